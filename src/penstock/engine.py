@@ -1,0 +1,92 @@
+"""The Engine protocol and the values that cross it.
+
+Above it: the replica (`serve.server`) and batch (`data`). Below it: one adapter per engine in `engines/`.
+It knows neither Ray nor HTTP servers; an engine speaks HTTP through the ASGI app that it hands out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+Prompt = str | list[int] | Mapping[str, Any]
+"""Text, token ids, or the engine's own dict (`prompt`, `prompt_token_ids`, `multi_modal_data`, ...), untouched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What an engine feels right now. Units: requests, tokens; kv_usage as a share from 0 to 1."""
+
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    kv_usage: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one engine step added to one output of a request.
+
+    Units: prompt_tokens and cached_tokens count tokens of the whole prompt.
+    finish_reason is "stop", "length" or "abort" on the last delta of an output, else None.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    index: int = 0
+    finish_reason: str | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    logprobs: Any = None
+
+
+class Engine(Protocol):
+    """One model on one set of devices. Built from an `LLMConfig`; nothing happens before `start`."""
+
+    async def start(self) -> None:
+        """Load the model and make one token.
+
+        Raises: EngineStartFailed with the engine's real reason.
+        """
+        ...
+
+    async def stop(self) -> None:
+        """Free the devices and end every process that `start` made. Safe to call twice or before `start`."""
+        ...
+
+    def app(self) -> ASGIApp:
+        """The engine's HTTP endpoints. Errors are in the OpenAI envelope; a closed connection aborts its request."""
+        ...
+
+    def generate(
+        self, prompt: Prompt, params: Mapping[str, Any], *, request_id: str | None = None
+    ) -> AsyncGenerator[Delta, None]:
+        """Stream of deltas; closing it aborts the request inside the engine.
+
+        params: the engine's sampling parameters by their OpenAI/vLLM names (`max_tokens`, `temperature`, `stop`, ...).
+        Raises: BadRequest, PromptTooLong, EngineDead.
+        """
+        ...
+
+    async def check_health(self) -> None:
+        """Raises: EngineDead when the engine cannot answer any more."""
+        ...
+
+    async def wait_dead(self) -> str:
+        """Returns the reason as soon as the engine has died by itself; never returns while it lives."""
+        ...
+
+    def load(self) -> Load:
+        """Cheap, synchronous, never raises."""
+        ...
+
+    def max_model_len(self) -> int | None:
+        """Context window in tokens; None before `start`."""
+        ...

@@ -1,0 +1,133 @@
+"""Everything that Penstock raises, as one tree. Ground level: imports nothing of ours.
+
+Error
+├── BadRequest            400  what the client sent cannot be served
+│   ├── PromptTooLong     400
+│   └── Unauthorized      401
+├── NotFound              404  no such model, path or adapter
+├── TooLarge              413  body over the limit
+├── Overloaded            429  the queue is full: try again later
+├── Unsupported           501  this engine lacks the operation
+├── Unavailable           503  no replica can take the request now
+│   └── EngineDead        503  the engine behind this replica is gone
+├── DeadlineExceeded      504  the request's own time limit passed
+├── ConfigError           what a user wrote in a config, every fault of it at once
+└── EngineStartFailed     the engine could not start; says the engine's own reason
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+
+class Error(Exception):
+    """Base class. `str(error)` is public; put secrets into the `raise ... from` cause."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str = "Internal error.", **facts: str | float) -> None:
+        super().__init__(message)
+        self.facts = facts
+
+
+class BadRequest(Error):
+    """What the client sent cannot be served; sending it again will not help."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "invalid_request"
+
+
+class PromptTooLong(BadRequest):
+    """More prompt tokens than the model's context window."""
+
+    code = "context_length_exceeded"
+
+
+class Unauthorized(BadRequest):
+    """The API key is missing or wrong."""
+
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class NotFound(Error):
+    """No such model, adapter or path."""
+
+    status = 404
+    type = "invalid_request_error"
+    code = "not_found"
+
+
+class ModelNotFound(NotFound):
+    """The request names a model that is not served here."""
+
+    code = "model_not_found"
+
+
+class TooLarge(Error):
+    """The request body is over the gateway's limit."""
+
+    status = 413
+    type = "invalid_request_error"
+    code = "body_too_large"
+
+
+class Overloaded(Error):
+    """The queue is full. Fact `retry_after_s` becomes the Retry-After header."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "overloaded"
+
+
+class Unsupported(Error):
+    """This engine lacks the operation."""
+
+    status = 501
+    type = "invalid_request_error"
+    code = "unsupported"
+
+
+class Unavailable(Error):
+    """No replica can take the request now. Fact `retry_after_s` becomes the Retry-After header."""
+
+    status = 503
+    type = "server_error"
+    code = "unavailable"
+
+
+class EngineDead(Unavailable):
+    """The engine behind this replica is gone; the replica will be restarted."""
+
+    code = "engine_dead"
+
+
+class DeadlineExceeded(Error):
+    """The request's own time limit passed."""
+
+    status = 504
+    type = "server_error"
+    code = "deadline_exceeded"
+
+
+class EngineStartFailed(Error):
+    """The engine could not start; the message carries the engine's own reason."""
+
+    code = "engine_start_failed"
+
+
+class ConfigError(Error, ValueError):
+    """Every fault of a config at once: one line each, with its path, what is allowed, the nearest known name."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "invalid_config"
+
+    def __init__(self, message: str = "Invalid config.", problems: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.problems = tuple(problems)
