@@ -1,0 +1,56 @@
+"""`build_openai_app`: configs in, one Serve application out. The import path of YAML deployments.
+
+applications:
+- import_path: penstock.serve.builders:build_openai_app
+  args: {llm_configs: [models/a.yaml, {model_loading_config: {model_id: b}}]}
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray.serve import Application
+
+from penstock.config import LLMConfig, LLMServingArgs, check_accelerator, inactive_keys
+from penstock.errors import ConfigError
+from penstock.serve.deployments import LLMRouter, LLMServer
+
+log = logging.getLogger(__name__)
+
+
+def build_llm_deployment(
+    llm_config: LLMConfig, *, deployment_cls: type[LLMServer] | None = None
+) -> Application:
+    """One model: an application by itself, or a part of a larger one."""
+    _announce(llm_config)
+    return llm_config.server_class(deployment_cls or LLMServer).as_deployment().bind(llm_config)
+
+
+def build_openai_app(args: Mapping[str, Any] | LLMServingArgs) -> Application:
+    """All models of `args` behind one OpenAI-compatible gateway.
+
+    Raises: ConfigError with every fault at once; also when no node has the accelerator that a model asks for.
+    """
+    serving = args if isinstance(args, LLMServingArgs) else LLMServingArgs.parse(args)
+    _check_cluster(serving.llm_configs)
+    models = [build_llm_deployment(config) for config in serving.llm_configs]
+    router = LLMRouter.as_deployment(serving.ingress_deployment_config)
+    return router.bind(models, serving.gateway)
+
+
+def _announce(config: LLMConfig) -> None:
+    for sentence in inactive_keys(config):
+        log.warning("%s: %s", config.model_id, sentence)
+
+
+def _check_cluster(configs: list[LLMConfig]) -> None:
+    """Before Ray is up nothing is known of its nodes; Serve would then wait for them."""
+    if not ray.is_initialized():
+        return
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    problems = [problem for config in configs if (problem := check_accelerator(config, nodes))]
+    if problems:
+        raise ConfigError("\n".join(problems), problems)

@@ -1,0 +1,134 @@
+"""Ask an ASGI app without a socket: what handle methods and HTTP clients reach is the same app.
+
+Used by `serve.server`. It knows ASGI only: no engine, no OpenAI types beyond the end of an SSE event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from dataclasses import dataclass
+
+from penstock.engine import ASGIApp, Message, Scope
+
+_QUEUED_MESSAGES = 64  # back-pressure: the app waits when the reader is this far behind
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Status and headers have come; `body` gives the bytes as the app makes them and must be closed."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: AsyncGenerator[bytes, None]
+
+    async def read(self) -> bytes:
+        """The whole body."""
+        return b"".join([piece async for piece in self.body])
+
+
+async def call(app: ASGIApp, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Answer:
+    """POSTs `body` to `path` of `app`. Closing the answer's body tells the app that the client is gone.
+
+    Raises: what the app raises before its first byte.
+    """
+    messages: asyncio.Queue[Message | None] = asyncio.Queue(_QUEUED_MESSAGES)
+    gone = asyncio.Event()
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Message:
+        if pending:
+            return pending.pop()
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def run() -> None:
+        try:
+            await app(_scope(path, len(body), headers or {}), receive, messages.put)
+        finally:
+            if not gone.is_set():  # else nobody reads, and a full queue would hold this task for ever
+                await messages.put(None)
+
+    task = asyncio.create_task(run())
+    try:
+        start = await messages.get()
+        if start is None:
+            await task
+            raise RuntimeError(f"{path} ended without an answer.")
+    except BaseException:
+        gone.set()
+        task.cancel()
+        raise
+    names = {name.decode("latin-1"): value.decode("latin-1") for name, value in start["headers"]}
+    return Answer(start["status"], names, _body(messages, task, gone))
+
+
+async def _body(
+    messages: asyncio.Queue[Message | None], task: asyncio.Task[None], gone: asyncio.Event
+) -> AsyncGenerator[bytes, None]:
+    try:
+        while (message := await messages.get()) is not None:
+            if message.get("body"):
+                yield message["body"]
+        await task
+    finally:
+        gone.set()
+        task.cancel()
+
+
+def _scope(path: str, length: int, headers: Mapping[str, str]) -> Scope:
+    fixed = {"content-type": "application/json", "content-length": str(length), "host": "replica"}
+    merged = {name.lower(): value for name, value in headers.items()} | fixed
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in merged.items()],
+        "client": ("127.0.0.1", 0),
+        "server": ("127.0.0.1", 80),
+    }
+
+
+async def events(pieces: AsyncIterator[bytes]) -> AsyncGenerator[list[str], None]:
+    """Whole SSE events (`data: {...}\\n\\n`), as many at a time as one piece completed."""
+    rest = b""
+    async for piece in pieces:
+        *whole, rest = (rest + piece).split(b"\n\n")
+        if whole:
+            yield [event.decode() + "\n\n" for event in whole]
+    if rest:
+        yield [rest.decode()]
+
+
+async def batched(
+    stream: AsyncGenerator[list[str], None], interval_ms: float
+) -> AsyncGenerator[list[str], None]:
+    """What `stream` gives within `interval_ms`, joined; the first item is never held back."""
+    held: list[str] = []
+    loop = asyncio.get_running_loop()
+    due = loop.time()
+    following = asyncio.ensure_future(anext(stream))
+    try:
+        while True:
+            await asyncio.wait([following], timeout=max(0.0, due - loop.time()) if held else None)
+            if following.done():
+                try:
+                    held += following.result()
+                except StopAsyncIteration:
+                    break
+                following = asyncio.ensure_future(anext(stream))
+            if held and loop.time() >= due:
+                yield held
+                held, due = [], loop.time() + interval_ms / 1000
+        if held:
+            yield held
+    finally:
+        following.cancel()
+        await asyncio.wait([following])
+        await stream.aclose()

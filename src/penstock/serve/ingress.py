@@ -1,0 +1,89 @@
+"""The gateway as a Serve deployment: wires Serve's membership to the gateway's table.
+
+With a port in its `GatewayConfig` it opens that port itself (`penstock serve`); without one, Serve's HTTP
+brings the requests (`serve.run`). It is the same ASGI app both times.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.serve.handle import DeploymentHandle
+
+from penstock.config import GatewayConfig, LLMConfig
+from penstock.engine import ASGIApp
+from penstock.serve import membership
+from penstock.serve.address import Address
+from penstock.serve.cards import ModelCard
+from penstock.serve.gateway import Gateway, PublicPort, serve_on
+from penstock.serve.table import Table
+
+log = logging.getLogger(__name__)
+
+
+class LLMRouter:
+    """OpenAI-compatible front of many models. Bind it with `LLMRouter.as_deployment().bind([...])`."""
+
+    async def __init__(
+        self, servers: Sequence[DeploymentHandle[Any]], cards: Sequence[ModelCard], gateway: GatewayConfig
+    ) -> None:
+        """servers and cards belong together, in the same order.
+
+        Raises: ConfigError when the gateway's own port is taken.
+        """
+        self._handles = {card.id: handle for card, handle in zip(cards, servers, strict=True)}
+        table = Table(ray.get_runtime_context().get_node_id())
+        self.gateway = Gateway(gateway, cards, table, unreachable=self._open_network)
+        await self.gateway.start()
+        for model_id, handle in self._handles.items():
+            membership.watch(model_id, functools.partial(table.set_members, model_id))
+            handle.options(
+                method_name="llm_config"
+            )  # starts the handle's router, which Serve tells of replicas
+        self._port: PublicPort | None = None
+        if gateway.port is not None:
+            self._port = await serve_on(self.gateway, gateway.host, gateway.port)
+
+    async def _open_network(self, model_id: str) -> None:
+        """Replicas on other nodes listen on the network only from now on."""
+        log.info("%s: asking replicas on other nodes to listen on the network", model_id)
+        await self._handles[model_id].broadcast("listen_on_network").results_async()
+
+    async def __serve_build_asgi_app__(self) -> ASGIApp:
+        """Serve's hook."""
+        return self.gateway
+
+    async def check_health(self) -> None:
+        """Serve's hook: a gateway that lost its port must be started again."""
+        if self._port is not None:
+            self._port.check()
+
+    async def stop(self) -> None:
+        """Stops accepting, finishes what is open, closes."""
+        if self._port is not None:
+            await self._port.close()
+        await self.gateway.close()
+
+    def __del__(self) -> Any:
+        """Serve's shutdown hook: Serve awaits what it returns."""
+        return self.stop() if "gateway" in self.__dict__ else None
+
+    @classmethod
+    def as_deployment(cls, deployment_options: Mapping[str, Any] | None = None) -> Any:
+        """A deployment to `.bind([...])` with model applications, configs, or both."""
+        from penstock.serve.deployments import RouterDeployment
+
+        return RouterDeployment(cls, dict(deployment_options or {}))
+
+
+async def alone(config: LLMConfig, address: Address, max_model_len: int | None) -> ASGIApp:
+    """A gateway in front of one replica, for a model that is deployed without a router."""
+    table = Table(address.node_id)
+    gateway = Gateway(GatewayConfig(), [ModelCard.of(config, max_model_len)], table)
+    await gateway.start()
+    table.set_members(config.model_id, {address.replica_id: address})
+    return gateway

@@ -1,0 +1,71 @@
+"""Who is there: Serve's list of running replicas, handed to this process's gateway.
+
+Serve pushes membership into the router of every deployment handle. `FleetRouter` passes it on to whoever
+watches the model, on the watcher's own event loop. It knows nothing of load or links: those are the table's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ray.serve.request_router import (
+    FIFOMixin,
+    MultiplexMixin,
+    PendingRequest,
+    RequestRouter,
+    RunningReplica,
+)
+
+from penstock.serve.address import Address
+
+Members = Mapping[str, Address]
+_watchers: dict[str, tuple[asyncio.AbstractEventLoop, Callable[[Members], None]]] = {}
+
+
+def watch(model_id: str, seen: Callable[[Members], None]) -> None:
+    """Calls `seen` on the running loop with all replicas of `model_id`, now and after every change."""
+    _watchers[model_id] = (asyncio.get_running_loop(), seen)
+
+
+def publish(model_id: str, members: Members) -> None:
+    """Hands `members` to the watcher, from any thread; without a watcher (a plain handle) nothing happens."""
+    if model_id in _watchers:
+        loop, seen = _watchers[model_id]
+        loop.call_soon_threadsafe(seen, members)
+
+
+class FleetRouter(FIFOMixin, MultiplexMixin, RequestRouter):
+    """For calls by handle: the less busy of two replicas. For the gateway: the source of membership.
+
+    Serve pickles this class by value and runs it on the router's own thread, so `publish` is imported
+    where it is called: its module globals would be copies.
+    """
+
+    model_id = ""
+
+    def initialize_state(self, model_id: str = "", **_: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """`model_id` comes from `request_router_kwargs`."""
+        self.model_id = model_id
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Called by Serve whenever a replica comes or goes."""
+        super().update_replicas(replicas)
+        from penstock.serve.membership import publish
+
+        metadata = [replica.replica_metadata for replica in replicas]
+        addresses = [Address.from_metadata(entry) for entry in metadata if "replica_id" in entry]
+        publish(self.model_id, {address.replica_id: address for address in addresses})
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Two at random; Serve takes the one with the shorter queue."""
+        if pending_request is not None and pending_request.metadata.multiplexed_model_id:
+            ids = self.apply_multiplex_routing(pending_request=pending_request)
+            candidate_replicas = [replica for replica in candidate_replicas if replica.replica_id in ids]
+        if not candidate_replicas:
+            return []
+        return [random.sample(candidate_replicas, min(2, len(candidate_replicas)))]
