@@ -1,0 +1,40 @@
+# Two targets do everything on a fresh machine: `make serve` and `make test`.
+.PHONY: serve test check bench docs clean
+.DEFAULT_GOAL := help
+
+BIN := .venv/bin
+READY := .venv/ready
+
+help:
+	@echo "make serve   set up, then serve the embedded model on http://127.0.0.1:8000"
+	@echo "make test    set up, then all tests (T=path or options for some of them)"
+	@echo "make check   set up, then format, lint, types, directions of imports"
+	@echo "make bench   set up, then the benchmarks, beside vllm serve and Ray Serve LLM"
+	@echo "make docs    write the generated pages of docs/ anew"
+	@echo "make clean   remove everything that set-up and runs made"
+
+$(READY): pyproject.toml constraints.txt scripts/setup
+	@scripts/setup
+	@touch $@
+
+serve: $(READY)
+	@$(BIN)/penstock serve $(ARGS)
+
+test: $(READY)
+	$(BIN)/python -m pytest $(T)
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/python -m pytest -q tests/unit/test_directions.py
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks.online $(ARGS)
+
+docs: $(READY)
+	$(BIN)/python -m penstock.config.document > docs/configuration.md
+
+clean:
+	rm -rf .venv build dist .pytest_cache .ruff_cache src/*.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
