@@ -1,0 +1,78 @@
+"""What a starting replica tells the command that waits for it. Both ends; ground level.
+
+The command opens a `Reader` and names its socket in PENSTOCK_PROGRESS before it starts the workers, which inherit
+the name. Elsewhere (another node, another way to start) the name is absent or leads nowhere, and nothing is sent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ENVIRONMENT = "PENSTOCK_PROGRESS"
+READY = "ready"
+FAILED = "failed"
+_MOST_DETAIL = 16_000  # characters; a datagram on a Unix socket holds some 200 kB
+_MOST_BYTES = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One model's replica, process `pid`, entered `phase` at `at`.
+
+    Units: at in seconds of this machine's monotonic clock, which its processes share.
+    """
+
+    model_id: str
+    phase: str
+    pid: int
+    at: float
+    detail: str = ""
+
+
+def report(model_id: str, phase: str, detail: str = "") -> None:
+    """Says that this process entered `phase` ("import", "load", ..., READY; FAILED with its reason as `detail`).
+
+    Never raises and never waits: starting a model does not depend on who looks on.
+    """
+    path = os.environ.get(ENVIRONMENT)
+    if not path:
+        return
+    line = json.dumps([model_id, phase, os.getpid(), time.monotonic(), detail[:_MOST_DETAIL]])
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as outlet:
+            outlet.setblocking(False)
+            outlet.sendto(line.encode(), path)
+    except OSError:
+        return
+
+
+class Reader:
+    """The receiving end: a socket at `path`, for `select` and for `read`. Close it to remove the path."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._inlet = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._inlet.setblocking(False)
+        self._inlet.bind(str(path))
+
+    def fileno(self) -> int:
+        return self._inlet.fileno()
+
+    def read(self) -> list[Step]:
+        """Every step that has arrived and was not read yet, in the order of arrival."""
+        steps: list[Step] = []
+        while True:
+            try:
+                line = self._inlet.recv(_MOST_BYTES)
+            except BlockingIOError:
+                return steps
+            steps.append(Step(*json.loads(line)))
+
+    def close(self) -> None:
+        self._inlet.close()
+        self.path.unlink(missing_ok=True)

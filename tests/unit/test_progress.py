@@ -1,0 +1,57 @@
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock import progress
+
+
+@pytest.fixture
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[progress.Reader]:
+    reader = progress.Reader(tmp_path / "progress")
+    monkeypatch.setenv(progress.ENVIRONMENT, str(reader.path))
+    yield reader
+    reader.close()
+
+
+def test_steps_arrive_in_order_with_sender_and_time(reader: progress.Reader):
+    before = time.monotonic()
+    progress.report("demo", "import")
+    progress.report("demo", progress.FAILED, "no such folder")
+    first, second = reader.read()
+    assert (first.model_id, first.phase, first.pid, first.detail) == ("demo", "import", os.getpid(), "")
+    assert (second.phase, second.detail) == ("failed", "no such folder")
+    assert before <= first.at <= second.at <= time.monotonic()
+
+
+def test_reading_again_gives_only_new_steps(reader: progress.Reader):
+    progress.report("demo", "import")
+    assert len(reader.read()) == 1
+    assert reader.read() == []
+
+
+def test_long_reason_is_cut_instead_of_lost(reader: progress.Reader):
+    progress.report("demo", progress.FAILED, "x" * 10_000_000)
+    (step,) = reader.read()
+    assert set(step.detail) == {"x"}
+
+
+def test_full_socket_does_not_block_the_sender(reader: progress.Reader):
+    for _ in range(10_000):
+        progress.report("demo", "load")
+    assert 0 < len(reader.read()) < 10_000
+
+
+def test_report_without_a_reader_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv(progress.ENVIRONMENT, raising=False)
+    progress.report("demo", "import")
+    monkeypatch.setenv(progress.ENVIRONMENT, str(tmp_path / "gone"))
+    progress.report("demo", "import")
+
+
+def test_closed_reader_leaves_no_file(tmp_path: Path):
+    reader = progress.Reader(tmp_path / "progress")
+    reader.close()
+    assert list(tmp_path.iterdir()) == []
