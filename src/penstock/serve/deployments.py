@@ -53,7 +53,7 @@ class ModelDeployment:
             **self.given,
             "request_router_config": router,
         }
-        deployment = serve.deployment(serve.ingress()(self.server)).options(**options)
+        deployment = serve.deployment(self.server).options(**options)
         application = deployment.bind(llm_config, **arguments)
         _configs[application] = llm_config
         return application

@@ -14,10 +14,9 @@ from typing import Any
 import ray
 from ray.serve.handle import DeploymentHandle
 
-from penstock.config import GatewayConfig, LLMConfig
+from penstock.config import GatewayConfig
 from penstock.engine import ASGIApp
 from penstock.serve import membership
-from penstock.serve.address import Address
 from penstock.serve.cards import ModelCard
 from penstock.serve.gateway import Gateway, PublicPort, serve_on
 from penstock.serve.table import Table
@@ -78,12 +77,3 @@ class LLMRouter:
         from penstock.serve.deployments import RouterDeployment
 
         return RouterDeployment(cls, dict(deployment_options or {}))
-
-
-async def alone(config: LLMConfig, address: Address, max_model_len: int | None) -> ASGIApp:
-    """A gateway in front of one replica, for a model that is deployed without a router."""
-    table = Table(address.node_id)
-    gateway = Gateway(GatewayConfig(), [ModelCard.of(config, max_model_len)], table)
-    await gateway.start()
-    table.set_members(config.model_id, {address.replica_id: address})
-    return gateway

@@ -16,13 +16,16 @@ import msgspec
 import ray
 from pydantic import BaseModel
 from ray import serve
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
 
 from penstock import lifeline, progress
 from penstock.config import LLMConfig
-from penstock.engine import ASGIApp, Delta, Engine, Prompt
+from penstock.engine import Delta, Engine, Prompt
 from penstock.engines import engine_class
 from penstock.errors import EngineStartFailed
 from penstock.serve.call import batched, call, events
+from penstock.serve.gateway import Gateway
 from penstock.serve.listener import Listener
 from penstock.serve.openai_api_models import (
     ChatCompletionResponse,
@@ -34,6 +37,7 @@ from penstock.serve.openai_api_models import (
     ScoreResponse,
     TokenizeResponse,
 )
+from penstock.serve.standalone import Through, alone
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +85,7 @@ class LLMServer(metaclass=_Constructed):
         self._llm_config = llm_config
         self._listener: Listener | None = None
         self._watch: asyncio.Task[None] | None = None
+        self._front: Gateway | None = None
         self.engine: Engine = (engine_cls or engine_class(llm_config))(llm_config)
 
     async def start(self) -> None:
@@ -143,12 +148,12 @@ class LLMServer(metaclass=_Constructed):
         if self._listener:
             await self._listener.listen_on_network()
 
-    async def __serve_build_asgi_app__(self) -> ASGIApp:
-        """Serve's hook, for a server that is an application by itself: a gateway before its own listener."""
-        from penstock.serve.ingress import alone
-
-        assert self._listener is not None
-        return await alone(self._llm_config, self._listener.address, self.engine.max_model_len())
+    async def __call__(self, request: HTTPRequest) -> Response:
+        """Serve's hook, for HTTP to a model that is an application by itself: a gateway of its own."""
+        if self._front is None:
+            assert self._listener is not None
+            self._front = await alone(self._llm_config, self._listener.address)
+        return Through(self._front)
 
     # -- what handles call: each is awaited and gives an async generator, as users of ray.serve.llm know it
 
@@ -215,6 +220,8 @@ class LLMServer(metaclass=_Constructed):
         """Finishes open streams within Serve's limit, then ends the engine; waits for no dead engine."""
         if self._watch:
             self._watch.cancel()
+        if self._front:
+            await self._front.close()
         if self._listener:
             await self._listener.drain(_drain_limit_s(self._llm_config))
             await self._listener.close()

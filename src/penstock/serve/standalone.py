@@ -1,0 +1,35 @@
+"""HTTP to a model that is deployed without a router: a gateway in the replica, before its own listener.
+
+So it answers exactly as behind an `LLMRouter`: the same errors, ids and limits.
+"""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from penstock.config import GatewayConfig, LLMConfig
+from penstock.engine import Receive, Scope, Send
+from penstock.serve.address import Address
+from penstock.serve.cards import ModelCard
+from penstock.serve.gateway import Gateway
+from penstock.serve.table import Table
+
+
+async def alone(config: LLMConfig, address: Address) -> Gateway:
+    """A gateway for the one replica at `address`."""
+    table = Table(address.node_id)
+    gateway = Gateway(GatewayConfig(), [ModelCard.of(config)], table)
+    await gateway.start()
+    table.set_members(config.model_id, {address.replica_id: address})
+    return gateway
+
+
+class Through(Response):
+    """Hands Serve's ASGI conversation to the gateway: Serve lets a `Response` answer for itself."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        super().__init__()
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._gateway(scope, receive, send)
