@@ -1,7 +1,7 @@
 """What a starting replica tells the command that waits for it. Both ends; ground level.
 
-The command opens a `Reader` and names its socket in PENSTOCK_PROGRESS before it starts the workers, which inherit
-the name. Elsewhere (another node, another way to start) the name is absent or leads nowhere, and nothing is sent.
+The command opens a `Reader` and names its socket in PENSTOCK_PROGRESS before it starts the workers, which
+inherit the name. Where it is absent or leads nowhere (on another node), nothing is sent.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Step:
 
 
 def report(model_id: str, phase: str, detail: str = "") -> None:
-    """Says that this process entered `phase` ("import", "load", ..., READY; FAILED with its reason as `detail`).
+    """Says that this process entered `phase`: "import", "load", ..., READY, or FAILED with its reason.
 
     Never raises and never waits: starting a model does not depend on who looks on.
     """

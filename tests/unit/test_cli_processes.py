@@ -1,0 +1,148 @@
+"""The guard of `penstock serve`, with work that behaves badly instead of Ray."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+Guarded = Callable[[str], subprocess.Popen[str]]
+
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("up", flush=True)
+time.sleep(99)
+"""
+ORPHAN_MAKER = f"""
+import subprocess, sys
+print(subprocess.Popen([sys.executable, "-c", {STUBBORN!r}]).pid, flush=True)
+"""
+
+
+@pytest.fixture
+def guarded(tmp_path: Path):
+    """Starts `work()`, given as source, under the guard; kills what a failing test leaves."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(work: str, stop_s: float = 20) -> subprocess.Popen[str]:
+        program = tmp_path / "program.py"
+        program.write_text(
+            "import os, signal, subprocess, sys, time\n"
+            "from penstock.cli.processes import guarded\n"
+            f"STUBBORN, ORPHAN_MAKER = {STUBBORN!r}, {ORPHAN_MAKER!r}\n"
+            f"{textwrap.dedent(work)}\n"
+            f"sys.exit(guarded(work, stop_s={stop_s}))\n"
+        )
+        process = subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        for left in [*descendants(process), *([process] if process.poll() is None else [])]:
+            left.kill()
+
+
+def descendants(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    try:
+        return psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def lines(process: subprocess.Popen[str], count: int) -> list[str]:
+    assert process.stdout is not None
+    return [process.stdout.readline().strip() for _ in range(count)]
+
+
+def wait_gone(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return psutil.wait_procs(processes, timeout=20)[1]
+
+
+def test_exit_code_of_the_work_is_the_exit_code(guarded: Guarded):
+    assert guarded("def work(): return 7").wait(20) == 7
+
+
+def test_exception_in_the_work_is_exit_code_1(guarded: Guarded):
+    assert guarded("def work(): raise RuntimeError('x')").wait(20) == 1
+
+
+def test_killed_work_is_reported_as_a_shell_would(guarded: Guarded):
+    assert guarded("def work(): os.kill(os.getpid(), signal.SIGKILL)").wait(20) == 128 + 9
+
+
+def test_what_the_work_leaves_behind_is_ended(guarded: Guarded):
+    process = guarded(
+        """
+        def work():
+            left = subprocess.Popen([sys.executable, "-c", STUBBORN], start_new_session=True)
+            print(left.pid, flush=True)
+            return 0
+        """
+    )
+    left = psutil.Process(int(lines(process, 1)[0]))
+    assert process.wait(20) == 0
+    assert wait_gone([left]) == []
+
+
+def test_grandchild_that_lost_its_parent_is_ended(guarded: Guarded):
+    process = guarded(
+        """
+        def work():
+            subprocess.run([sys.executable, "-c", ORPHAN_MAKER], start_new_session=True)
+            return 0
+        """
+    )
+    left = psutil.Process(int(lines(process, 1)[0]))
+    assert process.wait(20) == 0
+    assert wait_gone([left]) == []
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_reaches_the_work_once(guarded: Guarded, signum: int):
+    process = guarded(
+        """
+        def work():
+            stops = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+            signal.pthread_sigmask(signal.SIG_BLOCK, stops)
+            print("up", flush=True)
+            first = signal.sigwait(stops)
+            again = signal.sigtimedwait(stops, 0.5)
+            return first if again is None else 99
+        """
+    )
+    lines(process, 1)
+    os.kill(process.pid, signum)
+    assert process.wait(20) == signum
+
+
+def test_work_that_ignores_the_signal_is_killed_after_its_time(guarded: Callable[..., subprocess.Popen[str]]):
+    process = guarded("def work(): exec(STUBBORN)", stop_s=0.5)
+    lines(process, 1)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 128 + 9
+
+
+def test_killed_guard_stops_the_work(guarded: Guarded):
+    process = guarded(
+        """
+        def work():
+            stops = {signal.SIGTERM}
+            signal.pthread_sigmask(signal.SIG_BLOCK, stops)
+            print("up", flush=True)
+            signal.sigwait(stops)
+            print("stopped", flush=True)
+            return 0
+        """
+    )
+    lines(process, 1)
+    left = descendants(process)
+    process.kill()
+    assert lines(process, 1) == ["stopped"]
+    assert wait_gone(left) == []
