@@ -16,8 +16,11 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+Progress = Callable[[str], None]
+"""Is told the name of each phase as it begins, in the caller's event loop: "import", "load", "warm up"."""
+
 Prompt = str | list[int] | Mapping[str, Any]
-"""Text, token ids, or the engine's own dict (`prompt`, `prompt_token_ids`, `multi_modal_data`, ...), untouched."""
+"""Text, token ids, or the engine's own dict (`prompt`, `prompt_token_ids`, `multi_modal_data`), untouched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +50,15 @@ class Delta:
     logprobs: Any = None
 
 
+def silent(phase: str) -> None:
+    """The `Progress` of those who do not ask."""
+
+
 class Engine(Protocol):
     """One model on one set of devices. Built from an `LLMConfig`; nothing happens before `start`."""
 
-    async def start(self) -> None:
-        """Load the model and make one token.
+    async def start(self, progress: Progress = silent) -> None:
+        """Load the model and make one token. Does nothing when it has been done.
 
         Raises: EngineStartFailed with the engine's real reason.
         """
@@ -62,7 +69,7 @@ class Engine(Protocol):
         ...
 
     def app(self) -> ASGIApp:
-        """The engine's HTTP endpoints. Errors are in the OpenAI envelope; a closed connection aborts its request."""
+        """Its HTTP endpoints, with errors in the OpenAI envelope. A closed connection aborts its request."""
         ...
 
     def generate(
@@ -70,7 +77,7 @@ class Engine(Protocol):
     ) -> AsyncGenerator[Delta, None]:
         """Stream of deltas; closing it aborts the request inside the engine.
 
-        params: the engine's sampling parameters by their OpenAI/vLLM names (`max_tokens`, `temperature`, `stop`, ...).
+        params: sampling parameters by their OpenAI or vLLM names (`max_tokens`, `temperature`, `stop`, ...).
         Raises: BadRequest, PromptTooLong, EngineDead.
         """
         ...

@@ -1,0 +1,199 @@
+"""What each endpoint of the simulator answers."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.engine import Delta, Prompt, Send
+from penstock.engines.sim import metrics, prompt, tokenizer, vectors, wire
+from penstock.engines.sim.events import CHAT, COMPLETION, DONE, Answer, Form, Output
+from penstock.errors import BadRequest, Error, ModelNotFound
+from penstock.openai.errors import CONTENT_TYPE, error_event
+
+if TYPE_CHECKING:
+    from penstock.engines.sim.engine import SimEngine
+
+Endpoint = Callable[["Call"], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One HTTP request and the way to answer it."""
+
+    body: bytes
+    headers: Mapping[bytes, bytes]
+    send: Send
+
+    async def answer(self, body: bytes, content_type: bytes = CONTENT_TYPE) -> None:
+        length = str(len(body)).encode()
+        await self._begin([(b"content-type", content_type), (b"content-length", length)])
+        await self.send({"type": "http.response.body", "body": body})
+
+    async def answer_json(self, value: object) -> None:
+        await self.answer(msgspec.json.encode(value))
+
+    async def stream(self, events: AsyncGenerator[bytes, None]) -> None:
+        """Send the events of a stream; nothing is sent before the first of them is there."""
+        async with aclosing(events):
+            first = await anext(events)
+            await self._begin([(b"content-type", b"text/event-stream; charset=utf-8")])
+            await self._piece(first)
+            async for event in events:
+                await self._piece(event)
+            await self.send({"type": "http.response.body", "body": b""})
+
+    async def _begin(self, headers: list[tuple[bytes, bytes]]) -> None:
+        await self.send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def _piece(self, piece: bytes) -> None:
+        await self.send({"type": "http.response.body", "body": piece, "more_body": True})
+
+
+class Endpoints:
+    """The endpoints of one engine."""
+
+    def __init__(self, engine: SimEngine) -> None:
+        self._engine = engine
+        self._created = int(time.time())
+
+    def routes(self) -> dict[tuple[str, str], Endpoint]:
+        return {
+            ("POST", "/v1/chat/completions"): self.chat,
+            ("POST", "/v1/completions"): self.completions,
+            ("POST", "/v1/embeddings"): self.embeddings,
+            ("POST", "/v1/score"): self.score,
+            ("POST", "/score"): self.score,
+            ("POST", "/tokenize"): self.tokenize,
+            ("POST", "/detokenize"): self.detokenize,
+            ("GET", "/v1/models"): self.models,
+            ("GET", "/health"): self.health,
+            ("GET", "/metrics"): self.metrics,
+        }
+
+    async def chat(self, call: Call) -> None:
+        request = wire.read(call.body, wire.Chat)
+        request.max_tokens = request.max_completion_tokens or request.max_tokens
+        await self._generate(call, request, {"messages": request.messages}, CHAT)
+
+    async def completions(self, call: Call) -> None:
+        request = wire.read(call.body, wire.Completion)
+        request.max_tokens = request.max_tokens or 16  # OpenAI's default
+        await self._generate(call, request, request.one(), COMPLETION)
+
+    async def _generate(self, call: Call, request: wire.Generate, asked: Prompt, form: Form) -> None:
+        self._check_model(request.model)
+        request_id = call.headers.get(b"x-request-id", b"").decode("latin-1") or uuid.uuid4().hex
+        answer = Answer(form, request_id, self._engine.model_id, [Output() for _ in range(request.n)])
+        deltas = self._engine.generate(asked, msgspec.structs.asdict(request), request_id=request_id)
+        if request.stream:
+            with_usage = bool(request.stream_options and request.stream_options.include_usage)
+            return await call.stream(_events(answer, deltas, with_usage))
+        async with aclosing(deltas):
+            async for delta in deltas:
+                answer.add(delta)
+        return await call.answer(answer.body())
+
+    async def embeddings(self, call: Call) -> None:
+        request = wire.read(call.body, wire.Embed)
+        self._check_model(request.model)
+        size = self._engine.options.embedding_size
+        vectors_ = [vectors.embed(text, size) for text in request.texts()]
+        tokens = sum(len(tokenizer.encode(text)) for text in request.texts())
+        await call.answer_json(
+            {
+                "id": f"embd-{uuid.uuid4().hex}",
+                "object": "list",
+                "created": int(time.time()),
+                "model": self._engine.model_id,
+                "data": [{"index": i, "object": "embedding", "embedding": v} for i, v in enumerate(vectors_)],
+                "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+            }
+        )
+
+    async def score(self, call: Call) -> None:
+        request = wire.read(call.body, wire.Score)
+        self._check_model(request.model)
+        size = self._engine.options.embedding_size
+        scores = [vectors.similarity(left, right, size) for left, right in request.pairs()]
+        tokens = sum(len(tokenizer.encode(left + right)) for left, right in request.pairs())
+        await call.answer_json(
+            {
+                "id": f"score-{uuid.uuid4().hex}",
+                "object": "list",
+                "created": int(time.time()),
+                "model": self._engine.model_id,
+                "data": [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)],
+                "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+            }
+        )
+
+    async def tokenize(self, call: Call) -> None:
+        request = wire.read(call.body, wire.Tokenize)
+        self._check_model(request.model)
+        if request.messages:
+            tokens = prompt.chat(request.messages).token_ids
+        elif request.prompt is not None:
+            tokens = tokenizer.encode(request.prompt)
+        else:
+            raise BadRequest("Tokenize wants `prompt` or `messages`.", param="prompt")
+        limit = self._engine.options.max_model_len
+        await call.answer_json({"count": len(tokens), "max_model_len": limit, "tokens": tokens})
+
+    async def detokenize(self, call: Call) -> None:
+        request = wire.read(call.body, wire.Detokenize)
+        self._check_model(request.model)
+        await call.answer_json({"prompt": tokenizer.decode(request.tokens)})
+
+    async def models(self, call: Call) -> None:
+        card = {
+            "id": self._engine.model_id,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "penstock",
+            "max_model_len": self._engine.options.max_model_len,
+        }
+        await call.answer_json({"object": "list", "data": [card]})
+
+    async def health(self, call: Call) -> None:
+        await self._engine.check_health()
+        await call.answer(b"")
+
+    async def metrics(self, call: Call) -> None:
+        engine = self._engine
+        text = metrics.exposition(engine.model_id, engine.load(), engine.counts())
+        await call.answer(text, metrics.CONTENT_TYPE)
+
+    def _check_model(self, model: str | None) -> None:
+        if model not in (None, self._engine.model_id):
+            raise ModelNotFound(
+                f"Model '{model}' is not served here; '{self._engine.model_id}' is.", param="model"
+            )
+
+
+async def _events(
+    answer: Answer, deltas: AsyncGenerator[Delta, None], with_usage: bool
+) -> AsyncGenerator[bytes, None]:
+    """The answer's events, one for each delta; an error after the first becomes the last of them."""
+    head = answer.head()
+    opening = answer.opening(head)
+    begun = False
+    try:
+        async with aclosing(deltas):
+            async for delta in deltas:
+                answer.add(delta)
+                event = answer.event(head, delta)
+                yield event if begun else opening + event
+                begun = True
+    except Error as error:
+        if not begun:
+            raise
+        yield error_event(error)
+        return
+    yield (answer.usage_event(head) if with_usage else b"") + DONE

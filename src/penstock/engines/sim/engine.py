@@ -1,0 +1,135 @@
+"""SimEngine: the Engine protocol over the scheduler, with the misfortunes that its options ask for.
+
+It runs in the replica's process; "the engine died" means that every stream ends with EngineDead and
+`wait_dead` returns, as when a real engine's process is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Any
+
+from penstock.engine import ASGIApp, Delta, Load, Progress, Prompt, silent
+from penstock.engines.sim import wire
+from penstock.engines.sim.app import App
+from penstock.engines.sim.options import SimOptions
+from penstock.engines.sim.prompt import Tokens, read_prompt
+from penstock.engines.sim.reply import plan
+from penstock.engines.sim.scheduler import Clock, Counts, Scheduler
+from penstock.errors import EngineDead, EngineStartFailed, Error, PromptTooLong
+
+if TYPE_CHECKING:
+    from penstock.config import LLMConfig
+
+
+class SimEngine:
+    """One simulated model. Its options are the config's `engine_kwargs`, see `SimOptions`."""
+
+    def __init__(self, config: LLMConfig, clock: Clock | None = None) -> None:
+        self.model_id = config.model_id
+        self.options = SimOptions.model_validate(config.engine_kwargs)
+        self._scheduler = Scheduler(self.options, self._after_step, clock)
+        self._app = App(self)
+        self._task: asyncio.Task[None] | None = None
+        self._dead: asyncio.Future[str] | None = None
+        self._requests = 0
+        self._ready = False
+
+    async def start(self, progress: Progress = silent) -> None:
+        """Raises: EngineStartFailed when `start_error` says so."""
+        if self._task:
+            return
+        self._dead = asyncio.get_running_loop().create_future()
+        progress("starting the simulator")
+        await asyncio.sleep(self.options.start_delay_s)
+        if self.options.start_error:
+            raise EngineStartFailed(self.options.start_error)
+        self._task = asyncio.create_task(self._scheduler.run())
+        progress("making the first token")
+        async with aclosing(self._scheduler.stream(1, [plan("ready", 1)])) as deltas:
+            await anext(deltas)
+        self._scheduler.counts = Counts()
+        self._ready = True
+
+    async def stop(self) -> None:
+        self._scheduler.fail("The engine was stopped.")
+        if self._task:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+            self._ready = False
+
+    def app(self) -> ASGIApp:
+        return self._app
+
+    async def generate(
+        self, prompt: Prompt, params: Mapping[str, Any], *, request_id: str | None = None
+    ) -> AsyncGenerator[Delta, None]:
+        await self.check_health()
+        self._requests += 1
+        if self.options.error_every and self._requests % self.options.error_every == 0:
+            raise Error("The simulated engine failed, as its option error_every told it to.")
+        tokens = read_prompt(prompt)
+        obeyed = wire.convert(params, wire.Params)
+        reply = plan(self._answer(tokens), self._room(tokens, obeyed), obeyed.stops(), obeyed.ignore_eos)
+        limit = self.options.fail_after_tokens
+        made = 0
+        async with aclosing(self._scheduler.stream(len(tokens.token_ids), [reply] * obeyed.n)) as deltas:
+            async for delta in deltas:
+                if made == limit:
+                    raise Error("The simulated engine failed, as its option fail_after_tokens told it to.")
+                made += 1
+                yield delta
+
+    async def check_health(self) -> None:
+        if self._dead and self._dead.done():
+            raise EngineDead(self._dead.result())
+        if not self._task:
+            raise EngineDead("The engine is not running.")
+
+    async def wait_dead(self) -> str:
+        if self._dead is None:
+            self._dead = asyncio.get_running_loop().create_future()
+        return await asyncio.shield(self._dead)
+
+    def load(self) -> Load:
+        return self._scheduler.load()
+
+    def max_model_len(self) -> int | None:
+        return self.options.max_model_len if self._task else None
+
+    def counts(self) -> Counts:
+        """What was done since the start, for /metrics."""
+        return self._scheduler.counts
+
+    def die(self, reason: str = "The simulated engine died.") -> None:
+        """End as an engine does whose process is killed. It stays dead."""
+        if self._dead and not self._dead.done():
+            self._dead.set_result(reason)
+            self._scheduler.fail(reason)
+
+    def _answer(self, tokens: Tokens) -> str:
+        return self.options.replies.get(tokens.said) or self.options.reply or tokens.said
+
+    def _room(self, tokens: Tokens, params: wire.Params) -> int:
+        """Tokens that the answer may have."""
+        room = self.options.max_model_len - len(tokens.token_ids)
+        if room < 1:
+            raise PromptTooLong(
+                f"The prompt has {len(tokens.token_ids)} tokens; this model's context window of "
+                f"{self.options.max_model_len} must hold it and one token more. Shorten it.",
+                param="prompt",
+            )
+        return min(params.max_tokens or room, room)
+
+    def _after_step(self) -> None:
+        if not self._ready:
+            return
+        counts, options = self._scheduler.counts, self.options
+        if options.die_after_tokens and counts.made_tokens >= options.die_after_tokens:
+            self.die("The simulated engine died, as its option die_after_tokens told it to.")
+        if options.die_after_requests and counts.finished >= options.die_after_requests:
+            self.die("The simulated engine died, as its option die_after_requests told it to.")

@@ -1,0 +1,115 @@
+"""Answers in OpenAI's form: events as ready-made bytes around each delta's text, and whole bodies.
+
+An event costs one JSON encoding of a short text and one join, so that a load test measures what stands before
+the simulator.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from penstock.engine import Delta
+
+DONE = b"data: [DONE]\n\n"
+
+_json = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What differs between chats and completions on the wire."""
+
+    id_prefix: str
+    object: str
+    chunk_object: str
+    before_text: bytes
+    after_text: bytes
+
+
+CHAT = Form("chatcmpl-", "chat.completion", "chat.completion.chunk", b'"delta":{"content":', b"}")
+COMPLETION = Form("cmpl-", "text_completion", "text_completion", b'"text":', b"")
+
+
+@dataclass(slots=True)
+class Output:
+    """One output of one request, gathered from its deltas."""
+
+    text: str = ""
+    tokens: int = 0
+    finish_reason: str | None = None
+
+
+@dataclass(slots=True)
+class Answer:
+    """One request's answer while it grows: gives the event for each delta, or the whole body at the end."""
+
+    form: Form
+    request_id: str
+    model: str
+    outputs: list[Output]
+    prompt_tokens: int = 0
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def add(self, delta: Delta) -> None:
+        output = self.outputs[delta.index]
+        output.text += delta.text
+        output.tokens += len(delta.token_ids)
+        output.finish_reason = delta.finish_reason
+        self.prompt_tokens = delta.prompt_tokens
+
+    def head(self) -> bytes:
+        """The part that all events of one answer share."""
+        names = (self.form.id_prefix + self.request_id, self.form.chunk_object, self.created, self.model)
+        return b'data: {"id":%b,"object":%b,"created":%b,"model":%b,' % tuple(map(_json, names))
+
+    def opening(self, head: bytes) -> bytes:
+        """Chats begin with an event per output that names the speaker."""
+        if self.form is not CHAT:
+            return b""
+        role = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}\n\n'
+        return b"".join(b'%b"choices":[{"index":%d,%b' % (head, i, role) for i in range(len(self.outputs)))
+
+    def event(self, head: bytes, delta: Delta) -> bytes:
+        said = self.form.before_text + _json(delta.text) + self.form.after_text
+        finish = _json(delta.finish_reason)
+        rest = b'"choices":[{"index":%d,%b,"logprobs":null,"finish_reason":%b}]}\n\n'
+        return head + rest % (delta.index, said, finish)
+
+    def usage(self) -> dict[str, int]:
+        made = sum(output.tokens for output in self.outputs)
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": made,
+            "total_tokens": self.prompt_tokens + made,
+        }
+
+    def usage_event(self, head: bytes) -> bytes:
+        return b'%b"choices":[],"usage":%b}\n\n' % (head, _json(self.usage()))
+
+    def body(self) -> bytes:
+        """The whole answer of a request that does not stream."""
+        return _json(
+            {
+                "id": self.form.id_prefix + self.request_id,
+                "object": self.form.object,
+                "created": self.created,
+                "model": self.model,
+                "choices": _choices(self.form, self.outputs),
+                "usage": self.usage(),
+            }
+        )
+
+
+def _choices(form: Form, outputs: Sequence[Output]) -> list[dict[str, object]]:
+    choices: list[dict[str, object]] = []
+    for index, output in enumerate(outputs):
+        said: dict[str, object] = {"text": output.text}
+        if form is CHAT:
+            said = {"message": {"role": "assistant", "content": output.text}}
+        ended = {"logprobs": None, "finish_reason": output.finish_reason}
+        choices.append({"index": index, **said, **ended})
+    return choices

@@ -1,0 +1,46 @@
+"""The simulator's /metrics: the few vLLM series that a fleet is steered by, under vLLM's own names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from penstock.engine import Load
+from penstock.engines.sim.scheduler import Counts
+
+CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+def exposition(model_id: str, load: Load, counts: Counts) -> bytes:
+    """Prometheus text of one engine's numbers."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Series(model_id, load, counts))
+    return generate_latest(registry)
+
+
+class _Series(Collector):
+    def __init__(self, model_id: str, load: Load, counts: Counts) -> None:
+        self._labels = {"model_name": model_id, "engine": "0"}
+        self._gauges = {
+            "vllm:num_requests_running": ("Requests in the batch.", load.running),
+            "vllm:num_requests_waiting": ("Requests that wait for a place in the batch.", load.waiting),
+            "vllm:kv_cache_usage_perc": ("Share of the KV cache in use, 0 to 1.", load.kv_usage),
+        }
+        self._counters = {
+            "vllm:prompt_tokens": ("Prompt tokens prefilled.", counts.prompt_tokens),
+            "vllm:generation_tokens": ("Tokens made.", counts.made_tokens),
+            "vllm:request_success": ("Outputs completed.", counts.finished),
+        }
+
+    def collect(self) -> Iterator[Metric]:
+        for name, (says, value) in self._gauges.items():
+            gauge = GaugeMetricFamily(name, says, labels=list(self._labels))
+            gauge.add_metric(list(self._labels.values()), value)
+            yield gauge
+        for name, (says, value) in self._counters.items():
+            counter = CounterMetricFamily(name, says, labels=list(self._labels))
+            counter.add_metric(list(self._labels.values()), value)
+            yield counter

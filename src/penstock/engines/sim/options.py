@@ -1,0 +1,48 @@
+"""What a user may say about the simulated engine: `engine_kwargs` of an `llm_engine: sim` model."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class SimOptions(BaseModel):
+    """Size, speed and misfortunes of the simulated engine. No step times and free prefill: answers at once.
+
+    A step of the engine takes `step_base_ms` + `step_per_request_ms` for each request that decodes in it +
+    its prompt tokens / `prefill_tokens_per_s`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_model_len: int = Field(16_384, ge=2, description="Context window, in tokens.")
+    max_num_seqs: int = Field(256, ge=1, description="Requests in one batch; more of them wait.")
+    max_num_batched_tokens: int = Field(
+        8_192, ge=1, description="Tokens in one step, prompts' and made ones."
+    )
+    kv_tokens: int = Field(262_144, ge=2, description="Tokens that the KV cache holds.")
+
+    prefill_tokens_per_s: float = Field(20_000.0, gt=0, description="Speed of prefill; `.inf` makes it free.")
+    step_base_ms: float = Field(5.0, ge=0, description="Milliseconds that every step takes.")
+    step_per_request_ms: float = Field(0.02, ge=0, description="Milliseconds more for each decoding request.")
+
+    reply: str | None = Field(None, min_length=1, description="Every answer; without it, the prompt's echo.")
+    replies: dict[str, str] = Field({}, description="Answer by the text of the last message or prompt.")
+    embedding_size: int = Field(64, ge=1, description="Numbers in an embedding.")
+
+    start_delay_s: float = Field(0.0, ge=0, description="Seconds that starting takes.")
+    start_error: str | None = Field(None, description="Starting fails with this reason.")
+    error_every: int | None = Field(None, ge=1, description="Every n-th request is refused with status 500.")
+    fail_after_tokens: int | None = Field(None, ge=0, description="Each answer breaks off after n tokens.")
+    die_after_requests: int | None = Field(None, ge=1, description="The engine dies when it has answered n.")
+    die_after_tokens: int | None = Field(None, ge=1, description="The engine dies when it has made n tokens.")
+
+    @model_validator(mode="after")
+    def _one_request_fits(self) -> Self:
+        if self.kv_tokens < self.max_model_len:
+            raise ValueError(
+                f"kv_tokens ({self.kv_tokens}) must hold one request of max_model_len ({self.max_model_len}) "
+                "tokens; raise the first or lower the second"
+            )
+        return self

@@ -1,0 +1,39 @@
+"""From what a caller hands in to token ids, and to the text that the simulator answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from penstock.engine import Prompt
+from penstock.engines.sim import tokenizer, wire
+from penstock.errors import BadRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """A prompt as the model sees it, and what of it an echo says."""
+
+    token_ids: Sequence[int]
+    said: str
+
+
+def read_prompt(prompt: Prompt) -> Tokens:
+    """Text, token ids, or a dict with `prompt`, `prompt_token_ids` or `messages`. Raises: BadRequest."""
+    if isinstance(prompt, str):
+        return Tokens(tokenizer.encode(prompt), prompt)
+    if not isinstance(prompt, Mapping):
+        return Tokens(prompt, tokenizer.decode(prompt))
+    if "messages" in prompt:
+        return chat(wire.convert(prompt, wire.Messages).messages)
+    for key in ("prompt_token_ids", "prompt"):
+        if isinstance(inner := prompt.get(key), str | list):
+            return read_prompt(cast("str | list[int]", inner))
+    raise BadRequest("A prompt must be text, token ids, or hold `prompt`, `prompt_token_ids` or `messages`.")
+
+
+def chat(messages: Sequence[wire.Message]) -> Tokens:
+    """The simulator's chat template: a line for each turn. An echo repeats the last turn."""
+    turns = "".join(f"{message.role}: {message.text()}\n" for message in messages)
+    return Tokens(tokenizer.encode(turns + "assistant:"), messages[-1].text())

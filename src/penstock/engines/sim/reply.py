@@ -1,0 +1,50 @@
+"""What the simulator will say: the whole answer is known before its first token is due."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from penstock.engines.sim import tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Token i of the answer is `token_ids[i % n]` with text `pieces[i % n]`; there are `tokens` of them."""
+
+    token_ids: Sequence[int]
+    pieces: Sequence[str]
+    tokens: int
+    finish_reason: str
+
+
+def plan(text: str, max_tokens: int, stop: Sequence[str] = (), ignore_eos: bool = False) -> Reply:
+    """The answer that says `text`: once, or over and over when `ignore_eos`, within `max_tokens`.
+
+    A stop string ends it as in vLLM: its text is left out, the tokens up to its last one are counted.
+    """
+    ids = tokenizer.encode(text) or tokenizer.encode(" ")
+    if ignore_eos:
+        reply = Reply(ids, [tokenizer.piece(i) for i in ids], max_tokens, "length")
+    else:
+        ids = [*ids, tokenizer.EOS][:max_tokens]
+        finish = "stop" if ids[-1] == tokenizer.EOS else "length"
+        reply = Reply(ids, [tokenizer.piece(i) for i in ids], len(ids), finish)
+    return _cut(reply, stop) if stop else reply
+
+
+def _cut(reply: Reply, stop: Sequence[str]) -> Reply:
+    period = len(reply.token_ids)
+    pieces = [reply.pieces[i % period] for i in range(reply.tokens)]
+    text = "".join(pieces)
+    found = [(at, at + len(word)) for word in stop if (at := text.find(word)) >= 0]
+    if not found:
+        return reply
+    shown, end = min(found, key=lambda span: span[1])
+    ends = list(accumulate(map(len, pieces)))
+    tokens = next(i for i, reached in enumerate(ends, 1) if reached >= end)
+    cut = [
+        piece[: max(0, shown - (reached - len(piece)))] for piece, reached in zip(pieces, ends, strict=True)
+    ]
+    return Reply([reply.token_ids[i % period] for i in range(tokens)], cut[:tokens], tokens, "stop")

@@ -1,0 +1,112 @@
+"""Real time follows the batch: one task steps all requests and hands each token over when it is due."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+
+from penstock.engine import Delta, Load
+from penstock.engines.sim.batch import Batch
+from penstock.engines.sim.batch import Sequence as Output
+from penstock.engines.sim.options import SimOptions
+from penstock.engines.sim.reply import Reply
+from penstock.errors import EngineDead, Error
+
+
+class Clock:
+    """Seconds of real time."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    async def sleep_until(self, due: float) -> None:
+        """Returns at `due` or later, never earlier; lets others run even when `due` has passed."""
+        await asyncio.sleep(max(0.0, due - self.now()))
+        while (left := due - self.now()) > 0:  # noqa: ASYNC110 - timers may ring a millisecond early
+            await asyncio.sleep(left)
+
+
+@dataclass(slots=True)
+class Counts:
+    """What was done since the start. Units: tokens, requests."""
+
+    prompt_tokens: int = 0
+    made_tokens: int = 0
+    finished: int = 0
+
+
+class Scheduler:
+    """The engine's loop. When it is late, the batch's clock keeps the model's time, and it catches up."""
+
+    def __init__(
+        self, options: SimOptions, after_step: Callable[[], None], clock: Clock | None = None
+    ) -> None:
+        self.counts = Counts()
+        self._after_step = after_step
+        self._clock = clock or Clock()
+        self._batch = Batch(options)
+        self._arrived = asyncio.Event()
+        self._streams: dict[Output, asyncio.Queue[Delta | Error]] = {}
+
+    def load(self) -> Load:
+        return self._batch.load()
+
+    async def run(self) -> None:
+        """Step for ever."""
+        while True:
+            if self._batch.idle():
+                self._arrived.clear()
+                await self._arrived.wait()
+            await self._clock.sleep_until(self._batch.begin_step())
+            for output in self._batch.end_step():
+                self._hand_over(output)
+            self._after_step()
+
+    async def stream(self, prompt_tokens: int, replies: Sequence[Reply]) -> AsyncGenerator[Delta, None]:
+        """Deltas of one request, with one output per reply, as they fall due; closing it frees its place."""
+        deltas: asyncio.Queue[Delta | Error] = asyncio.Queue()
+        arrival = self._clock.now()
+        outputs = [Output(prompt_tokens, reply, arrival, index) for index, reply in enumerate(replies)]
+        for output in outputs:
+            self._streams[output] = deltas
+            self._batch.submit(output)
+        self._arrived.set()
+        unfinished = len(outputs)
+        try:
+            while unfinished:
+                delta = await deltas.get()
+                if isinstance(delta, Error):
+                    raise delta
+                unfinished -= delta.finish_reason is not None
+                yield delta
+        finally:
+            for output in outputs:
+                self._forget(output)
+
+    def fail(self, reason: str) -> None:
+        """End every stream with EngineDead."""
+        for output, deltas in tuple(self._streams.items()):
+            self._forget(output)
+            deltas.put_nowait(EngineDead(reason))
+
+    def _forget(self, output: Output) -> None:
+        with contextlib.suppress(KeyError):
+            del self._streams[output]
+            self._batch.remove(output)
+
+    def _hand_over(self, output: Output) -> None:
+        reply = output.reply
+        at = (output.made - 1) % len(reply.token_ids)
+        finish = reply.finish_reason if output.made == reply.tokens else None
+        token_id = reply.token_ids[at]
+        delta = Delta(reply.pieces[at], (token_id,), output.index, finish, output.prompt_tokens)
+        self._streams[output].put_nowait(delta)
+        self.counts.made_tokens += 1
+        if output.made == 1:
+            self.counts.prompt_tokens += output.prompt_tokens
+        if finish:
+            self.counts.finished += 1
+            del self._streams[output]

@@ -1,0 +1,40 @@
+"""The simulator's tokenizer: pieces of up to four bytes, each its own id. Lossless, without a vocabulary."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from penstock.errors import BadRequest
+
+EOS = 0
+"""Ends a reply; has no text."""
+
+_PIECE = re.compile(r"[\x00-\x7f][\x21-\x7e]{0,3}|[^\x00-\x7f]")
+"""One ASCII character and what follows of its word, or one other character: never more than four bytes."""
+
+
+def encode(text: str) -> list[int]:
+    """Token ids of `text`: the piece's bytes behind a leading 1, read as a number below 2**33."""
+    return [int.from_bytes(b"\1" + piece.encode(errors="replace")) for piece in _PIECE.findall(text)]
+
+
+def piece(token_id: int) -> str:
+    """Text of one token.
+
+    Raises: BadRequest for a number that `encode` never gives.
+    """
+    if token_id == EOS:
+        return ""
+    try:
+        marked = token_id.to_bytes(5).lstrip(b"\0")
+        if marked[:1] != b"\1":
+            raise ValueError(token_id)
+        return marked[1:].decode()
+    except (ValueError, OverflowError) as error:
+        raise BadRequest(f"Token id {token_id} is not in the vocabulary.", token_id=token_id) from error
+
+
+def decode(token_ids: Sequence[int]) -> str:
+    """Text of many tokens. Raises: BadRequest."""
+    return "".join(map(piece, token_ids))

@@ -1,0 +1,154 @@
+"""What the simulator reads from clients: OpenAI's and vLLM's requests, as far as they change its answer.
+
+Fields that it has no use for (temperature, top_p, ...) are accepted and ignored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from penstock.errors import BadRequest
+
+T = TypeVar("T")
+Positive = Annotated[int, Meta(ge=1)]
+
+
+class Part(Struct):
+    """A part of a message's content; parts that are not text add nothing to the prompt."""
+
+    type: str
+    text: str = ""
+
+
+class Message(Struct):
+    """One turn of a chat."""
+
+    role: str
+    content: str | list[Part] | None = None
+
+    def text(self) -> str:
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content or ""
+
+
+class Params(Struct, kw_only=True):
+    """Sampling parameters that the simulator obeys."""
+
+    max_tokens: Positive | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] = 1
+    stop: str | list[str] | None = None
+    ignore_eos: bool = False
+
+    def stops(self) -> list[str]:
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return [word for word in stop if word]
+
+
+class StreamOptions(Struct):
+    include_usage: bool = False
+
+
+class Generate(Params, kw_only=True):
+    """What chats and completions have in common."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+
+class Messages(Struct):
+    """A chat as a prompt."""
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+
+
+class Chat(Generate, kw_only=True):
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    max_completion_tokens: Positive | None = None
+
+
+class Completion(Generate, kw_only=True):
+    prompt: str | list[str | int]
+
+    def one(self) -> str | list[int]:
+        """The prompt. Raises: BadRequest when there are several."""
+        if isinstance(self.prompt, str):
+            return self.prompt
+        ids = [token for token in self.prompt if isinstance(token, int)]
+        if ids and len(ids) == len(self.prompt):
+            return ids
+        if len(self.prompt) == 1 and isinstance(text := self.prompt[0], str):
+            return text
+        raise BadRequest(
+            "The simulator takes one prompt per request, a text or a list of token ids.", param="prompt"
+        )
+
+
+class Tokenize(Struct, kw_only=True):
+    """Either `prompt` or `messages`."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+
+
+class Detokenize(Struct, kw_only=True):
+    model: str | None = None
+    tokens: list[int]
+
+
+class Embed(Struct, kw_only=True):
+    model: str | None = None
+    input: str | list[str]
+
+    def texts(self) -> list[str]:
+        return [self.input] if isinstance(self.input, str) else self.input
+
+
+class Score(Struct, kw_only=True):
+    """One text against each of many, or texts in pairs."""
+
+    model: str | None = None
+    text_1: str | list[str]
+    text_2: str | list[str]
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Raises: BadRequest when the two lists do not fit together."""
+        left = [self.text_1] if isinstance(self.text_1, str) else self.text_1
+        right = [self.text_2] if isinstance(self.text_2, str) else self.text_2
+        if len(left) == 1:
+            left = left * len(right)
+        if len(left) != len(right):
+            raise BadRequest("`text_1` must hold one text, or as many as `text_2`.", param="text_1")
+        return list(zip(left, right, strict=True))
+
+
+def read(body: bytes, kind: type[T]) -> T:
+    """Raises: BadRequest that names the field at fault."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _refused(error) from error
+
+
+def convert(params: Mapping[str, Any], kind: type[T]) -> T:
+    """Raises: BadRequest that names the field at fault."""
+    try:
+        return msgspec.convert(params, type=kind)
+    except msgspec.ValidationError as error:
+        raise _refused(error) from error
+
+
+def _refused(error: Exception) -> BadRequest:
+    """msgspec's own sentence; it names fields and types, never what the request holds."""
+    if isinstance(error, UnicodeDecodeError):
+        return BadRequest("The request cannot be read: it is not UTF-8.")
+    field = re.search(r"`\$\.([^`]+)`", str(error)) or re.search(r"field `([^`]+)`", str(error))
+    facts = {"param": field[1]} if field else {}
+    return BadRequest(f"The request cannot be read: {error}.", **facts)
