@@ -9,7 +9,9 @@ from penstock.serve.call import batched, call, events
 
 async def echo(scope, receive, send):
     body = (await receive())["body"]
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"X-Path", scope["path"].encode())]})
+    await send(
+        {"type": "http.response.start", "status": 200, "headers": [(b"X-Path", scope["path"].encode())]}
+    )
     for piece in (body[:3], body[3:]):
         await send({"type": "http.response.body", "body": piece, "more_body": True})
     await send({"type": "http.response.body", "body": b""})

@@ -1,0 +1,159 @@
+"""What the terminal shows while a service starts: one row per part, its phases, and their seconds.
+
+A `Timeline` holds the rows; `Plain` prints a line for each change, `Live` redraws a table. Neither knows what
+the parts are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol, TextIO
+
+from rich.console import Console
+from rich.live import Live as RichLive
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+Clock = Callable[[], float]
+
+
+@dataclass(slots=True)
+class Row:
+    """One part: the phases that it entered, and when it was done with them. Times in seconds of the clock."""
+
+    label: str
+    phases: list[tuple[str, float]]
+    ended: float | None = None
+    failed: bool = False
+
+    def seconds(self, now: float) -> float:
+        return (self.ended if self.ended is not None else now) - self.phases[0][1]
+
+    def spans(self, now: float) -> list[tuple[str, float]]:
+        """Each phase and how long it took, or takes until `now`."""
+        starts = [start for _, start in self.phases]
+        ends = [*starts[1:], self.ended if self.ended is not None else now]
+        return [(phase, end - start) for (phase, start), end in zip(self.phases, ends, strict=True)]
+
+
+@dataclass(slots=True)
+class Timeline:
+    """All rows in the order in which they began. `begin` is the clock's time of second 0."""
+
+    begin: float
+    rows: dict[str, Row] = field(default_factory=dict[str, Row])
+
+    def enter(self, label: str, phase: str, at: float) -> Row:
+        """The part is in `phase` from now on; a part that had ended starts anew."""
+        row = self.rows.get(label)
+        if row is None or row.ended is not None:
+            row = self.rows[label] = Row(label, [])
+        row.phases.append((phase, at))
+        return row
+
+    def end(self, label: str, at: float, failed: bool = False) -> Row:
+        row = self.rows[label]
+        row.ended, row.failed = at, failed
+        return row
+
+    def running(self) -> list[Row]:
+        return [row for row in self.rows.values() if row.ended is None]
+
+
+class Display(Protocol):
+    """Where parts are announced. `at` is in seconds of the monotonic clock; None is now."""
+
+    def enter(self, label: str, phase: str, at: float | None = None) -> None: ...
+    def end(self, label: str, at: float | None = None, *, failed: bool = False) -> None: ...
+    def say(self, text: str) -> None: ...
+    def close(self) -> None: ...
+
+
+def display_on(out: TextIO, begin: float, clock: Clock = time.monotonic) -> Display:
+    """A table that is redrawn where `out` is a terminal, else a line for each change."""
+    return Live(out, begin, clock) if out.isatty() else Plain(out, begin, clock)
+
+
+class Plain:
+    """One line for each change, with the second at which it happened. For logs and pipes."""
+
+    def __init__(self, out: TextIO, begin: float, clock: Clock = time.monotonic) -> None:
+        self._out, self._clock = out, clock
+        self._timeline = Timeline(begin)
+
+    def enter(self, label: str, phase: str, at: float | None = None) -> None:
+        at = self._clock() if at is None else at
+        self._timeline.enter(label, phase, at)
+        self._line(at, f"{label}: {phase}")
+
+    def end(self, label: str, at: float | None = None, *, failed: bool = False) -> None:
+        at = self._clock() if at is None else at
+        row = self._timeline.end(label, at, failed)
+        spans = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in row.spans(at))
+        outcome = "failed" if failed else "ready"
+        self._line(at, f"{label}: {outcome} after {row.seconds(at):.1f} s ({spans})")
+
+    def say(self, text: str) -> None:
+        print(text, file=self._out, flush=True)
+
+    def close(self) -> None:
+        return
+
+    def _line(self, at: float, text: str) -> None:
+        self.say(f"{at - self._timeline.begin:6.1f} s  {text}")
+
+
+class Live:
+    """A table with a spinner in each row that is not done; what is said stands above it, or after `close`."""
+
+    def __init__(self, out: TextIO, begin: float, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+        self._console = Console(file=out, highlight=False)
+        self._timeline = Timeline(begin)
+        self._spinner = Spinner("dots", style="cyan")
+        self._live = RichLive(
+            console=self._console,
+            get_renderable=self._table,
+            refresh_per_second=10,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._live.start()
+
+    def enter(self, label: str, phase: str, at: float | None = None) -> None:
+        self._timeline.enter(label, phase, self._clock() if at is None else at)
+
+    def end(self, label: str, at: float | None = None, *, failed: bool = False) -> None:
+        self._timeline.end(label, self._clock() if at is None else at, failed)
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def _table(self) -> Table:
+        now = self._clock()
+        table = Table.grid(padding=(0, 2))
+        for row in list(self._timeline.rows.values()):
+            table.add_row(
+                self._mark(row),
+                Text(row.label, style="bold"),
+                Text(f"{row.seconds(now):.1f} s", justify="right"),
+                Text(_phases(row, now), style="dim"),
+            )
+        return table
+
+    def _mark(self, row: Row) -> Text | Spinner:
+        if row.ended is None:
+            return self._spinner
+        return Text("✗", style="red") if row.failed else Text("✓", style="green")
+
+
+def _phases(row: Row, now: float) -> str:
+    *passed, (phase, seconds) = row.spans(now)
+    last = f"{phase} ..." if row.ended is None else f"{phase} {seconds:.1f}"
+    return " · ".join([*(f"{name} {took:.1f}" for name, took in passed), last])

@@ -1,0 +1,23 @@
+"""The reason of a failure: one sentence or two out of what Ray, Serve and an engine wrapped around it."""
+
+from __future__ import annotations
+
+import re
+
+_RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*(?P<name>[A-Z]\w*)(?:\(\w+\))?: (?P<message>\S.*)$", re.MULTILINE)
+_OURS = re.compile(r"\bpenstock\.errors\.\w+: (?P<message>\S.*)$", re.MULTILINE)
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
+_LONGEST = 600  # characters
+
+
+def reason(text: str) -> str:
+    """The message of the last error of ours in a traceback, else of its last error, else the first line."""
+    text = _COLOR.sub("", text).strip()
+    ours, raised = list(_OURS.finditer(text)), list(_RAISED.finditer(text))
+    if ours:
+        found = ours[-1]["message"]
+    elif raised:
+        found = f"{raised[-1]['name']}: {raised[-1]['message']}"
+    else:
+        found = text.partition("\n")[0] or "No reason was given."
+    return found if len(found) <= _LONGEST else f"{found[:_LONGEST]} ..."

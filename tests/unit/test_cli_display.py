@@ -1,0 +1,81 @@
+import io
+
+from rich.console import Console
+
+from penstock.cli.display import Live, Plain, Timeline, display_on
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_plain_display_prints_each_change_with_its_second():
+    out, clock = io.StringIO(), Clock()
+    display = Plain(out, begin=100.0, clock=clock)
+    display.enter("Ray", "starting")
+    clock.now = 102.5
+    display.end("Ray")
+    assert out.getvalue().splitlines() == [
+        "   0.0 s  Ray: starting",
+        "   2.5 s  Ray: ready after 2.5 s (starting 2.5)",
+    ]
+
+
+def test_plain_display_uses_the_time_at_which_a_step_happened():
+    out = io.StringIO()
+    display = Plain(out, begin=100.0, clock=Clock())
+    display.enter("demo", "import", at=103.0)
+    display.enter("demo", "load", at=107.0)
+    display.end("demo", at=108.0, failed=True)
+    assert out.getvalue().splitlines()[-1] == "   8.0 s  demo: failed after 5.0 s (import 4.0, load 1.0)"
+
+
+def test_part_that_starts_again_counts_anew():
+    timeline = Timeline(begin=0.0)
+    timeline.enter("demo", "import", at=1.0)
+    timeline.end("demo", at=2.0)
+    timeline.enter("demo", "import", at=10.0)
+    (row,) = timeline.running()
+    assert row.seconds(now=11.0) == 1.0
+
+
+def test_spans_of_a_running_part_add_up_to_its_seconds():
+    timeline = Timeline(begin=0.0)
+    timeline.enter("demo", "import", at=1.0)
+    row = timeline.enter("demo", "load", at=5.0)
+    assert row.spans(now=7.5) == [("import", 4.0), ("load", 2.5)]
+
+
+def test_output_that_is_no_terminal_gets_plain_lines():
+    assert isinstance(display_on(io.StringIO(), begin=0.0), Plain)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_terminal_gets_a_table_with_every_part(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    out, clock = Terminal(), Clock()
+    display = display_on(out, begin=100.0, clock=clock)
+    assert isinstance(display, Live)
+    display.enter("Ray", "starting")
+    clock.now = 102.0
+    display.end("Ray")
+    display.enter("demo", "load")
+    display.close()
+    text = Console(force_terminal=False).render_str(out.getvalue()).plain
+    assert "✓" in text
+    assert "2.0 s" in text
+    assert "load ..." in text
+
+
+def test_said_text_is_not_taken_for_markup():
+    out = io.StringIO()
+    Plain(out, begin=0.0).say("[bold] and [1]")
+    assert out.getvalue() == "[bold] and [1]\n"
