@@ -1,0 +1,34 @@
+"""Your own deployment in front of a model: plain Python by handle, no HTTP in between.
+
+Asks the model twice: `chat` gives OpenAI's answer, `generate` the engine's own stream of deltas.
+"""
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from starlette.requests import Request
+
+from penstock.serve import LLMConfig, LLMServer
+
+
+@serve.deployment
+class Glossary:
+    def __init__(self, model: DeploymentHandle) -> None:
+        self.model = model.options(stream=True)
+
+    async def explain(self, term: str) -> dict[str, str]:
+        request = {"messages": [{"role": "user", "content": f"What is {term}?"}], "temperature": 0}
+        answers = [answer async for answer in self.model.chat.remote(request)]
+        prompt = f"<|im_start|>user\nWhat is {term}?<|im_end|>\n<|im_start|>assistant\n"
+        deltas = self.model.generate.remote(prompt, {"max_tokens": 100, "temperature": 0})
+        return {
+            "chat": answers[0].choices[0].message.content,
+            "generate": "".join([delta.text async for delta in deltas]),
+        }
+
+    async def __call__(self, request: Request) -> dict[str, str]:
+        return await self.explain(request.query_params["term"])
+
+
+config = LLMConfig(model_loading_config={"model_id": "helper", "model_source": "demo"})
+handle = serve.run(Glossary.bind(LLMServer.as_deployment().bind(config)))
+print(handle.explain.remote("a KV cache").result())
