@@ -11,11 +11,11 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-import ray
 from ray.serve import Application
 
 from penstock.config import LLMConfig, LLMServingArgs, check_accelerator, inactive_keys
 from penstock.errors import ConfigError
+from penstock.serve import cluster
 from penstock.serve.deployments import LLMRouter, LLMServer
 
 log = logging.getLogger(__name__)
@@ -48,9 +48,9 @@ def _announce(config: LLMConfig) -> None:
 
 def _check_cluster(configs: list[LLMConfig]) -> None:
     """Before Ray is up nothing is known of its nodes; Serve would then wait for them."""
-    if not ray.is_initialized():
+    nodes = cluster.nodes()
+    if nodes is None:
         return
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     problems = [problem for config in configs if (problem := check_accelerator(config, nodes))]
     if problems:
         raise ConfigError("\n".join(problems), problems)

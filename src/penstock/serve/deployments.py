@@ -9,14 +9,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from ray import serve
-from ray.serve import Application
-from ray.serve.config import RequestRouterConfig
+from ray.serve import Application, Deployment
 
 from penstock.config import GatewayConfig, LLMConfig
 from penstock.errors import ConfigError
+from penstock.serve import cluster
 from penstock.serve.cards import ModelCard
 from penstock.serve.ingress import LLMRouter
 from penstock.serve.membership import FleetRouter
@@ -45,16 +45,18 @@ class ModelDeployment:
 
     def bind(self, llm_config: LLMConfig, **arguments: Any) -> Application:
         """An application that serves this model, by handle, over HTTP, or behind an `LLMRouter`."""
-        router = RequestRouterConfig(
-            request_router_class=FleetRouter, request_router_kwargs={"model_id": llm_config.model_id}
-        )
+        router = {
+            "request_router_class": FleetRouter,
+            "request_router_kwargs": {"model_id": llm_config.model_id},
+        }
         options = {
             **self.server.get_deployment_options(llm_config),
             **self.given,
             "request_router_config": router,
         }
-        deployment = serve.deployment(self.server).options(**options)
-        application = deployment.bind(llm_config, **arguments)
+        application = _deployment(self.server, options).bind(
+            llm_config.resolved(cluster.nodes()), **arguments
+        )
         _configs[application] = llm_config
         return application
 
@@ -88,9 +90,14 @@ class RouterDeployment:
             "graceful_shutdown_timeout_s": 30.0,
             **self.given,
         }
-        deployment = serve.deployment(serve.ingress()(self.router)).options(**options)
         cards = [ModelCard.of(config) for config in configs]
-        return deployment.bind(applications, cards, gateway or GatewayConfig())
+        return _deployment(serve.ingress()(self.router), options).bind(
+            applications, cards, gateway or GatewayConfig()
+        )
+
+
+def _deployment(server: Any, options: Mapping[str, Any]) -> Deployment:
+    return cast(Deployment, serve.deployment(server)).options(**options)
 
 
 def _application(model: Application | LLMConfig) -> Application:

@@ -24,6 +24,7 @@ from penstock.config import LLMConfig
 from penstock.engine import Delta, Engine, Prompt
 from penstock.engines import engine_class
 from penstock.errors import EngineStartFailed
+from penstock.serve import cluster
 from penstock.serve.call import batched, call, events
 from penstock.serve.gateway import Gateway
 from penstock.serve.listener import Listener
@@ -52,7 +53,7 @@ class _Constructed(type):
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
         async def construct() -> Any:
-            instance = cls.__new__(cls)
+            instance: Any = object.__new__(cls)
             await instance.__init__(*args, **options)
             return instance
 
@@ -97,7 +98,7 @@ class LLMServer(metaclass=_Constructed):
         if in_replica:
             await self._open_listener()
             self._watch = asyncio.create_task(self._exit_with_engine())
-        progress.report(self._llm_config.model_id, "ready")
+        progress.report(self._llm_config.model_id, progress.READY)
 
     async def _start_engine(self) -> None:
         model_id, limit_s = self._llm_config.model_id, self._llm_config.engine_start_timeout_s
@@ -111,15 +112,11 @@ class LLMServer(metaclass=_Constructed):
 
         try:
             await asyncio.wait_for(self.engine.start(reached), limit_s)
-        except TimeoutError:
+        except (TimeoutError, EngineStartFailed) as error:
+            failure = error if isinstance(error, EngineStartFailed) else _too_slow(model_id, limit_s, phase)
+            progress.report(model_id, progress.FAILED, str(failure))
             await self.engine.stop()
-            raise EngineStartFailed(
-                f"The engine of model '{model_id}' was not ready after {limit_s:g} s (last phase: {phase}). "
-                "Raise engine_start_timeout_s if the model needs longer to load."
-            ) from None
-        except EngineStartFailed:
-            await self.engine.stop()
-            raise
+            raise failure from error
 
     async def _open_listener(self) -> None:
         context = ray.get_runtime_context()
@@ -236,7 +233,7 @@ class LLMServer(metaclass=_Constructed):
     @classmethod
     def get_deployment_options(cls, llm_config: LLMConfig) -> dict[str, Any]:
         """Serve's options for this config: placement, actor resources, runtime environment."""
-        return llm_config.get_serve_options()
+        return llm_config.get_serve_options(nodes=cluster.nodes(), default_runtime_env=cluster.runtime_env())
 
     @classmethod
     def as_deployment(cls, deployment_options: Mapping[str, Any] | None = None) -> Any:
@@ -252,6 +249,13 @@ def _in_replica() -> bool:
     except Exception:  # Serve raises its own error outside a replica
         return False
     return True
+
+
+def _too_slow(model_id: str, limit_s: float, phase: str) -> EngineStartFailed:
+    return EngineStartFailed(
+        f"The engine of model '{model_id}' was not ready after {limit_s:g} s (last phase: {phase}). "
+        "Raise engine_start_timeout_s if the model needs longer to load."
+    )
 
 
 def _drain_limit_s(config: LLMConfig) -> float:
