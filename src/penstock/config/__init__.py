@@ -1,0 +1,35 @@
+"""Configuration: what users write, and what follows from it. Imports neither Ray nor an engine."""
+
+from penstock.config.accelerators import accelerator_kind, check_accelerator
+from penstock.config.gateway import GatewayConfig, LLMServingArgs
+from penstock.config.load import Application, load_applications, load_configs
+from penstock.config.model import (
+    AcceleratorConfig,
+    BucketSource,
+    CallbackConfig,
+    LLMConfig,
+    LoraConfig,
+    ModelLoadingConfig,
+    PlacementGroupConfig,
+    inactive_keys,
+)
+from penstock.config.settings import Settings
+
+__all__ = [
+    "AcceleratorConfig",
+    "Application",
+    "BucketSource",
+    "CallbackConfig",
+    "GatewayConfig",
+    "LLMConfig",
+    "LLMServingArgs",
+    "LoraConfig",
+    "ModelLoadingConfig",
+    "PlacementGroupConfig",
+    "Settings",
+    "accelerator_kind",
+    "check_accelerator",
+    "inactive_keys",
+    "load_applications",
+    "load_configs",
+]

@@ -1,0 +1,130 @@
+"""`GatewayConfig` and `LLMServingArgs`: the front door, and all that `build_openai_app` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path as File
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, SecretStr, ValidationInfo, field_validator
+
+from penstock.config import source
+from penstock.config.deployment import DeploymentOptions
+from penstock.config.model import LLMConfig
+from penstock.config.part import Shape
+from penstock.config.place import Place
+from penstock.config.problems import Faults, told
+from penstock.config.root import Root
+from penstock.config.settings import Settings
+from penstock.errors import ConfigError
+
+
+def _key_from_environment() -> SecretStr | None:
+    return Settings.read().api_key
+
+
+def _secret(value: object) -> object:
+    return SecretStr(value) if isinstance(value, str) else value
+
+
+class GatewayConfig(Root):
+    """The OpenAI-compatible front door of all models."""
+
+    host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on.")
+    port: int | None = Field(
+        default=None,
+        ge=1,
+        le=65535,
+        description="Own port. Without it the gateway stands behind Ray Serve's HTTP.",
+    )
+    api_key: Annotated[SecretStr | None, Field(min_length=1), BeforeValidator(_secret)] = Field(
+        default_factory=_key_from_environment,
+        description="Key that clients must send. Without it PENSTOCK_API_KEY; "
+        "without both, any key is accepted.",
+    )
+    default_model: str | None = Field(
+        default=None, min_length=1, description="Model of requests that name none. With one model, that one."
+    )
+    request_timeout_s: float = Field(default=600.0, gt=0, description="Time limit of one request.")
+    max_body_bytes: int = Field(default=64 * 2**20, gt=0, description="Size limit of a request's body.")
+    wait_for_replica_s: float = Field(
+        default=30.0, ge=0, description="How long a request waits while no replica is there."
+    )
+    log_format: Literal["text", "json"] = Field(default="text", description="Form of the log lines.")
+
+
+class LLMServingArgs(Root):
+    """Arguments of `build_openai_app`: the models and their gateway.
+
+    Raises: ConfigError with every fault of every model at once.
+    """
+
+    llm_configs: list[LLMConfig] = Field(
+        min_length=1, description="One entry per model: an LLMConfig, a mapping, or the path of a YAML file."
+    )
+    gateway: GatewayConfig = Field(default_factory=lambda: GatewayConfig(), description="The front door.")
+    ingress_deployment_config: Annotated[dict[str, Any], Shape(DeploymentOptions)] = Field(
+        default={}, description="Options of Ray Serve's deployment of the gateway."
+    )
+
+    @classmethod
+    def parse(cls, values: Any, place: Place | None = None, seen: dict[str, Place] | None = None) -> Self:
+        """From a mapping that was read at `place`. Model paths count from its file's folder, else from here.
+
+        seen: model ids that other applications of the same file use; this one's are added.
+        """
+        where = place or Place()
+        with told(cls, where):
+            args = cls.model_validate(values, context=(where, {} if seen is None else seen))
+        args._place = where
+        return args
+
+    @field_validator("llm_configs", mode="before")
+    @classmethod
+    def _each_model(cls, entries: Any, info: ValidationInfo) -> Any:
+        """Reads every entry, so that the faults of all of them are told together."""
+        if not isinstance(entries, Sequence) or isinstance(entries, str):
+            return entries
+        place, seen = info.context or (Place(), {})
+        faults = Faults()
+        models: list[LLMConfig] = []
+        for i, entry in enumerate(entries):
+            with faults.gathered():
+                models.append(_model(entry, place / "llm_configs" / i, seen, faults))
+        faults.raise_any()
+        return models
+
+
+def _model(entry: Any, place: Place, seen: dict[str, Place], faults: Faults) -> LLMConfig:
+    """One model. Its id may be a fault of its own, beside those inside."""
+    values = entry
+    if isinstance(entry, str):
+        values, place = _from_file(entry, place)
+    model_id = _model_id(values)
+    if model_id in seen:
+        first = seen[model_id] / "model_loading_config" / "model_id"
+        where = place / "model_loading_config" / "model_id"
+        faults.found.append(where.says(f"{model_id!r} is used twice; model ids must differ. First: {first}."))
+    elif model_id is not None:
+        seen[model_id] = place
+    return values if isinstance(values, LLMConfig) else LLMConfig.parse(values, place)
+
+
+def _from_file(name: str, place: Place) -> tuple[Any, Place]:
+    try:
+        found = source.read(name, File(place.file).parent if place.file else None)
+    except ConfigError as error:
+        if error.problems:
+            raise
+        raise ConfigError(place.says(str(error))) from error
+    return found.data, found.place
+
+
+def _model_id(values: Any) -> str | None:
+    if isinstance(values, LLMConfig):
+        return values.model_id
+    try:
+        model_id = values["model_loading_config"]["model_id"]
+    except (TypeError, KeyError):
+        return None
+    return model_id if isinstance(model_id, str) else None

@@ -1,0 +1,143 @@
+"""From what users hand over (a path, a mapping, a list of either) to configs.
+
+Three forms of YAML: one model, the arguments of `build_openai_app` (`llm_configs:`), and Serve's
+`applications:`. All faults of all files are told in one error.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from pydantic import Field, field_validator
+
+from penstock.config import source
+from penstock.config.gateway import LLMServingArgs
+from penstock.config.model import LLMConfig
+from penstock.config.part import Part
+from penstock.config.place import Place
+from penstock.config.problems import Faults
+from penstock.config.root import Root
+
+One: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | LLMConfig"
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """One Serve application: its name, where it is reached, and its models with their gateway."""
+
+    name: str
+    route_prefix: str | None
+    args: LLMServingArgs
+
+
+class ServeApplication(Part):
+    """One entry of `applications:`."""
+
+    name: str = Field(default="default", min_length=1, description="Name of the application.")
+    route_prefix: str | None = Field(default="/", description="Path under which it is reached.")
+    import_path: str = Field(description="`penstock.serve.builders:build_openai_app`.")
+    args: dict[str, Any] = Field(
+        default={}, description="Arguments of the builder: `llm_configs`, `gateway`, ..."
+    )
+    runtime_env: dict[str, Any] = Field(default={}, description="Ray's runtime environment of the builder.")
+    deployments: list[Any] = Field(default=[], description="Refused: use `deployment_config` of the model.")
+    logging_config: Any = Field(default=None, description="Serve's `LoggingConfig`.")
+    autoscaling_policy: Any = Field(default=None, description="Serve's, for the whole application.")
+    external_scaler_enabled: bool = Field(default=False, description="Serve's.")
+    host: Any = Field(default=None, description="Ignored by Serve in this place.")
+    port: Any = Field(default=None, description="Ignored by Serve in this place.")
+
+    @field_validator("deployments")
+    @classmethod
+    def _in_the_models(cls, overrides: list[Any]) -> list[Any]:
+        if overrides:
+            raise ValueError("must not be set; put these options into the models' `deployment_config`.")
+        return overrides
+
+
+class ServeFile(Root):
+    """The file that `serve run` and `serve deploy` take."""
+
+    applications: list[ServeApplication] = Field(min_length=1, description="The applications.")
+    proxy_location: Any = Field(default=None, description="Serve's.")
+    http_options: Any = Field(default=None, description="Serve's.")
+    grpc_options: Any = Field(default=None, description="Serve's.")
+    controller_options: Any = Field(default=None, description="Serve's.")
+    logging_config: Any = Field(default=None, description="Serve's.")
+    tracing_config: Any = Field(default=None, description="Serve's.")
+    target_capacity: float | None = Field(default=None, ge=0, le=100, description="Serve's.")
+
+
+def load_configs(given: One | Sequence[One]) -> list[LLMConfig]:
+    """All models of a YAML file, a mapping, an LLMConfig, or a list of these.
+
+    Raises: ConfigError with every fault, each with its file, line and path.
+    """
+    return [config for application in load_applications(given) for config in application.args.llm_configs]
+
+
+def load_applications(given: One | Sequence[One]) -> list[Application]:
+    """The same by application, with its gateway. What names no application becomes one called "default".
+
+    Raises: ConfigError with every fault, each with its file, line and path.
+    """
+    several = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+    reading = _Reading()
+    found: list[Application] = []
+    for one in several:
+        with reading.faults.gathered():
+            found += reading.applications(one)
+    reading.faults.raise_any()
+    return found
+
+
+class _Reading:
+    """One call of `load_applications`: its faults, and the model ids seen so far."""
+
+    def __init__(self) -> None:
+        self.faults = Faults()
+        self.seen: dict[str, Place] = {}
+
+    def applications(self, given: Any) -> list[Application]:
+        data, place = given, Place()
+        if isinstance(given, str | os.PathLike):
+            found = source.read(given)
+            data, place = found.data, found.place
+        if isinstance(data, Mapping) and "applications" in data:
+            return self._serve_file(data, place)
+        if isinstance(data, Mapping) and "llm_configs" in data:
+            return [Application("default", "/", LLMServingArgs.parse(data, place, self.seen))]
+        return [Application("default", "/", self._alone(data, place))]
+
+    def _serve_file(self, data: Mapping[str, Any], place: Place) -> list[Application]:
+        with self.faults.gathered():
+            ServeFile.parse(data, place)
+        return [
+            application
+            for i, entry in enumerate(_entries(data))
+            for application in self._application(entry, place / "applications" / i)
+        ]
+
+    def _application(self, entry: Mapping[str, Any], place: Place) -> list[Application]:
+        with self.faults.gathered():
+            args = LLMServingArgs.parse(entry["args"], place / "args", self.seen)
+            return [Application(entry.get("name", "default"), entry.get("route_prefix", "/"), args)]
+        return []
+
+    def _alone(self, data: Any, place: Place) -> LLMServingArgs:
+        """A model by itself."""
+        config = data if isinstance(data, LLMConfig) else LLMConfig.parse(data, place)
+        return LLMServingArgs(llm_configs=[config])
+
+
+def _entries(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The entries that can be looked into; `ServeFile` tells of the others."""
+    entries: Any = data["applications"]
+    if not isinstance(entries, list):
+        return []
+    return [
+        entry for entry in entries if isinstance(entry, Mapping) and isinstance(entry.get("args"), Mapping)
+    ]

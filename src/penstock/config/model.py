@@ -1,0 +1,271 @@
+"""`LLMConfig`: what users say about one model. It describes; it never downloads, starts or asks anything.
+
+Field names are those that users know from the mission documents. What follows from a config
+(Serve's options, bundles, the accelerator) is computed by functions beside this file.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+
+from penstock.config.accelerators import Kind, Nodes, accelerator_kind
+from penstock.config.deployment import DeploymentOptions, RuntimeEnv
+from penstock.config.options import serve_options
+from penstock.config.part import BRANCH, Part, Shape
+from penstock.config.placement import executor
+from penstock.config.problems import unknown
+from penstock.config.root import Root
+from penstock.errors import ConfigError
+
+DEMO_MODEL_ID = "penstock-demo"
+DEMO_SOURCE = "demo"
+
+_ENGINES = ("vllm", "sim")
+
+
+class ExtraFile(Part):
+    """A file beside the weights."""
+
+    bucket_uri: str = Field(description="Where the file is.")
+    destination_path: str = Field(description="Where it goes on the replica's node.")
+
+
+class BucketSource(Part):
+    """A model in object storage. Accepted, without effect yet."""
+
+    bucket_uri: str = Field(min_length=1, description="Folder of the model (`s3://...`, `gs://...`).")
+    extra_files: list[ExtraFile] = Field(default=[], description="Further files to fetch.")
+
+
+def _source_kind(value: object) -> str:
+    return f"{BRANCH}bucket" if isinstance(value, Mapping | BucketSource) else f"{BRANCH}text"
+
+
+ModelSource = Annotated[
+    Annotated[str, Field(min_length=1), Tag(f"{BRANCH}text")]
+    | Annotated[BucketSource, Tag(f"{BRANCH}bucket")],
+    Discriminator(_source_kind),
+]
+
+
+class ModelLoadingConfig(Part):
+    """Which model, and where it comes from."""
+
+    model_id: str = Field(min_length=1, description="The name that clients use.")
+    model_source: ModelSource | None = Field(
+        default=None,
+        description="Hub id, local folder, or `demo` for the model that ships with Penstock. "
+        "Without it, the model_id.",
+    )
+    tokenizer_source: str | None = Field(
+        default=None, min_length=1, description="Hub id or folder of the tokenizer, if not the model's own."
+    )
+
+
+class LoraConfig(Part):
+    """Adapters that are loaded on demand. Accepted, without effect yet."""
+
+    dynamic_lora_loading_path: str | None = Field(
+        default=None, description="Folder or URI that holds adapters."
+    )
+    max_num_adapters_per_replica: int = Field(
+        default=16, gt=0, description="Adapters in one replica at a time."
+    )
+    download_timeout_s: float | None = Field(default=None, gt=0, description="Time limit of one download.")
+    max_download_tries: int = Field(default=3, gt=0, description="Tries of one download.")
+
+
+class AcceleratorConfig(Part):
+    """What the replica runs on."""
+
+    kind: Literal["cpu", "gpu"] | None = Field(
+        default=None, description="`cpu` or `gpu`; without it, decided when the model is deployed."
+    )
+
+
+class PlacementGroupConfig(Part):
+    """Resources of the engine's workers, where the computed ones do not fit."""
+
+    bundles: list[dict[str, Annotated[float, Field(ge=0)]]] | None = Field(
+        default=None, description="One entry per worker (TP x PP), for example `{GPU: 1, CPU: 1}`."
+    )
+    bundle_per_worker: dict[str, Annotated[float, Field(ge=0)]] | None = Field(
+        default=None, description="The same for every worker; excludes `bundles`."
+    )
+    strategy: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] = Field(
+        default="PACK",
+        description="How bundles lie on nodes. SPREAD and STRICT_SPREAD make the engine span nodes.",
+    )
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if (self.bundles is None) == (self.bundle_per_worker is None):
+            raise ValueError("give either `bundles` or `bundle_per_worker`.")
+        return self
+
+
+class CallbackConfig(Part):
+    """Hooks around the start of a replica. Accepted, without effect yet."""
+
+    callback_class: Any = Field(default=None, description="Class or its import path.")
+    callback_kwargs: dict[str, Any] = Field(default={}, description="Arguments of the class.")
+    raise_error_on_callback: bool = Field(default=True, description="Whether a failing hook stops the start.")
+
+
+class ExperimentalConfigs(Part):
+    """Options that may change."""
+
+    stream_batching_interval_ms: float = Field(
+        default=0,
+        ge=0,
+        description="Streamed events are joined over this time, in milliseconds; the first is never held.",
+    )
+
+
+class LLMConfig(Root):
+    """One model: its source, its engine, its place, its deployment.
+
+    Raises: ConfigError with every fault at once.
+    """
+
+    model_loading_config: ModelLoadingConfig = Field(description="Which model.")
+    llm_engine: str = Field(
+        default="vllm", description="`vllm` or `sim` (a simulator); case does not matter."
+    )
+    engine_kwargs: dict[str, Any] = Field(
+        default={}, description="Arguments of the engine, under the names that the engine gives them."
+    )
+    accelerator_type: str | None = Field(
+        default=None, min_length=1, description="Ray's name of the GPU type (A10G, L4, H100, ...)."
+    )
+    accelerator_config: AcceleratorConfig | None = Field(default=None, description="CPU or GPU.")
+    deployment_config: Annotated[dict[str, Any], Shape(DeploymentOptions)] = Field(
+        default={}, description="Options of Ray Serve's deployment."
+    )
+    lora_config: LoraConfig | None = Field(default=None, description="Adapters.")
+    placement_group_config: PlacementGroupConfig | None = Field(
+        default=None, description="Workers' resources."
+    )
+    runtime_env: Annotated[dict[str, Any], Shape(RuntimeEnv)] | None = Field(
+        default=None, description="Ray's runtime environment of the replica."
+    )
+    log_engine_metrics: bool = Field(default=True, description="Whether /metrics has the engine's numbers.")
+    server_cls: Any = Field(
+        default=None, description="Own server class, or its import path `package.module:Class`."
+    )
+    callback_config: CallbackConfig | None = Field(default=None, description="Hooks around the start.")
+    experimental_configs: Annotated[dict[str, Any], Shape(ExperimentalConfigs)] = Field(
+        default={}, description="Options that may change."
+    )
+    engine_start_timeout_s: float = Field(
+        default=1800.0,
+        gt=0,
+        description="Time limit of the engine's start. Half an hour reads 140 GB of weights at 100 MB/s; "
+        "it is there for starts that hang.",
+    )
+
+    @field_validator("llm_engine")
+    @classmethod
+    def _known_engine(cls, name: str) -> str:
+        if name.lower() not in _ENGINES:
+            raise ValueError(unknown("engine", name, _ENGINES))
+        return name
+
+    @field_validator("server_cls")
+    @classmethod
+    def _class_or_path(cls, value: Any) -> Any:
+        if value is None or isinstance(value, type) or (isinstance(value, str) and "." in value):
+            return value
+        raise ValueError("must be a class or an import path such as `my_package.my_module:MyServer`.")
+
+    @property
+    def model_id(self) -> str:
+        """The name that clients use."""
+        return self.model_loading_config.model_id
+
+    @property
+    def model_source(self) -> str:
+        """Hub id, folder or URI; for `demo`, the folder of the model that ships with Penstock."""
+        source = self.model_loading_config.model_source
+        if isinstance(source, BucketSource):
+            return source.bucket_uri
+        if source == DEMO_SOURCE or (source is None and self.model_id == DEMO_MODEL_ID):
+            import penstock  # here, because the package root imports this room
+
+            return str(penstock.demo_model())
+        return source or self.model_id
+
+    @property
+    def engine_name(self) -> Literal["vllm", "sim"]:
+        """`llm_engine` in the one spelling that code compares with."""
+        return "sim" if self.llm_engine.lower() == "sim" else "vllm"
+
+    @property
+    def stream_batching_interval_ms(self) -> float:
+        """Milliseconds over which streamed events are joined; 0 by default."""
+        return float(self.experimental_configs.get("stream_batching_interval_ms", 0))
+
+    @property
+    def accelerator_kind(self) -> Kind:
+        """`cpu` or `gpu`, as far as this machine can tell; `resolved` decides it once for a cluster."""
+        return accelerator_kind(self)
+
+    def get_serve_options(
+        self,
+        name_prefix: str | None = None,
+        *,
+        nodes: Nodes | None = None,
+        default_runtime_env: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Keyword arguments for `serve.deployment(...).options(...)`.
+
+        nodes: resources of each node of the cluster, where they are known.
+        Raises: ConfigError when the placement cannot work.
+        """
+        return serve_options(self, name_prefix, nodes, default_runtime_env)
+
+    def resolved(self, nodes: Nodes | None = None) -> Self:
+        """The same config with all decisions made that depend on the cluster: replicas then agree with it."""
+        kwargs = self.engine_kwargs
+        if self.engine_name == "vllm":
+            kwargs = {**kwargs, "distributed_executor_backend": executor(self, nodes)}
+        kind = AcceleratorConfig(kind=accelerator_kind(self, nodes))
+        return self.model_copy(update={"accelerator_config": kind, "engine_kwargs": kwargs})
+
+    def server_class(self, default: type[Any]) -> type[Any]:
+        """The class that `server_cls` names, else `default`.
+
+        Raises: ConfigError when it cannot be imported.
+        """
+        if self.server_cls is None:
+            return default
+        return self.server_cls if isinstance(self.server_cls, type) else _imported(self.server_cls, self)
+
+
+def _imported(path: str, config: LLMConfig) -> type[Any]:
+    module, _, name = path.replace(":", ".").rpartition(".")
+    where = config.place / "server_cls"
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(where.says(f"{path!r} cannot be imported: {error}.")) from error
+    if not isinstance(found, type):
+        raise ConfigError(where.says(f"{path!r} is not a class."))
+    return found
+
+
+def inactive_keys(config: LLMConfig) -> list[str]:
+    """A sentence for every key that is accepted but has no effect yet. Builders log them."""
+    sources: Sequence[tuple[str, bool]] = (
+        ("lora_config", config.lora_config is not None),
+        ("callback_config", config.callback_config is not None),
+        (
+            "model_loading_config.model_source.bucket_uri",
+            isinstance(config.model_loading_config.model_source, BucketSource),
+        ),
+    )
+    return [f"`{name}` is accepted, but has no effect in this version." for name, given in sources if given]

@@ -1,0 +1,70 @@
+"""Options of Ray Serve's deployment that follow from an `LLMConfig`. Users' own values always win.
+
+Our defaults differ from Serve's where an LLM differs from a small function; each says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.config.accelerators import Nodes
+from penstock.config.placement import place
+
+if TYPE_CHECKING:
+    from penstock.config.model import LLMConfig
+
+DEFAULTS: Mapping[str, Any] = {
+    # An engine batches hundreds of requests itself (vLLM: 256 to 1,024); Serve's 5 would leave it idle.
+    # What goes beyond waits better in front, where another replica may take it, than inside one engine.
+    "max_ongoing_requests": 1024,
+    # Serve notices a killed replica at the next check: within 1 s, instead of the 6 to 8 s of its own 10 s.
+    "health_check_period_s": 1.0,
+    # One engine step over a long prompt may take seconds; Serve's 30 s would leave a hung engine in place.
+    "health_check_timeout_s": 10.0,
+    # Serve's own value, named because streams end by it and the command's exit relies on it.
+    "graceful_shutdown_timeout_s": 20.0,
+    # An engine that cannot start fails the same way each time, and each try loads the weights again.
+    "max_constructor_retry_count": 3,
+}
+
+NAME_PREFIX = "LLMServer:"
+
+
+def serve_options(
+    config: LLMConfig,
+    name_prefix: str | None = None,
+    nodes: Nodes | None = None,
+    default_runtime_env: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Keyword arguments for `serve.deployment(...).options(...)`."""
+    given = {name: value for name, value in config.deployment_config.items() if name != "ray_actor_options"}
+    placement = place(config, nodes)
+    environment = runtime_env(config, default_runtime_env)
+    options = {
+        "name": deployment_name(config.model_id, name_prefix),
+        **DEFAULTS,
+        **given,
+        "ray_actor_options": {**placement.actor, **({"runtime_env": environment} if environment else {})},
+    }
+    if placement.bundles:
+        options["placement_group_bundles"] = [dict(bundle) for bundle in placement.bundles]
+        options["placement_group_strategy"] = placement.strategy
+    return options
+
+
+def deployment_name(model_id: str, prefix: str | None = None) -> str:
+    """A name that Serve, its URLs and its metrics accept: `Qwen/Qwen2.5` is `Qwen--Qwen2_5`."""
+    safe = model_id.replace("/", "--").replace(".", "_").replace("#", "_").replace(" ", "_")
+    return f"{NAME_PREFIX if prefix is None else prefix}{safe}"
+
+
+def runtime_env(config: LLMConfig, default: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The default's, then ray_actor_options', then the LLMConfig's own; `env_vars` merged key by key."""
+    actor: Mapping[str, Any] = config.deployment_config.get("ray_actor_options") or {}
+    layers = [default or {}, actor.get("runtime_env") or {}, config.runtime_env or {}]
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        variables = {**merged.get("env_vars", {}), **layer.get("env_vars", {})}
+        merged = {**merged, **layer, **({"env_vars": variables} if variables else {})}
+    return merged

@@ -1,0 +1,202 @@
+"""Bundles: what a replica reserves, as pure functions of its config.
+
+Two shapes. An engine that spans nodes (the "ray" executor) gets one bundle per worker, the first merged
+with the replica's own resources. An engine that fits one node gets one bundle, and the replica's actor holds
+all of its GPUs: Ray sets CUDA_VISIBLE_DEVICES by what the actor holds, and "uni" and "mp" workers are its
+children.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.config.accelerators import TYPE_PREFIX, TYPE_SHARE, Kind, Nodes, accelerator_kind
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.config.model import LLMConfig
+
+Bundle = dict[str, float]
+
+WORKER_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size")
+ENGINE_SIZES = ("data_parallel_size", "data_parallel_size_local")
+
+_SPREAD = ("SPREAD", "STRICT_SPREAD")
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What Serve reserves for one replica. `bundles` is empty where the actor's own resources say all."""
+
+    actor: Mapping[str, Any]
+    bundles: Sequence[Bundle] = ()
+    strategy: str = "PACK"
+
+
+def merge_replica_actor_and_child_actor_bundles(
+    child_actor_bundles: Sequence[Mapping[str, float]], replica_actor_bundle: Mapping[str, float]
+) -> list[Bundle]:
+    """The workers' bundles, the replica's own resources added to the first, where Serve puts the replica."""
+    if not child_actor_bundles:
+        return [dict(replica_actor_bundle)]
+    if not replica_actor_bundle:
+        return [dict(bundle) for bundle in child_actor_bundles]
+    first, *others = child_actor_bundles
+    return [add(first, replica_actor_bundle), *(dict(bundle) for bundle in others)]
+
+
+def add(*bundles: Mapping[str, float]) -> Bundle:
+    """The sum of bundles, resource by resource; what names an accelerator type is not summed."""
+    total: Bundle = {}
+    for bundle in bundles:
+        for name, amount in bundle.items():
+            total[name] = TYPE_SHARE if name.startswith(TYPE_PREFIX) else total.get(name, 0) + amount
+    return total
+
+
+def workers(config: LLMConfig) -> int:
+    """Processes that hold a piece of the model: TP x PP (x prefill context parallel) of one engine core."""
+    return math.prod(_size(config, name) for name in WORKER_SIZES)
+
+
+def spans_nodes(config: LLMConfig, nodes: Nodes | None = None) -> bool:
+    """Whether the engine's workers are Ray actors of their own, on any node.
+
+    So they are when the user says so (distributed_executor_backend "ray", or a SPREAD strategy over more
+    than one bundle), or when no single one of `nodes` has the GPUs that all workers need.
+    """
+    backend = config.engine_kwargs.get("distributed_executor_backend")
+    if backend is not None:
+        return backend == "ray"
+    kind = accelerator_kind(config, nodes)
+    bundles = worker_bundles(config, kind)
+    group = config.placement_group_config
+    if group is not None and group.strategy in _SPREAD and len(bundles) > 1:
+        return True
+    if kind == "cpu" or not nodes or len(bundles) == 1:
+        return False
+    largest = max(node.get("GPU", 0) for node in nodes)
+    return 0 < largest < add(*bundles).get("GPU", 0)
+
+
+def executor(config: LLMConfig, nodes: Nodes | None = None) -> Any:
+    """vLLM's `distributed_executor_backend`. Always named: in a placement group vLLM would take "ray"."""
+    backend = config.engine_kwargs.get("distributed_executor_backend")
+    if backend is not None:
+        return backend
+    if spans_nodes(config, nodes):
+        return "ray"
+    return "uni" if workers(config) * _engines(config) == 1 else "mp"
+
+
+def worker_bundles(config: LLMConfig, kind: Kind) -> list[Bundle]:
+    """One bundle per worker: from placement_group_config, else one GPU (or none) and one CPU each."""
+    group = config.placement_group_config
+    count = workers(config) * _engines(config)
+    if group is None:
+        bundles: list[Bundle] = [{"GPU": 1, "CPU": 1} if kind == "gpu" else {"CPU": 1} for _ in range(count)]
+    elif group.bundles is not None:
+        bundles = [dict(bundle) for bundle in group.bundles]
+    else:
+        bundles = [dict(group.bundle_per_worker or {}) for _ in range(count)]
+    return [_of_kind(bundle, kind, config.accelerator_type) for bundle in bundles]
+
+
+def place(config: LLMConfig, nodes: Nodes | None = None) -> Placement:
+    """What one replica of `config` reserves.
+
+    Raises: ConfigError when placement_group_config gives fewer GPUs than there are workers.
+    """
+    kind = accelerator_kind(config, nodes)
+    actor = replica_actor(config)
+    group = config.placement_group_config
+    strategy = group.strategy if group is not None else "PACK"
+    if spans_nodes(config, nodes):
+        merged = merge_replica_actor_and_child_actor_bundles(worker_bundles(config, kind), _as_bundle(actor))
+        return Placement(actor, merged, strategy)
+    if kind == "cpu":
+        return _on_cpu(config, actor)
+    return _on_one_node(config, actor)
+
+
+def replica_actor(config: LLMConfig) -> dict[str, Any]:
+    """The replica's own actor as the user describes it: one CPU and no GPU by default; no runtime_env."""
+    given: Mapping[str, Any] = config.deployment_config.get("ray_actor_options") or {}
+    options = {name: value for name, value in given.items() if name != "runtime_env" and value is not None}
+    return {"num_cpus": 1, "num_gpus": 0, **options}
+
+
+def _on_cpu(config: LLMConfig, actor: dict[str, Any]) -> Placement:
+    """Workers are the actor's children and share its CPUs; no group, unless the user describes one."""
+    given: Mapping[str, Any] = config.deployment_config.get("ray_actor_options") or {}
+    count = workers(config) * _engines(config)
+    actor = {**actor, "num_gpus": 0}
+    if config.placement_group_config is not None:
+        return Placement(actor, [add(*worker_bundles(config, "cpu"), _as_bundle(actor))])
+    if given.get("num_cpus") is None:
+        actor["num_cpus"] = count
+    return Placement(actor)
+
+
+def _on_one_node(config: LLMConfig, actor: dict[str, Any]) -> Placement:
+    bundles = worker_bundles(config, "gpu")
+    own = _as_bundle(actor)
+    if config.placement_group_config is None and actor["num_gpus"]:
+        bundles = [{**bundle, "GPU": 0} for bundle in bundles]  # the user's number is the whole
+    whole = add(*bundles, own)
+    gpus = whole.get("GPU", 0)
+    _enough(config, gpus)
+    actor = {**actor, "num_gpus": gpus}
+    if "max_replicas_per_node" in config.deployment_config:  # Serve allows no group beside it
+        return Placement({**actor, "num_cpus": whole["CPU"], **_typed(config)})
+    return Placement(actor, [whole])
+
+
+def _typed(config: LLMConfig) -> dict[str, Any]:
+    return {"accelerator_type": config.accelerator_type} if config.accelerator_type else {}
+
+
+def _enough(config: LLMConfig, gpus: float) -> None:
+    count = workers(config) * _engines(config)
+    if gpus > 1 and gpus != int(gpus):
+        raise ConfigError(_where(config).says(f"{gpus:g} GPUs: above one, Ray gives whole GPUs only."))
+    if count > 1 and gpus < count:
+        raise ConfigError(
+            _where(config).says(
+                f"{count} workers (tensor x pipeline x data parallel) need a GPU each, but the replica gets "
+                f"{gpus:g}; give more GPUs or lower the parallel sizes in engine_kwargs."
+            )
+        )
+
+
+def _where(config: LLMConfig) -> Any:
+    part = "placement_group_config" if config.placement_group_config is not None else "deployment_config"
+    return config.place / part
+
+
+def _as_bundle(actor: Mapping[str, Any]) -> Bundle:
+    bundle: Bundle = {"CPU": actor["num_cpus"], "GPU": actor["num_gpus"], **actor.get("resources", {})}
+    if "memory" in actor:
+        bundle["memory"] = actor["memory"]
+    return bundle
+
+
+def _of_kind(bundle: Bundle, kind: Kind, accelerator_type: str | None) -> Bundle:
+    if kind == "cpu":
+        return {k: v for k, v in bundle.items() if k != "GPU" and not k.startswith(TYPE_PREFIX)}
+    if accelerator_type and bundle.get("GPU", 0) > 0:
+        return {**bundle, TYPE_PREFIX + accelerator_type: TYPE_SHARE}
+    return bundle
+
+
+def _engines(config: LLMConfig) -> int:
+    """Engine cores of one replica on its node (data parallelism inside the engine)."""
+    local = config.engine_kwargs.get("data_parallel_size_local")
+    return local or _size(config, "data_parallel_size")
+
+
+def _size(config: LLMConfig, name: str) -> int:
+    return config.engine_kwargs.get(name) or 1

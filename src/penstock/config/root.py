@@ -1,0 +1,48 @@
+"""Base of whole configs, built by hand or from YAML: they raise `ConfigError`, never pydantic's error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Self
+
+from pydantic import PrivateAttr
+
+from penstock.config.part import Part
+from penstock.config.place import Place
+from penstock.config.problems import told
+from penstock.config.secret import masked
+
+
+class Root(Part):
+    """A whole config. Remembers where it was read from, so that later checks can name the place."""
+
+    _place: Place = PrivateAttr(default_factory=Place)
+
+    def __init__(self, /, **values: Any) -> None:
+        """Raises: ConfigError with every fault of `values`."""
+        with told(type(self)):
+            super().__init__(**values)
+
+    # Inside other models pydantic builds instances itself: paths of nested faults stay whole.
+    __init__.__pydantic_base_init__ = True  # pyright: ignore[reportFunctionMemberAccess]
+
+    @classmethod
+    def parse(cls, values: Any, place: Place | None = None) -> Self:
+        """From a mapping that was read at `place`.
+
+        Raises: ConfigError with every fault, each with its place.
+        """
+        with told(cls, place):
+            config = cls.model_validate(values)
+        config._place = place or Place()
+        return config
+
+    @property
+    def place(self) -> Place:
+        """Where this config was read; empty for one built in Python."""
+        return self._place
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Pydantic's hook for `repr` and `str`: secrets are masked."""
+        for name, value in super().__repr_args__():
+            yield name, masked(value)

@@ -1,0 +1,136 @@
+"""A YAML file as data, with the line of every key. Knows nothing of models or engines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path as File
+from typing import Any
+
+import yaml
+
+from penstock.config.place import Path, Place
+from penstock.config.problems import config_error, nearest
+from penstock.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a file says, and where: `place` is the file's own, with the lines of its keys."""
+
+    data: Any
+    place: Place
+
+
+def read(name: str | os.PathLike[str], folder: File | None = None) -> Source:
+    """Reads a file; a relative name is looked for in `folder`, then in the working directory.
+
+    Raises: ConfigError for a missing or unreadable file, bad YAML, or a key that is given twice.
+    """
+    file = find(os.fspath(name), folder)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: is not UTF-8 text (byte {error.start}).") from error
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}.") from error
+    return parse(text, str(file))
+
+
+def find(name: str, folder: File | None = None) -> File:
+    """The existing file that `name` means.
+
+    Raises: ConfigError naming the nearest existing file.
+    """
+    places = [File(name)] if folder is None else [folder / name, File(name)]
+    for file in places:
+        if file.is_file():
+            return file
+    for file in places:
+        if file.is_dir():
+            raise ConfigError(f"{file}: is a folder; name a YAML file in it.")
+    looked = " and ".join(dict.fromkeys(str(file.absolute().parent) for file in places))
+    guess = next((found for file in places if (found := _neighbour(file))), None)
+    raise ConfigError(f"{name}: no such file in {looked}." + (f" Did you mean '{guess}'?" if guess else ""))
+
+
+def _neighbour(file: File) -> File | None:
+    """The file with the likeliest name in the same folder."""
+    if not file.parent.is_dir():
+        return None
+    names = [entry.name for entry in file.parent.iterdir() if entry.suffix in (".yaml", ".yml")]
+    guess = nearest(file.name, names)
+    return file.parent / guess if guess else None
+
+
+def parse(text: str, file: str) -> Source:
+    """The data of one YAML document; `file` is its name for messages.
+
+    Raises: ConfigError for bad YAML, and for every key that is given twice.
+    """
+    loader = yaml.SafeLoader(text)
+    try:
+        reading = _Reading(loader, file)
+        node = loader.get_single_node()
+        data = None if node is None else reading.value(node, ())
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        at = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else file
+        raise ConfigError(f"{at}: is not valid YAML: {error.problem}.") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file}: is not valid YAML: {error}") from error
+    finally:
+        loader.dispose()
+    if reading.twice:
+        raise config_error(reading.twice)
+    return Source(data, Place(file, (), reading.lines))
+
+
+@dataclass(slots=True)
+class _Reading:
+    loader: yaml.SafeLoader
+    file: str
+    lines: dict[Path, int] = field(default_factory=dict[Path, int])
+    twice: list[str] = field(default_factory=list[str])
+    open: list[yaml.Node] = field(default_factory=list[yaml.Node])
+
+    def value(self, node: yaml.Node, path: Path) -> Any:
+        """What the node says; notes the lines of all keys below `path`."""
+        if any(node is outer for outer in self.open):
+            raise yaml.MarkedYAMLError(problem="an alias refers to itself", problem_mark=node.start_mark)
+        self.open.append(node)
+        try:
+            if isinstance(node, yaml.MappingNode):
+                return {key: self.value(child, (*path, key)) for key, child in self._entries(node, path)}
+            if isinstance(node, yaml.SequenceNode):
+                return [self._item(child, (*path, i)) for i, child in enumerate(node.value)]
+            return self.loader.construct_object(node)
+        finally:
+            self.open.pop()
+
+    def _item(self, node: yaml.Node, path: Path) -> Any:
+        self.lines[path] = node.start_mark.line + 1
+        return self.value(node, path)
+
+    def _entries(self, node: yaml.MappingNode, path: Path) -> Iterator[tuple[str, yaml.Node]]:
+        own = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        self._note(own, path)
+        self.loader.flatten_mapping(node)  # `<<: *defaults`
+        for key, child in node.value:
+            yield self._name(key), child
+
+    def _note(self, keys: list[yaml.Node], path: Path) -> None:
+        first: dict[str, int] = {}
+        for key in keys:
+            name, line = self._name(key), key.start_mark.line + 1
+            if name in first:
+                where = Place(self.file, (*path, name), {(*path, name): line})
+                self.twice.append(where.says(f"is given twice; the first is in line {first[name]}."))
+            first.setdefault(name, line)
+            self.lines[*path, name] = line
+
+    def _name(self, key: yaml.Node) -> str:
+        if isinstance(key, yaml.ScalarNode):
+            return str(self.loader.construct_object(key))
+        raise yaml.MarkedYAMLError(problem="a key must be a plain name", problem_mark=key.start_mark)
