@@ -4,7 +4,9 @@ Error
 ├── BadRequest            400  what the client sent cannot be served
 │   ├── PromptTooLong     400
 │   └── Unauthorized      401
-├── NotFound              404  no such model, path or adapter
+├── NotFound              404  no such path or adapter
+│   ├── ModelNotFound     404  the request names a model that is not served here
+│   └── MethodNotAllowed  405  the path exists, for other methods
 ├── TooLarge              413  body over the limit
 ├── Overloaded            429  the queue is full: try again later
 ├── Unsupported           501  this engine lacks the operation
@@ -67,6 +69,13 @@ class ModelNotFound(NotFound):
     """The request names a model that is not served here."""
 
     code = "model_not_found"
+
+
+class MethodNotAllowed(NotFound):
+    """The path exists, for other methods."""
+
+    status = 405
+    code = "method_not_allowed"
 
 
 class TooLarge(Error):
