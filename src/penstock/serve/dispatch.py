@@ -1,0 +1,110 @@
+"""One request's way to a replica, and to another one when that fails before its first byte.
+
+Between the gateway, which has resolved the model, and the relay. Here are the lines in which requests wait.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.errors import EngineDead
+from penstock.metrics import GatewayMetrics, ModelMetrics
+from penstock.serve import headers, relay
+from penstock.serve.admission import Line
+from penstock.serve.cards import ModelCard
+from penstock.serve.connection import Headers
+from penstock.serve.fleet import Fleet
+from penstock.serve.reply import Reply
+from penstock.serve.table import Replica, Table, Tried
+
+log = logging.getLogger(__name__)
+
+_MOST_DEATHS = 3
+"""Replicas that one request may take down with it: more would be a request that kills, not bad luck."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A request as a replica will see it."""
+
+    method: str
+    target: bytes
+    headers: Headers
+    body: bytes
+
+
+class Dispatch:
+    """Sends requests to replicas of their model."""
+
+    def __init__(
+        self,
+        cards: Sequence[ModelCard],
+        table: Table,
+        fleet: Fleet,
+        gateway_id: str,
+        wait_for_replica_s: float,
+    ) -> None:
+        self._table = table
+        self._fleet = fleet
+        self._gateway_id = gateway_id
+        self._lines = {card.id: Line(card, table, wait_for_replica_s) for card in cards}
+        self._metrics = GatewayMetrics()
+        self.unresolved = ModelMetrics(self._metrics, "")
+        self._by_model = {card.id: ModelMetrics(self._metrics, card.id) for card in cards}
+
+    def offer(self, replica: Replica) -> None:
+        """Called for each report of a replica: it may take who is waiting."""
+        if replica.model_id in self._lines:
+            self._lines[replica.model_id].offer(replica)
+
+    async def answer(self, model_id: str, question: Question, reply: Reply) -> None:
+        """Relays the answer of a replica of `model_id`.
+
+        Raises: Overloaded, Unavailable; EngineDead when the answer broke after it had begun.
+        """
+        line, tried, deaths = self._lines[model_id], Tried(), 0
+        while True:
+            replica = await line.take(tried)
+            try:
+                return await self._ask(replica, question, reply)
+            except relay.ReplicaFailed as failed:
+                deaths += failed.worked
+                self._give_up(failed, reply, deaths)
+                log.info("replica %s of %s failed a request that goes on: %s", replica.id, model_id, failed)
+            finally:
+                line.give_back(replica)
+            tried.add(replica)
+            self._by_model[model_id].failovers.inc()
+
+    async def _ask(self, replica: Replica, question: Question, reply: Reply) -> None:
+        pool = self._fleet.pool(replica)
+        if pool is None:
+            raise relay.ReplicaFailed("has left", worked=False)
+        own = headers.own(replica.address.secret, self._gateway_id)
+        head = headers.to_replica(question.method, question.target, question.headers, own, len(question.body))
+        await relay.ask(pool, head, question.body, reply)
+
+    def _give_up(self, failed: relay.ReplicaFailed, reply: Reply, deaths: int) -> None:
+        if reply.started:
+            raise EngineDead(
+                "The replica that was answering has failed; the answer is incomplete. Send the request again."
+            ) from failed
+        if deaths >= _MOST_DEATHS:
+            raise EngineDead(
+                f"{deaths} replicas failed while they worked on this request; it is not tried again."
+            ) from failed
+
+    def metrics(self, model_id: str) -> ModelMetrics:
+        """Where the requests of a model are counted."""
+        return self._by_model[model_id]
+
+    def metrics_text(self) -> bytes:
+        """Our own metrics, as Prometheus reads them."""
+        for model_id, line in self._lines.items():
+            shown = self._by_model[model_id]
+            shown.open.set(sum(replica.in_flight for replica in self._table.members(model_id)))
+            shown.queued.set(len(line))
+            shown.ready.set(len(self._table.ready(model_id)))
+        return self._metrics.text()

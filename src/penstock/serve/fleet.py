@@ -1,0 +1,99 @@
+"""Keeps a link to every member of the table, and the connections to it.
+
+It stands between the table, which it feeds, and the replicas. It decides nothing about requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from penstock.serve import link
+from penstock.serve.connection import Connection
+from penstock.serve.pool import Pool
+from penstock.serve.table import Replica, Table
+
+log = logging.getLogger(__name__)
+
+_RETRY_FIRST_S, _RETRY_MOST_S = 0.05, 1.0
+_ASK_AGAIN_S = 10.0  # for the network, while a replica on another node goes on refusing
+_ASK_GAP_S = 1.0  # between two questions to the replicas of one model
+
+
+class Fleet:
+    """Links and pools of all members. Lives on the table's event loop."""
+
+    def __init__(
+        self, table: Table, gateway_id: str, unreachable: Callable[[str], Awaitable[None]] | None
+    ) -> None:
+        """unreachable: asks the replicas of a model to listen on the network."""
+        self._table = table
+        self._gateway_id = gateway_id
+        self._unreachable = unreachable
+        self._asked: dict[str, float] = {}
+        self._tasks: dict[Replica, asyncio.Task[None]] = {}
+        self._pools: dict[Replica, Pool] = {}
+
+    def join(self, replica: Replica) -> None:
+        """Begins to follow a member."""
+        self._pools[replica] = Pool(replica.address, self._table.node_id)
+        self._tasks[replica] = asyncio.create_task(self._follow(replica, self._pools[replica]))
+
+    def leave(self, replica: Replica) -> None:
+        """Lets a member go; what it is answering goes on."""
+        self._tasks.pop(replica).cancel()
+        self._pools.pop(replica).close()
+
+    def pool(self, replica: Replica) -> Pool | None:
+        """Its connections; None when it has left."""
+        return self._pools.get(replica)
+
+    async def close(self) -> None:
+        """Ends all links and idle connections."""
+        tasks = list(self._tasks.values())
+        for replica in list(self._tasks):
+            self.leave(replica)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(self, replica: Replica, pool: Pool) -> None:
+        """Listens to its link; when the link is lost, tries for a new one for as long as it is a member."""
+        retry_s, ask_due = _RETRY_FIRST_S, 0.0
+        while True:
+            hellos, now = replica.hellos, asyncio.get_running_loop().time()
+            try:
+                await self._listen(replica, await pool.connect())
+            except ConnectionRefusedError:
+                if now >= ask_due and not replica.address.is_local(self._table.node_id):
+                    ask_due = now + _ASK_AGAIN_S if await self._ask_for_network(replica.model_id) else now
+            except (OSError, TimeoutError, msgspec.DecodeError) as error:
+                log.debug("link to replica %s of %s: %s", replica.id, replica.model_id, error)
+            retry_s = _RETRY_FIRST_S if replica.hellos > hellos else min(2 * retry_s, _RETRY_MOST_S)
+            await asyncio.sleep(retry_s)
+
+    async def _listen(self, replica: Replica, connection: Connection) -> None:
+        def said(word: link.Hello | link.Report) -> None:
+            if isinstance(word, link.Hello):
+                self._table.hello(replica, word)
+            else:
+                self._table.report(replica, word)
+
+        try:
+            await link.listen(connection, replica.address.secret, self._gateway_id, said)
+        finally:
+            self._table.lost(replica)
+            connection.abort()
+
+    async def _ask_for_network(self, model_id: str) -> bool:
+        """Whether it was asked for now: one question serves all replicas of a model that refuse together."""
+        now = asyncio.get_running_loop().time()
+        if self._unreachable is None or now - self._asked.get(model_id, -_ASK_GAP_S) < _ASK_GAP_S:
+            return False
+        self._asked[model_id] = now
+        try:
+            await self._unreachable(model_id)
+        except Exception:  # whatever the caller's question meets, the next refusal asks again
+            log.exception("asking the replicas of %s to listen on the network failed", model_id)
+        return True

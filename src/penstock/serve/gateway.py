@@ -1,0 +1,191 @@
+"""The front door: one ASGI app for all models and endpoints, on its own port or behind Serve's HTTP.
+
+Per request it runs once: who asks, for what, which model; then `dispatch` finds a replica and `relay` moves
+bytes. It knows neither Ray nor engines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+
+from penstock import errors
+from penstock.config import GatewayConfig
+from penstock.engine import Receive, Scope, Send
+from penstock.serve import body, routes, scrape
+from penstock.serve.cards import Catalogue, ModelCard
+from penstock.serve.dispatch import Dispatch, Question
+from penstock.serve.fleet import Fleet
+from penstock.serve.log import write_json
+from penstock.serve.port import Port as PublicPort
+from penstock.serve.port import serve_on
+from penstock.serve.reply import ClientGone, Reply
+from penstock.serve.request import Request
+from penstock.serve.routes import By, Route
+from penstock.serve.table import Table
+
+__all__ = ["Gateway", "PublicPort", "serve_on"]
+
+log = logging.getLogger(__name__)
+
+_JSON = [(b"content-type", b"application/json")]
+_TEXT = [(b"content-type", b"text/plain; charset=utf-8")]
+_PROMETHEUS = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
+
+
+class Gateway:
+    """ASGI app. Everything happens on the loop that calls `start`, which is the table's too."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        models: Sequence[ModelCard],
+        table: Table,
+        *,
+        unreachable: Callable[[str], Awaitable[None]] | None = None,
+    ) -> None:
+        """unreachable: called with a model's id when a replica on another node refuses TCP connections.
+
+        Raises: ConfigError when the default model is none of `models`.
+        """
+        self._config = config
+        self._catalogue = Catalogue(models, config.default_model)
+        self._table = table
+        self._id = uuid.uuid4().hex
+        self._fleet = Fleet(table, self._id, unreachable)
+        self._dispatch = Dispatch(models, table, self._fleet, self._id, config.wait_for_replica_s)
+        self._key = config.api_key.get_secret_value().encode() if config.api_key else None
+        self._own: dict[By, Callable[[Request, Route, Reply], Awaitable[None]]] = {
+            By.ENGINE: self._ask_engine,
+            By.MODELS: self._show_models,
+            By.HEALTH: self._show_health,
+            By.ALIVE: self._show_alive,
+            By.METRICS: self._show_metrics,
+        }
+
+    async def start(self) -> None:
+        """Begins to follow the table's replicas."""
+        if self._config.log_format == "json":
+            write_json()
+        self._table.watch(self._fleet.join, self._fleet.leave, self._dispatch.offer)
+
+    async def close(self) -> None:
+        """Ends links and idle connections. Close the port before: it waits for open requests."""
+        await self._fleet.close()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._serve(Request(scope, receive), send)
+        elif scope["type"] == "lifespan":
+            await _live(receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1008})
+
+    async def _serve(self, request: Request, send: Send) -> None:
+        reply = Reply(send, request.id)
+        request.metrics = self._dispatch.unresolved
+        error = None
+        try:
+            async with asyncio.timeout(self._config.request_timeout_s):
+                await self._answer(request, reply)
+        except ClientGone:
+            request.gone = True
+        except TimeoutError:
+            error = errors.DeadlineExceeded(
+                f"The request was not finished within {self._config.request_timeout_s:g} s, the time limit."
+            )
+        except errors.Error as raised:
+            error = raised
+        except Exception as raised:
+            error = errors.Error()
+            error.__cause__ = raised
+        if error is not None:
+            await reply.fail(error, request.advice(error))
+        request.account(reply, error)
+
+    async def _answer(self, request: Request, reply: Reply) -> None:
+        route = self._authorized_route(request)
+        request.route = route
+        if route.by is not By.ENGINE:
+            request.metrics = None  # probes and listings are not requests to a model
+        if request.method == "OPTIONS":
+            await reply.whole(204, [(b"allow", route.allow.encode())], b"")
+        else:
+            routes.check_method(route, request.method)
+            await self._own[route.by](request, route, reply)
+
+    def _authorized_route(self, request: Request) -> Route:
+        """The route; without the key only a public one, so that nothing else can be told apart."""
+        try:
+            route = routes.find(request.path)
+        except errors.NotFound:
+            self._check_key(request)
+            raise
+        if not route.public:
+            self._check_key(request)
+        return route
+
+    def _check_key(self, request: Request) -> None:
+        if self._key is None:
+            return
+        bearer = request.fields.get(b"authorization", b"")
+        scheme, _, key = bearer.partition(b" ")
+        given = key.strip() if scheme.lower() == b"bearer" else request.fields.get(b"x-api-key", b"")
+        if not hmac.compare_digest(given, self._key):
+            raise errors.Unauthorized(
+                "The API key is missing or wrong; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
+            )
+
+    async def _ask_engine(self, request: Request, route: Route, reply: Reply) -> None:
+        fields = request.fields
+        content = await body.read(request.receive, fields.get(b"content-length"), self._config.max_body_bytes)
+        named = body.named_model(content, fields.get(b"content-type", b"")) or request.queried("model")
+        card = self._catalogue.resolve(named)
+        request.metrics = self._dispatch.metrics(card.id)
+        method = "GET" if request.method == "HEAD" else request.method
+        question = Question(method, request.target, request.headers, content)
+        async with request.while_connected():
+            await self._dispatch.answer(card.id, question, reply)
+
+    async def _show_models(self, request: Request, route: Route, reply: Reply) -> None:
+        lengths = {model_id: self._table.max_model_len(model_id) for model_id in self._catalogue.cards}
+        if route.argument is None:
+            content = self._catalogue.show_all(lengths)
+        else:
+            content = self._catalogue.show(route.argument, lengths.get(route.argument))
+        await reply.whole(200, _JSON, content)
+
+    async def _show_health(self, request: Request, route: Route, reply: Reply) -> None:
+        """200 when every model can answer: what a load balancer or Kubernetes asks."""
+        models = {
+            model_id: {
+                "ready": len(self._table.ready(model_id)),
+                "replicas": len(self._table.members(model_id)),
+            }
+            for model_id in self._catalogue.cards
+        }
+        healthy = all(counts["ready"] for counts in models.values())
+        content = msgspec.json.encode({"status": "ok" if healthy else "unavailable", "models": models})
+        await reply.whole(200 if healthy else 503, _JSON, content)
+
+    async def _show_alive(self, request: Request, route: Route, reply: Reply) -> None:
+        await reply.whole(200, _TEXT, b"success")
+
+    async def _show_metrics(self, request: Request, route: Route, reply: Reply) -> None:
+        reachable = [replica for replica in self._table if replica.state in ("ready", "draining")]
+        engines = await scrape.scrape(reachable, self._fleet, self._id)
+        await reply.whole(200, _PROMETHEUS, self._dispatch.metrics_text() + engines)
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    """Says yes to a server that announces its start and its end."""
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

@@ -1,0 +1,181 @@
+"""What stands before the engine's app on a replica's listener: secret, count, link, and the last word.
+
+It sees to it that a gateway can tell a death from an answer: a request that the engine's death hit before its
+first byte is marked for another replica, one that was hit later is cut off, whatever the engine's app says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from penstock.engine import ASGIApp, Load, Message, Receive, Scope, Send
+from penstock.errors import EngineDead, Unavailable
+from penstock.openai.errors import envelope, headers
+from penstock.serve import link
+
+log = logging.getLogger(__name__)
+
+_DYING_S = 0.3  # an error this close before the engine's death is the death's
+_FAILURES = (b'data: {"error"', b"event: error")
+
+
+class Guard:
+    """ASGI app around the engine's app."""
+
+    def __init__(self, app: ASGIApp, load: Callable[[], Load], hello: link.Hello, secret: str) -> None:
+        self._app = app
+        self._load = load
+        self._hello = hello
+        self._secret = secret.encode()
+        self._state: link.State = "ready"
+        self._refusal: Unavailable | None = None
+        self._links_end = False
+        self._changed = asyncio.Event()  # set, and replaced, when links have something to say at once
+        self._by_gateway: Counter[bytes] = Counter()
+        self.open: set[asyncio.Task[object]] = set()
+
+    def say_draining(self) -> None:
+        """Gateways send nothing new from now on."""
+        self._state = "draining"
+        self._tell_links()
+
+    def refuse(self, why: Unavailable) -> None:
+        """New requests are answered 503, marked for another replica."""
+        self._refusal = self._refusal or why
+
+    def end_links(self) -> None:
+        """Every gateway takes this replica for dead."""
+        self._links_end = True
+        self._tell_links()
+
+    def die(self, reason: str) -> None:
+        """The engine is dead: ends the links, and what is open."""
+        log.error("The engine died (%s); %d open requests fail.", reason, len(self.open))
+        self._refusal = EngineDead("The engine behind this replica died.")
+        self.end_links()
+        self.cut()
+
+    def cut(self) -> int:
+        """Ends every open request; gives their number."""
+        tasks = list(self.open)
+        for task in tasks:
+            task.cancel()
+        return len(tasks)
+
+    def _tell_links(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        fields = dict(scope["headers"])
+        if not hmac.compare_digest(fields.get(link.SECRET, b""), self._secret):
+            return await _refuse(send, 403, Unavailable("Only gateways may ask here."), [])
+        gateway = fields.get(link.GATEWAY, b"")
+        if scope["path"] == link.PATH:
+            return await self._talk(gateway, receive, send)
+        if self._refusal is not None:
+            return await _turn_away(send, self._refusal, link.UNTOUCHED)
+        scope["headers"] = [field for field in scope["headers"] if not field[0].startswith(b"x-penstock-")]
+        return await self._pass(gateway, scope, receive, send)
+
+    async def _pass(self, gateway: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = _Answer(send)
+        task = asyncio.current_task()
+        assert task is not None
+        self.open.add(task)
+        self._by_gateway[gateway] += 1
+        try:
+            await self._app(scope, receive, answer.send)
+        except asyncio.CancelledError:
+            if self._refusal is None:
+                raise
+            task.uncancel()
+        finally:
+            self.open.discard(task)
+            self._by_gateway[gateway] -= 1
+        if self._refusal is not None and not answer.started:
+            await _turn_away(send, self._refusal, link.INTERRUPTED)
+        # What has started and not ended is cut by uvicorn as soon as we return.
+
+    async def _talk(self, gateway: bytes, receive: Receive, send: Send) -> None:
+        """The link: hello, then reports, until it is ended here or there."""
+        gone = asyncio.create_task(_disconnect(receive))
+        kind = [(b"content-type", b"application/x-ndjson")]
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": kind})
+            await _say(send, link.line(self._hello))
+            await self._report_to(gateway, send, gone)
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            gone.cancel()
+
+    async def _report_to(self, gateway: bytes, send: Send, gone: asyncio.Task[None]) -> None:
+        last, beat_due = None, 0.0
+        while not gone.done() and not self._links_end:
+            changed = self._changed
+            report = self._report(gateway)
+            if report != last or time.monotonic() >= beat_due:
+                await _say(send, link.line(report))
+                last, beat_due = report, time.monotonic() + link.BEAT_S
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), link.COALESCE_S)
+
+    def _report(self, gateway: bytes) -> link.Report:
+        load = self._load()
+        return link.Report(
+            state=self._state,
+            running=load.running,
+            waiting=load.waiting,
+            waiting_tokens=load.waiting_tokens,
+            kv_usage=round(load.kv_usage, 2),
+            elsewhere=len(self.open) - self._by_gateway[gateway],
+        )
+
+
+class _Answer:
+    """ASGI send that holds the start back until the first body byte, and no dying engine's error gets out."""
+
+    __slots__ = ("_send", "_start", "started")
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._start: Message | None = None
+        self.started = False
+
+    async def send(self, message: Message) -> None:
+        """For the engine's app."""
+        if message["type"] == "http.response.start":
+            self._start = message
+            return
+        start, self._start = self._start, None
+        if message.get("body", b"").startswith(_FAILURES) or (start and start["status"] >= 500):
+            await asyncio.sleep(_DYING_S)  # where it was a death, the guard cancels us here
+        if start is not None:
+            self.started = True
+            await self._send(start)
+        await self._send(message)
+
+
+async def _say(send: Send, text: bytes) -> None:
+    await send({"type": "http.response.body", "body": text, "more_body": True})
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _turn_away(send: Send, why: Unavailable, state: bytes) -> None:
+    await _refuse(send, why.status, why, [(link.RETRY, state), (b"connection", b"close")])
+
+
+async def _refuse(send: Send, status: int, why: Unavailable, more: list[tuple[bytes, bytes]]) -> None:
+    body = envelope(why)
+    await send({"type": "http.response.start", "status": status, "headers": headers(why, body) + more})
+    await send({"type": "http.response.body", "body": body})

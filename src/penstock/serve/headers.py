@@ -1,0 +1,73 @@
+"""Which header fields pass between client and replica, and which stay with us."""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+from penstock.errors import BadRequest
+from penstock.serve import link
+from penstock.serve.connection import Headers
+
+REQUEST_ID = b"x-request-id"
+_OWN = b"x-penstock-"
+_HOP_BY_HOP = frozenset(
+    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer"
+    b" transfer-encoding upgrade".split()
+)
+# The client's credentials are for us; the length is written anew; Expect was answered by our own server.
+_NOT_TO_REPLICA = _HOP_BY_HOP | {
+    b"host",
+    b"content-length",
+    b"expect",
+    b"authorization",
+    b"x-api-key",
+    b"cookie",
+}
+_NOT_TO_CLIENT = _HOP_BY_HOP | {b"server", b"date", REQUEST_ID}
+_VALID_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}")
+
+
+def request_id(given: bytes | None) -> str:
+    """The client's own id if it is fit for logs and headers, else a new one."""
+    if given is not None and _VALID_ID.fullmatch(given):
+        return given.decode()
+    return uuid.uuid4().hex
+
+
+def to_replica(method: str, target: bytes, client: Headers, own: Headers, body_bytes: int) -> bytes:
+    """Head of the request to a replica: the client's fields that pass, then our own.
+
+    Raises: BadRequest when a field would end its line; servers that speak HTTP never hand us one.
+    """
+    named = _named_in_connection(client)
+    fields = [
+        field
+        for field in client
+        if field[0] not in _NOT_TO_REPLICA and not field[0].startswith(_OWN) and field[0] not in named
+    ]
+    fields += [(b"host", b"replica"), (b"content-length", b"%d" % body_bytes), *own]
+    lines = [
+        method.encode() + b" " + target + b" HTTP/1.1",
+        *(name + b": " + value for name, value in fields),
+    ]
+    head = b"\r\n".join(lines) + b"\r\n\r\n"
+    if head.count(b"\n") != len(lines) + 1 or b" " in target:
+        raise BadRequest("The request's path or headers contain a line break.")
+    return head
+
+
+def own(secret: str, gateway_id: str) -> Headers:
+    """What only a gateway can say to a replica."""
+    return [(link.SECRET, secret.encode()), (link.GATEWAY, gateway_id.encode())]
+
+
+def to_client(replica: Headers) -> Headers:
+    """The replica's fields that pass."""
+    return [field for field in replica if field[0] not in _NOT_TO_CLIENT and not field[0].startswith(_OWN)]
+
+
+def _named_in_connection(headers: Headers) -> frozenset[bytes]:
+    """Fields that the Connection header declares to be for one hop."""
+    values = [value for name, value in headers if name == b"connection"]
+    return frozenset(name.strip().lower() for value in values for name in value.split(b","))

@@ -1,0 +1,84 @@
+"""The link: one long answer from a replica to each gateway, in which it says how it is. Its end means death.
+
+What crosses it, as lines of JSON: a `Hello`, then a `Report` for each change and at least once a second. The
+replica's side is in `guard`; here are the words, and the gateway's side that listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from penstock.serve.connection import Connection
+
+PATH = "/_penstock/link"
+BEAT_S = 1.0  # a report at least this often
+COALESCE_S = 0.1  # and at most this often, unless the state changes
+SILENCE_S = 5.0  # without a line for so long, the link counts as lost
+
+# Headers between gateway and replica. Clients can neither send nor see any x-penstock- header.
+SECRET = b"x-penstock-secret"
+GATEWAY = b"x-penstock-gateway"
+RETRY = b"x-penstock-retry"  # on an answer: another replica may take the request, which was ...
+UNTOUCHED = b"untouched"  # refused at the door, or
+INTERRUPTED = b"interrupted"  # being worked on when the engine died
+
+State = Literal["ready", "draining"]
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """The first line: who is speaking. Units: max_model_len in tokens."""
+
+    model_id: str
+    pid: int
+    version: str
+    max_model_len: int | None = None
+
+
+class Report(msgspec.Struct, frozen=True, tag="report"):
+    """How the replica is. Units: requests, tokens; kv_usage as a share from 0 to 1.
+
+    elsewhere: open requests that came from other gateways than the one that reads this.
+    """
+
+    state: State = "ready"
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    kv_usage: float = 0.0
+    elsewhere: int = 0
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Hello | Report).decode
+
+
+def line(word: Hello | Report) -> bytes:
+    """One line of the link."""
+    return _encode(word) + b"\n"
+
+
+async def listen(
+    connection: Connection, secret: str, gateway_id: str, said: Callable[[Hello | Report], None]
+) -> None:
+    """Calls `said` for every line, until the link ends; it always ends by raising.
+
+    Raises: ConnectionError at its end, TimeoutError after silence, msgspec.DecodeError on nonsense.
+    """
+    fields = b"%b: %b\r\n%b: %b\r\n" % (SECRET, secret.encode(), GATEWAY, gateway_id.encode())
+    connection.request(b"GET %b HTTP/1.1\r\nhost: replica\r\n%b\r\n" % (PATH.encode(), fields))
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(SILENCE_S) as silence:
+        head = await connection.head()
+        if head.status != 200:
+            raise ConnectionAbortedError(f"the replica refused the link with status {head.status}")
+        rest = b""
+        while piece := await connection.read():
+            silence.reschedule(loop.time() + SILENCE_S)
+            *lines, rest = (rest + piece).split(b"\n")
+            for text in lines:
+                said(_decode(text))
+    raise ConnectionResetError("the replica ended the link")

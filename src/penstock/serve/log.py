@@ -1,0 +1,40 @@
+"""Log lines as JSON, one object a line, for collectors that read a container's output."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+_HANDLER = "penstock-json"
+
+
+class JSONLines(logging.Formatter):
+    """Time, level, logger, message; then the record's `facts` by their own names."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "facts", {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line, enc_hook=str).decode()
+
+
+def write_json() -> None:
+    """Everything that Penstock logs in this process goes to stderr as JSON lines. Safe to call twice."""
+    logger = logging.getLogger("penstock")
+    if any(handler.name == _HANDLER for handler in logger.handlers):
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.name = _HANDLER
+    handler.setFormatter(JSONLines())
+    logger.addHandler(handler)
+    logger.propagate = False

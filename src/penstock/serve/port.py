@@ -1,0 +1,123 @@
+"""An ASGI app on a bound socket: serves both the gateway's public port and a replica's listener."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Generator
+from typing import Any, cast
+
+import uvicorn
+
+from penstock.engine import ASGIApp
+from penstock.errors import ConfigError, Unavailable
+
+KEEP_ALIVE_S = 75
+"""How long an idle connection is kept; whoever reuses connections to us must let go of them earlier."""
+
+_BACKLOG = 2048
+
+
+class _Uvicorn(uvicorn.Server):
+    """Leaves signals to whoever runs the process."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+class Port:
+    """A listening socket with an app behind it, on the running event loop."""
+
+    def __init__(self, server: uvicorn.Server, sock: socket.socket) -> None:
+        self._server = server
+        self._name = sock.getsockname()
+        self._task = asyncio.create_task(server.serve(sockets=[sock]))
+
+    @classmethod
+    async def open(cls, app: ASGIApp, sock: socket.socket) -> Port:
+        """Listens on the bound `sock` and owns it from now on.
+
+        interface="asgi3" is said because uvicorn takes a bound method for an ASGI 2 app.
+        """
+        config = uvicorn.Config(
+            cast(Any, app),
+            loop="none",
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            backlog=_BACKLOG,
+        )
+        sock.listen(_BACKLOG)  # connections wait in the backlog from here on, none is refused
+        port = cls(_Uvicorn(config), sock)
+        while not port._server.started:
+            port.check()
+            await asyncio.sleep(0)
+        return port
+
+    @property
+    def number(self) -> int:
+        """The TCP port, also when 0 was asked for."""
+        return self._name[1]
+
+    def check(self) -> None:
+        """Raises: Unavailable when nothing listens any more."""
+        if self._task.done():
+            raise Unavailable("The listening socket is closed.")
+
+    async def close(self, grace_s: float = 20.0) -> None:
+        """Stops accepting, lets open requests finish within `grace_s`, cuts the rest."""
+        self._server.config.timeout_graceful_shutdown = cast(int, grace_s)
+        self._server.should_exit = True
+        await self._task
+
+
+async def serve_on(app: ASGIApp, host: str, port: int, *, reuse_port: bool = False) -> Port:
+    """Opens the public port.
+
+    reuse_port: several gateways share the port. Linux lets two strangers share it in silence, too, so the one
+    that starts the gateways asks `check_free` first.
+    Raises: ConfigError when the port is taken or the host is not one of this machine's.
+    """
+    return await Port.open(app, bind(host, port, reuse_port=reuse_port))
+
+
+def check_free(host: str, port: int) -> None:
+    """Raises: ConfigError when something listens on the port, whatever its socket options."""
+    bind(host, port).close()
+
+
+def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
+    """A TCP socket bound to `host` and `port`, not listening yet.
+
+    Raises: ConfigError that says what is wrong with them.
+    """
+    try:
+        family, kind, protocol, _, name = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(
+            f"Cannot listen on host {host!r}: {error}. Give an address of this machine."
+        ) from error
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.bind(name)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(
+            f"Cannot listen on {host}:{port}: {error.strerror}. "
+            "Stop the program that uses it, or choose another port."
+        ) from error
+    return sock

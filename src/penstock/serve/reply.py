@@ -1,0 +1,74 @@
+"""The answer to one client: ASGI's send, and how far the answer has got.
+
+Before the first byte a failure is a status; after it a stream ends with an error event and no `[DONE]`, and
+anything else is cut off, so that no client takes half an answer for a whole one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from penstock.engine import Send
+from penstock.errors import Error
+from penstock.openai import errors as wire
+from penstock.serve.connection import Headers
+
+_LAST_WORD_S = 5.0  # for the error event, when the client reads slowly or not at all
+_STREAM = (b"content-type", b"text/event-stream")
+_UNBUFFERED = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]  # for proxies before us
+
+
+class ClientGone(Exception):
+    """The client has closed its connection: nobody reads an answer."""
+
+
+class Reply:
+    """One answer on its way to the client."""
+
+    __slots__ = ("_request_id", "_send", "broken", "first_byte_at", "status", "streaming")
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self._request_id = (b"x-request-id", request_id.encode())
+        self.status: int | None = None
+        self.streaming = False
+        self.broken = False
+        self.first_byte_at: float | None = None
+
+    @property
+    def started(self) -> bool:
+        return self.status is not None
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """Status and headers; the first byte follows at once."""
+        self.first_byte_at = asyncio.get_running_loop().time()
+        self.status = status
+        kind = next((value for name, value in headers if name == b"content-type"), b"")
+        self.streaming = kind.startswith(_STREAM[1])
+        more = [*(_UNBUFFERED if self.streaming else ()), self._request_id]
+        names = {name for name, _ in more}
+        passing = [field for field in headers if field[0] not in names]
+        await self._send({"type": "http.response.start", "status": status, "headers": [*passing, *more]})
+
+    async def piece(self, body: bytes, more: bool = True) -> None:
+        """Body bytes; waits while the client's side is full."""
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def whole(self, status: int, headers: Headers, body: bytes) -> None:
+        """A complete answer of our own."""
+        length = (b"content-length", b"%d" % len(body))
+        await self.start(status, [*(field for field in headers if field[0] != length[0]), length])
+        await self.piece(body, more=False)
+
+    async def fail(self, error: Error, headers: Headers | None = None) -> None:
+        """Says that the request failed, in the form that is still possible."""
+        self.broken = self.started
+        if not self.started:
+            body = wire.envelope(error)
+            await self.whole(error.status, [*wire.headers(error, body), *(headers or ())], body)
+        elif self.streaming:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_WORD_S):
+                    await self.piece(wire.error_event(error), more=False)
+        # Else the server closes the connection when we return: the answer is seen to be incomplete.

@@ -1,0 +1,121 @@
+"""One client's request while it is served: what it asks, whether the client is still there, how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+from urllib.parse import parse_qs
+
+from penstock.engine import Receive, Scope
+from penstock.errors import Error, MethodNotAllowed, Unauthorized
+from penstock.metrics import ModelMetrics
+from penstock.serve import headers
+from penstock.serve.connection import Headers
+from penstock.serve.reply import ClientGone, Reply
+from penstock.serve.routes import Route, below
+
+log = logging.getLogger(__name__)
+access = logging.getLogger("penstock.access")
+"""A line for every request: silent unless its level is set to INFO."""
+
+
+class Request:
+    """Made from an ASGI scope."""
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self.receive = receive
+        self.method: str = scope["method"]
+        self.path = below(scope.get("root_path", ""), scope["path"])
+        self.query: bytes = scope.get("query_string", b"")
+        self.headers: Headers = list(scope["headers"])
+        self.fields = dict(self.headers)
+        self.id = headers.request_id(self.fields.get(headers.REQUEST_ID))
+        self.started_at = asyncio.get_running_loop().time()
+        self.route: Route | None = None
+        self.metrics: ModelMetrics | None = None
+        self.gone = False
+
+    @property
+    def target(self) -> bytes:
+        """Path and query for a replica. The path has passed the table of routes: it needs no quoting."""
+        return self.path.encode() + (b"?" + self.query if self.query else b"")
+
+    def queried(self, name: str) -> str | None:
+        """The first value of a query parameter."""
+        return parse_qs(self.query.decode("latin-1")).get(name, [None])[0] if self.query else None
+
+    @contextlib.asynccontextmanager
+    async def while_connected(self) -> AsyncGenerator[None]:
+        """Ends what it wraps when the client goes; its body must have been read.
+
+        Raises: ClientGone.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        watch = asyncio.create_task(self._cancel_when_gone(task))
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not self.gone:
+                raise
+            task.uncancel()
+            raise ClientGone from None
+        finally:
+            watch.cancel()
+
+    async def _cancel_when_gone(self, task: asyncio.Task[object]) -> None:
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+        self.gone = True
+        task.cancel()
+
+    def advice(self, error: Error) -> Headers:
+        """Header fields that HTTP wants beside some statuses."""
+        if isinstance(error, MethodNotAllowed) and self.route is not None:
+            return [(b"allow", self.route.allow.encode())]
+        return [(b"www-authenticate", b"Bearer")] if isinstance(error, Unauthorized) else []
+
+    def account(self, reply: Reply, error: Error | None) -> None:
+        """Counts the request, and logs it when it failed."""
+        seconds = asyncio.get_running_loop().time() - self.started_at
+        status = "gone" if self.gone else "cut" if reply.broken else str(reply.status)
+        if self.metrics is not None:
+            self.metrics.ended(status, seconds)
+            if reply.first_byte_at is not None and error is None:
+                self.metrics.first_byte_seconds.observe(reply.first_byte_at - self.started_at)
+        if error is not None and (reply.broken or error.status >= 500):
+            self._log(log, logging.WARNING, status, seconds, error)
+        elif access.isEnabledFor(logging.INFO):
+            self._log(access, logging.INFO, status, seconds, error)
+
+    def _log(self, to: logging.Logger, level: int, status: str, seconds: float, error: Error | None) -> None:
+        """One line; what is foreign or secret in an error stays here, in the log."""
+        facts = {
+            "request_id": self.id,
+            "method": self.method,
+            "path": self.path,
+            "model": self.metrics.model_id if self.metrics else "",
+            "status": status,
+            "seconds": round(seconds, 3),
+        }
+        cause = error.__cause__ if error else None
+        if error is not None:
+            facts |= {"code": error.code, "error": str(error), "cause": repr(cause) if cause else ""}
+        text = "%s %s: %s after %.3f s, model %r, request %s%s"
+        what = f": {error}" + (f" ({cause!r})" if cause else "") if error else ""
+        trace = cause if error is not None and error.code == Error.code else None
+        to.log(
+            level,
+            text,
+            self.method,
+            self.path,
+            status,
+            seconds,
+            facts["model"],
+            self.id,
+            what,
+            exc_info=trace,
+            extra={"facts": facts},
+        )

@@ -1,0 +1,116 @@
+"""Which paths exist for clients, and who answers them. What is not in this table is a 404.
+
+An engine's app has more than this: paths that stop, pause, reload or inspect it. Those are not for the
+public; control goes through deployment handles.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+
+from penstock.errors import MethodNotAllowed, NotFound
+
+
+class By(enum.Enum):
+    """Who answers."""
+
+    ENGINE = enum.auto()
+    MODELS = enum.auto()
+    HEALTH = enum.auto()
+    ALIVE = enum.auto()
+    METRICS = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One public path. public: it answers without an API key. argument: the id at the end of the path."""
+
+    methods: tuple[str, ...]
+    by: By
+    public: bool = False
+    argument: str | None = None
+
+    @property
+    def allow(self) -> str:
+        """Value of the Allow header."""
+        heads = ("HEAD",) if "GET" in self.methods else ()
+        return ", ".join((*self.methods, *heads, "OPTIONS"))
+
+
+_READ = Route(("GET",), By.ENGINE)
+_ASK = Route(("POST",), By.ENGINE)
+
+ENGINE_PATHS = (
+    "/v1/chat/completions",
+    "/v1/chat/completions/batch",
+    "/v1/chat/completions/render",
+    "/v1/chat/completions/derender",
+    "/v1/completions",
+    "/v1/completions/render",
+    "/v1/completions/derender",
+    "/v1/responses",
+    "/v1/responses/render",
+    "/v1/messages",
+    "/v1/messages/render",
+    "/v1/messages/count_tokens",
+    "/cohere/v2/chat",
+    "/inference/v1/generate",
+    "/generative_scoring",
+    "/v1/systemone",
+    "/v1/embeddings",
+    "/v2/embed",
+    "/v1/score",
+    "/score",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/rerank",
+    "/classify",
+    "/pooling",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/tokenize",
+    "/detokenize",
+)
+"""Asked by POST; which of them a model answers depends on its task."""
+
+_ROUTES = dict.fromkeys(ENGINE_PATHS, _ASK) | {
+    "/version": _READ,
+    "/tokenizer_info": _READ,
+    "/v1/models": Route(("GET",), By.MODELS),
+    "/health": Route(("GET",), By.HEALTH, public=True),
+    "/-/healthz": Route(("GET",), By.ALIVE, public=True),  # what KubeRay asks on every node
+    "/metrics": Route(("GET",), By.METRICS),
+}
+_RESPONSE = re.compile(r"/v1/responses/[A-Za-z0-9_-]{1,128}(/cancel)?")
+_MODEL = "/v1/models/"
+
+
+def find(path: str) -> Route:
+    """The route of a decoded path. Raises: NotFound."""
+    route = _ROUTES.get(path)
+    if route is not None:
+        return route
+    if path.startswith(_MODEL) and len(path) > len(_MODEL):
+        return Route(("GET",), By.MODELS, argument=path[len(_MODEL) :])
+    if match := _RESPONSE.fullmatch(path):
+        return _ASK if match[1] else _READ
+    raise NotFound(f"There is no path '{path[:200]}' here; the models served are listed under /v1/models.")
+
+
+def check_method(route: Route, method: str) -> None:
+    """Raises: MethodNotAllowed, with the methods that are."""
+    if method not in route.methods and not (method == "HEAD" and "GET" in route.methods):
+        raise MethodNotAllowed(f"The method {method[:20]} is not allowed here; allowed are {route.allow}.")
+
+
+def below(root_path: str, path: str) -> str:
+    """`path` without the prefix under which an outer server mounts us.
+
+    Source: ASGI's HTTP scope, where `path` includes `root_path`; some servers leave it out, which is fine.
+    """
+    root = root_path.rstrip("/")
+    if root and path.startswith(root) and path[len(root) : len(root) + 1] in ("", "/"):
+        return path[len(root) :] or "/"
+    return path
