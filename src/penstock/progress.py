@@ -1,7 +1,7 @@
 """What a starting replica tells the command that waits for it. Both ends; ground level.
 
-The command opens a `Reader` and names its socket in PENSTOCK_PROGRESS before it starts the workers, which
-inherit the name. Where it is absent or leads nowhere (on another node), nothing is sent.
+The command opens a `Reader` and names its socket in the environment before it starts the workers, which inherit
+it. Where the name is absent or leads nowhere (on another node), nothing is sent.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-ENVIRONMENT = "PENSTOCK_PROGRESS"
+ENVIRONMENT = "_PENSTOCK_PROGRESS"
+"""Not a setting: the underscore keeps it apart from what users set and `Settings` checks."""
+
 READY = "ready"
 FAILED = "failed"
 _MOST_DETAIL = 16_000  # characters; a datagram on a Unix socket holds some 200 kB

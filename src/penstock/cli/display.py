@@ -69,7 +69,9 @@ class Display(Protocol):
     def enter(self, label: str, phase: str, at: float | None = None) -> None: ...
     def end(self, label: str, at: float | None = None, *, failed: bool = False) -> None: ...
     def say(self, text: str) -> None: ...
-    def close(self) -> None: ...
+    def close(self, *, failed: bool = False) -> None:
+        """No part changes any more. failed: those that were not done did not get there."""
+        ...
 
 
 def display_on(out: TextIO, begin: float, clock: Clock = time.monotonic) -> Display:
@@ -99,8 +101,9 @@ class Plain:
     def say(self, text: str) -> None:
         print(text, file=self._out, flush=True)
 
-    def close(self) -> None:
-        return
+    def close(self, *, failed: bool = False) -> None:
+        for row in self._timeline.running() if failed else []:
+            self.end(row.label, failed=True)
 
     def _line(self, at: float, text: str) -> None:
         self.say(f"{at - self._timeline.begin:6.1f} s  {text}")
@@ -132,7 +135,9 @@ class Live:
     def say(self, text: str) -> None:
         self._console.print(text, markup=False, soft_wrap=True)
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
+        for row in self._timeline.running() if failed else []:
+            self.end(row.label, failed=True)
         self._live.stop()
 
     def _table(self) -> Table:

@@ -1,12 +1,13 @@
 """Leaving nothing behind: work runs in a child process whose parent outlives it and ends what it left.
 
-    penstock serve          the guard: forwards signals, adopts orphans, ends them
-    └── penstock serve      the work, in a session of its own, so that a signal to the terminal's or the
-        ├── raylet ...      supervisor's process group reaches it once, through the guard, and Ray not at all
+    penstock serve          the guard: passes signals on, adopts orphans, ends them
+    └── penstock serve      the work, in a session of its own: a signal to the process group of a terminal
+        ├── raylet ...      or supervisor reaches it once, through the guard, and Ray not at all
         └── gcs_server
 
-The guard runs no foreign code, so it answers while the work is stuck in some. Killed itself, it still has an
-heir: the kernel then sends SIGTERM to the work, which stops as it always does.
+The guard runs no foreign code, so it answers while the work is stuck in some. It tells of signals through a
+pipe, because Ray's C++ part takes the signal handlers of its process for itself. Killed, it still has an
+heir: the work reads the end of the pipe and stops as it always does.
 """
 
 from __future__ import annotations
@@ -24,27 +25,33 @@ from types import FrameType
 import psutil
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _LOOK_S = 0.05
 
+Work = Callable[[int], int]
+"""Takes a descriptor, returns an exit code. Each byte to read is the number of a signal; the end of the file
+means that the guard is gone."""
 
-def guarded(work: Callable[[], int], *, stop_s: float) -> int:
+
+def guarded(work: Work, *, stop_s: float) -> int:
     """Exit code of `work`, run in a child process. Afterwards no descendant of this process is left.
 
-    Must be called before any thread is started. SIGINT, SIGTERM and SIGHUP are passed on to the work.
-    Units: stop_s is the work's time from the first such signal until it is killed; ending what it left takes
-    up to 6 s more.
+    Must be called before any thread is started.
+    Units: stop_s is the work's time from the first signal until it is killed; ending what it left takes up to
+    6 s more.
     """
     adopt_orphans()
+    told, tell = os.pipe()
     with _blocked(STOPS):  # a signal between fork and handler would end one of the two
-        guard = os.getpid()
         child = os.fork()
         if child == 0:
-            _become_work(guard)
+            os.setsid()
+            os.close(tell)
         else:
-            _pass_on_signals(child, stop_s)
+            os.close(told)
+            _pass_on_signals(child, tell, stop_s)
     if child == 0:
-        _exit_with(work)
+        _exit_with(work, told)
     code = _wait_for(child)
     for signum in (*STOPS, signal.SIGALRM):
         signal.signal(signum, signal.SIG_IGN)  # what is left to do is bounded
@@ -102,19 +109,10 @@ def _blocked(signals: tuple[signal.Signals, ...]) -> Generator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
 
 
-def _become_work(guard: int) -> None:
-    os.setsid()
-    for signum in STOPS:
-        signal.signal(signum, signal.SIG_DFL)
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != guard:  # it died before we asked to be told
-        os._exit(128 + signal.SIGTERM)
-
-
-def _exit_with(work: Callable[[], int]) -> None:
+def _exit_with(work: Work, told: int) -> None:
     code = 1
     try:
-        code = work()
+        code = work(told)
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 1
     except BaseException:
@@ -126,12 +124,12 @@ def _exit_with(work: Callable[[], int]) -> None:
         os._exit(code)  # foreign threads and exit hooks have no say in when we end
 
 
-def _pass_on_signals(child: int, stop_s: float) -> None:
+def _pass_on_signals(child: int, tell: int, stop_s: float) -> None:
     def pass_on(signum: int, frame: FrameType | None) -> None:
         if not signal.getitimer(signal.ITIMER_REAL)[0]:
             signal.setitimer(signal.ITIMER_REAL, stop_s)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signum)
+        with contextlib.suppress(BrokenPipeError):
+            os.write(tell, bytes([signum]))
 
     def give_up(signum: int, frame: FrameType | None) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -1,0 +1,169 @@
+"""The words of the command line. Each command imports what it needs when it runs: `--help` is instant."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from importlib.metadata import version
+from typing import Annotated, NoReturn
+
+import typer
+
+from penstock.cli.arguments import DEFAULT_PORT, KINDS, Arguments, split
+from penstock.errors import ConfigError, Error
+
+app = typer.Typer(
+    name="penstock",
+    help="One fleet of LLM engines on Ray, for online serving and offline batch.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+
+_SERVE_HELP = """
+Serve models behind one OpenAI-compatible address.
+
+MODEL is a hub id or a local folder; CONFIG.yaml describes one model or many. Without either, the small model
+that ships with Penstock is served. Options that are not listed below go to the engine under the names of
+`vllm serve`; write them after the model.
+
+- `penstock serve`
+- `penstock serve Qwen/Qwen2.5-0.5B-Instruct --max-model-len 8192 --replicas 2`
+- `penstock serve ./my-model --served-model-name mine --tensor-parallel-size 2 --port 9000`
+- `penstock serve qwen.yaml llama.yaml --host 0.0.0.0`
+- `penstock serve --engine sim`
+"""
+
+_CHAT_HELP = """
+Talk to a service that runs, from the terminal.
+
+Ctrl-C stops an answer, Ctrl-D ends. Without a terminal, each line of the input is a question.
+
+- `penstock chat`
+- `penstock chat --url http://gpu-box:8000 --model qwen --system "Answer in one sentence."`
+- `echo "What is Penstock?" | penstock chat`
+"""
+
+_CHECK_HELP = """
+Report every mistake of configs at once, and what they would place where.
+
+Starts neither Ray nor a model, and needs no GPU.
+
+- `penstock check models/*.yaml`
+"""
+
+
+@app.callback(invoke_without_command=True)
+def penstock(
+    show_version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    if show_version:
+        print(f"penstock {version('penstock')}")
+        raise typer.Exit
+
+
+@app.command(help=_SERVE_HELP, context_settings={"ignore_unknown_options": True})
+def serve(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[MODEL | CONFIG.yaml]...", help="What to serve.", show_default=False),
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(help="Port to listen on.", min=1, max=65535, show_default=str(DEFAULT_PORT)),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            help="Key that clients must send. Better given as PENSTOCK_API_KEY: others can see arguments."
+        ),
+    ] = None,
+    served_model_name: Annotated[
+        str | None,
+        typer.Option(help="Name that clients use for MODEL."),
+    ] = None,
+    replicas: Annotated[int | None, typer.Option(help="Replicas of each model.", min=1)] = None,
+    engine: Annotated[str | None, typer.Option(help="`vllm`, or `sim`: a simulator without a model.")] = None,
+    accelerator: Annotated[
+        str | None, typer.Option(help="`cpu`, `gpu`, or Ray's name of a GPU type (L4, A10G, H100, ...).")
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(help="Ray cluster to use. It is left running.", envvar="RAY_ADDRESS"),
+    ] = None,
+    name: Annotated[str, typer.Option(help="Name of the Serve application.")] = "penstock",
+    log_format: Annotated[str | None, typer.Option(help="`text` or `json`.", show_default="text")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show what Ray and the engines print.")] = False,
+) -> None:
+    from penstock.cli import processes
+
+    sources, engine_words = split(words or [])
+    arguments = Arguments(
+        sources=sources,
+        engine_words=engine_words,
+        host=host,
+        port=port,
+        api_key=api_key,
+        log_format=log_format,
+        model_id=served_model_name,
+        replicas=replicas,
+        engine=engine,
+        accelerator=accelerator,
+        address=address,
+        name=name,
+        verbose=verbose,
+    )
+    if accelerator in KINDS:
+        os.environ["PENSTOCK_ACCELERATOR"] = accelerator
+    from penstock.cli.serve import STOP_S
+
+    sys.exit(processes.guarded(partial(_serve, arguments), stop_s=STOP_S))
+
+
+def _serve(arguments: Arguments, told: int) -> int:
+    from penstock.cli.arguments import plan
+    from penstock.cli.port import refuse_taken
+    from penstock.cli.serve import run
+
+    try:
+        planned = plan(arguments)
+        refuse_taken(planned.gateway.host, planned.gateway.port or DEFAULT_PORT)
+    except Error as error:
+        _fail("serve", error)
+    return run(planned, arguments, told)
+
+
+@app.command(help=_CHAT_HELP)
+def chat(
+    url: Annotated[str, typer.Option(help="Address of the service.")] = f"http://127.0.0.1:{DEFAULT_PORT}",
+    model: Annotated[str | None, typer.Option(help="Model to talk to.", show_default="its first")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(help="Key of the service.", envvar="PENSTOCK_API_KEY")
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+) -> None:
+    from penstock.cli.chat import Service
+    from penstock.cli.chat import chat as talk
+
+    try:
+        code = talk(Service(url, api_key), sys.stdin, model=model, system=system)
+    except Error as error:
+        _fail("chat", error)
+    sys.exit(code)
+
+
+@app.command(help=_CHECK_HELP)
+def check(
+    configs: Annotated[list[str], typer.Argument(metavar="CONFIG.yaml...", help="Files to check.")],
+) -> None:
+    from penstock.cli.check import check as report
+
+    sys.exit(report(configs))
+
+
+def _fail(command: str, error: Error) -> NoReturn:
+    print(f"penstock {command}: {error}", file=sys.stderr)
+    sys.exit(2 if isinstance(error, ConfigError) else 1)

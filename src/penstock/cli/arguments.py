@@ -1,0 +1,180 @@
+"""From the words of `penstock serve` to configs. Neither Ray nor an engine is needed for it.
+
+Engine arguments are the exception: only the engine's own parser knows which of them take a value, so `Plan`
+keeps them as words, and `complete` reads them with the engine's parser while Ray starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from penstock.config import GatewayConfig, LLMConfig, LLMServingArgs, load_applications
+from penstock.config.model import DEMO_MODEL_ID, DEMO_SOURCE
+from penstock.errors import ConfigError
+
+DEFAULT_PORT = 8000
+_SHARE = 0.001  # of Ray's unit resource of a node: ties an actor to it and limits nobody
+_YAML = (".yaml", ".yml")
+KINDS = ("auto", "cpu", "gpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """What the user wrote; None where nothing was written."""
+
+    sources: tuple[str, ...] = ()
+    engine_words: tuple[str, ...] = ()
+    host: str | None = None
+    port: int | None = None
+    api_key: str | None = None
+    log_format: str | None = None
+    model_id: str | None = None
+    replicas: int | None = None
+    engine: str | None = None
+    accelerator: str | None = None
+    address: str | None = None
+    name: str = "penstock"
+    verbose: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be served, but for the `engine_words` that the engine's parser has yet to read."""
+
+    serving: LLMServingArgs
+    engine_words: tuple[str, ...] = ()
+
+    @property
+    def configs(self) -> list[LLMConfig]:
+        return self.serving.llm_configs
+
+    @property
+    def gateway(self) -> GatewayConfig:
+        return self.serving.gateway
+
+    def with_environment(self, variables: Mapping[str, str]) -> Plan:
+        """The same with these variables in the environment of every replica."""
+        changed: list[LLMConfig] = []
+        for config in self.configs:
+            env = dict(config.runtime_env or {})
+            env["env_vars"] = {**variables, **env.get("env_vars", {})}
+            changed.append(_changed(config, runtime_env=env))
+        return self._with(llm_configs=changed)
+
+    def with_gateway_on(self, node: str) -> Plan:
+        """The same with the gateway on the node that has the resource `node`."""
+        options = self.serving.ingress_deployment_config
+        actor: dict[str, Any] = {"num_cpus": 0, **(options.get("ray_actor_options") or {})}
+        actor["resources"] = {node: _SHARE, **(actor.get("resources") or {})}
+        return self._with(ingress_deployment_config={**options, "ray_actor_options": actor})
+
+    def with_engine_arguments(self, read: Mapping[str, Any]) -> Plan:
+        """The same with arguments of the engine on top of the only model's own."""
+        (config,) = self.configs
+        merged = {**config.engine_kwargs, **read}
+        return replace(self._with(llm_configs=[_changed(config, engine_kwargs=merged)]), engine_words=())
+
+    def _with(self, **changes: Any) -> Plan:
+        return replace(self, serving=self.serving.model_copy(update=changes))
+
+
+def split(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Models or files first; from the first dash on, everything is the engine's."""
+    for i, word in enumerate(words):
+        if word.startswith("-") and word != "-":
+            return tuple(words[:i]), tuple(words[i:])
+    return tuple(words), ()
+
+
+def plan(arguments: Arguments) -> Plan:
+    """Everything checked that can be checked without an engine.
+
+    Raises: ConfigError with every fault of every file at once.
+    """
+    applications = load_applications([_source(word, arguments) for word in arguments.sources or ("",)])
+    configs = [
+        _overridden(config, arguments)
+        for application in applications
+        for config in application.args.llm_configs
+    ]
+    if len(configs) > 1:
+        _refuse_for_several(configs, arguments)
+    gateway = _gateway([application.args.gateway for application in applications], arguments)
+    ingress = [application.args.ingress_deployment_config for application in applications]
+    serving = LLMServingArgs(
+        llm_configs=configs,
+        gateway=gateway,
+        ingress_deployment_config=next((options for options in ingress if options), {}),
+    )
+    return Plan(serving, arguments.engine_words)
+
+
+def _source(word: str, arguments: Arguments) -> str | dict[str, Any]:
+    """A file's name as it is; a model as the config that it stands for."""
+    if word.endswith(_YAML) or Path(word).is_file():
+        if arguments.model_id:
+            raise ConfigError(
+                f"--served-model-name names a model given by id or folder; {word} names its own."
+            )
+        return word
+    source = word or DEMO_SOURCE
+    model_id = arguments.model_id or (DEMO_MODEL_ID if source == DEMO_SOURCE else _id_of(source))
+    values: dict[str, Any] = {"model_loading_config": {"model_id": model_id, "model_source": source}}
+    if arguments.engine:
+        values["llm_engine"] = arguments.engine
+    return values
+
+
+def _id_of(source: str) -> str:
+    """A folder is served under its own name, a hub id as it is."""
+    folder = Path(source)
+    return folder.resolve().name if folder.is_dir() else source
+
+
+def _overridden(config: LLMConfig, arguments: Arguments) -> LLMConfig:
+    changes: dict[str, Any] = {}
+    if arguments.engine:
+        changes["llm_engine"] = arguments.engine
+    if arguments.accelerator and arguments.accelerator not in KINDS:
+        changes["accelerator_type"] = arguments.accelerator
+    if arguments.replicas:
+        kept = {
+            name: value for name, value in config.deployment_config.items() if name != "autoscaling_config"
+        }
+        changes["deployment_config"] = {**kept, "num_replicas": arguments.replicas}
+    return _changed(config, **changes) if changes else config
+
+
+def _refuse_for_several(configs: Sequence[LLMConfig], arguments: Arguments) -> None:
+    given = [
+        ("--served-model-name", arguments.model_id),
+        *((word, word) for word in arguments.engine_words[:1]),
+    ]
+    for option, value in given:
+        if value:
+            ids = ", ".join(config.model_id for config in configs)
+            raise ConfigError(f"{option} applies to one model, but {len(configs)} are given ({ids}).")
+
+
+def _gateway(given: Sequence[GatewayConfig], arguments: Arguments) -> GatewayConfig:
+    """The files' settings, then the command's. Files that disagree are an error."""
+    values: dict[str, Any] = {}
+    for gateway in given:
+        for name in gateway.model_fields_set:
+            value = getattr(gateway, name)
+            if values.setdefault(name, value) != value:
+                raise ConfigError(f"gateway.{name} is {values[name]!r} in one file and {value!r} in another.")
+    values.setdefault("port", DEFAULT_PORT)
+    for name in ("host", "port", "api_key", "log_format"):
+        if (value := getattr(arguments, name)) is not None:
+            values[name] = value
+    return GatewayConfig(**values)
+
+
+def _changed(config: LLMConfig, **changes: Any) -> LLMConfig:
+    """A copy with these fields, checked like the original and remembering its place."""
+    values = {name: getattr(config, name) for name in config.model_fields_set}
+    return LLMConfig.parse({**values, **changes}, config.place)

@@ -1,0 +1,154 @@
+"""Ray and Serve as this command uses them: a cluster of its own, or one that runs already and stays.
+
+Blocking calls only. They must all come from one thread that lives as long as the process: the kernel ends
+what Ray started as soon as the thread that started it ends (PR_SET_PDEATHSIG).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.config import LLMConfig
+from penstock.errors import Unavailable
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+
+_OBJECT_STORE_BYTES = 80 << 20  # Ray takes no less than 75 MiB; requests do not pass through it
+_LOOK_S = 0.1
+_ENVIRONMENT = {
+    "RAY_worker_niceness": "0",  # Ray's own 15 costs an engine 15 to 20 % of its tokens
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What Serve says: the application's status ("DEPLOYING", "RUNNING", "DEPLOY_FAILED", ...), and why."""
+
+    status: str
+    messages: tuple[str, ...]
+
+
+class Cluster:
+    """A connection to Ray. Without an `address` Ray is started here, and ends with `leave`."""
+
+    def __init__(self, address: str | None, *, cpus: int, verbose: bool = False) -> None:
+        """cpus: what the application needs; Ray counts them, it does not measure them.
+
+        Raises: Unavailable when no cluster answers at `address`.
+        """
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        import ray  # after the environment is set, and only when there is something to start
+
+        self.own = address is None
+        self._started_serve = False
+        wishes: dict[str, Any] = {
+            "address": address or "local",
+            "configure_logging": verbose,
+            "log_to_driver": verbose,
+        }
+        if self.own:
+            wishes["num_cpus"] = max(cpus, os.cpu_count() or 1)
+            wishes["object_store_memory"] = _OBJECT_STORE_BYTES
+            wishes["include_dashboard"] = False
+        try:
+            context: Any = ray.init(**wishes)
+        except (ConnectionError, ValueError) as error:
+            if self.own:
+                raise
+            raise Unavailable(f"No Ray cluster answers at {address!r}: {error}") from error
+        self.log_dir = os.path.join(context.address_info["session_dir"], "logs")
+
+    def start_serve(self) -> None:
+        """Starts Serve without its own HTTP: the gateway opens the public port itself."""
+        import ray
+        from ray import serve
+
+        actors: list[Any] = ray.util.list_named_actors(all_namespaces=True)
+        if not any(actor["namespace"] == "serve" for actor in actors):
+            serve.start(proxy_location="Disabled")
+            self._started_serve = True
+
+    def deploy(self, application: Application, name: str) -> None:
+        """Hands the application to Serve and returns; ask `state` what becomes of it.
+
+        Raises: Unavailable when the cluster runs an application of this name already.
+        """
+        from ray import serve
+
+        if name in serve.status().applications:
+            raise Unavailable(
+                f"The cluster already runs an application named {name!r}. Choose another --name."
+            )
+        serve.run_many(
+            [serve.RunTarget(target=application, name=name, route_prefix=None)],
+            wait_for_applications_running=False,
+        )
+
+    def state(self, name: str) -> State:
+        from ray import serve
+
+        application = serve.status().applications.get(name)
+        if application is None:
+            return State("NOT_STARTED", ())
+        messages = [deployment.message for deployment in application.deployments.values()]
+        return State(application.status.value, tuple(filter(None, [application.message, *messages])))
+
+    def here(self) -> str:
+        """Ray's resource that only the node of this process has."""
+        import ray
+
+        own = ray.get_runtime_context().get_node_id()
+        (node,) = [node for node in ray.nodes() if node["NodeID"] == own]
+        names = [name for name in node["Resources"] if name.startswith("node:")]
+        return next(name for name in names if name != "node:__internal_head__")
+
+    def niceness(self) -> int:
+        """At which niceness this cluster runs its workers."""
+        import ray
+
+        return ray.get(ray.remote(num_cpus=0)(os.nice).remote(0), timeout=30)
+
+    def remove(self, name: str) -> None:
+        """Ends the application: its replicas finish what they stream, within their own time limits."""
+        from ray import serve
+
+        serve.delete(name, _blocking=False)
+        while name in serve.status().applications:
+            time.sleep(_LOOK_S)
+
+    def leave(self) -> None:
+        """Disconnects. Ends Ray if it was started here, and Serve if it was and nobody else uses it."""
+        import ray
+        from ray import serve
+
+        if not self.own and self._started_serve and not serve.status().applications:
+            serve.shutdown()
+        ray.shutdown()
+
+
+def cpus_needed(configs: Iterable[LLMConfig]) -> int:
+    """CPUs that all replicas of `configs` reserve, at their most."""
+    return round(
+        sum(_replicas(options) * _cpus(options) for options in map(LLMConfig.get_serve_options, configs))
+        + 0.5
+    )
+
+
+def _replicas(options: dict[str, Any]) -> int:
+    autoscaling = options.get("autoscaling_config") or {}
+    most = autoscaling.get("max_replicas") or options.get("num_replicas") or 1
+    return most if isinstance(most, int) else 1
+
+
+def _cpus(options: dict[str, Any]) -> float:
+    bundles = options.get("placement_group_bundles") or [
+        {"CPU": options["ray_actor_options"].get("num_cpus", 1)}
+    ]
+    return sum(bundle.get("CPU", 0) for bundle in bundles)

@@ -1,0 +1,77 @@
+"""What `penstock serve` says when it serves: the address, and requests that work when they are pasted."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+
+from penstock.config import GatewayConfig, LLMConfig
+
+_QUESTION = "What is Penstock?"
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # what listens on all addresses is reached on this one
+
+
+def base_url(gateway: GatewayConfig) -> str:
+    """Where this machine reaches the gateway."""
+    host = _EVERYWHERE.get(gateway.host, gateway.host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{gateway.port}"
+
+
+def greeting(gateway: GatewayConfig, configs: Sequence[LLMConfig], seconds: float) -> str:
+    """Units: seconds since the command was started."""
+    url, key = base_url(gateway), gateway.api_key is not None
+    ids = ", ".join(config.model_id for config in configs)
+    request = _embeddings if _pools(configs[0]) else _chat
+    opened = "" if gateway.host not in _EVERYWHERE else f" (listening on {gateway.host}: every network)"
+    return "\n\n".join(
+        [
+            f"Serving {ids} at {url}{opened} after {seconds:.1f} s. Ctrl-C stops.",
+            _curl(url, key, *request(configs[0].model_id)),
+            _python(url, key, configs[0]),
+            f"penstock chat{'' if url == 'http://127.0.0.1:8000' else f' --url {url}'}",
+        ]
+    )
+
+
+def _chat(model_id: str) -> tuple[str, dict[str, object]]:
+    return "chat/completions", {"model": model_id, "messages": [{"role": "user", "content": _QUESTION}]}
+
+
+def _embeddings(model_id: str) -> tuple[str, dict[str, object]]:
+    return "embeddings", {"model": model_id, "input": _QUESTION}
+
+
+def _pools(config: LLMConfig) -> bool:
+    return config.engine_kwargs.get("runner") == "pooling"
+
+
+def _curl(url: str, key: bool, path: str, body: dict[str, object]) -> str:
+    bearer = ' -H "Authorization: Bearer $PENSTOCK_API_KEY"' if key else ""
+    data = shlex.quote(json.dumps(body, ensure_ascii=False))
+    return f"curl {url}/v1/{path} -H 'Content-Type: application/json'{bearer} -d {data}"
+
+
+def _python(url: str, key: bool, config: LLMConfig) -> str:
+    api_key = 'os.environ["PENSTOCK_API_KEY"]' if key else '"none"'
+    model, question = json.dumps(config.model_id), json.dumps(_QUESTION)
+    call = _PYTHON_EMBEDDINGS if _pools(config) else _PYTHON_CHAT
+    return "\n".join(
+        [
+            *(["import os", ""] if key else []),
+            "from openai import OpenAI",
+            "",
+            f'client = OpenAI(base_url="{url}/v1", api_key={api_key})',
+            call.format(model=model, question=question),
+        ]
+    )
+
+
+_PYTHON_CHAT = """\
+messages = [{{"role": "user", "content": {question}}}]
+answer = client.chat.completions.create(model={model}, messages=messages)
+print(answer.choices[0].message.content)"""
+
+_PYTHON_EMBEDDINGS = """\
+answer = client.embeddings.create(model={model}, input={question})
+print(len(answer.data[0].embedding))"""

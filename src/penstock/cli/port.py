@@ -1,0 +1,48 @@
+"""Whether the public port is free, asked before anything is started that takes seconds."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from typing import Any
+
+import psutil
+
+from penstock.errors import Unavailable
+
+
+def refuse_taken(host: str, port: int) -> None:
+    """A plain bind, because SO_REUSEPORT would let two services share a port in silence.
+
+    Raises: Unavailable when nothing can listen there, with the reason.
+    """
+    try:
+        (family, kind, protocol, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise Unavailable(f"--host {host} is not an address of this machine: {error.strerror}.") from error
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ports of closed connections are free
+        try:
+            probe.bind(address)
+        except OSError as error:
+            raise Unavailable(_sentence(host, port, error)) from error
+
+
+def _sentence(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"Port {port} on {host} is taken{_holder(port)}. Stop that, or choose another with --port."
+    if error.errno == errno.EACCES:
+        return f"Port {port} needs more rights than this user has. Choose one above 1023 with --port."
+    return f"Cannot listen on {host}:{port}: {error.strerror}."
+
+
+def _holder(port: int) -> str:
+    """` by process 123 (name)`, as far as this user may know."""
+    try:
+        for connection in psutil.net_connections("tcp"):
+            listens: Any = connection.status == psutil.CONN_LISTEN and connection.laddr
+            if listens and listens.port == port and connection.pid:
+                return f" by process {connection.pid} ({psutil.Process(connection.pid).name()})"
+    except psutil.Error:
+        return ""
+    return ""

@@ -1,0 +1,211 @@
+"""`penstock serve` inside its guard: start, show, wait, stop.
+
+One inbox takes what `steps` tells, what replicas report, and signals. This thread reads it and alone writes
+to the display; it makes no call to Ray, so it answers at any moment.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import shutil
+import signal
+import tempfile
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import psutil
+
+from penstock import progress
+from penstock.cli import processes, steps
+from penstock.cli.arguments import Arguments, Plan
+from penstock.cli.display import Display, display_on
+from penstock.cli.failure import reason
+from penstock.cli.greeting import greeting
+from penstock.cli.output import Output, kept
+from penstock.errors import ConfigError, EngineStartFailed, Error
+
+STOP_S = 24.0
+"""From the first signal until the guard kills this process; what it leaves is gone 6 s later."""
+
+_FINISH_S = 22.0  # for open streams, then for Serve and Ray
+_FAILED, _BAD_CONFIG = 1, 2
+_LEFT_ON_CLUSTER = "The application may still be on the cluster: see `serve status`."
+
+
+@dataclass(frozen=True, slots=True)
+class Signalled:
+    """The user, or who runs us, wants the end."""
+
+    signum: int
+
+
+Event = steps.Event | progress.Step | Signalled
+
+
+def run(plan: Plan, arguments: Arguments, told: int) -> int:
+    """Serves until a signal comes.
+
+    Exit code: 0 after serving, 128 + signal before it, 1 for a failure, 2 for a bad config.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="penstock-"))
+    output = kept(None if arguments.verbose else folder / "serve.log")
+    reader = progress.Reader(folder / "progress")
+    os.environ[progress.ENVIRONMENT] = str(reader.path)
+    command = _Command(plan, arguments, output)
+    command.take_signals()
+    for forward, source in ((_forward_steps, reader), (_forward_signals, told)):
+        threading.Thread(target=forward, args=(source, command.inbox), daemon=True).start()
+    code = command.run()
+    if code != _FAILED:
+        shutil.rmtree(folder, ignore_errors=True)
+    processes.adopt_orphans()
+    processes.end_descendants()  # the guard would do it, if it lives
+    return code
+
+
+class _Command:
+    """One `penstock serve`, from its first step to its last word."""
+
+    def __init__(self, plan: Plan, arguments: Arguments, output: Output) -> None:
+        self.inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._output = output
+        self._began = psutil.Process(os.getppid()).create_time() - time.time() + time.monotonic()
+        self._display: Display = display_on(output.out, self._began)
+        self._labels = _Labels()
+        self._own_cluster = arguments.address is None
+        self._steps = steps.Steps(
+            plan,
+            address=arguments.address,
+            name=arguments.name,
+            verbose=arguments.verbose,
+            tell=self.inbox.put,
+        )
+
+    def take_signals(self) -> None:
+        """For signals that are sent to this process itself. `SimpleQueue.put` may interrupt itself."""
+
+        def tell(signum: int, frame: FrameType | None) -> None:
+            self.inbox.put(Signalled(signum))
+
+        for signum in processes.STOPS:
+            signal.signal(signum, tell)
+
+    def run(self) -> int:
+        self._steps.begin()
+        event = self._read_until((steps.Serving, steps.Failed, Signalled))
+        served = isinstance(event, steps.Serving)
+        self._display.close(failed=isinstance(event, steps.Failed))
+        if isinstance(event, steps.Serving):
+            seconds = time.monotonic() - self._began
+            self._say(greeting(event.plan.gateway, event.plan.configs, seconds))
+            event = self._read_until((steps.Failed, Signalled))
+        if isinstance(event, steps.Failed):
+            self._explain(event.error)
+        elif served:
+            self._say("\nStopping; open streams have 20 s to finish. Ctrl-C again cuts them.")
+        self._finish(served)
+        return _code(event, served)
+
+    def _finish(self, served: bool) -> None:
+        """Ends what the guard cannot: streams that are open, and our application on a foreign cluster."""
+        self._steps.stop()
+        if not (served if self._own_cluster else self._steps.deployed):
+            return
+        event = self._read_until((steps.Stopped, Signalled), _FINISH_S)
+        if not self._own_cluster and not isinstance(event, steps.Stopped):
+            self._say(_LEFT_ON_CLUSTER)
+
+    def _read_until(self, kinds: tuple[type[Event], ...], limit_s: float | None = None) -> Event | None:
+        """Shows every event up to the first of these kinds; None when it does not come in time."""
+        deadline = None if limit_s is None else time.monotonic() + limit_s
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                event = self.inbox.get(timeout=left)
+            except queue.Empty:
+                return None
+            if isinstance(event, kinds):
+                return event
+            self._show(event)
+
+    def _show(self, event: Event) -> None:
+        match event:
+            case steps.Entered(label, phase):
+                self._display.enter(label, phase)
+            case steps.Ended(label):
+                self._display.end(label)
+                if label == steps.RAY:
+                    self.take_signals()  # Ray has put handlers of its own in their place
+            case steps.Note(text):
+                self._say(text)
+            case progress.Step(model_id, phase, pid, at):
+                label = self._labels.of(model_id, pid)
+                if phase == progress.READY:
+                    self._display.end(label, at)
+                else:
+                    self._display.enter(label, phase, at)
+            case _:
+                return
+
+    def _say(self, text: str) -> None:
+        self._display.say(text)
+
+    def _explain(self, error: BaseException) -> None:
+        """One or two sentences for the user; everything else for the log."""
+        text = str(error)
+        self._output.note("".join(traceback.format_exception(error)))
+        if isinstance(error, EngineStartFailed) or not isinstance(error, Error):
+            text = reason(text or repr(error))
+        print(f"penstock serve: {text}", file=self._output.err)
+        if self._output.log is not None and not isinstance(error, ConfigError):
+            where = f" Ray's own logs: {self._steps.log_dir}." if self._steps.log_dir else ""
+            print(f"The whole story: {self._output.log}.{where}", file=self._output.err)
+
+
+class _Labels:
+    """Names for replicas: the model's id, with a number from its second replica on.
+
+    A replica that replaces a dead one gets its name.
+    """
+
+    def __init__(self) -> None:
+        self._pids: dict[str, int] = {}
+
+    def of(self, model_id: str, pid: int) -> str:
+        number = 1
+        while True:
+            label = model_id if number == 1 else f"{model_id} ({number})"
+            holder = self._pids.get(label)
+            if holder is None or holder == pid or not psutil.pid_exists(holder):
+                self._pids[label] = pid
+                return label
+            number += 1
+
+
+def _code(event: Event | None, served: bool) -> int:
+    match event:
+        case steps.Failed(error):
+            return _BAD_CONFIG if isinstance(error, ConfigError) else _FAILED
+        case Signalled(signum) if not served:
+            return 128 + signum
+        case _:
+            return 0
+
+
+def _forward_steps(reader: progress.Reader, inbox: queue.SimpleQueue[Event]) -> None:
+    while True:
+        select.select([reader], [], [])
+        for step in reader.read():
+            inbox.put(step)
+
+
+def _forward_signals(told: int, inbox: queue.SimpleQueue[Event]) -> None:
+    while signum := os.read(told, 1):
+        inbox.put(Signalled(signum[0]))
+    inbox.put(Signalled(signal.SIGTERM))  # the guard was killed

@@ -1,0 +1,213 @@
+"""The blocking calls of `penstock serve`, one after the other on one thread, and the events that they tell.
+
+The thread lives as long as the process (see `cluster`). It knows neither signals nor the display.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
+from urllib.parse import urlsplit
+
+import psutil
+
+from penstock import progress
+from penstock.cli.arguments import Plan
+from penstock.cli.cluster import Cluster, cpus_needed
+from penstock.cli.failure import reason
+from penstock.cli.greeting import base_url
+from penstock.errors import EngineStartFailed, Unavailable
+
+ARGUMENTS, RAY, SERVE, GATEWAY = "Engine arguments", "Ray", "Serve", "Gateway"
+
+_LOOK_S = 0.1
+_ANSWER_S = 5.0
+_RAY_PROCESSES = ("gcs_server", "raylet")
+_OVER = ("DEPLOY_FAILED", "UNHEALTHY")
+_CPUS_FOR_WORDS = 64
+_SLOW_WORKERS = (
+    "This cluster runs its workers at niceness {}, which costs an engine 15 to 20 % of its tokens; "
+    "start its nodes with RAY_worker_niceness=0."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """A part of the start entered a phase."""
+
+    label: str
+    phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A part of the start is done."""
+
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that the user should know; nothing stops."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """Requests are answered from now on."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The service does not start, or ended by itself."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The application is gone, and Ray too if it was ours."""
+
+
+Event = Entered | Ended | Note | Serving | Failed | Stopped
+Tell = Callable[[Event], None]
+
+
+class Steps:
+    """Start, wait for `stop`, end. Everything that happens is told."""
+
+    def __init__(self, plan: Plan, *, address: str | None, name: str, verbose: bool, tell: Tell) -> None:
+        self._plan, self._address, self._name, self._verbose = plan, address, name, verbose
+        self._tell = tell
+        self._stop = threading.Event()
+        self._cluster: Cluster | None = None
+        self.deployed = False
+
+    def begin(self) -> None:
+        threading.Thread(target=self._run, name="steps", daemon=True).start()
+
+    def stop(self) -> None:
+        """Asks for the end; `Stopped` is told when it is reached."""
+        self._stop.set()
+
+    @property
+    def log_dir(self) -> str | None:
+        """Where Ray and its workers write on this node; None while Ray is not there."""
+        return self._cluster.log_dir if self._cluster else None
+
+    def _run(self) -> None:
+        try:
+            self._start()
+        except BaseException as error:
+            self._tell(Failed(error))
+        self._stop.wait()
+        try:
+            self._end()
+        except BaseException as error:
+            self._tell(Failed(error))
+        self._tell(Stopped())
+        threading.Event().wait()  # see `cluster`: Ray ends with this thread
+
+    def _start(self) -> None:
+        with ThreadPoolExecutor() as background:
+            engine_arguments = background.submit(_read_engine_words, self._plan)
+            with self._part("Ray", "connecting" if self._address else "starting"):
+                cluster = self._cluster = Cluster(
+                    self._address, cpus=_cpus(self._plan), verbose=self._verbose
+                )
+            if cluster.own:
+                _watch_ray(self._tell)
+            with self._part("Serve", "starting"):
+                cluster.start_serve()
+            if not engine_arguments.done():
+                self._tell(Entered(ARGUMENTS, "reading"))
+            plan = engine_arguments.result()
+        self._deploy(cluster, plan)
+        self._wait_until_serving(cluster, plan)
+
+    def _deploy(self, cluster: Cluster, plan: Plan) -> None:
+        from penstock.serve.builders import build_openai_app
+
+        if self._stop.is_set():
+            return
+        self._tell(Entered(GATEWAY, "starting"))
+        if not cluster.own:
+            here = {name: os.environ[name] for name in (progress.ENVIRONMENT,) if name in os.environ}
+            plan = plan.with_environment(here).with_gateway_on(cluster.here())
+        self.deployed = True
+        cluster.deploy(build_openai_app(plan.serving), self._name)
+        if not cluster.own and (niceness := cluster.niceness()):
+            self._tell(Note(_SLOW_WORKERS.format(niceness)))
+
+    def _wait_until_serving(self, cluster: Cluster, plan: Plan) -> None:
+        told: set[str] = set()
+        while not self._stop.wait(_LOOK_S):
+            state = cluster.state(self._name)
+            for message in state.messages:
+                if state.status in _OVER or EngineStartFailed.__name__ in message:
+                    raise EngineStartFailed("\n".join(state.messages))
+                if reason(message) not in told:
+                    told.add(reason(message))
+                    self._tell(Note(reason(message)))
+            if state.status == "RUNNING" and _answers(base_url(plan.gateway)):
+                self._tell(Ended(GATEWAY))
+                self._tell(Serving(plan))
+                return
+
+    def _end(self) -> None:
+        if self._cluster is None:
+            return
+        if self.deployed:
+            self._cluster.remove(self._name)
+        self._cluster.leave()
+
+    @contextmanager
+    def _part(self, label: str, phase: str) -> Generator[None]:
+        self._tell(Entered(label, phase))
+        yield
+        self._tell(Ended(label))
+
+
+def _cpus(plan: Plan) -> int:
+    """The engine's words are not read yet; they may ask for a worker per CPU of a large machine."""
+    return cpus_needed(plan.configs) + (_CPUS_FOR_WORDS if plan.engine_words else 0)
+
+
+def _read_engine_words(plan: Plan) -> Plan:
+    if not plan.engine_words:
+        return plan
+    from penstock.config.engine_arguments import parse_engine_cli
+
+    return plan.with_engine_arguments(parse_engine_cli(plan.engine_words))
+
+
+def _watch_ray(tell: Tell) -> None:
+    """Tells when one of the two processes ends without which Ray is gone."""
+    for process in psutil.Process().children():
+        if process.name() in _RAY_PROCESSES:
+            threading.Thread(target=_await_end, args=(process, tell), daemon=True).start()
+
+
+def _await_end(process: psutil.Process, tell: Tell) -> None:
+    name, ended = process.name(), os.pidfd_open(process.pid)
+    select.select([ended], [], [])
+    tell(Failed(Unavailable(f"Ray ended by itself: its process {name!r} is gone.")))
+
+
+def _answers(url: str) -> bool:
+    """Whether the gateway says that every model has a replica."""
+    with closing(HTTPConnection(urlsplit(url).netloc, timeout=_ANSWER_S)) as connection:
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except (OSError, HTTPException):
+            return False
