@@ -36,12 +36,15 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return plain[matches[0]] if matches else None
 
 
-def unknown(what: str, name: str, known: Iterable[str], *, listing: bool = True) -> str:
-    """`unknown key 'modl_id'; did you mean 'model_id'? Known: ...`."""
+def unknown(what: str, name: str, known: Iterable[str], where: str | None = None) -> str:
+    """`unknown key 'modl_id'; did you mean 'model_id'? Known: ...`.
+
+    where: said instead of the known names, where they are too many to list.
+    """
     names = sorted(known)
     guess = nearest(name, names)
     text = f"unknown {what} {name!r}" + (f"; did you mean {guess!r}?" if guess else ".")
-    return f"{text} Known: {', '.join(names)}." if listing or not guess else text
+    return f"{text} {where}" if where else f"{text} Known: {', '.join(names)}."
 
 
 def config_error(problems: Iterable[str]) -> ConfigError:
@@ -171,7 +174,7 @@ def _sentence(detail: ErrorDetails, path: Path, known: list[str]) -> str:
     if kind == "literal_error":
         return _not_allowed(given, str(facts["expected"]), shown)
     if kind in _WANTED:
-        return f"is {_described(given, shown)}; must be {_WANTED[kind]}.{_quotes(kind, given)}"
+        return f"is {_noun(given, shown)}; must be {_WANTED[kind]}.{_quotes(kind, given)}"
     if kind in _LIMITS:
         limit, words = _LIMITS[kind]
         return f"is{shown}; must be {words} {facts[limit]:g}."
@@ -198,7 +201,12 @@ def show(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
 
 
-def _described(value: object, shown: str) -> str:
+def described(value: object) -> str:
+    """The value with its type, as it may be shown: `the number 3`, `the text 'abc'`."""
+    return _noun(value, f" {show(value)}")
+
+
+def _noun(value: object, shown: str) -> str:
     """What YAML or Python calls the type, in plain words, and the value where it may be shown."""
     nouns: dict[type, str] = {
         bool: "switch",

@@ -1,0 +1,56 @@
+"""Keeps vLLM's answers about arguments on disk, by question, Python and vLLM.
+
+A kept answer saves five seconds of each start. Nothing depends on one: without a cache folder all is asked
+again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from penstock.config.secret import masked
+
+
+def find(question: str) -> dict[str, Any] | None:
+    """The answer that was kept for this question, of this vLLM."""
+    try:
+        return json.loads(_file(question).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def keep(question: str, answer: dict[str, Any]) -> None:
+    """Keeps an answer, unless it holds a secret."""
+    if masked(answer) != answer:
+        return
+    file = _file(question)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as new:
+            json.dump(answer, new)
+        os.replace(new.name, file)
+    except OSError:
+        return
+
+
+def _file(question: str) -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    digest = hashlib.sha256("\0".join([question, *_circumstances()]).encode()).hexdigest()
+    return Path(cache) / "penstock" / "vllm-arguments" / f"{digest}.json"
+
+
+def _circumstances() -> list[str]:
+    """All else that an answer depends on: which Python and vLLM, our own questions, vLLM's environment."""
+    found = find_spec("vllm")
+    files = [found.origin] if found and found.origin else []
+    files += [str(file) for file in sorted(Path(__file__).parent.glob("*.py"))]
+    stamps = [f"{file} {os.stat(file).st_mtime_ns}" for file in files]
+    settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("VLLM_"))
+    return [sys.executable, *stamps, *settings]

@@ -1,0 +1,111 @@
+"""Asks vLLM about arguments without importing it: one short process for all configs.
+
+Answers are kept, so that the same arguments of the same vLLM are asked about once (it takes five seconds).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from penstock.config import LLMConfig
+from penstock.config.place import Place
+from penstock.config.problems import config_error
+from penstock.engines.vllm import answers
+from penstock.engines.vllm.question import to_json
+from penstock.errors import EngineStartFailed
+
+_TIME_LIMIT_S = 180.0
+_ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Problems must be mended before a start; notices say what could not be checked."""
+
+    problems: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
+
+
+def check_arguments(configs: Sequence[LLMConfig]) -> Findings:
+    """What vLLM would not take from `engine_kwargs` of these configs, each with its place.
+
+    Raises: EngineStartFailed when vLLM is installed but cannot be imported.
+    """
+    asked = [config for config in configs if config.engine_kwargs]
+    if not asked:
+        return Findings()
+    if not installed():
+        return Findings(notices=(_not_here(asked),))
+    answer = _ask({"engine_kwargs": [config.engine_kwargs for config in asked]})
+    return Findings(
+        tuple(
+            _told(config.place / "engine_kwargs", path, text)
+            for config, faults in zip(asked, answer["faults"], strict=True)
+            for path, text in faults
+        )
+    )
+
+
+def parse_flags(argv: Sequence[str]) -> dict[str, Any]:
+    """`vllm serve`'s flags (without model, host, port and key) as engine_kwargs.
+
+    Raises: ConfigError with every unknown flag, or the first value that does not fit;
+    EngineStartFailed when vLLM is not installed here or cannot be imported.
+    """
+    if not argv:
+        return {}
+    if not installed():
+        raise EngineStartFailed(
+            "vLLM is not installed here, so its flags cannot be read; write them as engine_kwargs in YAML."
+        )
+    answer = _ask({"argv": list(argv)})
+    if answer["problems"]:
+        raise config_error(answer["problems"])
+    return answer["kwargs"]
+
+
+def installed() -> bool:
+    """Whether this Python has vLLM. Imports nothing."""
+    return find_spec("vllm") is not None
+
+
+def _not_here(configs: Sequence[LLMConfig]) -> str:
+    ids = ", ".join(repr(config.model_id) for config in configs)
+    return f"engine_kwargs of {ids} are not checked: vLLM is not installed here. The replica will check them."
+
+
+def _told(place: Place, path: Sequence[str | int], text: str) -> str:
+    return Place(place.file, (*place.path, *path), place.lines).says(text)
+
+
+def _ask(question: Mapping[str, Any]) -> dict[str, Any]:
+    text = to_json(question)
+    kept = answers.find(text)
+    if kept is not None:
+        return kept
+    command = [sys.executable, "-m", "penstock.engines.vllm.arguments"]
+    try:
+        done = subprocess.run(
+            command,
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=_TIME_LIMIT_S,
+            env=_ENVIRONMENT | os.environ,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise EngineStartFailed(f"vLLM gave no answer about its arguments in {_TIME_LIMIT_S:g} s.") from error
+    if done.returncode != 0:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise EngineStartFailed(f"vLLM is installed but cannot be asked about its arguments: {reason}")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    answers.keep(text, answer)
+    return answer

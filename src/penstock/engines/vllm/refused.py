@@ -1,0 +1,45 @@
+"""Engine arguments that are set elsewhere in Penstock, each with the sentence that says where.
+
+They are `vllm serve`'s own names; an argument here is refused in `engine_kwargs` and as a flag.
+"""
+
+from __future__ import annotations
+
+_LISTENER = "has no effect: vLLM's application runs behind Penstock's own listener. Leave it out."
+_LAUNCHER = "belongs to vLLM's own launcher, which Penstock replaces. Leave it out."
+_TLS = "is not supported: end TLS in front of the gateway."
+_CORS = "is not supported: browsers speak to the gateway, not to the engine."
+
+REFUSED: dict[str, str] = {
+    "model": "is set by `model_loading_config.model_source`.",
+    "tokenizer": "is set by `model_loading_config.tokenizer_source`.",
+    "served_model_name": "is set by `model_loading_config.model_id`.",
+    "host": "is the gateway's: set `gateway.host`, or --host of `penstock serve`.",
+    "port": "is the gateway's: set `gateway.port`, or --port of `penstock serve`.",
+    "api_key": "is the gateway's: set `gateway.api_key`, or PENSTOCK_API_KEY.",
+    "root_path": "is Serve's: set `route_prefix` of the application.",
+    "uds": _LISTENER,
+    "uvicorn_log_level": _LISTENER,
+    "disable_uvicorn_access_log": _LISTENER,
+    "disable_access_log_for_endpoints": _LISTENER,
+    "h11_max_incomplete_event_size": _LISTENER,
+    "h11_max_header_count": _LISTENER,
+    "grpc": _LAUNCHER,
+    "grpc_port": _LAUNCHER,
+    "headless": _LAUNCHER,
+    "api_server_count": _LAUNCHER,
+    "data_parallel_supervisor_port": _LAUNCHER,
+    "dp_supervisor_probe_interval_s": _LAUNCHER,
+    "dp_supervisor_probe_timeout_s": _LAUNCHER,
+    "dp_supervisor_probe_failure_threshold": _LAUNCHER,
+    "ssl_keyfile": _TLS,
+    "ssl_certfile": _TLS,
+    "ssl_ca_certs": _TLS,
+    "ssl_cert_reqs": _TLS,
+    "ssl_ciphers": _TLS,
+    "enable_ssl_refresh": _TLS,
+    "allow_credentials": _CORS,
+    "allowed_origins": _CORS,
+    "allowed_methods": _CORS,
+    "allowed_headers": _CORS,
+}
