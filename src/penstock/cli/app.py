@@ -161,7 +161,11 @@ def check(
 ) -> None:
     from penstock.cli.check import check as report
 
-    sys.exit(report(configs))
+    try:
+        code = report(configs)
+    except Error as error:
+        _fail("check", error)
+    sys.exit(code)
 
 
 def _fail(command: str, error: Error) -> NoReturn:

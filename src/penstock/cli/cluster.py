@@ -6,6 +6,7 @@ what Ray started as soon as the thread that started it ends (PR_SET_PDEATHSIG).
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterable
@@ -135,10 +136,8 @@ class Cluster:
 
 def cpus_needed(configs: Iterable[LLMConfig]) -> int:
     """CPUs that all replicas of `configs` reserve, at their most."""
-    return round(
-        sum(_replicas(options) * _cpus(options) for options in map(LLMConfig.get_serve_options, configs))
-        + 0.5
-    )
+    options = [config.get_serve_options() for config in configs]
+    return math.ceil(sum(_replicas(each) * _cpus(each) for each in options))
 
 
 def _replicas(options: dict[str, Any]) -> int:

@@ -20,6 +20,7 @@ import psutil
 from penstock import progress
 from penstock.cli.arguments import Plan
 from penstock.cli.cluster import Cluster, cpus_needed
+from penstock.cli.engine_arguments import read_engine_words
 from penstock.cli.failure import reason
 from penstock.cli.greeting import base_url
 from penstock.errors import EngineStartFailed, Unavailable
@@ -119,7 +120,7 @@ class Steps:
 
     def _start(self) -> None:
         with ThreadPoolExecutor() as background:
-            engine_arguments = background.submit(_read_engine_words, self._plan)
+            engine_arguments = background.submit(read_engine_words, self._plan)
             with self._part("Ray", "connecting" if self._address else "starting"):
                 cluster = self._cluster = Cluster(
                     self._address, cpus=_cpus(self._plan), verbose=self._verbose
@@ -180,14 +181,6 @@ class Steps:
 def _cpus(plan: Plan) -> int:
     """The engine's words are not read yet; they may ask for a worker per CPU of a large machine."""
     return cpus_needed(plan.configs) + (_CPUS_FOR_WORDS if plan.engine_words else 0)
-
-
-def _read_engine_words(plan: Plan) -> Plan:
-    if not plan.engine_words:
-        return plan
-    from penstock.config.engine_arguments import parse_engine_cli
-
-    return plan.with_engine_arguments(parse_engine_cli(plan.engine_words))
 
 
 def _watch_ray(tell: Tell) -> None:

@@ -1,0 +1,74 @@
+"""Arguments of the engine, from words or from files: read and checked by the engine that will take them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from penstock.cli.arguments import Plan
+from penstock.config import LLMConfig
+from penstock.config.problems import told
+from penstock.errors import ConfigError
+
+
+def read_engine_words(plan: Plan) -> Plan:
+    """The plan with its engine's arguments read. Takes seconds: it may ask the engine's own parser.
+
+    Raises: ConfigError for what the engine does not know or take.
+    """
+    if not plan.engine_words:
+        return plan
+    (config,) = plan.configs
+    return plan.with_engine_arguments(_READERS[config.engine_name](plan.engine_words))
+
+
+def engine_argument_faults(configs: Sequence[LLMConfig]) -> tuple[list[str], list[str]]:
+    """Problems in the `engine_kwargs` of configs, and notices of what could not be checked."""
+    from penstock.engines.vllm.check import check_arguments
+
+    findings = check_arguments([config for config in configs if config.engine_name == "vllm"])
+    problems = list(findings.problems)
+    for config in configs:
+        if config.engine_name == "sim":
+            problems += _simulator_faults(config)
+    return problems, list(findings.notices)
+
+
+def _simulator_faults(config: LLMConfig) -> Sequence[str]:
+    from penstock.engines.sim.options import SimOptions
+
+    try:
+        with told(SimOptions, config.place / "engine_kwargs"):
+            SimOptions.model_validate(config.engine_kwargs)
+    except ConfigError as error:
+        return error.problems
+    return ()
+
+
+def _vllm(words: Sequence[str]) -> dict[str, Any]:
+    from penstock.engines.vllm.check import parse_flags
+
+    return parse_flags(words)
+
+
+def _simulator(words: Sequence[str]) -> dict[str, Any]:
+    """`--name value` or `--name=value`, with the value as YAML reads it."""
+    from penstock.engines.sim.options import SimOptions
+
+    read: dict[str, Any] = {}
+    left = list(words)
+    while left:
+        name, equals, value = left.pop(0).partition("=")
+        if not name.startswith("--"):
+            raise ConfigError(f"{name!r} belongs to no option. Options of the simulator are --name value.")
+        if not equals and not left:
+            raise ConfigError(f"{name} needs a value.")
+        read[name.removeprefix("--").replace("-", "_")] = yaml.safe_load(value if equals else left.pop(0))
+    with told(SimOptions):
+        SimOptions.model_validate(read)
+    return read
+
+
+_READERS: Mapping[str, Callable[[Sequence[str]], dict[str, Any]]] = {"vllm": _vllm, "sim": _simulator}

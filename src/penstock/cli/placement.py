@@ -1,0 +1,73 @@
+"""What a config would place where, in words. Computed from the config; no cluster is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from penstock.config import LLMConfig
+from penstock.config.placement import executor, workers
+
+_SHAPES = {
+    "tensor_parallel_size": "tensor",
+    "pipeline_parallel_size": "pipeline",
+    "data_parallel_size": "data",
+}
+
+
+def placement_of(config: LLMConfig) -> Iterator[tuple[str, str]]:
+    """Names and texts, in the order in which a reader asks for them.
+
+    Raises: ConfigError when the placement cannot work.
+    """
+    options = config.get_serve_options()
+    yield "source", config.model_source
+    yield "engine", config.engine_name
+    yield "accelerator", _accelerator(config)
+    if config.engine_name == "vllm":
+        yield "workers", _workers(config)
+    yield "replicas", _replicas(options)
+    yield "actor", _resources(_actor(options))
+    if bundles := options.get("placement_group_bundles"):
+        yield "bundles", _bundles(bundles, options["placement_group_strategy"])
+    else:
+        yield "bundles", "none; the actor's own resources are all"
+
+
+def _accelerator(config: LLMConfig) -> str:
+    kind = config.accelerator_type or config.accelerator_kind
+    decided = config.accelerator_type or config.accelerator_config or config.engine_name == "sim"
+    return str(kind) if decided else f"{kind}, judging by this machine; decided when it is deployed"
+
+
+def _workers(config: LLMConfig) -> str:
+    sizes = {word: config.engine_kwargs.get(name) or 1 for name, word in _SHAPES.items()}
+    shape = " x ".join(f"{word} {size}" for word, size in sizes.items() if size > 1)
+    return f"{workers(config)}{f' ({shape})' if shape else ''}, executor {executor(config)!r}"
+
+
+def _replicas(options: Mapping[str, Any]) -> str:
+    autoscaling = options.get("autoscaling_config")
+    if autoscaling:
+        return f"{autoscaling.get('min_replicas', 1)} to {autoscaling.get('max_replicas', 1)}, autoscaled"
+    return str(options.get("num_replicas") or 1)
+
+
+def _actor(options: Mapping[str, Any]) -> dict[str, float]:
+    actor: Mapping[str, Any] = options["ray_actor_options"]
+    resources = {
+        "CPU": actor.get("num_cpus", 1),
+        "GPU": actor.get("num_gpus", 0),
+        **(actor.get("resources") or {}),
+    }
+    return resources | ({"memory": actor["memory"]} if actor.get("memory") else {})
+
+
+def _bundles(bundles: list[dict[str, float]], strategy: str) -> str:
+    kinds = [_resources(bundle) for bundle in bundles]
+    counted = [f"{kinds.count(kind)} x [{kind}]" for kind in dict.fromkeys(kinds)]
+    return f"{', '.join(counted)}, {strategy}"
+
+
+def _resources(bundle: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {amount:g}" for name, amount in bundle.items() if amount) or "nothing"

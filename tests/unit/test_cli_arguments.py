@@ -1,0 +1,140 @@
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.arguments import Arguments, plan, split
+from penstock.cli.cluster import cpus_needed
+from penstock.cli.engine_arguments import read_engine_words
+from penstock.errors import ConfigError
+
+YAML = """
+llm_configs:
+- model_loading_config: {model_id: one}
+  llm_engine: sim
+  deployment_config: {autoscaling_config: {min_replicas: 1, max_replicas: 5}}
+- model_loading_config: {model_id: two}
+  llm_engine: sim
+gateway: {port: 9000, request_timeout_s: 7}
+"""
+
+
+@pytest.fixture
+def yaml(tmp_path: Path) -> str:
+    (tmp_path / "models.yaml").write_text(YAML)
+    return str(tmp_path / "models.yaml")
+
+
+def test_words_from_the_first_dash_on_are_the_engines():
+    assert split(["a", "b.yaml", "--max-model-len", "8192", "-tp", "2"]) == (
+        ("a", "b.yaml"),
+        ("--max-model-len", "8192", "-tp", "2"),
+    )
+
+
+def test_nothing_given_is_the_embedded_model():
+    planned = plan(Arguments())
+    (config,) = planned.configs
+    assert config.model_id == "penstock-demo"
+    assert config.model_loading_config.model_source == "demo"
+    assert planned.gateway.port == 8000
+
+
+def test_hub_id_is_served_under_its_own_name():
+    (config,) = plan(Arguments(sources=("Qwen/Qwen2.5-0.5B",))).configs
+    assert (config.model_id, config.model_source) == ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B")
+
+
+def test_folder_is_served_under_the_folders_name(tmp_path: Path):
+    (config,) = plan(Arguments(sources=(str(tmp_path),))).configs
+    assert (config.model_id, config.model_source) == (tmp_path.name, str(tmp_path))
+
+
+def test_served_model_name_names_the_model():
+    (config,) = plan(Arguments(sources=("a/b",), model_id="mine")).configs
+    assert (config.model_id, config.model_source) == ("mine", "a/b")
+
+
+def test_served_model_name_beside_a_file_is_refused(yaml: str):
+    with pytest.raises(ConfigError, match="names its own"):
+        plan(Arguments(sources=(yaml,), model_id="mine"))
+
+
+def test_command_line_goes_over_the_file(yaml: str):
+    planned = plan(Arguments(sources=(yaml,), port=9100, replicas=2))
+    assert planned.gateway.port == 9100
+    assert planned.gateway.request_timeout_s == 7
+    assert [config.deployment_config for config in planned.configs] == [{"num_replicas": 2}] * 2
+
+
+def test_files_settings_stay_where_the_command_says_nothing(yaml: str):
+    planned = plan(Arguments(sources=(yaml,)))
+    assert planned.gateway.port == 9000
+    assert planned.configs[0].deployment_config["autoscaling_config"]["max_replicas"] == 5
+
+
+def test_two_files_that_disagree_about_the_gateway_are_refused(yaml: str, tmp_path: Path):
+    other = tmp_path / "other.yaml"
+    other.write_text("llm_configs: [{model_loading_config: {model_id: three}}]\ngateway: {port: 9001}\n")
+    with pytest.raises(ConfigError, match=r"gateway\.port is 9000 in one file and 9001 in another"):
+        plan(Arguments(sources=(yaml, str(other))))
+
+
+def test_same_model_id_in_two_files_is_refused(yaml: str, tmp_path: Path):
+    other = tmp_path / "other.yaml"
+    other.write_text("model_loading_config: {model_id: one}")
+    with pytest.raises(ConfigError, match="'one' is used twice"):
+        plan(Arguments(sources=(yaml, str(other))))
+
+
+def test_engine_arguments_for_two_models_are_refused(yaml: str):
+    with pytest.raises(ConfigError, match="--max-model-len applies to one model"):
+        plan(Arguments(sources=(yaml,), engine_words=("--max-model-len", "5")))
+
+
+def test_gpu_type_goes_to_every_model(yaml: str):
+    planned = plan(Arguments(sources=(yaml,), accelerator="L4"))
+    assert [config.accelerator_type for config in planned.configs] == ["L4", "L4"]
+
+
+def test_engine_words_are_read_with_the_engines_names():
+    words = ("--max-model-len", "4096", "--reply=yes indeed", "--step-base-ms", "0.5")
+    planned = read_engine_words(plan(Arguments(sources=("echo",), engine="sim", engine_words=words)))
+    assert planned.engine_words == ()
+    assert planned.configs[0].engine_kwargs == {
+        "max_model_len": 4096,
+        "reply": "yes indeed",
+        "step_base_ms": 0.5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--max-modl-len", "5"), "did you mean 'max_model_len'"),
+        (("--max-model-len",), "--max-model-len needs a value"),
+        (("--max-model-len", "5", "other"), "'other' belongs to no option"),
+    ],
+)
+def test_bad_engine_words_are_told(words: tuple[str, ...], sentence: str):
+    planned = plan(Arguments(sources=("echo",), engine="sim", engine_words=words))
+    with pytest.raises(ConfigError, match=sentence):
+        read_engine_words(planned)
+
+
+def test_environment_of_a_replica_keeps_what_the_config_says():
+    base = plan(Arguments(sources=("echo",), engine="sim"))
+    once = base.with_environment({"A": "1", "B": "1"})
+    twice = once.with_environment({"A": "2", "C": "2"})
+    assert twice.configs[0].runtime_env == {"env_vars": {"A": "1", "B": "1", "C": "2"}}
+
+
+def test_gateway_is_tied_to_a_node():
+    serving = plan(Arguments(sources=("echo",), engine="sim")).with_gateway_on("node:10.0.0.1").serving
+    assert serving.ingress_deployment_config["ray_actor_options"] == {
+        "num_cpus": 0,
+        "resources": {"node:10.0.0.1": 0.001},
+    }
+
+
+def test_cpus_are_counted_over_all_replicas(yaml: str):
+    assert cpus_needed(plan(Arguments(sources=(yaml,))).configs) == 6

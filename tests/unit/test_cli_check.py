@@ -1,0 +1,76 @@
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.check import check
+
+GOOD = """
+model_loading_config: {model_id: echo}
+llm_engine: sim
+engine_kwargs: {max_model_len: 1024}
+deployment_config: {num_replicas: 3}
+"""
+GPUS = """
+model_loading_config: {model_id: large, model_source: some/large}
+accelerator_config: {kind: gpu}
+placement_group_config: {bundle_per_worker: {GPU: 2, CPU: 1}}
+"""
+BAD = """
+model_loading_config: {model_idd: echo}
+llm_engine: sim
+engine_kwargs: {max_modl_len: 1024}
+"""
+
+
+@pytest.fixture
+def written(tmp_path: Path):
+    def write(text: str, name: str = "model.yaml") -> str:
+        (tmp_path / name).write_text(text)
+        return str(tmp_path / name)
+
+    return write
+
+
+def test_config_without_mistakes_is_0_and_shows_the_placement(written, capsys):
+    assert check([written(GOOD)]) == 0
+    told = capsys.readouterr()
+    assert [line.split() for line in told.out.splitlines()[2:]] == [
+        ["model", "echo"],
+        ["source", "echo"],
+        ["engine", "sim"],
+        ["accelerator", "cpu"],
+        ["replicas", "3"],
+        ["actor", "CPU", "1"],
+        ["bundles", "none;", "the", "actor's", "own", "resources", "are", "all"],
+        ["No", "mistakes", "found."],
+    ]
+    assert told.err == ""
+
+
+def test_gpus_are_placed_on_a_machine_without_one(written, capsys):
+    assert check([written(GPUS)]) == 0
+    out = capsys.readouterr().out
+    assert "1 x [GPU 2, CPU 2], PACK" in out
+    assert "CPU 1, GPU 2" in out
+
+
+def test_mistakes_of_the_config_and_of_engine_arguments_come_together(written, capsys):
+    assert check([written(BAD)]) == 2
+    err = capsys.readouterr().err
+    assert "did you mean 'model_id'?" in err
+    assert "did you mean 'max_model_len'?" in err
+
+
+def test_one_bad_file_does_not_hide_another(written, capsys):
+    files = [written(BAD, "bad.yaml"), written(GOOD, "good.yaml"), "no/such.yaml"]
+    assert check(files) == 2
+    told = capsys.readouterr()
+    assert "echo" in told.out
+    assert "bad.yaml:2" in told.err
+    assert "no/such.yaml" in told.err
+
+
+def test_placement_that_cannot_work_is_a_mistake(written, capsys):
+    text = GPUS.replace("{bundle_per_worker: {GPU: 2, CPU: 1}}", "{bundles: [{GPU: 1.5}]}")
+    assert check([written(text)]) == 2
+    assert "whole GPUs only" in capsys.readouterr().err
