@@ -87,7 +87,8 @@ def _missing(config: LLMConfig, what: str, nodes: Nodes) -> str:
     named = f", of type {', '.join(types)}" if types else ""
     guess = nearest(config.accelerator_type or "", types)
     hint = f" Did you mean {guess!r}?" if guess else ""
-    return (config.place / "accelerator_type").says(
+    where = config.place / "accelerator_type" if config.accelerator_type else config.place
+    return where.says(
         f"model {config.model_id!r} needs {what}, which no node has; the cluster has {has}{on}{named}.{hint} "
         "PENSTOCK_ACCELERATOR=cpu (or --accelerator cpu) runs it on CPU."
     )

@@ -132,7 +132,7 @@ class GangOptions(Part):
 
 
 class DeploymentOptions(Part):
-    """The options of `ray.serve.deployment`. Defaults that are not Serve's are in docs/configuration.md."""
+    """The options of `ray.serve.deployment`."""
 
     name: str | None = Field(default=None, min_length=1, description="Name of the deployment.")
     num_replicas: Annotated[int | None, BeforeValidator(_auto)] = Field(

@@ -10,12 +10,13 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from penstock.config.accelerators import Kind, Nodes, accelerator_kind
 from penstock.config.deployment import DeploymentOptions, RuntimeEnv
 from penstock.config.options import serve_options
 from penstock.config.part import BRANCH, Part, Shape
+from penstock.config.place import Place
 from penstock.config.placement import executor
 from penstock.config.problems import unknown
 from penstock.config.root import Root
@@ -126,6 +127,18 @@ class ExperimentalConfigs(Part):
     )
 
 
+class EngineSizes(Part):
+    """What placement reads from `engine_kwargs`; all other names are the engine's to check."""
+
+    model_config = ConfigDict(extra="allow")
+
+    tensor_parallel_size: int | None = Field(default=None, ge=1)
+    pipeline_parallel_size: int | None = Field(default=None, ge=1)
+    prefill_context_parallel_size: int | None = Field(default=None, ge=1)
+    data_parallel_size: int | None = Field(default=None, ge=1)
+    data_parallel_size_local: int | None = Field(default=None, ge=0)
+
+
 class LLMConfig(Root):
     """One model: its source, its engine, its place, its deployment.
 
@@ -136,7 +149,7 @@ class LLMConfig(Root):
     llm_engine: str = Field(
         default="vllm", description="`vllm` or `sim` (a simulator); case does not matter."
     )
-    engine_kwargs: dict[str, Any] = Field(
+    engine_kwargs: Annotated[dict[str, Any], Shape(EngineSizes)] = Field(
         default={}, description="Arguments of the engine, under the names that the engine gives them."
     )
     accelerator_type: str | None = Field(
@@ -181,6 +194,11 @@ class LLMConfig(Root):
         if value is None or isinstance(value, type) or (isinstance(value, str) and "." in value):
             return value
         raise ValueError("must be a class or an import path such as `my_package.my_module:MyServer`.")
+
+    @property
+    def place(self) -> Place:
+        """Where this config was read; for one built in Python, its model's name."""
+        return self._place if str(self._place) else Place(f"model {self.model_id!r}")
 
     @property
     def model_id(self) -> str:
