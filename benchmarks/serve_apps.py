@@ -1,0 +1,75 @@
+"""Contestants that are Ray Serve applications.
+
+    python -m benchmarks.serve_apps ray-llm|penstock PORT MODEL EXECUTOR
+
+The same Ray and the same Serve around either. Ends on SIGTERM. This module is the only one that imports Ray's
+LLM package, and only as the peer.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import serve
+
+from benchmarks.workload import MODEL_ID, Workload
+
+
+def ray_serve_llm(workload: Workload) -> serve.Application:
+    """Ray Serve LLM as its documents set it up on CPU; without engine metrics, to its advantage."""
+    from ray.serve.llm import LLMConfig, build_openai_app
+
+    config = LLMConfig(
+        model_loading_config={"model_id": MODEL_ID, "model_source": str(workload.model)},
+        accelerator_type=None,
+        accelerator_config={"kind": "cpu"},
+        placement_group_config={"bundles": [{"CPU": 1}]},
+        deployment_config={"autoscaling_config": {"min_replicas": 1, "max_replicas": 1}},
+        engine_kwargs=workload.engine_kwargs(),
+        log_engine_metrics=False,
+    )
+    return build_openai_app({"llm_configs": [config]})
+
+
+def penstock(workload: Workload) -> serve.Application:
+    """Penstock behind Serve's own HTTP."""
+    from penstock.serve import LLMConfig, build_openai_app
+
+    config = LLMConfig(
+        model_loading_config={"model_id": MODEL_ID, "model_source": str(workload.model)},
+        accelerator_config={"kind": "cpu"},
+        engine_kwargs=workload.engine_kwargs(),
+    )
+    return build_openai_app({"llm_configs": [config]})
+
+
+APPS: dict[str, Callable[[Workload], Any]] = {"ray-llm": ray_serve_llm, "penstock": penstock}
+
+
+def main() -> None:
+    """Serves until SIGTERM."""
+    name, port, model, executor = sys.argv[1:]
+    stops = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, stops)  # before Ray starts threads
+    try:
+        # Logical CPUs: Ray counts what is asked for, and the machine's real cores stay shared.
+        ray.init(
+            "local", num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=200 * 2**20
+        )
+        serve.start(
+            http_options={"host": "127.0.0.1", "port": int(port)}, logging_config={"enable_access_log": False}
+        )
+        serve.run(APPS[name](Workload(Path(model), executor)), blocking=False)
+        signal.sigwait(stops)
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""What every contestant is given alike: the engine's arguments, the environment, the request.
+
+Nothing here is a contestant's own; `contestants.py` turns it into command lines.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+MODEL_ID = "bench"
+EXECUTORS = ("mp", "uni")
+"""vLLM's executors. "mp" puts the worker into a process of its own; Ray Serve LLM always takes it on CPU."""
+
+_ENGINE = {
+    "enforce_eager": True,
+    "max_model_len": 1024,
+    # vLLM's defaults for these two depend on who starts it (server or library), so they are said.
+    "max_num_seqs": 256,
+    "max_num_batched_tokens": 4096,
+    "kv_cache_memory_bytes": 256 * 2**20,
+}
+
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else "mp" pins its worker to a core and "uni" does not
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "TORCH_COMPILE_DISABLE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "RAY_worker_niceness": "0",  # 15 by default, which costs 15-20 % of the tokens
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+_NOT_INHERITED = ("RAY_", "VLLM_", "OMP_", "PENSTOCK_")
+"""Prefixes: what a shell happens to have set must not favour anyone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One model under one executor, and what each request asks of it."""
+
+    model: Path
+    executor: str
+    tokens: int = 64
+
+    def engine_kwargs(self) -> dict[str, Any]:
+        """Arguments of the engine by vLLM's names."""
+        return {**_ENGINE, "distributed_executor_backend": self.executor}
+
+    def engine_flags(self) -> list[str]:
+        """The same for a command line."""
+        flags: list[str] = []
+        for name, value in self.engine_kwargs().items():
+            flag = "--" + name.replace("_", "-")
+            flags += [flag] if value is True else [flag, str(value)]
+        return flags
+
+    def environment(self, folder: Path) -> dict[str, str]:
+        """Environment of a contestant whose Ray, if it has one, keeps its files in `folder`."""
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_INHERITED)}
+        # On CPU "uni" stays "uni" only with 0. The engine core has a process of its own either way.
+        multiprocessing = "0" if self.executor == "uni" else "1"
+        own = {"VLLM_ENABLE_V1_MULTIPROCESSING": multiprocessing, "RAY_TMPDIR": str(folder)}
+        return inherited | _ENVIRONMENT | own
+
+    def body(self, *, stream: bool = True) -> dict[str, Any]:
+        """A chat request that always takes `tokens` tokens."""
+        return {
+            "model": MODEL_ID,
+            "messages": [{"role": "user", "content": "def foo(x):"}],
+            "max_tokens": self.tokens,
+            "stream": stream,
+            "ignore_eos": True,
+            "temperature": 0.8,
+        }
+
+    def describe(self) -> Mapping[str, Any]:
+        """For the record of a run."""
+        return {
+            "model": str(self.model.name),
+            "engine_kwargs": self.engine_kwargs(),
+            "environment": _ENVIRONMENT,
+            "body": json.loads(json.dumps(self.body())),
+        }
