@@ -9,19 +9,15 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.fixture(scope="session")
 def serve_url():
     """URL of Serve's own HTTP, on a cluster of eight logical CPUs."""
     import ray
     from ray import serve
 
-    port = free_port()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     ray.init(
         num_cpus=8, num_gpus=0, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20
     )

@@ -19,7 +19,7 @@ async def echo(scope, receive, send):
 
 async def test_answer_has_status_headers_and_body():
     answer = await call(echo, "/v1/x", b"hello")
-    assert (answer.status, answer.headers["X-Path"], await answer.read()) == (200, "/v1/x", b"hello")
+    assert (answer.status, answer.headers["x-path"], await answer.read()) == (200, "/v1/x", b"hello")
 
 
 async def test_what_the_app_raises_before_its_first_byte_reaches_the_caller():
@@ -71,7 +71,7 @@ async def pieces(*parts: bytes):
 
 async def test_events_are_whole_however_the_bytes_are_cut():
     got = [batch async for batch in events(pieces(b"data: 1\n", b"\ndata: 2\n\ndata: 3\n\n", b"data"))]
-    assert got == [["data: 1\n\n"], ["data: 2\n\n", "data: 3\n\n"], ["data"]]
+    assert got == [["data: 1\n\n", "data: 2\n\n", "data: 3\n\n"], ["data"]]
 
 
 async def test_without_an_interval_every_batch_passes_as_it_comes():

@@ -14,13 +14,57 @@ from penstock.engine import ASGIApp, Message, Scope
 _QUEUED_MESSAGES = 64  # back-pressure: the app waits when the reader is this far behind
 
 
+class Body:
+    """The bytes of an answer as the app makes them. Closing it, read or not, ends the app."""
+
+    def __init__(self, app: ASGIApp, scope: Scope, request: bytes) -> None:
+        self._messages: asyncio.Queue[Message | None] = asyncio.Queue(_QUEUED_MESSAGES)
+        self._gone = asyncio.Event()
+        self._pending: list[Message] = [{"type": "http.request", "body": request, "more_body": False}]
+        self._task = asyncio.create_task(self._run(app, scope))
+
+    async def _run(self, app: ASGIApp, scope: Scope) -> None:
+        try:
+            await app(scope, self._receive, self._messages.put)
+        finally:
+            if not self._gone.is_set():  # else nobody reads, and a full queue would hold this task for ever
+                await self._messages.put(None)
+
+    async def _receive(self) -> Message:
+        if self._pending:
+            return self._pending.pop()
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def message(self) -> Message | None:
+        """What the app sent next; None at its end. Raises: what the app raised."""
+        message = await self._messages.get()
+        if message is None:
+            await self._task
+        return message
+
+    def __aiter__(self) -> Body:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while (message := await self.message()) is not None:
+            if message.get("body"):
+                return message["body"]
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """Tells the app that the client is gone, and ends it."""
+        self._gone.set()
+        self._task.cancel()
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Status and headers have come; `body` gives the bytes as the app makes them and must be closed."""
+    """Status and headers have come; whoever asked closes the body."""
 
     status: int
     headers: Mapping[str, str]
-    body: AsyncGenerator[bytes, None]
+    body: Body
 
     async def read(self) -> bytes:
         """The whole body."""
@@ -28,52 +72,20 @@ class Answer:
 
 
 async def call(app: ASGIApp, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Answer:
-    """POSTs `body` to `path` of `app`. Closing the answer's body tells the app that the client is gone.
+    """POSTs `body` to `path` of `app`.
 
     Raises: what the app raises before its first byte.
     """
-    messages: asyncio.Queue[Message | None] = asyncio.Queue(_QUEUED_MESSAGES)
-    gone = asyncio.Event()
-    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive() -> Message:
-        if pending:
-            return pending.pop()
-        await gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def run() -> None:
-        try:
-            await app(_scope(path, len(body), headers or {}), receive, messages.put)
-        finally:
-            if not gone.is_set():  # else nobody reads, and a full queue would hold this task for ever
-                await messages.put(None)
-
-    task = asyncio.create_task(run())
+    reply = Body(app, _scope(path, len(body), headers or {}), body)
     try:
-        start = await messages.get()
-        if start is None:
-            await task
-            raise RuntimeError(f"{path} ended without an answer.")
+        start = await reply.message()
     except BaseException:
-        gone.set()
-        task.cancel()
+        await reply.aclose()
         raise
-    names = {name.decode("latin-1"): value.decode("latin-1") for name, value in start["headers"]}
-    return Answer(start["status"], names, _body(messages, task, gone))
-
-
-async def _body(
-    messages: asyncio.Queue[Message | None], task: asyncio.Task[None], gone: asyncio.Event
-) -> AsyncGenerator[bytes, None]:
-    try:
-        while (message := await messages.get()) is not None:
-            if message.get("body"):
-                yield message["body"]
-        await task
-    finally:
-        gone.set()
-        task.cancel()
+    if start is None:
+        raise RuntimeError(f"{path} ended without an answer.")
+    names = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in start["headers"]}
+    return Answer(start["status"], names, reply)
 
 
 def _scope(path: str, length: int, headers: Mapping[str, str]) -> Scope:

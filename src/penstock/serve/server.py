@@ -197,21 +197,18 @@ class LLMServer(metaclass=_Constructed):
     ) -> Answers:
         body = request.model_dump(exclude_unset=True) if isinstance(request, BaseModel) else dict(request)
         reply = await call(self.engine.app(), path, msgspec.json.encode(body), raw.headers if raw else None)
-        streaming = "text/event-stream" in reply.headers.get("content-type", "")
-        if streaming:
-            stream = batched(events(reply.body), self._llm_config.stream_batching_interval_ms)
-            try:
-                async for batch in stream:
+        try:
+            if "text/event-stream" in reply.headers.get("content-type", ""):
+                interval_ms = self._llm_config.stream_batching_interval_ms
+                async for batch in batched(events(reply.body), interval_ms):
                     yield batch
-            finally:
-                await stream.aclose()
-            return
-        content = await reply.read()
-        error = ErrorResponse.model_validate_json(content) if reply.status >= 400 else None
-        if error is None:
-            yield answer.model_validate_json(content)
-        else:
-            yield [error] if body.get("stream") else error
+            elif reply.status < 400:
+                yield answer.model_validate_json(await reply.read())
+            else:
+                error = ErrorResponse.model_validate_json(await reply.read())
+                yield [error] if body.get("stream") else error
+        finally:
+            await reply.body.aclose()
 
     async def stop(self) -> None:
         """Finishes open streams within Serve's limit, then ends the engine; waits for no dead engine."""

@@ -1,0 +1,109 @@
+"""`penstock serve` as its users run it: a process of its own, known by what it prints and what it leaves."""
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+
+_MARK = "TEST_RUN"
+_START_S = 120.0  # of a start on a machine that has much else to do
+_GONE_S = 30.0
+
+
+class Command:
+    """A running `penstock serve`. Its environment carries a mark, by which every descendant is found."""
+
+    def __init__(self, *words: str, **environment: str) -> None:
+        self._mark = uuid.uuid4().hex
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.cli", "serve", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment, _MARK: self._mark},
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+        self.out: list[str] = []
+        self.err: list[str] = []
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._readers = [
+            threading.Thread(target=self._read, args=(self._process.stdout, self.out, True)),
+            threading.Thread(target=self._read, args=(self._process.stderr, self.err, False)),
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, stream, kept: list[str], told: bool) -> None:
+        for line in stream:
+            kept.append(line.rstrip("\n"))
+            if told:
+                self._lines.put(line)
+        if told:
+            self._lines.put(None)
+
+    def wait_for(self, text: str) -> None:
+        """Returns when a line with `text` was printed."""
+        deadline = time.monotonic() + _START_S
+        while (line := self._lines.get(timeout=max(0.0, deadline - time.monotonic()))) is not None:
+            if text in line:
+                return
+        raise AssertionError(f"{text!r} was never printed:\n" + "\n".join([*self.out, *self.err]))
+
+    def work(self) -> psutil.Process:
+        """The process that does the work, a child of the one that was started."""
+        (work,) = psutil.Process(self.pid).children()
+        return work
+
+    def signal_group(self, signum: int) -> None:
+        os.killpg(self.pid, signum)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def exit_code(self) -> int:
+        code = self._process.wait(_START_S)
+        for reader in self._readers:
+            reader.join()
+        return code
+
+    def left(self) -> list[str]:
+        """What still lives of all that ever descended from the command, after the time that it may take."""
+        deadline = time.monotonic() + _GONE_S
+        while (living := self.living()) and time.monotonic() < deadline:
+            psutil.wait_procs(living, timeout=0.5)
+        return [f"{process.pid} {process.name()}" for process in living]
+
+    def living(self) -> list[psutil.Process]:
+        return [process for process in psutil.process_iter() if self._is_ours(process)]
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        try:
+            return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(_MARK) == self._mark
+        except psutil.Error:
+            return False
+
+
+@contextmanager
+def serving(*words: str, until: str = "Serving ", **environment: str) -> Iterator[Command]:
+    """A command that printed `until`. Whatever a test does with it, nothing of it outlives the test."""
+    command = Command(*words, **environment)
+    try:
+        command.wait_for(until)
+        yield command
+    finally:
+        if command.living():
+            command.signal_group(signal.SIGTERM)
+            command.left()
+        for process in command.living():
+            process.kill()
+        command.exit_code()
