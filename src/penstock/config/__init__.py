@@ -3,15 +3,14 @@
 from penstock.config.accelerators import accelerator_kind, check_accelerator
 from penstock.config.gateway import GatewayConfig, LLMServingArgs
 from penstock.config.load import Application, load_applications, load_configs
-from penstock.config.model import (
+from penstock.config.model import LLMConfig, inactive_keys
+from penstock.config.parts import (
     AcceleratorConfig,
     BucketSource,
     CallbackConfig,
-    LLMConfig,
     LoraConfig,
     ModelLoadingConfig,
     PlacementGroupConfig,
-    inactive_keys,
 )
 from penstock.config.settings import Settings
 

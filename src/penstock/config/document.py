@@ -13,7 +13,7 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from penstock.config import deployment, gateway, load, model
+from penstock.config import deployment, gateway, load, model, parts
 from penstock.config.annotations import describe
 from penstock.config.options import DEFAULTS
 from penstock.config.part import Shape
@@ -34,8 +34,8 @@ config.yaml:9: applications[0].args.llm_configs[0].llm_engin: unknown key 'llm_e
 ```
 
 `penstock check FILE` tells all of them, and what would be placed where. Arguments of the engine are checked
-against the engine's own argument classes, in a short process of their own; where vLLM is not installed, that is
-said.
+against the engine's own argument classes, in a short process of their own; where vLLM is not installed, that
+is said.
 
 ## Three forms of YAML
 
@@ -80,19 +80,19 @@ are faults too.
 
 _SECTIONS: Sequence[tuple[str, type[BaseModel]]] = (
     ("One model: `LLMConfig`", model.LLMConfig),
-    ("model_loading_config", model.ModelLoadingConfig),
-    ("model_loading_config.model_source, for object storage", model.BucketSource),
-    ("accelerator_config", model.AcceleratorConfig),
-    ("placement_group_config", model.PlacementGroupConfig),
+    ("model_loading_config", parts.ModelLoadingConfig),
+    ("model_loading_config.model_source, for object storage", parts.BucketSource),
+    ("accelerator_config", parts.AcceleratorConfig),
+    ("placement_group_config", parts.PlacementGroupConfig),
     ("deployment_config", deployment.DeploymentOptions),
     ("deployment_config.autoscaling_config", deployment.AutoscalingOptions),
     ("deployment_config.ray_actor_options", deployment.ActorOptions),
     ("deployment_config.backpressure_config", deployment.BackpressureOptions),
     ("deployment_config.gang_scheduling_config", deployment.GangOptions),
     ("runtime_env", deployment.RuntimeEnv),
-    ("lora_config", model.LoraConfig),
-    ("callback_config", model.CallbackConfig),
-    ("experimental_configs", model.ExperimentalConfigs),
+    ("lora_config", parts.LoraConfig),
+    ("callback_config", parts.CallbackConfig),
+    ("experimental_configs", parts.ExperimentalConfigs),
     ("The gateway: `GatewayConfig`", gateway.GatewayConfig),
     ("Models and gateway: `LLMServingArgs`", gateway.LLMServingArgs),
     ("An entry of `applications:`", load.ServeApplication),
@@ -114,7 +114,7 @@ def document() -> str:
     """The whole text."""
     sections = [_section(title, owner) for title, owner in _SECTIONS]
     sections.insert(_after(deployment.DeploymentOptions), _defaults())
-    sections.insert(_after(model.PlacementGroupConfig), _placement())
+    sections.insert(_after(parts.PlacementGroupConfig), _placement())
     return "\n".join([_INTRODUCTION, *sections])
 
 
@@ -169,12 +169,12 @@ def _placement() -> str:
     return f"""\
 What a replica reserves. CPU or GPU is decided by the first of these that says something:
 `PENSTOCK_ACCELERATOR=cpu` (or `--accelerator cpu`), `accelerator_config.kind`, the simulator (CPU),
-`PENSTOCK_ACCELERATOR=gpu`, `accelerator_type` (GPU), GPUs in `ray_actor_options` or `placement_group_config`, GPUs
-of the cluster's nodes.
+`PENSTOCK_ACCELERATOR=gpu`, `accelerator_type` (GPU), GPUs in `ray_actor_options` or `placement_group_config`,
+GPUs of the cluster's nodes.
 
 An engine that fits one node gets one bundle, and its actor holds the GPUs; its workers are the actor's
-children. An engine that spans nodes (`distributed_executor_backend: ray`, a SPREAD strategy, or more GPUs than
-any node has) gets one bundle per worker, the first merged with the replica's own resources.
+children. An engine that spans nodes (`distributed_executor_backend: ray`, a SPREAD strategy, or more GPUs
+than any node has) gets one bundle per worker, the first merged with the replica's own resources.
 
 | config | actor; bundles |
 |---|---|

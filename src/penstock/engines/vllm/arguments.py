@@ -1,30 +1,23 @@
-"""vLLM's own view of its arguments: which there are, what fits, and what a command line means.
+"""vLLM's own view of its arguments: which there are, and what fits.
 
-`python -m penstock.engines.vllm.arguments` answers `check`'s questions in a process of its own, because
-importing vLLM takes seconds and must not happen in the user's. The engine itself uses `split`.
+`respond` uses it in a process of its own, because importing vLLM takes seconds and must not happen in the
+user's; the engine itself uses `split`.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import dataclasses
-import enum
 import functools
 import json
-import os
-import re
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, NoReturn, cast
+from collections.abc import Mapping
+from typing import Annotated, Any, cast
 
 import vllm.config
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from vllm.config import SpeculativeConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.launchers.cli_args import FrontendArgs, make_arg_parser
-from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.entrypoints.launchers.cli_args import FrontendArgs
 
 from penstock.config.annotations import choices, describe, shape
 from penstock.config.place import Path, Place
@@ -205,98 +198,3 @@ def _made(argument: Argument, value: Any) -> Any:
     if isinstance(value, list) or (isinstance(value, Mapping) and shape(argument.annotation)):
         return argument.adapter.validate_python(value)
     return cast("Any", value)
-
-
-class _Refusal(Exception):
-    """What argparse would print before it exits."""
-
-
-class _Parser(FlexibleArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise _Refusal(message)
-
-
-def parse(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """`vllm serve`'s flags as engine_kwargs (what differs from the defaults), and what is wrong with them."""
-    parser = cast("_Parser", make_arg_parser(_Parser(add_help=False)))
-    _keep_json(parser)
-    try:
-        given = vars(parser.parse_args(list(argv)))
-    except _Refusal as refusal:
-        return {}, _told_by_argparse(str(refusal))
-    defaults = vars(parser.parse_args([]))
-    if given["model_tag"] is not None:
-        return {}, [f"unexpected argument {given['model_tag']!r}; flags start with --."]
-    kwargs = {name: _plain(name, value) for name, value in given.items() if value != defaults[name]}
-    return kwargs, [f"{_flag(path)}: {text}" for path, text in faults(kwargs)]
-
-
-def _keep_json(parser: FlexibleArgumentParser) -> None:
-    """Flags that make a config object keep the JSON that was given; `faults` looks into it.
-
-    vLLM's objects draw ids as they are made, and replicas must not share one.
-    """
-    arguments = engine_arguments()
-    for action in parser._actions:  # pyright: ignore[reportPrivateUsage]  # argparse has no public way
-        if action.dest in arguments and shape(arguments[action.dest].annotation) and callable(action.type):
-            action.type = functools.partial(_json, action.type)
-
-
-def _json(parse_text: Callable[[str], Any], text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        with contextlib.suppress(argparse.ArgumentTypeError):  # vLLM reads numbers such as 80m inside JSON
-            value = parse_text(text)
-            return TypeAdapter(type(value)).dump_python(value, mode="json", exclude_defaults=True)
-        raise argparse.ArgumentTypeError(f"is not valid JSON: {error}") from error
-
-
-def _plain(name: str, value: Any) -> Any:
-    """The value as YAML would have it."""
-    if name == "optimization_level":  # the one number that vLLM's parser leaves as text
-        return int(value)
-    if name == "lora_modules":
-        return [dataclasses.asdict(module) for module in value]
-    if isinstance(value, enum.Enum):
-        return value.name
-    return sorted(value) if isinstance(value, set) else value
-
-
-def _flag(path: Path) -> str:
-    name, *inside = (str(part) for part in path)
-    return ".".join([f"--{name.replace('_', '-')}", *inside])
-
-
-def _told_by_argparse(message: str) -> list[str]:
-    arguments = frontend_arguments() | engine_arguments()
-    if message.startswith("unrecognized arguments:"):
-        flags = [_flag((name,)) for name in arguments.keys() - REFUSED.keys()]
-        given = [word.partition("=")[0] for word in message.split()[2:] if word.startswith("-")]
-        return [unknown("flag", flag, flags, HELP) for flag in given] or [message]
-    said = re.match(r"argument (\S+): (.*)", message)
-    if said is None:
-        return [f"{message}."]
-    flag = next(name for name in said[1].split("/") if name.startswith("--"))
-    value = re.match(
-        r"(?:invalid choice: |invalid .* value: |Value )'?(.*?)'?(?: \(choose| cannot be|$)", said[2]
-    )
-    argument = arguments.get(flag[2:].replace("-", "_"))
-    return [f"{flag}: {argument.misfit(value[1]) if argument and value else said[2] + '.'}"]
-
-
-def main() -> None:
-    """One JSON question on stdin, one JSON answer on stdout; whatever vLLM prints goes to stderr."""
-    answer = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    question = json.load(sys.stdin)
-    if "argv" in question:
-        kwargs, problems = parse(question["argv"])
-        json.dump({"kwargs": kwargs, "problems": problems}, answer)
-    else:
-        json.dump({"faults": [faults(kwargs) for kwargs in question["engine_kwargs"]]}, answer)
-    answer.close()
-
-
-if __name__ == "__main__":
-    main()

@@ -90,7 +90,7 @@ def _ask(question: Mapping[str, Any]) -> dict[str, Any]:
     kept = answers.find(text)
     if kept is not None:
         return kept
-    command = [sys.executable, "-m", "penstock.engines.vllm.arguments"]
+    command = [sys.executable, "-m", "penstock.engines.vllm.respond"]
     try:
         done = subprocess.run(
             command,

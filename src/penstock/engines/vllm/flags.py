@@ -1,0 +1,101 @@
+"""`vllm serve`'s flags as `engine_kwargs`, read by vLLM's own parser."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import enum
+import functools
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, cast
+
+from pydantic import TypeAdapter
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from penstock.config.annotations import shape
+from penstock.config.place import Path
+from penstock.config.problems import unknown
+from penstock.engines.vllm.arguments import HELP, engine_arguments, faults, frontend_arguments
+from penstock.engines.vllm.refused import REFUSED
+
+
+class _Refusal(Exception):
+    """What argparse would print before it exits."""
+
+
+class _Parser(FlexibleArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise _Refusal(message)
+
+
+def parse(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """`vllm serve`'s flags as engine_kwargs (what differs from the defaults), and what is wrong with them."""
+    parser = cast("_Parser", make_arg_parser(_Parser(add_help=False)))
+    _keep_json(parser)
+    try:
+        given = vars(parser.parse_args(list(argv)))
+    except _Refusal as refusal:
+        return {}, _told_by_argparse(str(refusal))
+    defaults = vars(parser.parse_args([]))
+    if given["model_tag"] is not None:
+        return {}, [f"unexpected argument {given['model_tag']!r}; flags start with --."]
+    kwargs = {name: _plain(name, value) for name, value in given.items() if value != defaults[name]}
+    return kwargs, [f"{_flag(path)}: {text}" for path, text in faults(kwargs)]
+
+
+def _keep_json(parser: FlexibleArgumentParser) -> None:
+    """Flags that make a config object keep the JSON that was given; `faults` looks into it.
+
+    vLLM's objects draw ids as they are made, and replicas must not share one.
+    """
+    arguments = engine_arguments()
+    for action in parser._actions:  # pyright: ignore[reportPrivateUsage]  # argparse has no public way
+        if action.dest in arguments and shape(arguments[action.dest].annotation) and callable(action.type):
+            action.type = functools.partial(_json, action.type)
+
+
+def _json(parse_text: Callable[[str], Any], text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        with contextlib.suppress(argparse.ArgumentTypeError):  # vLLM reads numbers such as 80m inside JSON
+            value = parse_text(text)
+            return TypeAdapter(type(value)).dump_python(value, mode="json", exclude_defaults=True)
+        raise argparse.ArgumentTypeError(f"is not valid JSON: {error}") from error
+
+
+def _plain(name: str, value: Any) -> Any:
+    """The value as YAML would have it."""
+    if name == "optimization_level":  # the one number that vLLM's parser leaves as text
+        return int(value)
+    if name == "lora_modules":
+        return [dataclasses.asdict(module) for module in value]
+    if isinstance(value, enum.Enum):
+        return value.name
+    return sorted(value) if isinstance(value, set) else value
+
+
+def _flag(path: Path) -> str:
+    name, *inside = (str(part) for part in path)
+    return ".".join([f"--{name.replace('_', '-')}", *inside])
+
+
+def _told_by_argparse(message: str) -> list[str]:
+    arguments = frontend_arguments() | engine_arguments()
+    if message.startswith("unrecognized arguments:"):
+        flags = [_flag((name,)) for name in arguments.keys() - REFUSED.keys()]
+        given = [word.partition("=")[0] for word in message.split()[2:] if word.startswith("-")]
+        return [unknown("flag", flag, flags, HELP) for flag in given] or [message]
+    said = re.match(r"argument (\S+): (.*)", message)
+    if said is None:
+        return [f"{message}."]
+    flag = next(name for name in said[1].split("/") if name.startswith("--"))
+    value = re.match(
+        r"(?:invalid choice: |invalid .* value: |Value )'?(.*?)'?(?: \(choose| cannot be|$)", said[2]
+    )
+    argument = arguments.get(flag[2:].replace("-", "_"))
+    return [f"{flag}: {argument.misfit(value[1]) if argument and value else said[2] + '.'}"]

@@ -1,0 +1,27 @@
+"""What `check` starts: `python -m penstock.engines.vllm.respond` answers one question and ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from penstock.engines.vllm.arguments import faults
+from penstock.engines.vllm.flags import parse
+
+
+def main() -> None:
+    """One JSON question on stdin, one JSON answer on stdout; whatever vLLM prints goes to stderr."""
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    question = json.load(sys.stdin)
+    if "argv" in question:
+        kwargs, problems = parse(question["argv"])
+        json.dump({"kwargs": kwargs, "problems": problems}, answer)
+    else:
+        json.dump({"faults": [faults(kwargs) for kwargs in question["engine_kwargs"]]}, answer)
+    answer.close()
+
+
+if __name__ == "__main__":
+    main()
