@@ -74,7 +74,7 @@ def check_accelerator(config: LLMConfig, nodes: Nodes) -> str | None:
     wanted = config.accelerator_type
     if wanted is None or any(node.get(TYPE_PREFIX + wanted, 0) > 0 for node in nodes):
         return None
-    return _missing(config, f"accelerator_type {wanted!r}", nodes)
+    return _missing(config, repr(wanted), nodes)
 
 
 def _missing(config: LLMConfig, what: str, nodes: Nodes) -> str:
@@ -89,6 +89,6 @@ def _missing(config: LLMConfig, what: str, nodes: Nodes) -> str:
     hint = f" Did you mean {guess!r}?" if guess else ""
     where = config.place / "accelerator_type" if config.accelerator_type else config.place
     return where.says(
-        f"model {config.model_id!r} needs {what}, which no node has; the cluster has {has}{on}{named}.{hint} "
+        f"no node has {what}; the cluster has {has}{on}{named}.{hint} "
         "PENSTOCK_ACCELERATOR=cpu (or --accelerator cpu) runs it on CPU."
     )

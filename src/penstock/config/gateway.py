@@ -100,6 +100,8 @@ def _model(entry: Any, place: Place, seen: dict[str, Place], faults: Faults) -> 
     values = entry
     if isinstance(entry, str):
         values, place = _from_file(entry, place)
+    elif isinstance(entry, LLMConfig):
+        place = entry.place
     model_id = _model_id(values)
     if model_id in seen:
         first = seen[model_id] / "model_loading_config" / "model_id"

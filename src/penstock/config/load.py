@@ -130,7 +130,7 @@ class _Reading:
     def _alone(self, data: Any, place: Place) -> LLMServingArgs:
         """A model by itself."""
         config = data if isinstance(data, LLMConfig) else LLMConfig.parse(data, place)
-        return LLMServingArgs(llm_configs=[config])
+        return LLMServingArgs.parse({"llm_configs": [config]}, place, self.seen)
 
 
 def _entries(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -1,0 +1,52 @@
+"""GatewayConfig: its limits, and where its key comes from."""
+
+import pytest
+
+from penstock.config import GatewayConfig
+from penstock.errors import ConfigError
+
+
+def test_it_listens_on_this_machine_only_by_default(monkeypatch):
+    monkeypatch.delenv("PENSTOCK_API_KEY", raising=False)
+    config = GatewayConfig()
+    assert (config.host, config.port, config.api_key) == ("127.0.0.1", None, None)
+
+
+def test_the_key_comes_from_the_environment(monkeypatch):
+    monkeypatch.setenv("PENSTOCK_API_KEY", "k1")
+    key = GatewayConfig().api_key
+    assert key is not None
+    assert key.get_secret_value() == "k1"
+
+
+def test_a_given_key_wins_over_the_environment(monkeypatch):
+    monkeypatch.setenv("PENSTOCK_API_KEY", "k1")
+    key = GatewayConfig(api_key="k2").api_key
+    assert key is not None
+    assert key.get_secret_value() == "k2"
+
+
+def test_an_empty_key_is_refused():
+    with pytest.raises(ConfigError, match="api_key: is empty"):
+        GatewayConfig(api_key="")
+
+
+def test_the_key_is_not_shown():
+    config = GatewayConfig(api_key="k2-secret")
+    assert "k2-secret" not in repr(config) + str(config)
+
+
+def test_a_fault_in_the_key_does_not_show_it():
+    with pytest.raises(ConfigError) as caught:
+        GatewayConfig(api_key=12345)
+    assert str(caught.value) == "api_key: is a number; must be text. Write it in quotes."
+
+
+def test_all_faults_are_told_at_once():
+    with pytest.raises(ConfigError) as caught:
+        GatewayConfig(port=99999, log_format="jsn", request_timeout_s=0)
+    assert caught.value.problems == (
+        "port: is 99999; must be at most 65535.",
+        "request_timeout_s: is 0; must be greater than 0.",
+        "log_format: 'jsn' is not allowed; must be 'text' or 'json'. Did you mean 'json'?",
+    )

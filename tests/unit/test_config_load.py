@@ -1,0 +1,265 @@
+"""YAML in three forms, and what is said of files with faults."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.config import LLMConfig, LLMServingArgs, load_applications, load_configs
+from penstock.errors import ConfigError
+
+ONE = "model_loading_config:\n  model_id: a\n"
+
+
+def write(folder: Path, name: str, text: str) -> str:
+    file = folder / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return str(file)
+
+
+def fault(given) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_configs(given)
+    return str(caught.value)
+
+
+def ids(given) -> list[str]:
+    return [config.model_id for config in load_configs(given)]
+
+
+def test_a_file_of_one_model(tmp_path):
+    assert ids(write(tmp_path, "a.yaml", ONE)) == ["a"]
+
+
+def test_a_path_object(tmp_path):
+    assert ids(Path(write(tmp_path, "a.yaml", ONE))) == ["a"]
+
+
+def test_a_mapping():
+    assert ids({"model_loading_config": {"model_id": "a"}}) == ["a"]
+
+
+def test_a_config_itself():
+    assert ids(LLMConfig(model_loading_config={"model_id": "a"})) == ["a"]
+
+
+def test_a_list_of_several_kinds(tmp_path):
+    given = [write(tmp_path, "a.yaml", ONE), {"model_loading_config": {"model_id": "b"}}]
+    assert ids(given) == ["a", "b"]
+
+
+def test_the_inline_applications_form(tmp_path):
+    text = """
+applications:
+- args:
+    llm_configs:
+        - model_loading_config:
+            model_id: qwen-0.5b
+            model_source: Qwen/Qwen2.5-0.5B-Instruct
+          accelerator_type: A10G
+          deployment_config:
+            autoscaling_config:
+                min_replicas: 1
+                max_replicas: 2
+        - model_loading_config: {model_id: qwen-1.5b}
+  import_path: penstock.serve.builders:build_openai_app
+  name: llm_app
+  route_prefix: "/"
+"""
+    (application,) = load_applications(write(tmp_path, "config.yaml", text))
+    assert (application.name, application.route_prefix) == ("llm_app", "/")
+    assert [config.model_id for config in application.args.llm_configs] == ["qwen-0.5b", "qwen-1.5b"]
+
+
+def test_paths_count_from_the_files_own_folder(tmp_path):
+    write(tmp_path, "models/a.yaml", ONE)
+    text = "applications:\n- import_path: x:y\n  args:\n    llm_configs: [models/a.yaml]\n"
+    assert ids(write(tmp_path, "config.yaml", text)) == ["a"]
+
+
+def test_paths_count_from_the_working_directory_next(tmp_path, monkeypatch):
+    write(tmp_path, "here/models/a.yaml", ONE)
+    monkeypatch.chdir(tmp_path / "here")
+    assert ids(write(tmp_path, "there/config.yaml", "llm_configs: [models/a.yaml]\n")) == ["a"]
+
+
+def test_several_applications_keep_their_own_models(tmp_path):
+    text = """
+applications:
+- {name: one, import_path: x:y, args: {llm_configs: [{model_loading_config: {model_id: a}}]}}
+- {name: two, import_path: x:y, args: {llm_configs: [{model_loading_config: {model_id: b}}]}}
+"""
+    found = load_applications(write(tmp_path, "config.yaml", text))
+    assert [(one.name, one.args.llm_configs[0].model_id) for one in found] == [("one", "a"), ("two", "b")]
+
+
+def test_the_gateway_is_read_beside_the_models(tmp_path):
+    text = "llm_configs: [{model_loading_config: {model_id: a}}]\ngateway: {default_model: a}\n"
+    (application,) = load_applications(write(tmp_path, "config.yaml", text))
+    assert application.args.gateway.default_model == "a"
+
+
+def test_a_fault_names_file_line_and_path(tmp_path):
+    text = """\
+applications:
+- import_path: x:y
+  args:
+    llm_configs:
+    - model_loading_config: {model_id: a}
+    - model_loading_config: {model_id: b}
+      llm_engin: sim
+"""
+    file = write(tmp_path, "config.yaml", text)
+    assert fault(file).startswith(f"{file}:7: applications[0].args.llm_configs[1].llm_engin: unknown key")
+
+
+def test_a_fault_in_a_models_file_names_that_file(tmp_path):
+    model = write(tmp_path, "models/a.yaml", ONE + "engine_kwarg: {}\n")
+    told = fault(write(tmp_path, "config.yaml", "llm_configs: [models/a.yaml]\n"))
+    assert told.startswith(f"{model}:3: engine_kwarg: unknown key")
+
+
+def test_faults_of_all_files_and_of_the_envelope_are_told_at_once(tmp_path):
+    write(tmp_path, "a.yaml", ONE + "foo: 1\n")
+    text = """
+applications:
+- import_pat: x:y
+  args:
+    llm_configs: [a.yaml, {model_loading_config: {}}, 5, missing.yaml]
+    gatway: {}
+"""
+    with pytest.raises(ConfigError) as caught:
+        load_configs(write(tmp_path, "config.yaml", text))
+    told = "\n".join(caught.value.problems)
+    for expected in (
+        "import_pat: ",
+        "import_path: is missing",
+        "a.yaml:3: foo",
+        "llm_configs[1].model_loading_config",
+    ):
+        assert expected in told
+    for expected in ("llm_configs[2]: is the number 5", "missing.yaml: no such file", "gatway: unknown key"):
+        assert expected in told
+
+
+def test_a_model_id_twice_in_one_file_is_refused(tmp_path):
+    text = "llm_configs:\n- model_loading_config: {model_id: a}\n- model_loading_config: {model_id: a}\n"
+    file = write(tmp_path, "config.yaml", text)
+    assert f"{file}:3: llm_configs[1].model_loading_config.model_id: 'a' is used twice" in fault(file)
+
+
+def test_a_model_id_twice_over_applications_is_refused(tmp_path):
+    text = """
+applications:
+- {name: one, import_path: x:y, args: {llm_configs: [{model_loading_config: {model_id: a}}]}}
+- {name: two, import_path: x:y, args: {llm_configs: [{model_loading_config: {model_id: a}}]}}
+"""
+    assert "applications[1].args.llm_configs[0]" in fault(write(tmp_path, "config.yaml", text))
+
+
+def test_a_model_id_twice_over_files_is_refused(tmp_path):
+    assert "'a' is used twice" in fault([write(tmp_path, "a.yaml", ONE), write(tmp_path, "b.yaml", ONE)])
+
+
+def test_a_missing_file_names_the_nearest_one(tmp_path):
+    write(tmp_path, "qwen-0.5b.yaml", ONE)
+    told = fault(str(tmp_path / "qwen-0.6b.yaml"))
+    assert "no such file" in told
+    assert told.endswith(f"Did you mean '{tmp_path / 'qwen-0.5b.yaml'}'?")
+
+
+def test_a_missing_models_file_names_the_place_that_wants_it(tmp_path):
+    told = fault(write(tmp_path, "config.yaml", "llm_configs:\n- models/a.yaml\n"))
+    assert "config.yaml:2: llm_configs[0]: models/a.yaml: no such file in" in told
+
+
+def test_a_folder_is_no_file(tmp_path):
+    assert "is a folder" in fault(str(tmp_path))
+
+
+def test_bad_yaml_names_line_and_column(tmp_path):
+    file = write(tmp_path, "a.yaml", "model_loading_config:\n  model_id: a: b\n")
+    assert fault(file).startswith(f"{file}:2:14: is not valid YAML: mapping values are not allowed here")
+
+
+def test_an_unclosed_bracket_is_bad_yaml(tmp_path):
+    assert "is not valid YAML" in fault(write(tmp_path, "a.yaml", "model_loading_config: {model_id: a\n"))
+
+
+def test_a_key_given_twice_is_refused_with_both_lines(tmp_path):
+    file = write(tmp_path, "a.yaml", ONE + "accelerator_type: L4\naccelerator_type: L4\n")
+    assert fault(file) == f"{file}:4: accelerator_type: is given twice; the first is in line 3."
+
+
+def test_an_alias_to_itself_is_refused(tmp_path):
+    assert "an alias refers to itself" in fault(write(tmp_path, "a.yaml", "engine_kwargs: &x\n  again: *x\n"))
+
+
+def test_merged_defaults_are_not_given_twice(tmp_path):
+    text = """
+llm_configs:
+- &base
+  model_loading_config: {model_id: a}
+  accelerator_type: L4
+- <<: *base
+  model_loading_config: {model_id: b}
+"""
+    configs = load_configs(write(tmp_path, "config.yaml", text))
+    assert [(config.model_id, config.accelerator_type) for config in configs] == [("a", "L4"), ("b", "L4")]
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path):
+    (tmp_path / "a.yaml").write_bytes(b"\xff\xfe\x00")
+    assert "is not UTF-8 text" in fault(str(tmp_path / "a.yaml"))
+
+
+def test_an_empty_file_says_what_is_wanted(tmp_path):
+    file = write(tmp_path, "a.yaml", "")
+    assert fault(file) == f"{file}: is empty; must be a mapping."
+
+
+def test_an_application_without_models_is_refused(tmp_path):
+    text = "applications:\n- {import_path: x:y, args: {}}\n"
+    assert "applications[0].args.llm_configs: is missing" in fault(write(tmp_path, "config.yaml", text))
+
+
+def test_overrides_of_serves_own_form_are_refused_with_the_right_place(tmp_path):
+    text = """
+applications:
+- import_path: x:y
+  deployments: [{name: LLMRouter, num_replicas: 2}]
+  args: {llm_configs: [{model_loading_config: {model_id: a}}]}
+"""
+    assert "`deployment_config`" in fault(write(tmp_path, "config.yaml", text))
+
+
+def test_a_config_remembers_where_it_was_read(tmp_path):
+    file = write(tmp_path, "a.yaml", ONE + "engine_kwargs:\n  max_model_len: 5\n")
+    (config,) = load_configs(file)
+    where = config.place / "engine_kwargs" / "max_model_len"
+    assert str(where) == f"{file}:4: engine_kwargs.max_model_len"
+
+
+def test_where_it_was_read_makes_no_difference(tmp_path):
+    (read,) = load_configs(write(tmp_path, "a.yaml", ONE))
+    assert read == LLMConfig(model_loading_config={"model_id": "a"})
+
+
+def test_builder_arguments_take_mappings_configs_and_paths(tmp_path):
+    entries = [
+        {"model_loading_config": {"model_id": "b"}},
+        LLMConfig(model_loading_config={"model_id": "c"}),
+        write(tmp_path, "a.yaml", ONE),
+    ]
+    args = LLMServingArgs.parse({"llm_configs": entries})
+    assert [config.model_id for config in args.llm_configs] == ["b", "c", "a"]
+
+
+def test_builder_arguments_by_name_tell_faults_with_their_path():
+    with pytest.raises(ConfigError, match=r"llm_configs\[0\]\.llm_engin: unknown key"):
+        LLMServingArgs(llm_configs=[{"model_loading_config": {"model_id": "a"}, "llm_engin": "sim"}])
+
+
+def test_no_models_at_all_are_refused():
+    with pytest.raises(ConfigError, match="llm_configs: is empty"):
+        LLMServingArgs(llm_configs=[])

@@ -1,0 +1,198 @@
+"""LLMConfig: names that users know, faults told at once, secrets unseen."""
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from penstock.config import GatewayConfig, LLMConfig, inactive_keys
+from penstock.errors import ConfigError
+
+
+def config(**values):
+    return LLMConfig(**{"model_loading_config": {"model_id": "m"}, **values})
+
+
+def problems(**values) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        config(**values)
+    return caught.value.problems
+
+
+def test_the_founding_examples_config_is_accepted():
+    accepted = LLMConfig(
+        model_loading_config={"model_id": "qwen-0.5b", "model_source": "Qwen/Qwen2.5-0.5B-Instruct"},
+        deployment_config={"autoscaling_config": {"min_replicas": 1, "max_replicas": 2}},
+        accelerator_type="A10G",
+        engine_kwargs={"tensor_parallel_size": 2},
+        runtime_env={"env_vars": {"HF_TOKEN": "hf_1"}},
+        lora_config={"dynamic_lora_loading_path": "s3://adapters", "max_num_adapters_per_replica": 16},
+    )
+    assert accepted.model_id == "qwen-0.5b"
+    assert accepted.model_source == "Qwen/Qwen2.5-0.5B-Instruct"
+    assert accepted.deployment_config == {"autoscaling_config": {"min_replicas": 1, "max_replicas": 2}}
+
+
+def test_the_model_id_is_the_source_where_none_is_given():
+    assert config().model_source == "m"
+
+
+def test_a_bucket_uri_is_the_source():
+    values = {"model_id": "m", "model_source": {"bucket_uri": "s3://models/m"}}
+    assert config(model_loading_config=values).model_source == "s3://models/m"
+
+
+@pytest.mark.parametrize(("written", "name"), [("vLLM", "vllm"), ("VLLM", "vllm"), ("Sim", "sim")])
+def test_case_of_the_engine_does_not_matter(written, name):
+    assert config(llm_engine=written).engine_name == name
+
+
+def test_an_unknown_engine_names_the_known_ones():
+    assert problems(llm_engine="vlm") == (
+        "llm_engine: unknown engine 'vlm'; did you mean 'vllm'? Known: sim, vllm.",
+    )
+
+
+def test_all_faults_are_told_at_once_each_with_its_path():
+    told = problems(
+        model_loading_config={"model_idd": "m"},
+        accelerator_config={"kind": "gpuu"},
+        deployment_config={"num_replica": 2, "ray_actor_options": {"num_cpus": -1}},
+    )
+    assert [text.partition(": ")[0] for text in told] == [
+        "model_loading_config.model_id",
+        "model_loading_config.model_idd",
+        "accelerator_config.kind",
+        "deployment_config.ray_actor_options.num_cpus",
+        "deployment_config.num_replica",
+    ]
+
+
+def test_the_error_text_has_one_line_per_fault():
+    with pytest.raises(ConfigError) as caught:
+        config(llm_engin="x", engine_kwarg={})
+    assert str(caught.value).splitlines() == ["2 problems:", *caught.value.problems]
+
+
+def test_an_unknown_key_names_the_nearest_and_all_known():
+    (told,) = problems(engine_kwarg={})
+    assert "did you mean 'engine_kwargs'?" in told
+    assert "model_loading_config" in told
+
+
+def test_a_number_where_text_belongs_says_to_quote_it():
+    (told,) = problems(model_loading_config={"model_id": 7})
+    assert told == "model_loading_config.model_id: is the number 7; must be text. Write it in quotes."
+
+
+def test_text_is_not_taken_for_a_number():
+    (told,) = problems(engine_start_timeout_s="60")
+    assert told == "engine_start_timeout_s: is the text '60'; must be a number."
+
+
+def test_text_is_not_taken_for_a_switch():
+    (told,) = problems(log_engine_metrics="yes")
+    assert "must be true or false" in told
+
+
+def test_unknown_experimental_options_are_refused():
+    (told,) = problems(experimental_configs={"stream_batching_interval": 50})
+    assert "did you mean 'stream_batching_interval_ms'?" in told
+
+
+def test_streams_are_not_batched_by_default():
+    assert config().stream_batching_interval_ms == 0
+
+
+def test_the_stream_batching_interval_is_read():
+    assert config(experimental_configs={"stream_batching_interval_ms": 50}).stream_batching_interval_ms == 50
+
+
+def test_placement_needs_one_of_its_two_forms():
+    (told,) = problems(placement_group_config={"strategy": "PACK"})
+    assert told == "placement_group_config: give either `bundles` or `bundle_per_worker`."
+
+
+@pytest.mark.parametrize("size", [0, -1, "2", 1.5, True])
+def test_a_parallel_size_is_a_whole_number_from_one(size):
+    (told,) = problems(engine_kwargs={"tensor_parallel_size": size})
+    assert told.startswith("engine_kwargs.tensor_parallel_size: is ")
+
+
+def test_other_engine_arguments_are_the_engines_to_check():
+    assert config(engine_kwargs={"anything": object}).engine_kwargs == {"anything": object}
+
+
+def test_a_config_cannot_be_changed():
+    with pytest.raises(ValueError, match="frozen"):
+        config().llm_engine = "sim"
+
+
+def test_a_config_survives_pickling():
+    before = config(runtime_env={"env_vars": {"A": "b"}}, engine_kwargs={"max_model_len": 5})
+    assert pickle.loads(pickle.dumps(before)) == before
+
+
+def test_secrets_are_masked_in_repr_and_str():
+    hidden = config(
+        runtime_env={"env_vars": {"HF_TOKEN": "hf_1", "AWS_SECRET_ACCESS_KEY": "aws_1", "HF_HOME": "/cache"}},
+        engine_kwargs={"hf_token": "hf_2", "max_num_batched_tokens": 77},
+        deployment_config={"ray_actor_options": {"runtime_env": {"env_vars": {"MY_PASSWORD": "pw_1"}}}},
+    )
+    for text in (repr(hidden), str(hidden)):
+        assert not any(secret in text for secret in ("hf_1", "hf_2", "aws_1", "pw_1"))
+        assert "/cache" in text
+        assert "77" in text
+
+
+def test_faults_in_environment_variables_do_not_show_them():
+    (told,) = problems(runtime_env={"env_vars": {"HF_HUB_OFFLINE": 1234}})
+    assert told == "runtime_env.env_vars.HF_HUB_OFFLINE: is a number; must be text. Write it in quotes."
+
+
+def test_a_server_class_is_imported_by_its_path():
+    assert config(server_cls="penstock.config:GatewayConfig").server_class(object) is GatewayConfig
+
+
+def test_a_server_class_is_taken_as_it_is():
+    assert config(server_cls=GatewayConfig).server_class(object) is GatewayConfig
+
+
+def test_without_a_server_class_the_default_serves():
+    assert config().server_class(GatewayConfig) is GatewayConfig
+
+
+def test_a_server_class_that_is_not_there_is_named():
+    with pytest.raises(ConfigError, match=r"server_cls: 'penstock\.config:Nobody' cannot be imported"):
+        config(server_cls="penstock.config:Nobody").server_class(object)
+
+
+def test_a_server_class_that_is_no_class_is_refused():
+    with pytest.raises(ConfigError, match="is not a class"):
+        config(server_cls="penstock.config:load_configs").server_class(object)
+
+
+def test_keys_without_effect_are_named():
+    sentences = inactive_keys(config(lora_config={}, callback_config={"callback_class": "a.B"}))
+    assert sentences == [
+        "`lora_config` is accepted, but has no effect in this version.",
+        "`callback_config` is accepted, but has no effect in this version.",
+    ]
+
+
+def test_a_plain_config_has_no_keys_without_effect():
+    assert inactive_keys(config()) == []
+
+
+def test_a_fault_is_a_value_error_too():
+    with pytest.raises(ValueError, match="llm_engine"):
+        config(llm_engine="x")
+
+
+def test_configs_import_neither_ray_nor_an_engine():
+    code = "import sys, penstock.config; print(*sorted({'ray', 'torch', 'vllm'} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == ""
