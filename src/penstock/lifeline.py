@@ -13,12 +13,19 @@ import threading
 ORPHANED = 86
 """Exit status of a process whose owner ended before it."""
 
+_tied: set[int] = set()
+os.register_at_fork(after_in_child=_tied.clear)  # threads stay behind
+
 
 def tie_to(pid: int) -> None:
     """End this process at once, without clean-up, as soon as process `pid` has ended; now, if it already has.
 
     A pid that was given to a new process before we looked cannot be told from the old one: tie early.
+    Tied twice to the same process is tied once.
     """
+    if pid in _tied:
+        return
+    _tied.add(pid)
     try:
         owner = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -42,12 +42,12 @@ class SimEngine:
         if self._task:
             return
         self._dead = asyncio.get_running_loop().create_future()
-        progress("starting the simulator")
+        progress("load")
         await asyncio.sleep(self.options.start_delay_s)
         if self.options.start_error:
             raise EngineStartFailed(self.options.start_error)
         self._task = asyncio.create_task(self._scheduler.run())
-        progress("making the first token")
+        progress("warm up")
         async with aclosing(self._scheduler.stream(1, [plan("ready", 1)])) as deltas:
             await anext(deltas)
         self._scheduler.counts = Counts()

@@ -1,0 +1,59 @@
+"""The engine core's process: `python -m penstock.engines.vllm.core`, started by `launch`.
+
+It imports what the core needs while the replica imports vLLM's front, then reads its order from standard
+input and runs vLLM's own core with it. Workers that vLLM spawns import this file as their main module, so it
+stays light.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from penstock.engines.vllm import plugin, reason
+
+
+def main() -> None:
+    multiprocessing.current_process().name = (
+        "EngineCore"  # the name in its log lines, as vLLM's users know it
+    )
+    plugin.register()
+    _import_ahead()
+    order: Mapping[str, Any] = pickle.load(sys.stdin.buffer)
+    os.environ.update(order["environment"])
+    run(order)
+
+
+def run(order: Mapping[str, Any]) -> None:
+    """vLLM's core, until it is told to stop. vLLM logs a failure; the owner gets the reason."""
+    from vllm.v1.engine.core import EngineCoreProc
+
+    try:
+        EngineCoreProc.run_engine_core(
+            vllm_config=order["vllm_config"],
+            executor_class=order["executor_class"],
+            handshake_address=order["handshake_address"],
+            local_client=True,
+            log_stats=True,
+        )
+    except Exception as error:
+        reason.write(Path(os.environ[reason.ENVIRONMENT]), error)
+        sys.exit(1)
+
+
+def _import_ahead() -> None:
+    """What every model needs; the model's own class follows from the order."""
+    from vllm.platforms import current_platform
+
+    import_module("vllm.v1.engine.core")
+    import_module("vllm.v1.worker.cpu_worker" if current_platform.is_cpu() else "vllm.v1.worker.gpu_worker")
+
+
+if __name__ == "__main__":
+    main()

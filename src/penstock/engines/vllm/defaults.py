@@ -1,0 +1,63 @@
+"""Engine arguments that we choose where the user chooses none, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import psutil
+
+from penstock.config.placement import workers
+
+if TYPE_CHECKING:
+    from penstock.config import LLMConfig
+
+_MIB = 1 << 20
+
+_TINY_BYTES = 64 * _MIB
+"""Weights up to this size compute a step in less than the fixed costs around it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What our defaults depend on. tiny: the weights are a toy's, such as those of Penstock's own model."""
+
+    cpu: bool
+    tiny: bool
+    workers: int
+
+    @classmethod
+    def of(cls, config: LLMConfig) -> Self:
+        return cls(config.accelerator_kind == "cpu", _is_tiny(config.model_source), workers(config))
+
+
+def _is_tiny(model_source: str) -> bool:
+    files = [file for kind in ("*.safetensors", "*.bin") for file in Path(model_source).glob(kind)]
+    return 0 < sum(file.stat().st_size for file in files) <= _TINY_BYTES
+
+
+def engine_arguments(shape: Shape) -> dict[str, Any]:
+    """Defaults under the names of vLLM's engine arguments.
+
+    The executor is always named: inside a placement group vLLM would take "ray" and spread over its bundles.
+    """
+    defaults: dict[str, Any] = {"distributed_executor_backend": "uni" if shape.workers == 1 else "mp"}
+    defaults["use_tqdm_on_load"] = False  # a log file is no terminal
+    if shape.cpu:
+        defaults["kv_cache_memory_bytes"] = _cpu_kv_bytes()
+    if shape.cpu and shape.tiny:
+        defaults |= {
+            "enforce_eager": True,  # compiling takes longer than the model will ever run
+            "kv_cache_memory_bytes": 256 * _MIB,  # filled with zeros at the start, 1.8 s for each GiB
+            "block_size": 32,  # vLLM's 128 on CPU finds no shared prefix in short prompts
+        }
+    return defaults
+
+
+def _cpu_kv_bytes() -> int:
+    """A quarter of the free memory, at most 4 GiB.
+
+    vLLM would take 92 % of the machine's memory, and Ray kills workers at 95 %.
+    """
+    return min(4096 * _MIB, psutil.virtual_memory().available // 4)

@@ -1,0 +1,111 @@
+"""The edge of vLLM's HTTP application: what leaves it as an error leaves in our envelope.
+
+It looks at statuses and at the first bytes of each piece of a stream, never into an event that is no error:
+it costs less than a microsecond per token. It knows ASGI, not vLLM.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from penstock.engine import ASGIApp, Message, Receive, Scope, Send
+from penstock.engines.vllm import errors
+from penstock.errors import EngineDead, Error
+from penstock.openai.errors import envelope, error_event, headers
+
+log = logging.getLogger(__name__)
+
+_ERROR_EVENT = b'data: {"error"'
+_LOGGED_BYTES = 2000
+_KEPT = (b"allow", b"x-request-id")
+
+
+class Edge:
+    """ASGI around `app`. `death` gives the reason once the engine has died: then every failure is that."""
+
+    def __init__(self, app: ASGIApp, death: Callable[[], str | None]) -> None:
+        self._app = app
+        self._death = death
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        answer = _Answer(send, self._death)
+        try:
+            await self._app(scope, receive, answer.send)
+        except Exception:
+            log.exception("%s %s failed in vLLM's application", scope["method"], scope["path"])
+            await answer.fail()
+        return None
+
+
+class _Answer:
+    """One answer on its way out."""
+
+    def __init__(self, send: Send, death: Callable[[], str | None]) -> None:
+        self._send = send
+        self._death = death
+        self._begun = False
+        self._ended = False
+        self._refusal: Message | None = None
+        self._pieces: list[bytes] = []
+
+    async def send(self, message: Message) -> None:
+        if self._begun and not self._ended:
+            if message.get("body", b"").startswith(_ERROR_EVENT):
+                error = errors.from_event(message["body"])
+                _log_failure(error.status, message["body"])
+                await self._break_off(error)
+            else:
+                await self._send(message)
+        elif message["type"] == "http.response.start":
+            await self._start(message)
+        elif self._refusal is not None:
+            await self._collect(message)
+
+    async def fail(self) -> None:
+        """The app raised: end the answer, if it has not ended."""
+        if self._begun and not self._ended:
+            await self._break_off(Error())
+        elif not self._begun and not self._ended:
+            await self._refuse(Error(), [])
+
+    async def _start(self, message: Message) -> None:
+        if message["status"] < 400:
+            self._begun = True
+            await self._send(message)
+        else:
+            self._refusal = message
+
+    async def _collect(self, message: Message) -> None:
+        self._pieces.append(message.get("body", b""))
+        if self._refusal is not None and not message.get("more_body"):
+            start, self._refusal = self._refusal, None
+            kept = [(name, value) for name, value in start["headers"] if name.lower() in _KEPT]
+            body = b"".join(self._pieces)
+            _log_failure(start["status"], body)
+            await self._refuse(errors.from_body(start["status"], body), kept)
+
+    async def _refuse(self, error: Error, kept: list[tuple[bytes, bytes]]) -> None:
+        self._ended = True
+        error = self._named(error)
+        body = envelope(error)
+        fields = [*kept, *headers(error, body)]
+        await self._send({"type": "http.response.start", "status": error.status, "headers": fields})
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def _break_off(self, error: Error) -> None:
+        """After the first byte: the error is the stream's last event, whatever vLLM still sends."""
+        self._ended = True
+        await self._send({"type": "http.response.body", "body": error_event(self._named(error))})
+
+    def _named(self, error: Error) -> Error:
+        reason = self._death() if error.status >= 500 else None
+        return EngineDead(reason) if reason else error
+
+
+def _log_failure(status: int, body: bytes) -> None:
+    """What clients do not get to see."""
+    if status >= 500:
+        log.error("vLLM answered with status %d: %s", status, body[:_LOGGED_BYTES].decode(errors="replace"))

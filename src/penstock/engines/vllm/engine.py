@@ -1,0 +1,238 @@
+"""VLLMEngine: the Engine protocol over AsyncLLM.
+
+How it starts: the core's process first (`launch`), then, while that imports, vLLM's front here (`front`), in
+a thread, so that the event loop keeps answering. It is ready when it has made one token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import uuid
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.engine import ASGIApp, Delta, Load, Progress, Prompt, silent
+from penstock.engines.vllm import defaults, environment, errors, reason
+from penstock.engines.vllm.defaults import Shape
+from penstock.engines.vllm.edge import Edge
+from penstock.engines.vllm.launch import Core
+from penstock.engines.vllm.version import check_installed
+from penstock.errors import EngineDead, EngineStartFailed, Error
+
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from penstock.config import LLMConfig
+    from penstock.engines.vllm.front import Plan
+    from penstock.engines.vllm.stats import Scheduled
+
+log = logging.getLogger(__name__)
+
+_FAREWELL_S = 1.0
+
+
+class VLLMEngine:
+    """One model in one vLLM engine, whose core and workers are processes of their own."""
+
+    def __init__(self, config: LLMConfig) -> None:
+        self._config = config
+        self._core: Core | None = None
+        self._llm: AsyncLLM | None = None
+        self._app: ASGIApp | None = None
+        self._scheduled: Scheduled | None = None
+        self._refusal: str | None = None
+        self._died: asyncio.Future[str] | None = None
+
+    async def start(self, progress: Progress = silent) -> None:
+        if self._llm is not None:
+            return
+        try:
+            await self._start(progress)
+        except Exception as error:
+            await self.stop()
+            if isinstance(error, Error):
+                raise
+            raise _failed(self._config, reason.describe(error)) from error
+        except BaseException:  # cancelled, for example by a time limit
+            await self.stop()
+            raise
+
+    async def _start(self, progress: Progress) -> None:
+        self._refusal, self._died = None, asyncio.get_running_loop().create_future()
+        _check_folder(self._config)
+        progress("import")
+        shape = Shape.of(self._config)
+        environment.prepare(shape)
+        self._core = core = Core()
+        plan = await asyncio.to_thread(_plan, self._config, shape)
+        progress("load")
+        try:
+            await asyncio.to_thread(core.order, plan.vllm_config, plan.executor_class)
+            await asyncio.gather(core.ready(), asyncio.to_thread(_import_rest, plan))
+        except EngineDead:
+            raise _failed(self._config, await core.ended) from None
+        progress("warm up")
+        await self._connect(core, plan)
+        await self._make_one_token()
+        gc.collect()
+        gc.freeze()  # what was imported stays: later collections need not look at it
+
+    async def _connect(self, core: Core, plan: Plan) -> None:
+        from penstock.engines.vllm import front
+        from penstock.engines.vllm.stats import Scheduled
+
+        self._scheduled = Scheduled()
+        self._llm = llm = front.connect(plan, core.input_address, core.output_address, self._scheduled)
+        self._app = Edge(await front.build_app(llm, plan), lambda: self._refusal)
+        core.ended.add_done_callback(lambda ended: self._on_death(ended.result()))
+        handler: asyncio.Task[None] | None = llm.output_handler
+        assert handler is not None  # runs since the constructor, in an event loop
+        handler.add_done_callback(lambda _: self._on_death("its core reported a failure, see the log"))
+
+    async def _make_one_token(self) -> None:
+        """A model that is no generator has run once in vLLM's own profiling, and is ready."""
+        assert self._llm is not None
+        if "generate" in await self._llm.get_supported_tasks():
+            async with aclosing(self.generate([0], {"max_tokens": 1})) as deltas:
+                await anext(deltas)
+
+    async def stop(self) -> None:
+        llm, self._llm = self._llm, None
+        core, self._core = self._core, None
+        if llm is not None:
+            self._refuse("The engine was stopped.")
+            await self._end_streams(llm, core)
+            llm.shutdown()
+        if core is not None:
+            await core.stop()
+
+    def app(self) -> ASGIApp:
+        if self._app is None:
+            raise RuntimeError("An engine has no application before its start.")
+        return self._app
+
+    async def generate(
+        self, prompt: Prompt, params: Mapping[str, Any], *, request_id: str | None = None
+    ) -> AsyncGenerator[Delta, None]:
+        await self.check_health()
+        try:
+            async with aclosing(self._outputs(prompt, params, request_id or uuid.uuid4().hex)) as outputs:
+                async for output in outputs:
+                    for delta in _deltas(output):
+                        yield delta
+        except Exception as error:
+            if self._refusal is not None:
+                raise EngineDead(self._refusal) from error
+            raise errors.from_exception(error) from error
+
+    async def _outputs(
+        self, prompt: Prompt, params: Mapping[str, Any], request_id: str
+    ) -> AsyncGenerator[RequestOutput, None]:
+        from vllm import SamplingParams
+        from vllm.renderers.inputs.preprocess import parse_model_prompt
+        from vllm.sampling_params import RequestOutputKind
+
+        assert self._llm is not None
+        values: dict[str, Any] = {**params, "output_kind": RequestOutputKind.DELTA}
+        sampling = SamplingParams(**values)
+        parsed = parse_model_prompt(self._llm.model_config, prompt)
+        (rendered,) = await self._llm.renderer.render_cmpl_async([parsed])
+        async with aclosing(self._llm.generate(rendered, sampling, request_id)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def check_health(self) -> None:
+        if self._refusal is not None or self._llm is None:
+            raise EngineDead(self._refusal or "The engine is not running.")
+
+    async def wait_dead(self) -> str:
+        if self._died is None:
+            raise RuntimeError("An engine that was not started cannot die.")
+        return await asyncio.shield(self._died)
+
+    def load(self) -> Load:
+        """What is unfinished is known here; how much of it waits is known from the scheduler's last step."""
+        if self._llm is None or self._scheduled is None:
+            return Load()
+        unfinished = self._llm.get_num_unfinished_requests()
+        waiting = min(self._scheduled.waiting, unfinished)
+        kv_usage = self._scheduled.kv_usage if unfinished else 0.0
+        return Load(unfinished - waiting, waiting, self._llm.get_num_queued_tokens(), kv_usage)
+
+    def max_model_len(self) -> int | None:
+        return self._llm.model_config.max_model_len if self._llm is not None else None
+
+    def _on_death(self, why: str) -> None:
+        """The core has ended, or is about to, and nobody asked it to."""
+        if self._refusal is not None or self._died is None:
+            return
+        self._refuse("The engine behind this replica is gone.")
+        self._died.set_result(why)
+        if self._core is not None:
+            asyncio.get_running_loop().run_in_executor(None, self._core.tell_front)
+
+    def _refuse(self, sentence: str) -> None:
+        self._refusal = self._refusal or sentence
+
+    async def _end_streams(self, llm: AsyncLLM, core: Core | None) -> None:
+        """vLLM's front, shut down with requests open, would leave them waiting for ever."""
+        handler = llm.output_handler
+        if core is None or handler is None or not llm.get_num_unfinished_requests():
+            return
+        await asyncio.to_thread(core.tell_front)
+        await asyncio.wait({handler}, timeout=_FAREWELL_S)
+
+
+def _plan(config: LLMConfig, shape: Shape) -> Plan:
+    """Imports vLLM, which takes seconds, and has it check the arguments."""
+    check_installed()
+    from penstock.engines.vllm import arguments, front
+
+    engine, frontend = arguments.split(config.engine_kwargs, config.place)
+    tokenizer = config.model_loading_config.tokenizer_source
+    engine = {
+        **defaults.engine_arguments(shape),
+        **engine,
+        **({"tokenizer": tokenizer} if tokenizer else {}),
+        "model": config.model_source,
+        "served_model_name": [config.model_id],
+    }
+    return front.plan(engine, frontend)
+
+
+def _check_folder(config: LLMConfig) -> None:
+    """vLLM takes a folder that is not there for a hub id, and says that it is no valid one."""
+    source = config.model_source
+    if source.startswith(("/", "./", "../", "~")) and not Path(source).expanduser().is_dir():
+        raise _failed(config, f"its folder '{source}' does not exist on this node")
+
+
+def _import_rest(plan: Plan) -> None:
+    from penstock.engines.vllm import front
+
+    front.import_rest(plan)
+
+
+def _deltas(output: RequestOutput) -> Iterator[Delta]:
+    prompt_tokens, cached_tokens = len(output.prompt_token_ids or ()), output.num_cached_tokens or 0
+    for one in output.outputs:
+        if one.finish_reason == "error":
+            raise Error("The engine failed while it made this answer.")
+        yield Delta(
+            one.text,
+            tuple(one.token_ids),
+            one.index,
+            one.finish_reason,
+            prompt_tokens,
+            cached_tokens,
+            one.logprobs,
+        )
+
+
+def _failed(config: LLMConfig, why: str) -> EngineStartFailed:
+    return EngineStartFailed(f"Model '{config.model_id}' cannot start: {why.rstrip('.')}.")

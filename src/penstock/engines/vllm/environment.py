@@ -1,0 +1,48 @@
+"""Environment variables that vLLM reads while it is imported. What the user has set stays."""
+
+from __future__ import annotations
+
+import os
+
+from penstock.engines.vllm.defaults import Shape
+
+_ALWAYS = {
+    "VLLM_NO_USAGE_STATS": "1",  # a server of our users does not report to third parties
+    "VLLM_LOGGING_LEVEL": "WARNING",  # the phases of a start are shown by us
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a forked child of a Ray actor hides the actor's death from Ray
+}
+_CPU = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # else vLLM turns "uni" into "mp": one process more, 5 s later
+}
+_CPU_MANY_WORKERS = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # vLLM binds each worker to a NUMA node of its own, or fails
+}
+_CPU_TINY = {
+    "OMP_NUM_THREADS": "1",  # threads spin longer than a toy computes: 64 requests in 7 s, instead of 0.6 s
+    "TORCH_COMPILE_DISABLE": "1",  # compiling takes longer than the model will ever run
+    "VLLM_LOGGING_LEVEL": "ERROR",  # a dozen warnings that a toy could be faster
+}
+_PLUGINS = "VLLM_PLUGINS"
+_OUR_PLUGIN = "penstock"
+
+
+def prepare(shape: Shape) -> None:
+    """Set our defaults in this process, from which the core and its workers inherit them.
+
+    Call it before vLLM, or torch, is imported.
+    """
+    defaults = dict(_ALWAYS)
+    if shape.cpu:
+        defaults |= _CPU
+        defaults |= _CPU_MANY_WORKERS if shape.workers > 1 else {}
+        defaults |= _CPU_TINY if shape.tiny else {}
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+    _allow_our_plugin()
+
+
+def _allow_our_plugin() -> None:
+    """A user's list of allowed plugins would leave the workers without their lifeline."""
+    allowed = os.environ.get(_PLUGINS)
+    if allowed is not None and _OUR_PLUGIN not in allowed.split(","):
+        os.environ[_PLUGINS] = ",".join(filter(None, [allowed, _OUR_PLUGIN]))

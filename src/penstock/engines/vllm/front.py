@@ -1,0 +1,87 @@
+"""vLLM's front in the replica's process: its configuration, AsyncLLM, and its own OpenAI app around it.
+
+Importing this file imports vLLM, which takes seconds: `engine` does it in a thread, after the core was
+started.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.cli_args import FrontendArgs, validate_parsed_serve_args
+from vllm.tokenizers import cached_tokenizer_from_config
+from vllm.transformers_utils.config import maybe_register_config_serialize_by_value
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.executor import Executor
+
+from penstock.engine import ASGIApp
+from penstock.engines.vllm.stats import Scheduled, Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will be served, checked by vLLM's own rules; nothing is loaded yet."""
+
+    engine_args: AsyncEngineArgs
+    frontend_args: FrontendArgs
+    vllm_config: VllmConfig
+    executor_class: type[Executor]
+
+
+def plan(engine_arguments: Mapping[str, Any], frontend_arguments: Mapping[str, Any]) -> Plan:
+    """Raises: what vLLM raises for arguments and models that it does not take."""
+    engine_args = AsyncEngineArgs(**engine_arguments)
+    frontend_args = FrontendArgs(**frontend_arguments)
+    validate_parsed_serve_args(_namespace(engine_args, frontend_args))
+    vllm_config = engine_args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    maybe_register_config_serialize_by_value()  # else classes from the model's own code do not reach the core
+    return Plan(engine_args, frontend_args, vllm_config, Executor.get_class(vllm_config))
+
+
+def import_rest(plan: Plan) -> None:
+    """What the front needs once the core is ready, done while the core loads the model."""
+    import_module("vllm.entrypoints.launchers.api_server.app_state")
+    import_module("vllm.entrypoints.launchers.app")
+    if not plan.vllm_config.model_config.skip_tokenizer_init:
+        cached_tokenizer_from_config(plan.vllm_config.model_config)
+
+
+def connect(plan: Plan, input_address: str, output_address: str, latest: Scheduled) -> AsyncLLM:
+    """AsyncLLM in front of a core that is ready; its scheduler's numbers are kept in `latest`."""
+    return AsyncLLM(
+        plan.vllm_config,
+        plan.executor_class,
+        log_stats=not plan.engine_args.disable_log_stats,
+        log_requests=plan.engine_args.enable_log_requests,
+        usage_context=UsageContext.OPENAI_API_SERVER,
+        stat_loggers=[lambda _config, _index: Scheduler(latest)],
+        client_addresses={"input_address": input_address, "output_address": output_address},
+    )
+
+
+async def build_app(llm: AsyncLLM, plan: Plan) -> ASGIApp:
+    """vLLM's OpenAI application with all of its endpoints."""
+    from vllm.entrypoints.launchers import app as vllm_app
+    from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+
+    args = _namespace(plan.engine_args, plan.frontend_args)
+    args.structured_outputs_config = plan.vllm_config.structured_outputs_config
+    tasks = await llm.get_supported_tasks()
+    app = vllm_app.build_app(args, tasks, llm.model_config)
+    await init_app_state(llm, app.state, args, tasks)
+    app.state.server = SimpleNamespace(should_exit=False)  # vLLM's handlers of a dead engine set it
+    return app
+
+
+def _namespace(engine_args: AsyncEngineArgs, frontend_args: FrontendArgs) -> Namespace:
+    """What vLLM's command line would hand to its server."""
+    command = {"headless": False, "api_server_count": 1, "grpc": False}
+    return Namespace(**{**command, **vars(frontend_args), **vars(engine_args)})

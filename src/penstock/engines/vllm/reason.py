@@ -1,0 +1,67 @@
+"""Why an engine failed, in its own words. Light: it runs before vLLM is imported.
+
+vLLM's front learns only that "engine core initialization failed, see root cause above"; the cause is an
+exception in another process. That process leaves it in a file that we name in its environment.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+ENVIRONMENT = "_PENSTOCK_ENGINE_REASON"
+"""Names the file in the environment of the core and its workers."""
+
+_ELSEWHERE = re.compile(r"see (root cause|stack ?trace)", re.IGNORECASE)
+_LONGEST = 1500
+
+
+def describe(error: BaseException) -> str:
+    """What `error` says, on one line; of pydantic's errors what is wrong, without a dump of the values."""
+    details = cast("Callable[[], list[dict[str, Any]]] | None", getattr(error, "errors", None))
+    text = "; ".join(str(detail["msg"]) for detail in details()) if callable(details) else str(error)
+    text = " ".join(text.replace("Value error, ", "").split())
+    if " " not in text:  # str(KeyError("x")) says nothing without its type
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + " ..."
+
+
+class Recorder(logging.Handler):
+    """Keeps the last exception that vLLM logs as an error."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(logging.ERROR)
+        self._file = file
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            write(self._file, error)
+
+
+def write(file: Path, error: BaseException) -> None:
+    """Leave the reason in `file`; an error that points elsewhere does not replace what it points to."""
+    text = describe(error)
+    if not (_ELSEWHERE.search(text) and read(file)):
+        file.write_text(text)
+
+
+def read(file: Path) -> str | None:
+    """The reason that was left in `file`."""
+    try:
+        return file.read_text() or None
+    except FileNotFoundError:
+        return None
+
+
+def record() -> None:
+    """From now on, leave what vLLM logs in the file that the environment names."""
+    log = logging.getLogger("vllm")
+    if (file := os.environ.get(ENVIRONMENT)) and not any(
+        isinstance(known, Recorder) for known in log.handlers
+    ):
+        log.addHandler(Recorder(Path(file)))
