@@ -51,12 +51,12 @@ class GatewayMetrics:
         )
 
     def text(self) -> bytes:
-        """All of them in Prometheus' text format."""
+        """All of them, as Prometheus reads them."""
         return generate_latest(self._registry)
 
 
 class ModelMetrics:
-    """The children of one model."""
+    """Where the requests of one model are counted."""
 
     def __init__(self, gateway: GatewayMetrics, model_id: str) -> None:
         self.model_id = model_id
@@ -64,10 +64,6 @@ class ModelMetrics:
         self._by_status: dict[str, Counter] = {}
         self._seconds = gateway.seconds.labels(model_id)
         self.first_byte_seconds = gateway.first_byte_seconds.labels(model_id)
-        self.failovers = gateway.failovers.labels(model_id)
-        self.open = gateway.open.labels(model_id)
-        self.queued = gateway.queued.labels(model_id)
-        self.ready = gateway.ready.labels(model_id)
 
     def ended(self, status: str, seconds: float) -> None:
         """Counts a request that has ended with `status`."""

@@ -78,9 +78,7 @@ class Catalogue:
         """
         if not name:
             if self._default is None:
-                raise BadRequest(
-                    f"Say which model: '{{\"model\": ...}}' with one of {self._known()}.", param="model"
-                )
+                raise BadRequest(f"The request names no model; name one of {self._known()}.", param="model")
             return self.cards[self._default]
         base = name
         while base not in self.cards:

@@ -107,6 +107,11 @@ class Connection(asyncio.Protocol):
         )
 
     @property
+    def paused(self) -> bool:
+        """Whether the socket is left unread because the reader is behind."""
+        return self._paused
+
+    @property
     def unread_bytes(self) -> int:
         """Body bytes held for the reader."""
         return self._unread_bytes

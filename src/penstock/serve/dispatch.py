@@ -29,6 +29,7 @@ _MOST_DEATHS = 3
 class Question:
     """A request as a replica will see it."""
 
+    id: str
     method: str
     target: bytes
     headers: Headers
@@ -76,13 +77,13 @@ class Dispatch:
             finally:
                 line.give_back(replica)
             tried.add(replica)
-            self._by_model[model_id].failovers.inc()
+            self._metrics.failovers.labels(model_id).inc()
 
     async def _ask(self, replica: Replica, question: Question, reply: Reply) -> None:
         pool = self._fleet.pool(replica)
         if pool is None:
             raise relay.ReplicaFailed("has left", worked=False)
-        own = headers.own(replica.address.secret, self._gateway_id)
+        own = headers.own(replica.address.secret, self._gateway_id, question.id)
         head = headers.to_replica(question.method, question.target, question.headers, own, len(question.body))
         await relay.ask(pool, head, question.body, reply)
 
@@ -103,8 +104,9 @@ class Dispatch:
     def metrics_text(self) -> bytes:
         """Our own metrics, as Prometheus reads them."""
         for model_id, line in self._lines.items():
-            shown = self._by_model[model_id]
-            shown.open.set(sum(replica.in_flight for replica in self._table.members(model_id)))
-            shown.queued.set(len(line))
-            shown.ready.set(len(self._table.ready(model_id)))
+            at_replicas = sum(replica.in_flight for replica in self._table.members(model_id))
+            self._metrics.open.labels(model_id).set(at_replicas)
+            self._metrics.queued.labels(model_id).set(len(line))
+            self._metrics.ready.labels(model_id).set(len(self._table.ready(model_id)))
+            self._metrics.failovers.labels(model_id)  # shown as 0 before the first
         return self._metrics.text()

@@ -148,7 +148,7 @@ class Gateway:
         card = self._catalogue.resolve(named)
         request.metrics = self._dispatch.metrics(card.id)
         method = "GET" if request.method == "HEAD" else request.method
-        question = Question(method, request.target, request.headers, content)
+        question = Question(request.id, method, request.target, request.headers, content)
         async with request.while_connected():
             await self._dispatch.answer(card.id, question, reply)
 

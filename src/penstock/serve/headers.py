@@ -17,6 +17,7 @@ _HOP_BY_HOP = frozenset(
 )
 # The client's credentials are for us; the length is written anew; Expect was answered by our own server.
 _NOT_TO_REPLICA = _HOP_BY_HOP | {
+    REQUEST_ID,
     b"host",
     b"content-length",
     b"expect",
@@ -57,9 +58,13 @@ def to_replica(method: str, target: bytes, client: Headers, own: Headers, body_b
     return head
 
 
-def own(secret: str, gateway_id: str) -> Headers:
+def own(secret: str, gateway_id: str, request_id: str) -> Headers:
     """What only a gateway can say to a replica."""
-    return [(link.SECRET, secret.encode()), (link.GATEWAY, gateway_id.encode())]
+    return [
+        (link.SECRET, secret.encode()),
+        (link.GATEWAY, gateway_id.encode()),
+        (REQUEST_ID, request_id.encode()),
+    ]
 
 
 def to_client(replica: Headers) -> Headers:

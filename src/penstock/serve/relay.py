@@ -84,14 +84,14 @@ async def _pass_events(connection: Connection, reply: Reply, piece: bytes) -> No
     rest = b""
     while not connection.exhausted:
         if rest or not piece.endswith(_EVENT_ENDS):
-            piece, rest = _whole_events(rest + piece)
+            piece, rest = whole_events(rest + piece)
         if piece:
             await reply.piece(piece)
         piece = await connection.read()
     await reply.piece(rest + piece, more=False)
 
 
-def _whole_events(stream: bytes) -> tuple[bytes, bytes]:
+def whole_events(stream: bytes) -> tuple[bytes, bytes]:
     """The events that are complete, and the beginning of the next. What is too large to hold passes."""
     if len(stream) > _MOST_HELD_BYTES:
         return stream, b""

@@ -26,7 +26,7 @@ async def scrape(replicas: Iterable[Replica], fleet: Fleet, gateway_id: str) -> 
 
 
 async def _text(replica: Replica, pool: Pool, gateway_id: str) -> str:
-    own = headers.own(replica.address.secret, gateway_id)
+    own = headers.own(replica.address.secret, gateway_id, headers.request_id(None))
     head = headers.to_replica("GET", b"/metrics", [(b"accept", b"text/plain")], own, 0)
     try:
         async with asyncio.timeout(_LIMIT_S):

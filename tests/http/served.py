@@ -1,0 +1,177 @@
+"""What these tests stand on: real listeners around simulated engines, a real gateway, real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+
+from penstock.config import GatewayConfig, LLMConfig
+from penstock.engine import ASGIApp, Load
+from penstock.engines.sim.engine import SimEngine
+from penstock.serve.address import Address
+from penstock.serve.admission import Line
+from penstock.serve.cards import ModelCard
+from penstock.serve.gateway import Gateway
+from penstock.serve.listener import Listener
+from penstock.serve.port import Port, serve_on
+from penstock.serve.table import Table
+
+NODE = "this-node"
+
+
+def sim_config(model_id: str, **options: Any) -> LLMConfig:
+    return LLMConfig(model_loading_config={"model_id": model_id}, llm_engine="sim", engine_kwargs=options)
+
+
+class Replica:
+    """A simulated engine behind its own listener, on this loop."""
+
+    def __init__(self, engine: SimEngine, listener: Listener) -> None:
+        self.engine = engine
+        self.listener = listener
+
+    @property
+    def address(self) -> Address:
+        return self.listener.address
+
+    @classmethod
+    async def start(cls, model_id: str, *, node_id: str = NODE, **options: Any) -> Replica:
+        engine = SimEngine(sim_config(model_id, **options))
+        await engine.start()
+        listener = await Listener.open(
+            engine.app(),
+            load=engine.load,
+            node_id=node_id,
+            node_host="127.0.0.1",
+            info={"model_id": model_id, "max_model_len": engine.max_model_len()},
+            wait_dead=engine.wait_dead,
+        )
+        return cls(engine, listener)
+
+    async def stop(self) -> None:
+        await self.listener.close()
+        await self.engine.stop()
+
+
+class ReplicaProcess:
+    """The same in a process of its own, to be killed."""
+
+    def __init__(self, model_id: str, **options: Any) -> None:
+        command = [sys.executable, str(Path(__file__).with_name("replica_process.py")), model_id]
+        self.process = subprocess.Popen([*command, json.dumps(options)], stdout=subprocess.PIPE)
+
+    async def ready(self) -> ReplicaProcess:
+        assert self.process.stdout is not None
+        line = await asyncio.to_thread(self.process.stdout.readline)
+        self.address = Address.from_metadata(json.loads(line))
+        return self
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    async def stop(self) -> None:
+        self.process.kill()
+        await asyncio.to_thread(self.process.wait)
+
+
+class Served:
+    """One gateway with its table, port and replicas. Made by the `served` fixture."""
+
+    def __init__(self) -> None:
+        self.table = Table(NODE)
+        self.members: dict[str, dict[str, Address]] = {}
+        self._stops: list[Callable[[], Awaitable[None]]] = []
+        self.port: Port | None = None
+
+    def add(self, model_id: str, *addresses: Address) -> None:
+        """Tells the table of members, as Serve would."""
+        known = self.members.setdefault(model_id, {})
+        known.update({address.replica_id: address for address in addresses})
+        self.table.set_members(model_id, known)
+
+    def remove(self, model_id: str, address: Address) -> None:
+        del self.members[model_id][address.replica_id]
+        self.table.set_members(model_id, self.members[model_id])
+
+    async def replica(self, model_id: str = "m", *, join: bool = True, **options: Any) -> Replica:
+        replica = await Replica.start(model_id, **options)
+        self._stops.append(replica.stop)
+        if join:
+            self.add(model_id, replica.address)
+            await self.until_ready(model_id, replica.address)
+        return replica
+
+    async def process(self, model_id: str = "m", *, join: bool = True, **options: Any) -> ReplicaProcess:
+        replica = await ReplicaProcess(model_id, **options).ready()
+        self._stops.append(replica.stop)
+        if join:
+            self.add(model_id, replica.address)
+            await self.until_ready(model_id, replica.address)
+        return replica
+
+    async def app(self, app: ASGIApp, model_id: str = "m", load: Callable[[], Load] = Load) -> Listener:
+        """Any ASGI app as a replica, where the simulator cannot misbehave as needed."""
+        info = {"model_id": model_id, "max_model_len": 8}
+        listener = await Listener.open(app, load=load, node_id=NODE, node_host=None, info=info)
+        self._stops.append(listener.close)
+        self.add(model_id, listener.address)
+        if self.port is not None:
+            await self.until_ready(model_id, listener.address)
+        return listener
+
+    async def gateway(self, *cards: ModelCard | str, **config: Any) -> Gateway:
+        models = [ModelCard(card, created=1) if isinstance(card, str) else card for card in cards]
+        unreachable = config.pop("unreachable", None)
+        gateway = Gateway(GatewayConfig(**config), models, self.table, unreachable=unreachable)
+        self._gateway = gateway
+        await gateway.start()
+        self._stops.append(gateway.close)
+        self.port = await serve_on(gateway, "127.0.0.1", 0)
+        self._stops.append(lambda: self.port.close(grace_s=0.2))
+        return gateway
+
+    def line(self, model_id: str) -> Line:
+        """Where requests of the model wait."""
+        return self._gateway._dispatch._lines[model_id]
+
+    @property
+    def url(self) -> str:
+        assert self.port is not None
+        return f"http://127.0.0.1:{self.port.number}"
+
+    def http(self, **options: Any) -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=self.url, timeout=30, verify=False, **options)
+
+    def openai(self, api_key: str = "fake-key") -> openai.AsyncOpenAI:
+        url, http = f"{self.url}/v1", self.http()
+        return openai.AsyncOpenAI(base_url=url, api_key=api_key, max_retries=0, http_client=http)
+
+    async def until_ready(self, model_id: str, address: Address) -> None:
+        if self.port is not None:
+            await until(lambda: address.replica_id in {r.id for r in self.table.ready(model_id)})
+
+    async def close(self) -> None:
+        for stop in reversed(self._stops):
+            await stop()
+
+
+async def until(true: Callable[[], Any], limit_s: float = 20.0) -> float:
+    """Seconds until `true()`; fails after the limit."""
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    while not true():
+        assert loop.time() - begun < limit_s, "did not happen in time"
+        await asyncio.sleep(0.002)
+    return loop.time() - begun
+
+
+def chat(text: str = "hello", **more: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": text}], **more}

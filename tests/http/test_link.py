@@ -1,0 +1,140 @@
+"""What a replica says of itself on its link, and what its silence means."""
+
+import asyncio
+import os
+import signal
+
+from served import NODE, Replica, Served, chat, until
+
+from penstock.engine import Load
+from penstock.serve import link
+from penstock.serve.connection import Connection, connect
+
+
+async def words(replica: Replica, gateway_id: str = "g") -> asyncio.Queue[link.Hello | link.Report]:
+    said: asyncio.Queue[link.Hello | link.Report] = asyncio.Queue()
+    connection: Connection = await connect(replica.address, NODE, lambda _: None)
+    listening = link.listen(connection, replica.address.secret, gateway_id, said.put_nowait)
+    said.task = asyncio.create_task(listening)  # kept alive by its queue
+    return said
+
+
+async def test_hello_comes_first_and_says_who_speaks(served: Served):
+    said = await words(await served.replica("org/m", max_model_len=99))
+    hello = await said.get()
+    assert isinstance(hello, link.Hello)
+    assert (hello.model_id, hello.max_model_len, hello.pid) == ("org/m", 99, os.getpid())
+    assert isinstance(await said.get(), link.Report)
+
+
+async def test_beats_come_without_any_change(served: Served):
+    said = await words(await served.replica())
+    await said.get()
+    assert await said.get() == await said.get() == await said.get()
+
+
+async def test_load_is_reported_when_it_changes(served: Served):
+    load = Load()
+
+    async def app(scope, receive, send):
+        await asyncio.Event().wait()
+
+    await served.gateway("m")
+    await served.app(app, load=lambda: load)
+    load = Load(running=3, waiting=4)
+    await until(lambda: served.table.ready("m")[0].reported == 7)
+
+
+async def test_a_silent_replica_is_not_picked_until_it_speaks_again(served: Served, monkeypatch):
+    monkeypatch.setattr(link, "SILENCE_S", 1.5)
+    await served.gateway("m")
+    replica = await served.process()
+    os.kill(replica.process.pid, signal.SIGSTOP)
+    await until(lambda: not served.table.ready("m"))
+    os.kill(replica.process.pid, signal.SIGCONT)
+    await until(lambda: served.table.ready("m"))
+
+
+async def test_a_draining_replica_finishes_its_stream_and_gets_nothing_new(served: Served):
+    await served.gateway("m")
+    leaving = await served.replica(step_base_ms=20)
+    async with (
+        served.http() as http,
+        http.stream(
+            "POST", "/v1/chat/completions", json=chat(stream=True, max_tokens=40, ignore_eos=True)
+        ) as answer,
+    ):
+        pieces = answer.aiter_text()
+        text = await anext(pieces)
+        draining = asyncio.create_task(leaving.listener.drain(20))
+        await until(lambda: not served.table.ready("m"))
+        await served.replica(reply="the other one")
+        other = await http.post("/v1/chat/completions", json=chat())
+        text += "".join([piece async for piece in pieces])
+    assert other.json()["choices"][0]["message"]["content"] == "the other one"
+    assert text.endswith("data: [DONE]\n\n")
+    assert await draining == 0
+
+
+async def test_draining_cuts_what_is_left_after_its_limit_and_counts_it(served: Served):
+    await served.gateway("m")
+    leaving = await served.replica(step_base_ms=50)
+    async with (
+        served.http() as http,
+        http.stream("POST", "/v1/chat/completions", json=chat(stream=True, ignore_eos=True)) as answer,
+    ):
+        pieces = answer.aiter_text()
+        await anext(pieces)
+        assert await leaving.listener.drain(0.6) == 1
+        rest = "".join([piece async for piece in pieces])
+    assert "[DONE]" not in rest
+    assert '"code":"engine_dead"' in rest
+
+
+async def test_a_dead_engine_is_not_waited_for(served: Served):
+    replica = await served.replica(step_base_ms=50)
+    replica.engine.die("killed")
+    await asyncio.wait_for(replica.listener.drain(60), 10)
+
+
+async def test_the_network_port_is_reserved_but_opened_only_when_a_gateway_asks(served: Served):
+    asked = []
+
+    async def unreachable(model_id: str) -> None:
+        asked.append(model_id)
+        await remote.listener.listen_on_network()
+
+    remote = await served.replica(node_id="another-node", reply="from afar", join=False)
+    await served.gateway("m", unreachable=unreachable)
+    served.add("m", remote.address)
+    await served.until_ready("m", remote.address)
+    async with served.http() as http:
+        answer = await http.post("/v1/chat/completions", json=chat())
+    assert answer.json()["choices"][0]["message"]["content"] == "from afar"
+    assert asked == ["m"]
+
+
+async def test_a_listener_tells_strangers_nothing(served: Served):
+    replica = await served.replica()
+    connection = await connect(replica.address, NODE, lambda _: None)
+    for path in (b"/health", b"/v1/models", link.PATH.encode()):
+        connection.request(b"GET %b HTTP/1.1\r\nhost: x\r\nx-penstock-secret: guess\r\n\r\n" % path)
+        assert (await connection.head()).status == 403
+        while await connection.read():
+            pass
+    connection.abort()
+
+
+async def test_the_secret_is_not_shown(served: Served):
+    address = (await served.replica()).address
+    assert address.secret
+    assert address.secret not in repr(address)
+    assert type(address).from_metadata(address.to_metadata() | {"more": 1}) == address
+
+
+async def test_closing_the_listener_ends_the_link_at_once(served: Served):
+    await served.gateway("m")
+    replica = await served.replica()
+    closing = asyncio.create_task(replica.listener.close())
+    await until(lambda: not served.table.ready("m"))
+    await closing

@@ -1,0 +1,87 @@
+"""/metrics and /health: ours, and the engines' own under their replica's name."""
+
+from prometheus_client.parser import text_string_to_metric_families
+from served import Served, chat
+
+
+async def samples(served: Served) -> dict[str, list[tuple[dict[str, str], float]]]:
+    async with served.http() as http:
+        answer = await http.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(answer.text):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
+
+
+async def test_requests_are_counted_by_model_and_outcome(served: Served):
+    await served.gateway("m")
+    await served.replica(max_model_len=8)
+    async with served.http() as http:
+        await http.post("/v1/chat/completions", json=chat("a", max_tokens=1))
+        await http.post("/v1/chat/completions", json=chat("a b c d e f g h i j"))
+        await http.post("/v1/chat/completions", json=chat() | {"model": "unknown"})
+    counted = {
+        (labels["model"], labels["status"]): value
+        for labels, value in (await samples(served))["penstock_requests_total"]
+    }
+    assert counted == {("m", "200"): 1, ("m", "400"): 1, ("", "404"): 1}
+
+
+async def test_first_byte_and_whole_request_are_timed(served: Served):
+    await served.gateway("m")
+    await served.replica()
+    async with served.http() as http:
+        await http.post("/v1/chat/completions", json=chat(stream=True))
+    found = await samples(served)
+    first = {labels["model"]: value for labels, value in found["penstock_first_byte_seconds_sum"]}["m"]
+    whole = {labels["model"]: value for labels, value in found["penstock_request_seconds_sum"]}["m"]
+    assert 0 < first < whole
+
+
+async def test_engines_metrics_are_merged_under_a_replica_label(served: Served):
+    await served.gateway("m")
+    replicas = [await served.replica(reply="two words") for _ in range(2)]
+    async with served.http() as http:
+        await http.post("/v1/chat/completions", json=chat())
+    made = (await samples(served))["vllm:generation_tokens_total"]
+    assert {labels["replica"] for labels, _ in made} == {r.address.replica_id for r in replicas}
+    assert sorted(value > 0 for _, value in made) == [False, True]
+
+
+async def test_a_replica_without_metrics_does_not_spoil_the_others(served: Served):
+    await served.gateway("m")
+
+    async def app(scope, receive, send):
+        raise ValueError("no metrics here")
+
+    await served.app(app)
+    replica = await served.replica()
+    made = (await samples(served))["vllm:num_requests_running"]
+    assert [labels["replica"] for labels, _ in made] == [replica.address.replica_id]
+
+
+async def test_replicas_and_queues_are_shown(served: Served):
+    await served.gateway("a", "b")
+    await served.replica("a")
+    found = await samples(served)
+    assert {labels["model"]: value for labels, value in found["penstock_ready_replicas"]} == {"a": 1, "b": 0}
+    assert {labels["model"]: value for labels, value in found["penstock_open_requests"]} == {"a": 0, "b": 0}
+
+
+async def test_health_is_503_until_every_model_has_a_replica(served: Served):
+    await served.gateway("a", "b")
+    await served.replica("a")
+    async with served.http() as http:
+        before = await http.get("/health")
+        await served.replica("b")
+        after = await http.get("/health")
+    assert (before.status_code, before.json()) == (
+        503,
+        {
+            "status": "unavailable",
+            "models": {"a": {"ready": 1, "replicas": 1}, "b": {"ready": 0, "replicas": 0}},
+        },
+    )
+    assert (after.status_code, after.json()["status"]) == (200, "ok")

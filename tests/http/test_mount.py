@@ -1,0 +1,118 @@
+"""The same app behind an outer server with a prefix, as behind Serve, and on a port of its own."""
+
+import json
+import logging
+import socket
+
+import httpx
+import pytest
+from served import Served, chat
+
+from penstock.errors import ConfigError, Unavailable
+from penstock.serve import log
+from penstock.serve.port import Port, bind, check_free, serve_on
+
+
+def mounted(app, prefix: str):
+    async def outer(scope, receive, send):
+        await app(scope | {"root_path": prefix}, receive, send)
+
+    return outer
+
+
+@pytest.mark.parametrize("prefix", ["/llm", "/deep/er", "/v1"])
+async def test_any_prefix_is_stripped(served: Served, prefix: str):
+    gateway = await served.gateway("m")
+    await served.replica(reply="yes")
+    port = await serve_on(mounted(gateway, prefix), "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{port.number}{prefix}"
+    async with httpx.AsyncClient(verify=False) as http:
+        answer = await http.post(f"{url}/v1/chat/completions", json=chat())
+        models = await http.get(f"{url}/v1/models/m")
+    await port.close(grace_s=0.1)
+    assert answer.json()["choices"][0]["message"]["content"] == "yes"
+    assert models.json()["id"] == "m"
+
+
+async def test_a_server_may_announce_start_and_end(served: Served):
+    gateway = await served.gateway("m")
+    said = ["lifespan.startup", "lifespan.shutdown"]
+    answers = []
+
+    async def receive():
+        return {"type": said.pop(0)}
+
+    async def send(message):
+        answers.append(message["type"])
+
+    await gateway({"type": "lifespan"}, receive, send)
+    assert answers == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
+async def app(scope, receive, send):
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def test_a_taken_port_is_an_error_that_names_it():
+    port = await serve_on(app, "127.0.0.1", 0)
+    with pytest.raises(ConfigError, match=f"127.0.0.1:{port.number}: Address already in use"):
+        await serve_on(app, "127.0.0.1", port.number)
+    await port.close()
+
+
+async def test_a_host_of_another_machine_is_an_error_that_names_it():
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):
+        await serve_on(app, "192.0.2.1", 0)
+    with pytest.raises(ConfigError, match=r"no\.such\.host\.invalid"):
+        await serve_on(app, "no.such.host.invalid", 0)
+
+
+async def test_gateways_may_share_a_port_but_a_stranger_is_seen():
+    first = await serve_on(app, "127.0.0.1", 0, reuse_port=True)
+    second = await serve_on(app, "127.0.0.1", first.number, reuse_port=True)
+    with pytest.raises(ConfigError, match="Address already in use"):
+        check_free("127.0.0.1", first.number)
+    await first.close()
+    async with httpx.AsyncClient(verify=False) as http:
+        assert (await http.get(f"http://127.0.0.1:{second.number}/")).status_code == 204
+    await second.close()
+
+
+async def test_a_closed_port_says_so():
+    port = await Port.open(app, bind("127.0.0.1", 0))
+    port.check()
+    await port.close()
+    with pytest.raises(Unavailable):
+        port.check()
+    check_free("127.0.0.1", port.number)
+
+
+async def test_ipv6_works_where_the_machine_has_it():
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    try:
+        port = await serve_on(app, "::1", 0)
+    except ConfigError:
+        pytest.skip("no IPv6 loopback here")
+    async with httpx.AsyncClient(verify=False) as http:
+        assert (await http.get(f"http://[::1]:{port.number}/")).status_code == 204
+    await port.close()
+
+
+async def test_failures_are_logged_as_json_with_the_request_id(
+    served: Served, capsys: pytest.CaptureFixture[str]
+):
+    logger = logging.getLogger("penstock")
+    await served.gateway("m", log_format="json", wait_for_replica_s=0.05)
+    try:
+        async with served.http(headers={"x-request-id": "find-me"}) as http:
+            await http.post("/v1/chat/completions", json=chat())
+            await http.get("/v1/models")
+    finally:
+        for handler in [h for h in logger.handlers if isinstance(h.formatter, log.JSONLines)]:
+            logger.removeHandler(handler)
+        logger.propagate = True
+    [line] = [json.loads(line) for line in capsys.readouterr().err.splitlines() if "find-me" in line]
+    assert (line["request_id"], line["status"], line["model"]) == ("find-me", "503", "m")
+    assert (line["level"], line["path"], line["code"]) == ("WARNING", "/v1/chat/completions", "unavailable")

@@ -1,0 +1,152 @@
+"""The table: who may be picked, and who is."""
+
+import random
+
+from penstock.serve.address import Address
+from penstock.serve.link import Hello, Report
+from penstock.serve.table import Replica, Table, Tried
+
+HELLO = Hello(model_id="m", pid=1, version="0", max_model_len=64)
+
+
+def address(name: str) -> Address:
+    return Address(name, "node", f"\0{name}", None, None, "secret")
+
+
+def table(*names: str, model_id: str = "m") -> Table:
+    made = Table("node")
+    made.set_members(model_id, {name: address(name) for name in names})
+    return made
+
+
+def speaking(*names: str) -> tuple[Table, list[Replica]]:
+    made = table(*names)
+    replicas = list(made.members("m"))
+    for replica in replicas:
+        made.hello(replica, HELLO)
+        made.report(replica, Report())
+    return made, replicas
+
+
+def test_a_member_is_picked_only_after_it_has_spoken():
+    made = table("a")
+    assert made.pick("m", 10) is None
+    [replica] = made.members("m")
+    made.hello(replica, HELLO)
+    made.report(replica, Report())
+    assert made.pick("m", 10) is replica
+
+
+def test_hello_tells_the_context_window():
+    made, _ = speaking("a")
+    assert made.max_model_len("m") == 64
+
+
+def test_draining_lost_and_removed_replicas_are_not_picked():
+    made, (a, b, c) = speaking("a", "b", "c")
+    made.report(a, Report(state="draining"))
+    made.lost(b)
+    made.set_members("m", {"a": a.address, "b": b.address})
+    assert made.pick("m", 10) is None
+    assert c.state == "gone"
+
+
+def test_a_lost_replica_is_back_after_its_next_report():
+    made, (a,) = speaking("a")
+    made.lost(a)
+    made.hello(a, HELLO)
+    made.report(a, Report())
+    assert made.pick("m", 10) is a
+
+
+def test_news_of_a_removed_replica_does_not_bring_it_back():
+    made, (a,) = speaking("a")
+    made.set_members("m", {})
+    made.report(a, Report())
+    assert made.pick("m", 10) is None
+
+
+def test_the_same_member_named_again_stays_as_it_was():
+    made, (a,) = speaking("a")
+    made.set_members("m", {"a": address("a")})
+    assert made.pick("m", 10) is a
+
+
+def test_of_two_the_less_busy_is_picked():
+    made, (a, b) = speaking("a", "b")
+    made.report(a, Report(running=5, waiting=2))
+    made.report(b, Report(running=6))
+    assert {made.pick("m", 10) for _ in range(20)} == {b}
+
+
+def test_a_full_replica_is_never_picked():
+    made, (a, b) = speaking("a", "b")
+    a.in_flight = 3
+    assert {made.pick("m", 3) for _ in range(20)} == {b}
+    b.in_flight = 3
+    assert made.pick("m", 3) is None
+
+
+def test_the_only_one_with_room_is_found_among_many():
+    made, replicas = speaking(*(f"r{i}" for i in range(100)))
+    for replica in replicas[:-1]:
+        replica.in_flight = 1
+    assert made.pick("m", 1) is replicas[-1]
+
+
+def test_other_gateways_requests_take_room():
+    made, (a,) = speaking("a")
+    made.report(a, Report(elsewhere=2))
+    assert made.pick("m", 2) is None
+    assert made.pick("m", 3) is a
+
+
+def test_what_was_started_since_the_last_report_counts():
+    made, (a, b) = speaking("a", "b")
+    made.report(a, Report(running=2))
+    made.report(b, Report(running=3))
+    a.in_flight += 2
+    assert (a.busy, b.busy) == (4, 3)
+    made.report(a, Report(running=4))
+    assert a.busy == 4
+    a.in_flight -= 2
+    assert a.busy == 2
+
+
+def test_load_spreads_evenly_over_many():
+    made, replicas = speaking(*(f"r{i}" for i in range(50)))
+    random.seed(1)
+    for _ in range(5000):
+        picked = made.pick("m", 10**6)
+        assert picked is not None
+        picked.in_flight += 1
+    assert max(r.in_flight for r in replicas) - min(r.in_flight for r in replicas) <= 6
+
+
+def test_a_replica_that_failed_the_request_is_tried_again_only_after_a_new_hello():
+    made, (a,) = speaking("a")
+    tried = Tried()
+    tried.add(a)
+    assert made.pick("m", 10, tried) is None
+    made.lost(a)
+    made.hello(a, HELLO)
+    made.report(a, Report())
+    assert made.pick("m", 10, tried) is a
+
+
+def test_models_do_not_share_replicas():
+    made, _ = speaking("a")
+    assert made.pick("other", 10) is None
+
+
+def test_watchers_hear_of_members_before_and_after_they_watch():
+    made = table("a")
+    heard: list[tuple[str, str]] = []
+    made.watch(
+        lambda r: heard.append(("joined", r.id)),
+        lambda r: heard.append(("left", r.id)),
+        lambda r: heard.append(("spoke", r.id)),
+    )
+    made.set_members("m", {"b": address("b")})
+    made.report(made.members("m")[0], Report())
+    assert heard == [("joined", "a"), ("left", "a"), ("joined", "b"), ("spoke", "b")]
