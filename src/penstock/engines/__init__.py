@@ -6,18 +6,15 @@ imports.
 
 from __future__ import annotations
 
-import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from penstock.config.settings import Settings
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
     from penstock.engine import Engine
-
-OVERRIDE = "PENSTOCK_ENGINE_CLS"
-"""Environment variable that names another engine class as `module:Class`."""
 
 _CLASSES = {
     "sim": "penstock.engines.sim.engine:SimEngine",
@@ -26,21 +23,21 @@ _CLASSES = {
 
 
 def engine_class(config: LLMConfig) -> type[Engine]:
-    """The class that runs `config`, imported now.
+    """The class that runs `config`, imported now; PENSTOCK_ENGINE_CLS (`module:Class`) names another one.
 
-    Raises: ConfigError when the class that PENSTOCK_ENGINE_CLS names cannot be imported.
+    Raises: ConfigError when that cannot be imported.
     """
-    override = os.environ.get(OVERRIDE)
-    if not override:
-        return _load(_CLASSES[config.engine_name])
+    override = Settings.read().engine_cls
+    if override is None:
+        return _imported(_CLASSES[config.engine_name])
     try:
-        return _load(override)
+        return _imported(override)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f"{OVERRIDE}={override!r} names no class that can be imported; write it as module:Class."
+            f"PENSTOCK_ENGINE_CLS={override!r} cannot be imported ({error}); write it as module:Class."
         ) from error
 
 
-def _load(path: str) -> type[Engine]:
+def _imported(path: str) -> type[Engine]:
     module, name = path.split(":")
     return getattr(import_module(module), name)

@@ -12,8 +12,8 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from penstock.engine import Receive, Scope, Send
-from penstock.engines.sim.endpoints import Call, Endpoints
-from penstock.errors import Error, NotFound
+from penstock.engines.sim.endpoints import Call, Endpoint, Endpoints
+from penstock.errors import Error, MethodNotAllowed, NotFound
 from penstock.openai.errors import envelope, headers
 
 if TYPE_CHECKING:
@@ -41,15 +41,20 @@ class App:
     async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
         call = Call(body, dict(scope["headers"]), send)
         try:
-            endpoint = self._routes.get((scope["method"], scope["path"]))
-            if endpoint is None:
-                raise NotFound(f"{scope['method']} {scope['path']} is no endpoint of this engine.")
-            await endpoint(call)
+            await self._endpoint(scope["method"], scope["path"])(call)
         except Error as error:
             await _refuse(send, error)
         except Exception:
             log.exception("%s %s failed", scope["method"], scope["path"])
             await _refuse(send, Error())
+
+    def _endpoint(self, method: str, path: str) -> Endpoint:
+        if endpoint := self._routes.get((method, path)):
+            return endpoint
+        methods = [known for known, known_path in self._routes if known_path == path]
+        if methods:
+            raise MethodNotAllowed(f"{path} takes {' and '.join(methods)}, not {method}.")
+        raise NotFound(f"{path} is no endpoint of this engine.")
 
 
 async def _refuse(send: Send, error: Error) -> None:

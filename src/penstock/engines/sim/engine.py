@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
+from penstock.config.problems import told
 from penstock.engine import ASGIApp, Delta, Load, Progress, Prompt, silent
 from penstock.engines.sim import wire
 from penstock.engines.sim.app import App
@@ -29,7 +30,8 @@ class SimEngine:
 
     def __init__(self, config: LLMConfig, clock: Clock | None = None) -> None:
         self.model_id = config.model_id
-        self.options = SimOptions.model_validate(config.engine_kwargs)
+        with told(SimOptions, config.place / "engine_kwargs"):
+            self.options = SimOptions.model_validate(config.engine_kwargs)
         self._scheduler = Scheduler(self.options, self._after_step, clock)
         self._app = App(self)
         self._task: asyncio.Task[None] | None = None

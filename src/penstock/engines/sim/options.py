@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from penstock.config.part import Part
 
 
-class SimOptions(BaseModel):
+class SimOptions(Part):
     """Size, speed and misfortunes of the simulated engine. No step times and free prefill: answers at once.
 
     A step of the engine takes `step_base_ms` + `step_per_request_ms` for each request that decodes in it +
     its prompt tokens / `prefill_tokens_per_s`.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_model_len: int = Field(16_384, ge=2, description="Context window, in tokens.")
     max_num_seqs: int = Field(256, ge=1, description="Requests in one batch; more of them wait.")

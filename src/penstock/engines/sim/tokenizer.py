@@ -28,7 +28,7 @@ def piece(token_id: int) -> str:
         return ""
     try:
         marked = token_id.to_bytes(5).lstrip(b"\0")
-        if marked[:1] != b"\1":
+        if marked[:1] != b"\1" or len(marked) == 1:
             raise ValueError(token_id)
         return marked[1:].decode()
     except (ValueError, OverflowError) as error:

@@ -1,0 +1,343 @@
+"""The simulator's model of time, on a clock of its own; its options; its answers; its misfortunes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import pytest
+
+from penstock.config import LLMConfig
+from penstock.engine import Delta
+from penstock.engines import engine_class
+from penstock.engines.sim import tokenizer
+from penstock.engines.sim.batch import Batch, Sequence
+from penstock.engines.sim.engine import SimEngine
+from penstock.engines.sim.options import SimOptions
+from penstock.engines.sim.reply import plan
+from penstock.engines.sim.scheduler import Clock
+from penstock.errors import BadRequest, ConfigError, EngineDead, EngineStartFailed, Error, PromptTooLong
+
+TEXT = "The quick brown fox jumps over the lazy dog, ünïcode and 漢字 included.\n\n  Two spaces."
+
+
+def config(**options: object) -> LLMConfig:
+    return LLMConfig(
+        model_loading_config={"model_id": "m"}, llm_engine="sim", engine_kwargs=instant() | options
+    )
+
+
+def instant() -> dict[str, object]:
+    return {"step_base_ms": 0.0, "step_per_request_ms": 0.0, "prefill_tokens_per_s": float("inf")}
+
+
+def sequence(prompt_tokens: int, tokens: int, arrival: float = 0.0) -> Sequence:
+    return Sequence(prompt_tokens, plan("x", tokens, ignore_eos=True), arrival)
+
+
+def step(batch: Batch) -> tuple[float, list[Sequence]]:
+    end = batch.begin_step()
+    return end, batch.end_step()
+
+
+class Virtual(Clock):
+    """Time that passes only when somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    async def sleep_until(self, due: float) -> None:
+        for _ in range(3):  # those who were handed a token look at the clock first
+            await asyncio.sleep(0)
+        self.time = max(self.time, due)
+
+
+async def stamps(engine: SimEngine, clock: Clock, prompt: str, max_tokens: int) -> list[float]:
+    """When each token was seen, from the request on."""
+    begun = clock.now()
+    deltas = engine.generate(prompt, {"max_tokens": max_tokens, "ignore_eos": True})
+    return [clock.now() - begun async for _ in deltas]
+
+
+# -- time
+
+
+def test_prompt_then_tokens_take_the_time_that_the_model_says():
+    batch = Batch(SimOptions(prefill_tokens_per_s=1000.0, step_base_ms=10.0, step_per_request_ms=1.0))
+    batch.submit(sequence(100, 3))
+    ends = [step(batch)[0] for _ in range(3)]
+    assert ends == pytest.approx([0.110, 0.121, 0.132])
+    assert batch.idle()
+
+
+def test_a_step_costs_more_with_every_request_that_decodes():
+    batch = Batch(SimOptions(prefill_tokens_per_s=1e9, step_base_ms=10.0, step_per_request_ms=2.0))
+    for _ in range(8):
+        batch.submit(sequence(10, 5))
+    first, _ = step(batch)
+    second, emitted = step(batch)
+    assert second - first == pytest.approx(0.010 + 8 * 0.002)
+    assert len(emitted) == 8
+
+
+def test_a_request_that_comes_during_a_step_waits_for_the_next():
+    batch = Batch(SimOptions(prefill_tokens_per_s=1000.0, step_base_ms=0.0, step_per_request_ms=0.0))
+    early, late = sequence(100, 2), sequence(100, 1, arrival=0.05)
+    batch.submit(early)
+    batch.submit(late)
+    assert step(batch) == (pytest.approx(0.1), [early])
+    assert step(batch) == (pytest.approx(0.2), [early, late])
+
+
+def test_a_long_prompt_is_prefilled_in_chunks_beside_decoding():
+    batch = Batch(SimOptions(max_num_batched_tokens=64))
+    short, long = sequence(10, 10), sequence(150, 1, arrival=0.0)
+    batch.submit(short)
+    step(batch)
+    batch.submit(long)
+    emitted = [step(batch)[1] for _ in range(3)]
+    assert emitted == [[short], [short], [short, long]]
+
+
+def test_more_requests_than_places_wait_in_order():
+    batch = Batch(SimOptions(max_num_seqs=2))
+    requests = [sequence(1, 1) for _ in range(5)]
+    for request in requests:
+        batch.submit(request)
+    load = batch.load()
+    assert (load.running, load.waiting, load.waiting_tokens) == (0, 5, 5)
+    assert [step(batch)[1] for _ in range(3)] == [requests[:2], requests[2:4], requests[4:]]
+
+
+def test_a_full_kv_cache_makes_the_newest_wait_and_prefill_again():
+    batch = Batch(SimOptions(max_model_len=20, kv_tokens=20))
+    old, new = sequence(8, 8), sequence(8, 4)
+    batch.submit(old)
+    batch.submit(new)
+    emitted: list[list[Sequence]] = []
+    while not batch.idle():
+        emitted.append(step(batch)[1])
+        assert batch.load().kv_usage <= 1.0
+    assert [step_.count(old) for step_ in emitted].count(1) == 8
+    assert [step_.count(new) for step_ in emitted].count(1) == 4
+    assert emitted[0] == [old, new]
+    assert emitted[-1] == [new]
+    assert len(emitted) > 8
+
+
+def test_removing_a_request_frees_its_place_and_its_cache():
+    batch = Batch(SimOptions())
+    running, waiting = sequence(100, 100), sequence(100, 100)
+    batch.submit(running)
+    step(batch)
+    batch.submit(waiting)
+    batch.remove(running)
+    batch.remove(waiting)
+    batch.remove(waiting)
+    assert batch.idle()
+    assert batch.load().kv_usage == 0
+
+
+async def test_ttft_and_itl_are_the_models_to_the_microsecond():
+    clock = Virtual()
+    options = {"prefill_tokens_per_s": 1000.0, "step_base_ms": 10.0, "step_per_request_ms": 1.0}
+    engine = SimEngine(config(**options), clock)
+    await engine.start()
+    seen = await asyncio.gather(*(stamps(engine, clock, "word " * 100, 11) for _ in range(16)))
+    await engine.stop()
+    ttft = 0.010 + 16 * len(tokenizer.encode("word " * 100)) / 1000.0
+    for times in seen:
+        assert times[0] == pytest.approx(ttft, abs=1e-6)
+        assert times[10] - times[0] == pytest.approx(10 * (0.010 + 16 * 0.001), abs=1e-6)
+
+
+async def test_no_token_comes_before_its_time_and_the_means_are_within_five_percent():
+    options = {"prefill_tokens_per_s": 1000.0, "step_base_ms": 40.0, "step_per_request_ms": 1.0}
+    engine = SimEngine(config(**options))
+    await engine.start()
+    prompt = "word " * 100
+    ttft, itl = 0.040 + len(tokenizer.encode(prompt)) / 1000.0, 0.041
+    deviations: list[float] = []
+    for _ in range(3):  # another process may hold the machine for a while, but hardly three times
+        times = await stamps(engine, Clock(), prompt, 12)
+        assert all(time >= ttft + i * itl - 1e-9 for i, time in enumerate(times))
+        deviations.append(max(times[0] / ttft, (times[-1] - times[0]) / 11 / itl) - 1)
+        if deviations[-1] <= 0.05:
+            break
+    await engine.stop()
+    assert min(deviations) <= 0.05
+
+
+async def test_two_thousand_streams_in_one_process_keep_their_own_text():
+    engine = SimEngine(config(max_num_seqs=4096, kv_tokens=1 << 20))
+    await engine.start()
+
+    async def ask(number: int) -> str:
+        return "".join([delta.text async for delta in engine.generate(f"number {number}", {})])
+
+    answers = await asyncio.gather(*(ask(number) for number in range(2000)))
+    await engine.stop()
+    assert answers == [f"number {number}" for number in range(2000)]
+
+
+# -- tokens and text
+
+
+@pytest.mark.parametrize("text", ["", "a", TEXT, "\x00\t\r\n", "🙂🙃"])
+def test_tokens_give_back_their_text(text: str):
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("token_id", [-1, 1, 255, 2**33, (1 << 8) + 0xFF])
+def test_a_number_that_is_no_token_is_refused(token_id: int):
+    with pytest.raises(BadRequest, match=str(token_id)):
+        tokenizer.decode([token_id])
+
+
+def test_an_answer_ends_with_the_end_token():
+    reply = plan("one two", 100)
+    assert (reply.token_ids[-1], reply.finish_reason) == (tokenizer.EOS, "stop")
+    assert "".join(reply.pieces) == "one two"
+
+
+def test_a_limit_cuts_the_answer_and_says_so():
+    reply = plan("one two three", 2)
+    assert (reply.tokens, reply.finish_reason) == (2, "length")
+
+
+@pytest.mark.parametrize(
+    ("stop", "shown"), [("two", "one "), ("e tw", "on"), ("o", ""), ("absent", "one two")]
+)
+def test_a_stop_string_ends_the_answer_before_it(stop: str, shown: str):
+    reply = plan("one two", 100, [stop])
+    assert "".join(reply.pieces) == shown
+    assert reply.finish_reason == "stop"
+
+
+def test_ignoring_the_end_repeats_the_answer():
+    reply = plan("ab", 5, ignore_eos=True)
+    assert (reply.tokens, reply.finish_reason) == (5, "length")
+
+
+# -- the engine
+
+
+async def test_a_scripted_reply_goes_to_its_prompt_only():
+    engine = SimEngine(config(replies={"ping": "pong"}, reply="what?"))
+    await engine.start()
+    texts = [
+        "".join([delta.text async for delta in engine.generate(prompt, {})]) for prompt in ("ping", "else")
+    ]
+    await engine.stop()
+    assert texts == ["pong", "what?"]
+
+
+async def test_a_prompt_as_long_as_the_window_is_refused():
+    engine = SimEngine(config(max_model_len=10, kv_tokens=10))
+    await engine.start()
+    with pytest.raises(PromptTooLong, match="10"):
+        await anext(engine.generate([tokenizer.EOS] * 10, {}))
+    await engine.stop()
+
+
+async def test_a_dead_engine_ends_its_streams_and_says_why():
+    engine = SimEngine(config())
+    await engine.start()
+    async with aclosing(engine.generate("hello", {"ignore_eos": True})) as deltas:
+        await anext(deltas)
+        engine.die("pulled the plug")
+        with pytest.raises(EngineDead):
+            await drain(deltas)
+    assert await engine.wait_dead() == "pulled the plug"
+    with pytest.raises(EngineDead):
+        await engine.check_health()
+    await engine.stop()
+
+
+async def drain(deltas: AsyncGenerator[Delta, None]) -> int:
+    return len([delta async for delta in deltas])
+
+
+async def test_it_dies_after_as_many_tokens_as_told():
+    engine = SimEngine(config(die_after_tokens=5))
+    await engine.start()
+    with pytest.raises(EngineDead):
+        await drain(engine.generate("hello", {"ignore_eos": True}))
+    assert "die_after_tokens" in await engine.wait_dead()
+    await engine.stop()
+
+
+async def test_it_dies_after_as_many_requests_as_told():
+    engine = SimEngine(config(die_after_requests=2))
+    await engine.start()
+    for _ in range(2):
+        await drain(engine.generate("hello", {}))
+    assert "die_after_requests" in await engine.wait_dead()
+    await engine.stop()
+
+
+async def test_every_nth_request_fails_as_told():
+    engine = SimEngine(config(error_every=2))
+    await engine.start()
+    await drain(engine.generate("hello", {}))
+    with pytest.raises(Error, match="error_every"):
+        await drain(engine.generate("hello", {}))
+    await engine.stop()
+
+
+async def test_an_answer_breaks_off_after_as_many_tokens_as_told():
+    engine = SimEngine(config(fail_after_tokens=3))
+    await engine.start()
+    deltas = engine.generate("hello", {"ignore_eos": True})
+    for _ in range(3):
+        await anext(deltas)
+    with pytest.raises(Error, match="fail_after_tokens"):
+        await anext(deltas)
+    await engine.stop()
+
+
+async def test_a_start_fails_with_the_scripted_reason():
+    engine = SimEngine(config(start_error="no such weights"))
+    with pytest.raises(EngineStartFailed, match="no such weights"):
+        await engine.start()
+    await engine.stop()
+
+
+async def test_a_start_tells_its_phases():
+    phases: list[str] = []
+    engine = SimEngine(config())
+    await engine.start(phases.append)
+    await engine.stop()
+    assert phases == ["load", "warm up"]
+
+
+# -- config
+
+
+def test_the_config_finds_the_engine():
+    assert engine_class(config()) is SimEngine
+
+
+def test_the_environment_names_another_engine(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PENSTOCK_ENGINE_CLS", "penstock.engines.sim.engine:SimEngine")
+    assert engine_class(LLMConfig(model_loading_config={"model_id": "m"})) is SimEngine
+
+
+def test_an_engine_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PENSTOCK_ENGINE_CLS", "nowhere:Engine")
+    with pytest.raises(ConfigError, match="nowhere:Engine"):
+        engine_class(config())
+
+
+def test_an_unknown_option_is_refused_with_the_nearest():
+    with pytest.raises(ConfigError, match="step_base_ms"):
+        SimEngine(config(step_bas_ms=1))
+
+
+def test_a_cache_smaller_than_one_request_is_refused():
+    with pytest.raises(ConfigError, match="kv_tokens"):
+        SimEngine(config(kv_tokens=10))
