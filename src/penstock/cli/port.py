@@ -1,4 +1,7 @@
-"""Whether the public port is free, asked before anything is started that takes seconds."""
+"""Whether the public port is free, asked before anything is imported or started that takes seconds.
+
+The gateway asks again when it opens the port (`serve.port`, a room whose import brings Ray).
+"""
 
 from __future__ import annotations
 

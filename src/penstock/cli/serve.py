@@ -24,7 +24,7 @@ import psutil
 from penstock import progress
 from penstock.cli import processes, steps
 from penstock.cli.arguments import Arguments, Plan
-from penstock.cli.display import Display, display_on
+from penstock.cli.display import Display, Plain, display_on
 from penstock.cli.failure import reason
 from penstock.cli.greeting import greeting
 from penstock.cli.output import Output, kept
@@ -35,6 +35,7 @@ STOP_S = 24.0
 
 _FINISH_S = 22.0  # for open streams, then for Serve and Ray
 _FAILED, _BAD_CONFIG = 1, 2
+_ONE_SIGNAL_S = 1.0
 _LEFT_ON_CLUSTER = "The application may still be on the cluster: see `serve status`."
 
 
@@ -59,8 +60,8 @@ def run(plan: Plan, arguments: Arguments, told: int) -> int:
     os.environ[progress.ENVIRONMENT] = str(reader.path)
     command = _Command(plan, arguments, output)
     command.take_signals()
-    for forward, source in ((_forward_steps, reader), (_forward_signals, told)):
-        threading.Thread(target=forward, args=(source, command.inbox), daemon=True).start()
+    threading.Thread(target=_forward_steps, args=(reader, command.inbox), daemon=True).start()
+    threading.Thread(target=_forward_signals, args=(told, command), daemon=True).start()
     code = command.run()
     if code != _FAILED:
         shutil.rmtree(folder, ignore_errors=True)
@@ -78,6 +79,7 @@ class _Command:
         self._began = psutil.Process(os.getppid()).create_time() - time.time() + time.monotonic()
         self._display: Display = display_on(output.out, self._began)
         self._labels = _Labels()
+        self._signalled = -_ONE_SIGNAL_S
         self._own_cluster = arguments.address is None
         self._steps = steps.Steps(
             plan,
@@ -91,10 +93,17 @@ class _Command:
         """For signals that are sent to this process itself. `SimpleQueue.put` may interrupt itself."""
 
         def tell(signum: int, frame: FrameType | None) -> None:
-            self.inbox.put(Signalled(signum))
+            self.signalled(signum)
 
         for signum in processes.STOPS:
             signal.signal(signum, tell)
+
+    def signalled(self, signum: int) -> None:
+        """One signal may come twice: to our process group, and passed on by the program that runs us."""
+        now = time.monotonic()
+        if now - self._signalled > _ONE_SIGNAL_S:
+            self._signalled = now
+            self.inbox.put(Signalled(signum))
 
     def run(self) -> int:
         self._steps.begin()
@@ -103,12 +112,13 @@ class _Command:
         self._display.close(failed=isinstance(event, steps.Failed))
         if isinstance(event, steps.Serving):
             seconds = time.monotonic() - self._began
-            self._say(greeting(event.plan.gateway, event.plan.configs, seconds))
+            self._display = Plain(self._output.out, self._began)
+            self._display.say(greeting(event.plan.gateway, event.plan.configs, seconds))
             event = self._read_until((steps.Failed, Signalled))
         if isinstance(event, steps.Failed):
             self._explain(event.error)
         elif served:
-            self._say("\nStopping; open streams have 20 s to finish. Ctrl-C again cuts them.")
+            self._display.say("\nStopping; open streams have 20 s to finish. Ctrl-C again cuts them.")
         self._finish(served)
         return _code(event, served)
 
@@ -119,7 +129,7 @@ class _Command:
             return
         event = self._read_until((steps.Stopped, Signalled), _FINISH_S)
         if not self._own_cluster and not isinstance(event, steps.Stopped):
-            self._say(_LEFT_ON_CLUSTER)
+            self._display.say(_LEFT_ON_CLUSTER)
 
     def _read_until(self, kinds: tuple[type[Event], ...], limit_s: float | None = None) -> Event | None:
         """Shows every event up to the first of these kinds; None when it does not come in time."""
@@ -143,7 +153,7 @@ class _Command:
                 if label == steps.RAY:
                     self.take_signals()  # Ray has put handlers of its own in their place
             case steps.Note(text):
-                self._say(text)
+                self._display.say(text)
             case progress.Step(model_id, phase, pid, at):
                 label = self._labels.of(model_id, pid)
                 if phase == progress.READY:
@@ -152,9 +162,6 @@ class _Command:
                     self._display.enter(label, phase, at)
             case _:
                 return
-
-    def _say(self, text: str) -> None:
-        self._display.say(text)
 
     def _explain(self, error: BaseException) -> None:
         """One or two sentences for the user; everything else for the log."""
@@ -205,7 +212,7 @@ def _forward_steps(reader: progress.Reader, inbox: queue.SimpleQueue[Event]) -> 
             inbox.put(step)
 
 
-def _forward_signals(told: int, inbox: queue.SimpleQueue[Event]) -> None:
+def _forward_signals(told: int, command: _Command) -> None:
     while signum := os.read(told, 1):
-        inbox.put(Signalled(signum[0]))
-    inbox.put(Signalled(signal.SIGTERM))  # the guard was killed
+        command.signalled(signum[0])
+    command.signalled(signal.SIGTERM)  # the guard was killed

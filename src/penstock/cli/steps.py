@@ -119,15 +119,18 @@ class Steps:
         threading.Event().wait()  # see `cluster`: Ray ends with this thread
 
     def _start(self) -> None:
-        with ThreadPoolExecutor() as background:
-            engine_arguments = background.submit(read_engine_words, self._plan)
-            with self._part("Ray", "connecting" if self._address else "starting"):
+        with ThreadPoolExecutor() as meanwhile:
+            engine_arguments = meanwhile.submit(read_engine_words, self._plan)
+            with self._part(RAY, "connecting" if self._address else "starting"):
+                import ray  # noqa: F401  # pyright: ignore[reportUnusedImport]  # whole, before two threads use it
+
+                meanwhile.submit(_import_builders)
                 cluster = self._cluster = Cluster(
                     self._address, cpus=_cpus(self._plan), verbose=self._verbose
                 )
             if cluster.own:
                 _watch_ray(self._tell)
-            with self._part("Serve", "starting"):
+            with self._part(SERVE, "starting"):
                 cluster.start_serve()
             if not engine_arguments.done():
                 self._tell(Entered(ARGUMENTS, "reading"))
@@ -176,6 +179,11 @@ class Steps:
         self._tell(Entered(label, phase))
         yield
         self._tell(Ended(label))
+
+
+def _import_builders() -> None:
+    """A second of imports while Ray starts. Should one fail, it fails again where it is needed, and is told."""
+    import penstock.serve.builders  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 
 def _cpus(plan: Plan) -> int:
