@@ -55,24 +55,20 @@ def _vllm_server(workload: Workload, port: int, folder: Path) -> list[str]:
     ]
 
 
-def _penstock_serve(workload: Workload, port: int, folder: Path) -> list[str]:
+def penstock_serve(workload: Workload, port: int, folder: Path) -> list[str]:
+    """`penstock serve` with a config file in `folder`."""
     config = folder / "bench.yaml"
-    config.write_text(yaml.safe_dump(penstock_config(workload)))
-    return [*penstock_command(), "serve", str(config), "--port", str(port)]
-
-
-def penstock_command() -> list[str]:
-    """The `penstock` command of this Python."""
-    return [sys.executable, "-c", "from penstock.cli import main; main()"]
-
-
-def penstock_config(workload: Workload) -> dict[str, Any]:
-    """An `LLMConfig` as users write it."""
-    return {
-        "model_loading_config": {"model_id": MODEL_ID, "model_source": str(workload.model)},
-        "accelerator_config": {"kind": "cpu"},
-        "engine_kwargs": workload.engine_kwargs(),
-    }
+    config.write_text(
+        yaml.safe_dump(
+            {
+                "model_loading_config": {"model_id": MODEL_ID, "model_source": str(workload.model)},
+                "accelerator_config": {"kind": "cpu"},
+                "engine_kwargs": workload.engine_kwargs(),
+            }
+        )
+    )
+    command = [sys.executable, "-c", "from penstock.cli import main; main()"]  # installed or not
+    return [*command, "serve", str(config), "--port", str(port)]
 
 
 def _serve_app(name: str) -> Callable[[Workload, int, Path], list[str]]:
@@ -98,7 +94,7 @@ CONTESTANTS = (
     Contestant(
         "ray-llm-haproxy", "Ray Serve LLM, HAProxy + direct", _serve_app("ray-llm"), ("mp",), _haproxy
     ),
-    Contestant("penstock", "penstock serve", _penstock_serve),
+    Contestant("penstock", "penstock serve", penstock_serve),
     Contestant("penstock-serve-run", "Penstock, serve.run", _serve_app("penstock")),
 )
 
@@ -108,7 +104,7 @@ class Stopped:
     """How a contestant ended. left_over: its processes that were still there when it said it was done."""
 
     seconds: float
-    left_over: list[str]
+    left_over: tuple[str, ...]
 
 
 class Running:
@@ -174,10 +170,11 @@ class Running:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_LIMIT_S)
         seconds = time.monotonic() - began_at
-        left = [f"{p.pid} {processes.title(p)[:80]}" for p in processes.wait_ended(family, _LAST_WORDS_S)]
+        left = processes.wait_ended(family, _LAST_WORDS_S)
+        left_over = tuple(f"{process.pid} {processes.title(process)[:80]}" for process in left)
         processes.end_all()
         self._process.poll()
-        return Stopped(seconds, left)
+        return Stopped(seconds, left_over)
 
     def forget(self) -> None:
         """Removes its files; not called where the log is still of use."""

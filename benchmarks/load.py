@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -94,6 +95,10 @@ class Generator:
     @property
     def running(self) -> bool:
         return self._process.poll() is None
+
+    def stop(self) -> None:
+        """Ends the measured time now; `result` has what was seen until then."""
+        self._process.send_signal(signal.SIGTERM)
 
     def result(self) -> Load:
         """Waits for the end. Raises: RuntimeError when there was no result within the time limit."""

@@ -11,7 +11,7 @@
  * (a role and no text) and the last one ([DONE]) carry no token and are not counted. A stream without [DONE]
  * is truncated: a failed request, as is one with an error event, a status other than 200, or a lost connection.
  *
- * Prints one JSON object. Measured time is what follows the warm-up. ttft and latency are of the good requests
+ * SIGTERM and SIGINT end the measured time early. Prints one JSON object. Measured time is what follows the warm-up. ttft and latency are of the good requests
  * that began in it, itl and events of what arrived in it; failures, statuses and names in _all are of the whole run.
  */
 #define _GNU_SOURCE
@@ -87,6 +87,7 @@ static char *request;
 static size_t request_len;
 static int poller, paused, ended;
 static double measure_at, stop_at;
+static volatile sig_atomic_t told_to_stop;
 
 static double now_s(void) {
     struct timespec t;
@@ -358,6 +359,11 @@ static void resume_paused(Stream *streams) {
     }
 }
 
+static void stop_early(int signum) {
+    (void)signum;
+    told_to_stop = 1;
+}
+
 static void run(Stream *streams) {
     struct epoll_event ready[256];
     for (int i = 0; i < options.streams; i++) {
@@ -371,6 +377,7 @@ static void run(Stream *streams) {
             if (stream->phase == SENDING && ready[i].events & EPOLLOUT) send_more(stream);
             if (stream->fd >= 0 && ready[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) receive(stream);
         }
+        if (told_to_stop && now_s() < stop_at) stop_at = now_s();
         if (paused) resume_paused(streams);
     }
     counted.failures[UNFINISHED] += options.streams - ended - paused;
@@ -414,7 +421,7 @@ static void print_result(void) {
                    1e-6 * (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
     double since = counted.last_event_at > measure_at ? counted.last_event_at : measure_at;
     if (stop_at - since > counted.longest_silence_s) counted.longest_silence_s = stop_at - since;
-    printf("{\"streams\":%d,\"seconds\":%.3f,\"requests\":%ld,\"requests_all\":%ld,", options.streams, options.seconds,
+    printf("{\"streams\":%d,\"seconds\":%.3f,\"requests\":%ld,\"requests_all\":%ld,", options.streams, stop_at - measure_at,
            counted.requests, counted.requests_all);
     printf("\"events\":%ld,\"events_all\":%ld,\"good_events_all\":%ld,", counted.events, counted.events_all,
            counted.good_events_all);
@@ -488,6 +495,8 @@ static void prepare_request(void) {
 
 int main(int count, char **words) {
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGTERM, stop_early);
+    signal(SIGINT, stop_early);
     read_options(count, words);
     prepare_request();
     server.sin_family = AF_INET;

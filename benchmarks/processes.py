@@ -24,7 +24,7 @@ gateway: what stands between it and the public port. ray: everything else (rayle
 """
 
 _TITLES = (
-    ("engine", re.compile(r"VLLM::(Engine|Worker)|multiprocessing\.spawn")),
+    ("engine", re.compile(r"VLLM::(Engine|Worker)|penstock\.engines\.vllm\.core|multiprocessing\.spawn")),
     ("gateway", re.compile(r"ray::(ServeReplica:.*(Router|Ingress|Gateway)|ProxyActor|HAProxy)|haproxy")),
     ("front", re.compile(r"ray::ServeReplica:|vllm\.entrypoints\.openai\.api_server")),
 )

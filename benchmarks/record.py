@@ -53,9 +53,12 @@ class Run:
     figures: dict[str, Any]
 
     @classmethod
-    def of(cls, load: Load, cpu_s: dict[str, float], foreign_cores: float, **whose: Any) -> Run:
+    def of(cls, start: Start, load: Load, cpu_s: dict[str, float], foreign_cores: float) -> Run:
         """From the load generator's figures and the CPU seconds beside them."""
         return cls(
+            contestant=start.contestant,
+            executor=start.executor,
+            round=start.round,
             streams=load.streams,
             tokens_per_s=load.tokens_per_s,
             tokens_per_event=load.tokens_per_event,
@@ -64,7 +67,6 @@ class Run:
             foreign_cores=foreign_cores,
             failures=load.failures,
             figures=load.figures,
-            **whose,
         )
 
 
@@ -91,9 +93,9 @@ class Spread:
     high: float
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> Spread:
-        """Raises: ValueError without values."""
-        found = sorted(values)
+    def of(cls, values: Iterable[float | None]) -> Spread:
+        """Of the values that are there. Raises: ValueError without any."""
+        found = sorted(value for value in values if value is not None)
         if not found:
             raise ValueError("no values")
         return cls(median(found), found[0], found[-1])

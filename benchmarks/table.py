@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import zip_longest
+from collections.abc import Callable, Iterable, Sequence
 
 from benchmarks.contestants import CONTESTANTS
 from benchmarks.processes import KINDS
@@ -14,107 +13,131 @@ _NOISY_CORES = 0.1
 _TITLES = {contestant.name: contestant.title for contestant in CONTESTANTS}
 
 Row = Sequence[str]
+Runs = Sequence[Run]
 
 
 def render(record: Record) -> str:
-    """Both tables and what must be known to read them."""
-    parts = [_speed(record.runs), _life(record.starts), "\n".join(_remarks(record))]
-    return "\n\n".join(part for part in parts if part)
+    """Tables of speed, cost and life, and what must be known to read them."""
+    groups = _grouped(record.runs)
+    speed = markdown(_SPEED_HEAD, [_speed_row(runs, _baseline(groups, runs)) for runs in groups.values()])
+    cost = markdown(_COST_HEAD, [_cost_row(runs) for runs in groups.values()])
+    life = markdown(_LIFE_HEAD, _life_rows(record.starts))
+    return "\n\n".join([speed, cost, life, "\n".join(_remarks(record))])
 
 
 def markdown(head: Row, rows: Iterable[Row]) -> str:
-    """A Markdown table: the first column to the left, numbers to the right."""
+    """A Markdown table, or a sentence when there are no rows: the first column to the left, numbers right."""
     lines = [head, *rows]
-    widths = [max(map(len, column)) for column in zip_longest(*lines, fillvalue="")]
+    if len(lines) == 1:
+        return f"Nothing was measured of: {', '.join(head)}."
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     return "\n".join("| " + " | ".join(_cells(line, widths)) + " |" for line in [head, rule, *lines[1:]])
 
 
 def _cells(line: Row, widths: Sequence[int]) -> list[str]:
-    return [
-        line[0].ljust(widths[0]),
-        *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)),
-    ]
+    numbers = (cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))
+    return [line[0].ljust(widths[0]), *numbers]
 
 
-def _speed(runs: Sequence[Run]) -> str:
-    head = [
-        "contestant (executor)",
-        "streams",
-        "tok/s",
-        "min-max",
-        "of vllm",
-        "TTFT p50",
-        "p99",
-        "ITL p50",
-        "p99",
-    ]
-    head += [f"CPU {kind}" for kind in KINDS] + ["failed"]
-    groups: dict[tuple[int, str, str], list[Run]] = {}
-    for run in runs:
-        groups.setdefault((run.streams, run.executor, run.contestant), []).append(run)
-    rows = [
-        _speed_row(group, groups.get((*key[:2], BASELINE)))
-        for key, group in sorted(groups.items(), key=_place)
-    ]
-    return markdown(head, rows) if rows else ""
+def _grouped(runs: Runs) -> dict[tuple[int, str, int], list[Run]]:
+    """All rounds of one cell together: by streams, then executor, then in the contestants' order."""
+    groups: dict[tuple[int, str, int], list[Run]] = {}
+    order = list(_TITLES)
+    for run in sorted(runs, key=lambda run: (run.streams, run.executor, order.index(run.contestant))):
+        groups.setdefault((run.streams, run.executor, order.index(run.contestant)), []).append(run)
+    return groups
 
 
-def _place(item: tuple[tuple[int, str, str], list[Run]]) -> tuple[int, str, int]:
-    streams, executor, contestant = item[0]
-    return streams, executor, list(_TITLES).index(contestant)
+def _baseline(groups: dict[tuple[int, str, int], list[Run]], runs: Runs) -> Runs:
+    return groups.get((runs[0].streams, runs[0].executor, list(_TITLES).index(BASELINE)), [])
 
 
-def _speed_row(runs: Sequence[Run], baseline: Sequence[Run] | None) -> Row:
-    first = runs[0]
-    speed = Spread.of(run.tokens_per_s for run in runs)
-    row = [f"{_TITLES[first.contestant]} ({first.executor})", str(first.streams)]
-    row += [f"{speed.middle:,.0f}", f"{speed.low:,.0f}-{speed.high:,.0f}", _ratio(speed, baseline)]
-    for name, percentile in (("ttft_ms", "p50"), ("ttft_ms", "p99"), ("itl_ms", "p50"), ("itl_ms", "p99")):
-        row.append(f"{Spread.of(run.figures[name][percentile] for run in runs).middle:.1f}")
-    for kind in KINDS:
-        row.append(f"{Spread.of(1e3 * run.cpu_s[kind] / (run.tokens_all or 1) for run in runs).middle:.3f}")
+def _who(one: Run | Start) -> str:
+    return f"{_TITLES[one.contestant]} ({one.executor})"
+
+
+def _over(runs: Runs, value: Callable[[Run], float]) -> Spread:
+    return Spread.of(value(run) for run in runs)
+
+
+def _figure(runs: Runs, name: str, percentile: str) -> Spread:
+    return _over(runs, lambda run: run.figures[name][percentile])
+
+
+_SPEED_HEAD = ["streamed", "streams", "tok/s", "min-max", f"of {BASELINE}", "TTFT p50", "min-max", "TTFT p99"]
+_SPEED_HEAD += ["ITL p50", "ITL p99", "failed"]
+
+
+def _speed_row(runs: Runs, baseline: Runs) -> Row:
+    speed = _over(runs, lambda run: run.tokens_per_s)
+    ratio = speed.middle / _over(baseline, lambda run: run.tokens_per_s).middle if baseline else None
+    ttft = _figure(runs, "ttft_ms", "p50")
     failed = sum(sum(run.failures.values()) for run in runs)
-    return [*row, f"{failed} (!)" if failed else "0"]
+    return [
+        *(_who(runs[0]), str(runs[0].streams)),
+        *(f"{speed.middle:,.0f}", f"{speed.low:,.0f}-{speed.high:,.0f}", f"{ratio:.2f}" if ratio else "-"),
+        *(f"{ttft.middle:.1f}", f"{ttft.low:.1f}-{ttft.high:.1f}"),
+        f"{_figure(runs, 'ttft_ms', 'p99').middle:.1f}",
+        f"{_figure(runs, 'itl_ms', 'p50').middle:.1f}",
+        f"{_figure(runs, 'itl_ms', 'p99').middle:.1f}",
+        f"{failed} (!)" if failed else "0",
+    ]
 
 
-def _ratio(speed: Spread, baseline: Sequence[Run] | None) -> str:
-    if not baseline:
-        return "-"
-    middle = Spread.of(run.tokens_per_s for run in baseline).middle
-    return f"{speed.middle / middle:.2f}" if middle else "-"
+_COST_HEAD = [
+    "CPU s per 1,000 tokens",
+    "streams",
+    *KINDS,
+    "all but engine",
+    "tokens per event",
+    "load generator",
+]
 
 
-def _life(starts: Sequence[Start]) -> str:
-    head = ["contestant (executor)", "first token s", "min-max", "memory MiB", "stop s", "left over"]
-    groups: dict[tuple[str, str], list[Start]] = {}
+def _cost_row(runs: Runs) -> Row:
+    def per_thousand(seconds: Callable[[Run], float]) -> str:
+        return f"{_over(runs, lambda run: 1e3 * seconds(run) / (run.tokens_all or 1)).middle:.3f}"
+
+    return [
+        *(_who(runs[0]), str(runs[0].streams)),
+        *(per_thousand(lambda run, kind=kind: run.cpu_s[kind]) for kind in KINDS),
+        per_thousand(lambda run: sum(run.cpu_s.values()) - run.cpu_s["engine"]),
+        f"{_over(runs, lambda run: run.tokens_per_event).middle:.2f}",
+        per_thousand(lambda run: run.figures["cpu_s"]),
+    ]
+
+
+_LIFE_HEAD = ["from start to stop", "first token s", "min-max", "memory MiB", "stop s", "left over"]
+
+
+def _life_rows(starts: Sequence[Start]) -> list[Row]:
+    groups: dict[str, list[Start]] = {}
     for start in starts:
-        if start.first_token_s is not None:
-            groups.setdefault((start.contestant, start.executor), []).append(start)
-    rows: list[Row] = []
-    for (contestant, executor), group in groups.items():
-        first = Spread.of(start.first_token_s or 0 for start in group)
-        row = [
-            f"{_TITLES[contestant]} ({executor})",
-            f"{first.middle:.1f}",
-            f"{first.low:.1f}-{first.high:.1f}",
-        ]
-        row += [f"{Spread.of(start.memory_mib or 0 for start in group).middle:,.0f}"]
-        row += [f"{Spread.of(start.stop_s or 0 for start in group).middle:.1f}"]
-        rows.append([*row, str(max(len(start.left_over) for start in group))])
-    return markdown(head, rows) if rows else ""
+        if not start.failure:
+            groups.setdefault(_who(start), []).append(start)
+    return [_life_row(who, group) for who, group in groups.items()]
+
+
+def _life_row(who: str, starts: Sequence[Start]) -> Row:
+    first = Spread.of(start.first_token_s for start in starts)
+    return [
+        *(who, f"{first.middle:.1f}", f"{first.low:.1f}-{first.high:.1f}"),
+        f"{Spread.of(start.memory_mib for start in starts).middle:,.0f}",
+        f"{Spread.of(start.stop_s for start in starts).middle:.1f}",
+        str(max(len(start.left_over) for start in starts)),
+    ]
 
 
 def _remarks(record: Record) -> list[str]:
-    remarks = ["TTFT and ITL in ms; CPU in seconds per 1,000 tokens by kind of process; medians over rounds."]
+    remarks = ["Medians over rounds, with the least and the most; TTFT and ITL in ms."]
     for start in record.starts:
         if start.failure:
-            whose = f"{_TITLES[start.contestant]} ({start.executor}), round {start.round}"
-            remarks.append(f"Failed: {whose}: {start.failure}")
+            remarks.append(f"Failed: {_who(start)}, round {start.round}: {start.failure}")
     for run in record.runs:
-        whose = f"{_TITLES[run.contestant]} ({run.executor}), {run.streams} streams, round {run.round}"
+        where = f"{_who(run)}, {run.streams} streams, round {run.round}"
         if run.failures:
-            remarks.append(f"Requests failed: {whose}: {run.failures}, statuses {run.figures['statuses']}.")
+            remarks.append(f"Requests failed: {where}: {run.failures}, statuses {run.figures['statuses']}.")
         if run.foreign_cores > _NOISY_CORES:
-            remarks.append(f"Noisy: {whose}: other processes took {run.foreign_cores:.1f} cores.")
+            remarks.append(f"Noisy: {where}: other processes took {run.foreign_cores:.1f} cores.")
     return remarks

@@ -1,0 +1,219 @@
+"""What a user notices when an engine or a replica is killed under load, with one replica and with two.
+
+    python -m benchmarks.failures [--victim engine,replica] [--replicas 1,2] [--streams 16] [--json FILE]
+
+`penstock serve` runs, the load generator asks, `kill -9` hits one process. The gateway's own /health, asked
+every 10 ms, says when the replica left the rotation and when a new one was back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import re
+import sys
+import threading
+import time
+from collections.abc import Container
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import psutil
+
+from benchmarks import processes
+from benchmarks.command import add_common, choices, cleaned_up, numbers, refuse_strangers, say
+from benchmarks.contestants import Contestant, DidNotStart, Running, penstock_serve
+from benchmarks.load import Generator
+from benchmarks.table import Row, markdown
+from benchmarks.workload import EXECUTORS, MODEL_ID, Workload
+
+_ENGINE = re.compile(r"VLLM::EngineCore|penstock\.engines\.vllm\.core")
+_REPLICA = re.compile(r"ray::ServeReplica:.*:LLMServer")
+VICTIMS = {"engine": _ENGINE, "replica": _REPLICA}
+
+_UNDISTURBED_S, _AFTERWARDS_S = 5.0, 3.0
+_OUT_LIMIT_S, _BACK_LIMIT_S = 15.0, 120.0
+_LOAD_LIMIT_S = _UNDISTURBED_S + _OUT_LIMIT_S + _BACK_LIMIT_S + _AFTERWARDS_S
+_LOOK_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One kill. out_after_s, back_after_s: seconds from it; None when it did not happen in time.
+
+    engines_left: the killed replica's engine processes that were there when a new one was back.
+    left_over: processes that were there after `penstock serve` had stopped.
+    """
+
+    victim: str
+    replicas: int
+    good: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+    statuses: dict[str, int] = field(default_factory=dict)
+    longest_silence_s: float = 0.0
+    out_after_s: float | None = None
+    back_after_s: float | None = None
+    engines_left: int = 0
+    left_over: tuple[str, ...] = ()
+    problem: str = ""
+
+    @property
+    def clean(self) -> bool:
+        """Whether all came back and nothing was left."""
+        return self.back_after_s is not None and not (self.engines_left or self.left_over or self.problem)
+
+
+class Rotation:
+    """How many replicas the gateway has in rotation over time, by its own word."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._seen: list[tuple[float, int]] = []
+        self._ended = threading.Event()
+        threading.Thread(target=self._look, daemon=True).start()
+
+    def first(self, counts: Container[int], since: float, limit_s: float) -> float | None:
+        """When, after `since`, the number was first one of `counts`; waits for it up to the limit."""
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            for at, count in list(self._seen):
+                if at >= since and count in counts:
+                    return at
+            time.sleep(_LOOK_S)
+        return None
+
+    def end(self) -> None:
+        """Asks no more."""
+        self._ended.set()
+
+    def _look(self) -> None:
+        while not self._ended.wait(_LOOK_S):
+            with contextlib.suppress(OSError, http.client.HTTPException, ValueError, KeyError):
+                count = _ready(self._port)
+                self._seen.append((time.monotonic(), count))
+
+
+def _ready(port: int) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    with contextlib.closing(connection):
+        connection.request("GET", "/health")
+        return json.loads(connection.getresponse().read())["models"][MODEL_ID]["ready"]
+
+
+def main() -> int:
+    """Exit code 1 when a replica did not come back, or a process was left over."""
+    options = _options()
+    outcomes: list[Outcome] = []
+    with cleaned_up():
+        for replicas in options.replicas:
+            for victim in options.victim:
+                refuse_strangers(options.shared)
+                outcomes.append(_measure(victim, replicas, options))
+    print(markdown(_HEAD, map(_row, outcomes)))
+    if options.json:
+        options.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n")
+    return 0 if all(outcome.clean for outcome in outcomes) else 1
+
+
+def _measure(victim: str, replicas: int, options: argparse.Namespace) -> Outcome:
+    def command(workload: Workload, port: int, folder: Path) -> list[str]:
+        return [*penstock_serve(workload, port, folder), "--replicas", str(replicas)]
+
+    say(f"replicas: {replicas}; kill -9 of: {victim}")
+    workload = Workload(options.model, options.executor, options.tokens)
+    outcome = Outcome(victim, replicas)
+    running = Running.start(Contestant("penstock", "penstock serve", command), workload)
+    rotation = Rotation(running.port)
+    try:
+        say(f"    first token after {running.first_token(workload):.1f} s")
+        if rotation.first((replicas,), 0.0, _BACK_LIMIT_S) is None:
+            raise DidNotStart(f"There were never {replicas} replicas in rotation.")
+        outcome = _kill_under_load(outcome, running, rotation, workload, options.streams)
+    except (DidNotStart, RuntimeError) as error:
+        outcome = replace(outcome, problem=f"{error} See {running.log}")
+    finally:
+        rotation.end()
+        stopped = running.stop()
+    if not outcome.problem:
+        running.forget()
+    outcome = replace(outcome, left_over=stopped.left_over)
+    say(f"    {outcome}")
+    return outcome
+
+
+def _kill_under_load(
+    outcome: Outcome, running: Running, rotation: Rotation, workload: Workload, streams: int
+) -> Outcome:
+    load = Generator(running.port, workload, streams=streams, warmup_s=0.0, seconds=_LOAD_LIMIT_S)
+    time.sleep(_UNDISTURBED_S)
+    victim = _find(running.processes(), VICTIMS[outcome.victim])
+    replica = victim if outcome.victim == "replica" else victim.parents()[0]
+    engines = [p for p in processes.descendants(replica) if processes.kind_of(processes.title(p)) == "engine"]
+    killed_at = time.monotonic()
+    victim.kill()
+    out_at = rotation.first(range(outcome.replicas), killed_at, _OUT_LIMIT_S)
+    back_at = rotation.first((outcome.replicas,), out_at, _BACK_LIMIT_S) if out_at else None
+    engines_left = len(processes.wait_ended(engines, 0.0))
+    time.sleep(_AFTERWARDS_S)
+    load.stop()
+    seen = load.result()
+    return replace(
+        outcome,
+        good=seen.figures["requests_all"],
+        failures=seen.failures,
+        statuses=seen.figures["statuses"],
+        longest_silence_s=seen.figures["longest_silence_s"],
+        out_after_s=out_at and out_at - killed_at,
+        back_after_s=back_at and back_at - killed_at,
+        engines_left=engines_left,
+    )
+
+
+def _find(candidates: list[psutil.Process], pattern: re.Pattern[str]) -> psutil.Process:
+    for process in candidates:
+        if pattern.search(processes.title(process)):
+            return process
+    raise RuntimeError(f"No process matches {pattern.pattern}.")
+
+
+_HEAD = [
+    "kill -9 of",
+    "replicas",
+    "requests good",
+    "failed",
+    "out after s",
+    "back after s",
+    "longest silence s",
+]
+_HEAD += ["engines left", "left over", "problem"]
+
+
+def _row(outcome: Outcome) -> Row:
+    kinds = ", ".join(f"{count} {kind}" for kind, count in outcome.failures.items())
+    out, back = outcome.out_after_s, outcome.back_after_s
+    return [
+        *(outcome.victim, str(outcome.replicas), str(outcome.good)),
+        f"{sum(outcome.failures.values())}" + (f" ({kinds})" if kinds else ""),
+        *("never" if out is None else f"{out:.2f}", "never" if back is None else f"{back:.1f}"),
+        f"{outcome.longest_silence_s:.2f}",
+        *(str(outcome.engines_left), str(len(outcome.left_over)), outcome.problem),
+    ]
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.failures", description=_FIRST_LINE)
+    add = parser.add_argument
+    add("--victim", type=choices(list(VICTIMS)), default=list(VICTIMS), help="engine, replica, or both")
+    add("--replicas", type=numbers, default=[1, 2], metavar="N,N", help="replicas to run with")
+    add("--streams", type=int, default=16, help="concurrent requests")
+    add("--executor", choices=EXECUTORS, default="uni", help="vLLM's executor")
+    add_common(parser)
+    return parser.parse_args()
+
+
+_FIRST_LINE = (__doc__ or "").partition("\n")[0]
+
+if __name__ == "__main__":
+    sys.exit(main())
