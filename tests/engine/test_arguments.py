@@ -1,0 +1,290 @@
+"""Engine arguments against vLLM's own classes and parser, in processes of their own, as in use.
+
+Importing vLLM takes seconds, so each process is asked about all cases at once.
+"""
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from penstock.config import LLMConfig, load_configs
+from penstock.engines.vllm.check import check_arguments, parse_flags
+from penstock.errors import ConfigError
+
+pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+
+WRONG = [
+    (
+        {"max_modl_len": 8192},
+        "max_modl_len: unknown vLLM argument 'max_modl_len'; did you mean 'max_model_len'?",
+    ),
+    ({"max-model-len": 8192}, "did you mean 'max_model_len'?"),
+    ({"max_model_len": "abc"}, "max_model_len: is the text 'abc'; must be a whole number, at least -1."),
+    ({"max_model_len": "8192"}, "max_model_len: is the text '8192'; must be a whole number"),
+    (
+        {"dtype": "float17"},
+        "must be 'auto', 'half', 'float16', 'bfloat16', 'float' or 'float32'. Did you mean 'float16'?",
+    ),
+    (
+        {"gpu_memory_utilization": "x"},
+        "gpu_memory_utilization: is the text 'x'; must be a number, above 0, at most 1.",
+    ),
+    (
+        {"gpu_memory_utilization": 1.5},
+        "gpu_memory_utilization: is the number 1.5; must be a number, above 0, at most 1.",
+    ),
+    ({"max_num_seqs": 0}, "max_num_seqs: is the number 0; must be a whole number, at least 1."),
+    ({"max_lora_rank": 7}, "max_lora_rank: is the number 7; must be 1, 8, 16"),
+    ({"enable_prefix_caching": "yes"}, "enable_prefix_caching: is the text 'yes'; must be true or false."),
+    ({"attention_backend": "FLASH_ATN"}, "Did you mean 'FLASH_ATTN'?"),
+    ({"cudagraph_capture_sizes": [1, "2"]}, "must be a list, each entry a whole number."),
+    (
+        {"structured_outputs_config": {"backend": "nope"}},
+        "structured_outputs_config.backend: is the text 'nope'; must be",
+    ),
+    (
+        {"structured_outputs_config": {"backen": "auto"}},
+        "structured_outputs_config.backen: unknown key 'backen'; did you mean",
+    ),
+    ({"kv_transfer_config": 3}, "kv_transfer_config: is the number 3; must be a mapping."),
+    ({"kv_transfer_config": {"kv_connector": "X"}}, "kv_transfer_config: vLLM says: Please specify kv_role"),
+    (
+        {"compilation_config": {"pass_config": {"fuse_normm": True}}},
+        "compilation_config.pass_config.fuse_normm: unknown key",
+    ),
+    (
+        {"speculative_config": {"methd": "ngram"}},
+        "speculative_config.methd: unknown key 'methd'; did you mean 'method'?",
+    ),
+    (
+        {"speculative_config": {"num_speculative_tokens": "4"}},
+        "speculative_config.num_speculative_tokens: is the text '4'",
+    ),
+    ({"tool_call_parser": 5}, "tool_call_parser: is the number 5; must be text."),
+    ({"model": "x"}, "model: is set by `model_loading_config.model_source`."),
+    ({"served_model_name": "x"}, "served_model_name: is set by `model_loading_config.model_id`."),
+    ({"port": 8000}, "port: is the gateway's"),
+    ({"ssl_keyfile": "k"}, "ssl_keyfile: is not supported"),
+]
+
+RIGHT = [
+    {"max_model_len": None, "dtype": "bfloat16", "gpu_memory_utilization": 1, "quantization": "fp8"},
+    {"structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True}},
+    {
+        "kv_transfer_config": {
+            "kv_connector": "NixlConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"a": 1},
+        }
+    },
+    {"attention_backend": "flash_attn", "mamba_backend": "triton", "optimization_level": 2},
+    {"limit_mm_per_prompt": {"image": 2}, "hf_overrides": {"a": 1}, "cpu_offload_params": ["a"]},
+    {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}},
+    {"chat_template": "{{ messages }}", "enable_auto_tool_choice": True, "tool_call_parser": "hermes"},
+    {"lora_modules": [{"name": "a", "path": "/a"}], "logits_processors": [LLMConfig]},
+    {
+        "kv_events_config": {"enable_kv_cache_events": True, "publisher": "zmq"},
+        "scheduling_policy": "priority",
+    },
+]
+
+FLAGS = [
+    (["--max-model-len", "8192"], {"max_model_len": 8192}),
+    (
+        ["--max-model-len", "8k", "--kv-cache-memory-bytes", "64M"],
+        {"max_model_len": 8000, "kv_cache_memory_bytes": 64 << 20},
+    ),
+    (["-tp", "2", "--enable-prefix-caching"], {"tensor_parallel_size": 2, "enable_prefix_caching": True}),
+    (["--no-enable-prefix-caching"], {"enable_prefix_caching": False}),
+    (["--max_num_seqs=4"], {"max_num_seqs": 4}),
+    (["--seed", "0"], {}),
+    (
+        ["--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'],
+        {"kv_transfer_config": {"kv_connector": "NixlConnector", "kv_role": "kv_both"}},
+    ),
+    (
+        ["--structured-outputs-config.backend", "xgrammar"],
+        {"structured_outputs_config": {"backend": "xgrammar"}},
+    ),
+    (["--limit-mm-per-prompt.image", "2"], {"limit_mm_per_prompt": {"image": 2}}),
+    (
+        ["-O2", "--attention-backend", "FLASH_ATTN"],
+        {"optimization_level": 2, "attention_backend": "FLASH_ATTN"},
+    ),
+    (
+        ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"],
+        {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"},
+    ),
+    (
+        ["--chat-template", "t.jinja", "--reasoning-parser", "qwen3"],
+        {"chat_template": "t.jinja", "reasoning_parser": "qwen3"},
+    ),
+    (["--hf-token"], {"hf_token": True}),
+]
+
+WRONG_FLAGS = [
+    (
+        ["--max-model-lenn", "3", "--foo=3"],
+        ["unknown flag '--max-model-lenn'; did you mean '--max-model-len'?", "unknown flag '--foo'"],
+    ),
+    (
+        ["--max-model-len", "abc"],
+        ["--max-model-len: is the text 'abc'; must be a whole number, at least -1."],
+    ),
+    (["-tp", "x"], ["--tensor-parallel-size: is the text 'x'; must be a whole number, at least 1."]),
+    (
+        ["--tensor-parallel-size", "0"],
+        ["--tensor-parallel-size: is the number 0; must be a whole number, at least 1."],
+    ),
+    (["--dtype", "float17"], ["--dtype: is the text 'float17'; must be 'auto'"]),
+    (["--kv-transfer-config", "{bad"], ["--kv-transfer-config: is not valid JSON: "]),
+    (
+        ["--kv-transfer-config", '{"kv_rol": 1}'],
+        ["--kv-transfer-config.kv_rol: unknown key 'kv_rol'; did you mean 'kv_role'?"],
+    ),
+    (["--max-num-seqs"], ["--max-num-seqs: expected one argument."]),
+    (["--model", "x", "--port", "80"], ["--port: is the gateway's", "--model: is set by"]),
+    (["--headless"], ["--headless: belongs to vLLM's own launcher"]),
+    (["stray"], ["unexpected argument 'stray'; flags start with --."]),
+]
+
+SPLIT = {
+    "max_model_len": 64,
+    "structured_outputs_config": {"backend": "xgrammar"},
+    "kv_transfer_config": {"kv_connector": "NixlConnector", "kv_role": "kv_both"},
+    "speculative_config": {"method": "ngram"},
+    "cpu_offload_params": ["a"],
+    "tool_call_parser": "hermes",
+    "lora_modules": [{"name": "a", "path": "/a"}],
+}
+
+PROGRAM = """
+import json, sys
+from penstock.engines.vllm.arguments import engine_arguments, frontend_arguments, split
+from penstock.engines.vllm.flags import parse
+from penstock.engines.vllm.refused import REFUSED
+from penstock.errors import ConfigError
+asked = json.load(sys.stdin)
+engine, frontend = split(asked["split"])
+try:
+    split({"max_modl_len": 1, "model": "x"})
+except ConfigError as error:
+    refused = error.problems
+names = [{name: type(value).__name__ for name, value in side.items()} for side in (engine, frontend)]
+unknown = sorted(REFUSED.keys() - engine_arguments().keys() - frontend_arguments().keys())
+parsed = [parse(argv) for argv in asked["argv"]]
+print(json.dumps({"parsed": parsed, "split": names, "refused": refused, "refused_but_unknown": unknown}))
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def config(engine_kwargs, model_id="m") -> LLMConfig:
+    return LLMConfig(model_loading_config={"model_id": model_id}, engine_kwargs=engine_kwargs)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory) -> Path:
+    written = tmp_path_factory.mktemp("config") / "a.yaml"
+    written.write_text("model_loading_config: {model_id: a}\nengine_kwargs:\n  seed: 1\n  max_modl_len: 5\n")
+    return written
+
+
+@pytest.fixture(scope="module")
+def problems(file) -> tuple[str, ...]:
+    """Of the file and of all wrong and right arguments; the n-th model has the n-th arguments."""
+    asked = [*(kwargs for kwargs, _ in WRONG), *RIGHT]
+    models = [config(kwargs, str(n)) for n, kwargs in enumerate(asked)]
+    return check_arguments([*load_configs(file), *models]).problems
+
+
+@pytest.fixture(scope="module")
+def vllm():
+    """What the functions that import vLLM say, asked in one process."""
+    argv = [argv for argv, _ in [*FLAGS, *WRONG_FLAGS]]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        input=json.dumps({"argv": argv, "split": SPLIT}),
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=True,
+    )
+    answer = json.loads(done.stdout.splitlines()[-1])
+    answer["parsed"] = {json.dumps(one): said for one, said in zip(argv, answer["parsed"], strict=True)}
+    return answer
+
+
+@pytest.mark.parametrize(("kwargs", "told"), WRONG)
+def test_a_wrong_argument_is_told_with_what_is_allowed(problems, kwargs, told):
+    n = [wrong for wrong, _ in WRONG].index(kwargs)
+    (said,) = [problem for problem in problems if problem.startswith(f"model '{n}': ")]
+    assert said.startswith(f"model '{n}': engine_kwargs.")
+    assert told in said
+
+
+@pytest.mark.parametrize("kwargs", RIGHT)
+def test_right_arguments_have_no_problems(problems, kwargs):
+    n = len(WRONG) + RIGHT.index(kwargs)
+    assert [problem for problem in problems if problem.startswith(f"model '{n}': ")] == []
+
+
+def test_a_problem_names_file_and_line(problems, file):
+    assert problems[0].startswith(f"{file}:4: engine_kwargs.max_modl_len: unknown vLLM argument")
+
+
+@pytest.mark.parametrize(("argv", "kwargs"), FLAGS)
+def test_flags_of_vllm_serve_become_engine_kwargs(vllm, argv, kwargs):
+    assert vllm["parsed"][json.dumps(argv)] == [kwargs, []]
+
+
+@pytest.mark.parametrize(("argv", "told"), WRONG_FLAGS)
+def test_a_wrong_flag_is_told_with_what_is_allowed(vllm, argv, told):
+    _, said = vllm["parsed"][json.dumps(argv)]
+    assert [problem.startswith(start) for problem, start in zip(said, told, strict=True)] == [True] * len(
+        told
+    )
+
+
+def test_wrong_flags_are_one_error():
+    with pytest.raises(ConfigError) as caught:
+        parse_flags(["--max-model-lenn", "3"])
+    assert len(caught.value.problems) == 1
+
+
+def test_engine_and_frontend_get_their_own_arguments(vllm):
+    engine, frontend = vllm["split"]
+    assert set(frontend) == {"tool_call_parser", "lora_modules"}
+    assert set(engine) == SPLIT.keys() - set(frontend)
+
+
+def test_mappings_become_vllms_config_objects(vllm):
+    engine, _ = vllm["split"]
+    assert engine["structured_outputs_config"] == "StructuredOutputsConfig"
+    assert engine["kv_transfer_config"] == "KVTransferConfig"
+
+
+def test_what_vllm_wants_as_a_mapping_or_a_set_is_one(vllm):
+    engine, _ = vllm["split"]
+    assert (engine["speculative_config"], engine["cpu_offload_params"]) == ("dict", "set")
+
+
+def test_splitting_refuses_what_checking_refuses(vllm):
+    assert [problem.partition(": ")[0] for problem in vllm["refused"]] == [
+        "engine_kwargs.max_modl_len",
+        "engine_kwargs.model",
+    ]
+
+
+def test_every_refused_name_is_one_of_vllms(vllm):
+    flags_only = ["api_server_count", "grpc", "headless"]
+    assert vllm["refused_but_unknown"] == flags_only
