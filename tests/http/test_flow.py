@@ -167,3 +167,30 @@ async def test_connections_to_a_replica_are_kept_and_used_again(served: Served):
         for _ in range(5):
             await http.post("/v1/chat/completions", json=chat())
     assert len(clients) == 1
+
+
+async def test_headers_without_end_are_refused_and_the_connection_closed(served: Served):
+    await served.gateway("m")
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port.number)
+    writer.write(b"GET /v1/models HTTP/1.1\r\nx: " + b"y" * 66_000)
+    assert b"larger than 65536 bytes" in await reader.read()
+    writer.close()
+
+
+async def test_a_server_that_cancels_a_request_ends_it_in_the_engine(served: Served):
+    gateway = await served.gateway("m")
+    replica = await served.replica(step_base_ms=20)
+    body = json.dumps(chat(**LONG)).encode()
+    sent = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive():
+        if sent:
+            return sent.pop()
+        return await asyncio.Event().wait()
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
+    request = asyncio.create_task(gateway(scope, receive, None))
+    await until(lambda: replica.engine.load().running == 1)
+    request.cancel()
+    await until(lambda: replica.engine.load().running == 0)
+    assert request.cancelled()

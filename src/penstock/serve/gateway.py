@@ -91,22 +91,38 @@ class Gateway:
         request.metrics = self._dispatch.unresolved
         error = None
         try:
-            async with asyncio.timeout(self._config.request_timeout_s):
-                await self._answer(request, reply)
+            error = await self._attempt(request, reply)
+            if error is not None:
+                await reply.fail(error, request.advice(error))
         except ClientGone:
             request.gone = True
+        except asyncio.CancelledError:  # by the server, which closes or lost the client
+            request.gone = True
+            raise
+        finally:
+            request.account(reply, error)
+
+    async def _attempt(self, request: Request, reply: Reply) -> errors.Error | None:
+        """Answers, or says why not. Here foreign exceptions end: what they say is for the log.
+
+        Raises: ClientGone.
+        """
+        try:
+            async with asyncio.timeout(self._config.request_timeout_s):
+                await self._answer(request, reply)
+        except errors.Error as error:
+            return error
         except TimeoutError:
-            error = errors.DeadlineExceeded(
+            return errors.DeadlineExceeded(
                 f"The request was not finished within {self._config.request_timeout_s:g} s, the time limit."
             )
-        except errors.Error as raised:
-            error = raised
-        except Exception as raised:
+        except ClientGone:
+            raise
+        except Exception as cause:
             error = errors.Error()
-            error.__cause__ = raised
-        if error is not None:
-            await reply.fail(error, request.advice(error))
-        request.account(reply, error)
+            error.__cause__ = cause
+            return error
+        return None
 
     async def _answer(self, request: Request, reply: Reply) -> None:
         route = self._authorized_route(request)

@@ -9,6 +9,7 @@ from collections.abc import Generator
 from typing import Any, cast
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from penstock.engine import ASGIApp
 from penstock.errors import ConfigError, Unavailable
@@ -17,6 +18,28 @@ KEEP_ALIVE_S = 75
 """How long an idle connection is kept; whoever reuses connections to us must let go of them earlier."""
 
 _BACKLOG = 2048
+_MOST_HEAD_BYTES = 64 * 1024
+
+
+class _Protocol(HttpToolsProtocol):
+    """Bounds what a client may send before its request's head is complete: the parser itself does not."""
+
+    _head_bytes: int | None = None  # of the head that is being read
+
+    def on_message_begin(self) -> None:
+        self._head_bytes = 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._head_bytes = None
+        super().on_headers_complete()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._head_bytes is not None:
+            self._head_bytes += len(data)
+            if self._head_bytes > _MOST_HEAD_BYTES and not self.transport.is_closing():
+                self.send_400_response(f"The request's headers are larger than {_MOST_HEAD_BYTES} bytes.")
 
 
 class _Uvicorn(uvicorn.Server):
@@ -44,7 +67,7 @@ class Port:
         config = uvicorn.Config(
             cast(Any, app),
             loop="none",
-            http="httptools",
+            http=_Protocol,
             ws="none",
             lifespan="off",
             interface="asgi3",
