@@ -19,7 +19,7 @@ from vllm.config import SpeculativeConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import FrontendArgs
 
-from penstock.config.annotations import choices, describe, shape
+from penstock.config.annotations import choices, describe, members, shape
 from penstock.config.place import Path, Place
 from penstock.config.problems import config_error, described, nearest, unknown
 from penstock.engines.vllm.question import is_opaque, to_json
@@ -42,9 +42,8 @@ class Argument:
         """What is wrong with `value`; paths start inside the argument."""
         if isinstance(self.annotation, str) or (value is None and self.default is None) or is_opaque(value):
             return []
-        names = choices(self.annotation)
-        if isinstance(value, str) and value.upper() in (name.upper() for name in names):
-            return []  # vLLM takes names of enum members in any case
+        if isinstance(value, str) and value.upper() in members(self.annotation):
+            return []  # pydantic knows members by value, vLLM by name in any case
         try:
             self.adapter.validate_json(json.dumps(value), strict=True)
         except ValidationError as error:
@@ -74,22 +73,29 @@ def _faults_inside(outer: type[Any], error: ValidationError) -> list[Fault]:
     """Pydantic's findings about one of vLLM's config classes, one per path."""
     found: dict[Path, str] = {}
     for detail in error.errors(include_url=False):
-        path: list[str | int] = []
-        inside: Mapping[str, Argument] = _fields(outer)
-        argument: Argument | None = None
-        for part in detail["loc"]:
-            if part in inside:
-                path.append(part)
-                argument = inside[part]
-                inner = shape(argument.annotation)
-                inside = _fields(inner) if inner else {}
-            elif inside and detail["type"] == "unexpected_keyword_argument" and part == detail["loc"][-1]:
-                found[*path, part] = unknown("key", str(part), inside)
-        if detail["type"] == "value_error":
-            found.setdefault(tuple(path), _in_vllms_words(detail["msg"]))
-        elif argument is not None and detail["type"] != "unexpected_keyword_argument":
-            found.setdefault(tuple(path), argument.misfit(detail["input"]))
+        path, argument, siblings = _locate(outer, detail["loc"])
+        if detail["type"] == "unexpected_keyword_argument":
+            name = str(detail["loc"][-1])
+            found[*path, name] = unknown("key", name, siblings)
+        elif argument is None or detail["type"] in ("value_error", "assertion_error"):
+            found.setdefault(path, _in_vllms_words(detail["msg"]))
+        else:
+            found.setdefault(path, argument.misfit(detail["input"]))
     return list(found.items())
+
+
+def _locate(outer: type[Any], loc: Path) -> tuple[Path, Argument | None, Mapping[str, Argument]]:
+    """The path without pydantic's marks of union branches, the argument there, and the fields inside it."""
+    path: list[str | int] = []
+    argument: Argument | None = None
+    inside: Mapping[str, Argument] = _fields(outer)
+    for part in loc:
+        if part in inside:
+            path.append(part)
+            argument = inside[cast("str", part)]
+            inner = shape(argument.annotation)
+            inside = _fields(inner) if inner else {}
+    return tuple(path), argument, inside
 
 
 def _in_vllms_words(message: str) -> str:

@@ -40,6 +40,10 @@ def parse(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         given = vars(parser.parse_args(list(argv)))
     except _Refusal as refusal:
         return {}, _told_by_argparse(str(refusal))
+    except (OSError, ValueError) as error:  # the file of --config
+        return {}, [f"--config: {error}."]
+    except IndexError:
+        return {}, [f"{argv[-1]}: expected one argument."]
     defaults = vars(parser.parse_args([]))
     if given["model_tag"] is not None:
         return {}, [f"unexpected argument {given['model_tag']!r}; flags start with --."]
@@ -93,7 +97,7 @@ def _told_by_argparse(message: str) -> list[str]:
     said = re.match(r"argument (\S+): (.*)", message)
     if said is None:
         return [f"{message}."]
-    flag = next(name for name in said[1].split("/") if name.startswith("--"))
+    flag = next((name for name in said[1].split("/") if name.startswith("--")), said[1])
     value = re.match(
         r"(?:invalid choice: |invalid .* value: |Value )'?(.*?)'?(?: \(choose| cannot be|$)", said[2]
     )

@@ -1,0 +1,74 @@
+"""Configs of the engines under test, and how tests speak to them: over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import httpx
+import uvicorn
+
+from penstock.config import LLMConfig
+from penstock.engine import ASGIApp, Engine
+from penstock.engines import engine_class
+
+MODEL_ID = "model:under/test"
+WINDOW = 2048
+
+
+def vllm_config(**engine_kwargs: object) -> LLMConfig:
+    return LLMConfig(
+        model_loading_config={"model_id": MODEL_ID, "model_source": "demo"},
+        accelerator_config={"kind": "cpu"},
+        engine_kwargs={"max_model_len": WINDOW} | engine_kwargs,
+    )
+
+
+def sim_config(**engine_kwargs: object) -> LLMConfig:
+    options = {"max_model_len": WINDOW, "step_base_ms": 1.0, "prefill_tokens_per_s": 1e6} | engine_kwargs
+    return LLMConfig(model_loading_config={"model_id": MODEL_ID}, llm_engine="sim", engine_kwargs=options)
+
+
+CONFIGS = {"sim": sim_config, "vllm": vllm_config}
+
+
+@dataclass(frozen=True)
+class Served:
+    """A started engine and a client of its app."""
+
+    engine: Engine
+    http: httpx.AsyncClient
+
+
+@asynccontextmanager
+async def listening(app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of `app` on a real socket."""
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", interface="asgi3", log_level="warning"))
+    task = asyncio.create_task(server.serve([sock]))
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{sock.getsockname()[1]}", timeout=60) as client:
+        yield client
+    server.should_exit = True
+    await task
+
+
+@asynccontextmanager
+async def serve(config: LLMConfig) -> AsyncIterator[Served]:
+    engine = engine_class(config)(config)
+    try:
+        await engine.start()
+        async with listening(engine.app()) as client:
+            yield Served(engine, client)
+    finally:
+        await engine.stop()
+
+
+async def until(condition: Callable[[], bool], limit_s: float = 20) -> None:
+    """Returns when `condition` holds. Raises: TimeoutError."""
+    async with asyncio.timeout(limit_s):
+        while not condition():  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.005)

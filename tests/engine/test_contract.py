@@ -1,0 +1,312 @@
+"""What every engine does, whatever is behind it: the Engine protocol, and the HTTP of its app."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import aclosing
+from typing import Any
+
+import httpx
+import pytest
+from enginetest import MODEL_ID, WINDOW, Served, until
+
+from penstock.engine import Delta
+from penstock.errors import BadRequest, PromptTooLong
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+QUESTION = "What is Penstock?"
+CHAT = {"model": MODEL_ID, "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
+COMPLETION = {"model": MODEL_ID, "prompt": QUESTION, "temperature": 0, "max_tokens": 12}
+LONG = {"max_tokens": WINDOW - 64, "ignore_eos": True, "temperature": 0}
+TOO_LONG = "word " * 4 * WINDOW
+
+
+async def ask(served: Served, path: str, **body: Any) -> dict[str, Any]:
+    answer = await served.http.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def stream(served: Served, path: str, **body: Any) -> list[dict[str, Any]]:
+    """The events of a stream that ended well."""
+    async with served.http.stream("POST", path, json=body | {"stream": True}) as answer:
+        assert answer.status_code == 200
+        lines = [line.removeprefix("data: ") async for line in answer.aiter_lines() if line]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+async def generate(served: Served, prompt: Any, **params: Any) -> list[Delta]:
+    return [delta async for delta in served.engine.generate(prompt, {"temperature": 0} | params)]
+
+
+def text(deltas: list[Delta]) -> str:
+    return "".join(delta.text for delta in deltas)
+
+
+async def until_idle(served: Served) -> None:
+    await until(lambda: served.engine.load().running + served.engine.load().waiting == 0)
+
+
+async def running_inside(served: Served) -> float:
+    """The engine's own count of running requests, as its /metrics has it."""
+    lines = (await served.http.get("/metrics")).text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running{"))
+
+
+# -- answers over HTTP
+
+
+async def test_chat_streams_what_it_answers_at_once(under_test: Served):
+    whole = await ask(under_test, "/v1/chat/completions", **CHAT)
+    events = await stream(under_test, "/v1/chat/completions", **CHAT)
+    deltas = [event["choices"][0]["delta"] for event in events]
+    assert deltas[0]["role"] == "assistant"
+    assert (
+        "".join(delta.get("content") or "" for delta in deltas) == whole["choices"][0]["message"]["content"]
+    )
+    assert events[-1]["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_completions_stream_what_they_answer_at_once(under_test: Served):
+    whole = await ask(under_test, "/v1/completions", **COMPLETION)
+    events = await stream(under_test, "/v1/completions", **COMPLETION)
+    assert "".join(event["choices"][0]["text"] for event in events) == whole["choices"][0]["text"]
+
+
+async def test_usage_comes_last_in_a_stream_that_asks_for_it(under_test: Served):
+    whole = await ask(under_test, "/v1/chat/completions", **CHAT)
+    events = await stream(under_test, "/v1/chat/completions", **CHAT, stream_options={"include_usage": True})
+    assert events[-1]["choices"] == []
+    for count in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert events[-1]["usage"][count] == whole["usage"][count] > 0
+
+
+async def test_n_outputs_have_indices_of_their_own(under_test: Served):
+    whole = await ask(under_test, "/v1/chat/completions", **CHAT | {"n": 2, "temperature": 0.1, "seed": 1})
+    assert [choice["index"] for choice in whole["choices"]] == [0, 1]
+
+
+async def test_max_tokens_ends_with_length(under_test: Served):
+    whole = await ask(under_test, "/v1/chat/completions", **CHAT, max_tokens=3)
+    assert whole["choices"][0]["finish_reason"] == "length"
+    assert whole["usage"]["completion_tokens"] == 3
+
+
+async def test_ignore_eos_goes_on_to_the_limit(under_test: Served):
+    whole = await ask(under_test, "/v1/chat/completions", **CHAT, max_tokens=200, ignore_eos=True)
+    assert whole["usage"]["completion_tokens"] == 200
+
+
+async def test_a_stop_string_ends_the_answer_before_it(under_test: Served):
+    full = (await ask(under_test, "/v1/chat/completions", **CHAT))["choices"][0]["message"]["content"]
+    stop = full[4:7]
+    cut = await ask(under_test, "/v1/chat/completions", **CHAT, stop=[stop])
+    assert cut["choices"][0]["message"]["content"] == full[: full.index(stop)]
+    assert cut["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_tokens_give_back_their_text(under_test: Served):
+    said = "Water turns turbines; tokens turn heads."
+    tokens = (await ask(under_test, "/tokenize", model=MODEL_ID, prompt=said))["tokens"]
+    assert (await ask(under_test, "/detokenize", model=MODEL_ID, tokens=tokens))["prompt"] == said
+
+
+async def test_a_chat_counts_the_tokens_that_it_is_tokenized_to(under_test: Served):
+    counted = await ask(under_test, "/tokenize", model=MODEL_ID, messages=CHAT["messages"])
+    whole = await ask(under_test, "/v1/chat/completions", **CHAT)
+    assert counted["count"] == whole["usage"]["prompt_tokens"]
+    assert counted["max_model_len"] == WINDOW
+
+
+async def test_the_model_is_listed_with_its_window(under_test: Served):
+    listed = (await under_test.http.get("/v1/models")).json()["data"]
+    assert [(card["id"], card["max_model_len"]) for card in listed] == [(MODEL_ID, WINDOW)]
+
+
+async def test_metrics_carry_vllms_names_and_the_model(under_test: Served):
+    metrics = (await under_test.http.get("/metrics")).text
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+        assert f"vllm:{name}{{" in metrics
+    assert f'model_name="{MODEL_ID}"' in metrics
+
+
+async def test_health_is_ok_while_it_lives(under_test: Served):
+    assert (await under_test.http.get("/health")).status_code == 200
+    await under_test.engine.check_health()
+
+
+# -- errors over HTTP
+
+
+def error(answer: httpx.Response) -> dict[str, Any]:
+    """The envelope, checked for its form and for what must not be in it."""
+    body = answer.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert isinstance(body["error"]["code"], str)
+    for internal in ("Traceback", "pydantic", ".py", "input_value", "'input':", "0x"):
+        assert internal not in body["error"]["message"]
+    assert "\n" not in body["error"]["message"]
+    return body["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", "{not json"),
+        ("/v1/chat/completions", {"model": MODEL_ID}),
+        ("/v1/chat/completions", {"model": MODEL_ID, "messages": "hello"}),
+        ("/v1/chat/completions", CHAT | {"max_tokens": "many"}),
+        ("/v1/chat/completions", CHAT | {"max_tokens": 0}),
+        ("/v1/chat/completions", CHAT | {"n": 0}),
+        ("/v1/completions", {"model": MODEL_ID}),
+        ("/v1/completions", COMPLETION | {"stop": 7}),
+        ("/detokenize", {"model": MODEL_ID, "tokens": ["x"]}),
+    ],
+)
+async def test_a_bad_request_is_400_in_the_envelope(under_test: Served, path: str, body: Any):
+    content = body if isinstance(body, str) else json.dumps(body)
+    headers = {"content-type": "application/json"}
+    answer = await under_test.http.post(path, content=content, headers=headers)
+    assert answer.status_code == 400
+    assert error(answer)["code"] == "invalid_request"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": TOO_LONG}]}),
+        ("/v1/completions", {"prompt": TOO_LONG}),
+    ],
+)
+async def test_a_prompt_over_the_window_is_named(under_test: Served, path: str, prompt: Any, stream: bool):
+    answer = await under_test.http.post(path, json={"model": MODEL_ID, "stream": stream} | prompt)
+    assert answer.status_code == 400
+    assert error(answer)["code"] == "context_length_exceeded"
+
+
+async def test_another_model_is_404(under_test: Served):
+    answer = await under_test.http.post("/v1/chat/completions", json=CHAT | {"model": "other"})
+    assert answer.status_code == 404
+    assert error(answer)["code"] == "model_not_found"
+
+
+async def test_an_unknown_path_is_404(under_test: Served):
+    answer = await under_test.http.post("/v1/nothing/here", json={})
+    assert answer.status_code == 404
+    assert error(answer)["code"] == "not_found"
+
+
+async def test_a_wrong_method_is_405(under_test: Served):
+    answer = await under_test.http.get("/v1/chat/completions")
+    assert answer.status_code == 405
+    assert error(answer)["code"] == "method_not_allowed"
+
+
+# -- the protocol
+
+
+async def test_starting_it_again_does_nothing(under_test: Served):
+    phases: list[str] = []
+    await under_test.engine.start(phases.append)
+    assert phases == []
+    await under_test.engine.check_health()
+
+
+async def test_it_knows_its_window(under_test: Served):
+    assert under_test.engine.max_model_len() == WINDOW
+
+
+async def test_generate_says_what_the_endpoint_answers(under_test: Served):
+    whole = await ask(under_test, "/v1/completions", **COMPLETION)
+    deltas = await generate(under_test, QUESTION, max_tokens=12)
+    assert text(deltas) == whole["choices"][0]["text"]
+    assert sum(len(delta.token_ids) for delta in deltas) == whole["usage"]["completion_tokens"]
+    assert deltas[0].prompt_tokens == whole["usage"]["prompt_tokens"]
+    assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
+    assert deltas[-1].finish_reason == whole["choices"][0]["finish_reason"]
+
+
+async def test_generate_takes_token_ids_and_dicts(under_test: Served):
+    tokens = (await ask(under_test, "/tokenize", model=MODEL_ID, prompt=QUESTION))["tokens"]
+    prompts = (QUESTION, tokens, {"prompt": QUESTION}, {"prompt_token_ids": tokens})
+    said = [text(await generate(under_test, prompt, max_tokens=8)) for prompt in prompts]
+    assert said == [said[0]] * len(prompts)
+
+
+async def test_generate_ends_with_length_or_stop(under_test: Served):
+    limited = await generate(under_test, QUESTION, max_tokens=2)
+    stop = text(await generate(under_test, QUESTION, max_tokens=12))[3:6]
+    stopped = await generate(under_test, QUESTION, max_tokens=12, stop=[stop])
+    assert limited[-1].finish_reason == "length"
+    assert stopped[-1].finish_reason == "stop"
+    assert stop not in text(stopped)
+
+
+async def test_generate_gives_every_output_its_index(under_test: Served):
+    deltas = await generate(under_test, QUESTION, max_tokens=4, n=3, temperature=1.0, ignore_eos=True)
+    assert {delta.index for delta in deltas if delta.finish_reason == "length"} == {0, 1, 2}
+    assert sum(len(delta.token_ids) for delta in deltas) == 12
+
+
+@pytest.mark.parametrize("params", [{"max_tokens": 0}, {"max_tokens": "many"}, {"n": 0}])
+async def test_generate_refuses_bad_parameters(under_test: Served, params: dict[str, Any]):
+    with pytest.raises(BadRequest):
+        await generate(under_test, QUESTION, **params)
+
+
+@pytest.mark.parametrize("prompt", [TOO_LONG, [0] * WINDOW])
+async def test_generate_refuses_a_prompt_over_the_window(under_test: Served, prompt: Any):
+    with pytest.raises(PromptTooLong, match=str(WINDOW)):
+        await generate(under_test, prompt)
+
+
+async def test_concurrent_streams_do_not_mix(under_test: Served):
+    prompts = [f"{number} {QUESTION} {number}" for number in range(24)]
+    alone = [text(await generate(under_test, prompt, max_tokens=6)) for prompt in prompts]
+    together = await asyncio.gather(*(generate(under_test, prompt, max_tokens=6) for prompt in prompts))
+    assert [text(deltas) for deltas in together] == alone
+
+
+async def test_load_counts_what_is_open(under_test: Served):
+    await until_idle(under_test)
+    open_streams = [under_test.engine.generate(QUESTION, LONG) for _ in range(5)]
+    for deltas in open_streams:
+        await anext(deltas)
+    load = under_test.engine.load()
+    for deltas in open_streams:
+        await deltas.aclose()
+    assert load.running + load.waiting == 5
+    assert 0 < load.kv_usage <= 1
+
+
+async def test_closing_a_stream_aborts_the_request_in_the_engine(under_test: Served):
+    await until_idle(under_test)
+    async with aclosing(under_test.engine.generate(QUESTION, LONG)) as deltas:
+        await anext(deltas)
+    await until_idle(under_test)
+    async with aclosing(under_test.engine.generate(QUESTION, LONG)) as deltas:
+        await anext(deltas)
+        await anext(deltas)
+        assert await running_inside(under_test) == 1
+
+
+async def test_a_client_that_goes_away_aborts_its_request(under_test: Served):
+    await until_idle(under_test)
+    body = COMPLETION | LONG | {"stream": True}
+    async with under_test.http.stream("POST", "/v1/completions", json=body) as answer:
+        await anext(answer.aiter_lines())
+        assert under_test.engine.load().running == 1
+    await until_idle(under_test)
+
+
+async def test_a_client_that_gives_up_waiting_aborts_its_request(under_test: Served):
+    await until_idle(under_test)
+    waiting = asyncio.create_task(under_test.http.post("/v1/completions", json=COMPLETION | LONG))
+    await until(lambda: under_test.engine.load().running == 1)
+    waiting.cancel()
+    await until_idle(under_test)
