@@ -71,12 +71,7 @@ async def test_an_error_event_ends_the_stream_in_our_envelope():
     assert [message.get("body") for message in sent[1:-1]] == [EVENT]
     assert not sent[-1].get("more_body")
     told = json.loads(sent[-1]["body"].removeprefix(b"data: "))["error"]
-    assert told == {
-        "message": "Internal error.",
-        "type": "server_error",
-        "param": None,
-        "code": "internal_error",
-    }
+    assert (told["message"], told["code"]) == ("Internal error.", "internal_error")
 
 
 async def test_an_error_event_of_a_dead_engine_says_so():
@@ -98,7 +93,7 @@ async def test_a_prompt_over_the_window_has_a_code_of_its_own():
 
 
 async def test_a_validators_dump_becomes_a_sentence():
-    dump = "1 validation error:\n  {'type': 'missing', 'loc': 'body.x', 'msg': 'Field required', 'input': {'a': 1}}"
+    dump = "1 validation error:\n  {'loc': 'body.x', 'msg': 'Field required', 'input': {'secret': 1}}"
     _, error = await refusal(400, vllm_says(dump, "body.x"))
     assert error["message"] == "body.x: Field required."
 

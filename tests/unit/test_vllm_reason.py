@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -81,8 +82,6 @@ def test_one_worker_runs_in_the_core_and_many_beside_it():
 def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("os.environ", {"OMP_NUM_THREADS": "8", "VLLM_PLUGINS": "theirs"})
     environment.prepare(Shape(cpu=True, tiny=True, workers=2))
-    import os
-
     assert os.environ["OMP_NUM_THREADS"] == "8"
     assert os.environ["VLLM_PLUGINS"] == "theirs,penstock"
     assert os.environ["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
