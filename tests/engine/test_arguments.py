@@ -37,6 +37,7 @@ WRONG = [
         {"gpu_memory_utilization": 1.5},
         "gpu_memory_utilization: is the number 1.5; must be a number, above 0, at most 1.",
     ),
+    ({"dtype": "AUTO"}, "dtype: is the text 'AUTO'; must be 'auto'"),
     ({"max_num_seqs": 0}, "max_num_seqs: is the number 0; must be a whole number, at least 1."),
     ({"max_lora_rank": 7}, "max_lora_rank: is the number 7; must be 1, 8, 16"),
     ({"enable_prefix_caching": "yes"}, "enable_prefix_caching: is the text 'yes'; must be true or false."),
@@ -148,6 +149,8 @@ WRONG_FLAGS = [
     ),
     (["--max-num-seqs"], ["--max-num-seqs: expected one argument."]),
     (["--model", "x", "--port", "80"], ["--port: is the gateway's", "--model: is set by"]),
+    (["--limit-mm-per-prompt.image"], ["--limit-mm-per-prompt.image: expected one argument."]),
+    (["--config", "missing.yaml"], ["--config: [Errno 2] No such file or directory: 'missing.yaml'."]),
     (["--headless"], ["--headless: belongs to vLLM's own launcher"]),
     (["stray"], ["unexpected argument 'stray'; flags start with --."]),
 ]

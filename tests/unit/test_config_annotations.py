@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from annotated_types import Ge, Le
 
-from penstock.config.annotations import choices, describe, shape
+from penstock.config.annotations import choices, describe, members, shape
 
 
 class Colour(enum.Enum):
@@ -63,6 +63,10 @@ def test_free_text_has_no_choices():
 
 def test_members_of_an_enum_are_choices():
     assert choices(Colour | None) == ["RED", "BLUE"]
+
+
+def test_names_of_a_literal_are_no_members():
+    assert members(Literal["a"] | Colour) == ["RED", "BLUE"]
 
 
 def test_the_dataclass_inside_an_optional_is_found():

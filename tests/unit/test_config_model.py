@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from penstock.config import GatewayConfig, LLMConfig, inactive_keys
+import penstock
+from penstock.config import GatewayConfig, LLMConfig, LoraConfig, ModelLoadingConfig, inactive_keys
 from penstock.errors import ConfigError
 
 
@@ -36,6 +37,22 @@ def test_the_founding_examples_config_is_accepted():
 
 def test_the_model_id_is_the_source_where_none_is_given():
     assert config().model_source == "m"
+
+
+def test_demo_is_the_folder_of_the_embedded_model():
+    values = {"model_id": "anything", "model_source": "demo"}
+    assert config(model_loading_config=values).model_source == str(penstock.demo_model())
+
+
+def test_the_embedded_models_id_needs_no_source():
+    assert config(model_loading_config={"model_id": "penstock-demo"}).model_source == str(
+        penstock.demo_model()
+    )
+
+
+def test_parts_may_be_given_as_objects():
+    given = config(model_loading_config=ModelLoadingConfig(model_id="a"), lora_config=LoraConfig())
+    assert given.model_id == "a"
 
 
 def test_a_bucket_uri_is_the_source():

@@ -47,6 +47,11 @@ def choices(annotation: Any) -> list[str]:
     return [name for branch in branches for name in _names(branch)]
 
 
+def members(annotation: Any) -> list[str]:
+    """The names of an enum's members."""
+    return [name for branch in _branches(annotation) if _is(branch, enum.Enum) for name in _names(branch)]
+
+
 def shape(annotation: Any) -> type[Any] | None:
     """The dataclass whose fields a mapping gives, if that is what the argument takes."""
     return next((branch for branch in _branches(annotation) if is_dataclass(branch)), None)  # pyright: ignore[reportReturnType]

@@ -92,7 +92,7 @@ def _locate(outer: type[Any], loc: Path) -> tuple[Path, Argument | None, Mapping
     for part in loc:
         if part in inside:
             path.append(part)
-            argument = inside[cast("str", part)]
+            argument = inside[part]
             inner = shape(argument.annotation)
             inside = _fields(inner) if inner else {}
     return tuple(path), argument, inside
