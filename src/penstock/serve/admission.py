@@ -122,7 +122,7 @@ class Line:
 
     def _unavailable(self) -> Unavailable:
         members = len(self._table.members(self._card.id))
-        state = f"{members} are starting or restarting" if members else "none is running"
+        state = f"{members} starting or restarting" if members else "none running"
         return Unavailable(
             f"No replica of model '{self._card.id}' is ready ({state}). Try again later.",
             retry_after_s=_RETRY_AFTER_S,

@@ -1,0 +1,111 @@
+"""`penstock chat` against a real gateway."""
+
+import asyncio
+import io
+import json
+
+import pytest
+from served import Served, until
+
+from penstock.cli.chat import Conversation, Service, chat
+from penstock.engine import Receive, Scope, Send
+from penstock.errors import Error, Unauthorized, Unavailable
+
+
+async def talk(served: Served, said: str, **options: str) -> int:
+    return await asyncio.to_thread(chat, Service(served.url), io.StringIO(said), **options)
+
+
+async def test_each_line_is_answered(served: Served, capsys: pytest.CaptureFixture[str]):
+    await served.gateway("m")
+    await served.replica(replies={"one": "first", "two": "second"})
+    assert await talk(served, "one\n\ntwo\n") == 0
+    assert capsys.readouterr().out == "first\nsecond\n"
+
+
+async def test_model_can_be_chosen(served: Served, capsys: pytest.CaptureFixture[str]):
+    await served.gateway("m", "n")
+    await served.replica("m", reply="from m")
+    await served.replica("n", reply="from n")
+    assert await talk(served, "who?", model="n") == 0
+    assert capsys.readouterr().out == "from n\n"
+
+
+async def test_conversation_holds_every_turn(served: Served):
+    """Answers with the roles of all messages."""
+
+    async def roles(scope: Scope, receive: Receive, send: Send) -> None:
+        body = json.loads((await receive())["body"])
+        text = " ".join(message["role"] for message in body["messages"])
+        event = json.dumps({"choices": [{"index": 0, "delta": {"content": text}}]})
+        headers = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": f"data: {event}\n\ndata: [DONE]\n\n".encode()})
+
+    await served.gateway("m")
+    await served.app(roles)
+    conversation = Conversation(Service(served.url), "m", system="Be brief.")
+    answers = [await asyncio.to_thread(lambda: "".join(conversation.ask("and?"))) for _ in range(2)]
+    assert answers == ["system user", "system user assistant user"]
+
+
+async def test_unknown_model_is_told_and_fails(served: Served, capsys: pytest.CaptureFixture[str]):
+    await served.gateway("m")
+    await served.replica()
+    assert await talk(served, "hello", model="other") == 1
+    assert capsys.readouterr().err.startswith("Error: ")
+
+
+async def test_answer_that_breaks_off_is_told_after_its_beginning(
+    served: Served, capsys: pytest.CaptureFixture[str]
+):
+    await served.gateway("m")
+    await served.replica(reply="a long answer that breaks off", fail_after_tokens=3)
+    assert await talk(served, "hello") == 1
+    told = capsys.readouterr()
+    assert told.out.startswith("a long")
+    assert told.err.startswith("Error: ")
+
+
+async def test_closed_answer_stops_the_engine(served: Served):
+    await served.gateway("m")
+    replica = await served.replica(reply="word " * 1000, step_base_ms=20)
+
+    def begin_and_leave() -> str:
+        answer = Conversation(Service(served.url), "m").ask("go on")
+        first = next(answer)
+        answer.close()
+        return first
+
+    assert await asyncio.to_thread(begin_and_leave)
+    await until(lambda: replica.engine.load().running == 0)
+
+
+async def test_missing_key_is_told_with_what_to_do(served: Served):
+    await served.gateway("m", api_key="secret")
+    with pytest.raises(Unauthorized, match="PENSTOCK_API_KEY"):
+        await talk(served, "hello")
+
+
+@pytest.mark.parametrize("form", ["{}", "{}/", "{}/v1", "{}/v1/"])
+async def test_url_is_taken_with_and_without_v1(served: Served, form: str):
+    await served.gateway("m")
+    await served.replica()
+    service = Service(form.format(served.url.removeprefix("http://")))
+    assert await asyncio.to_thread(service.models) == ["m"]
+
+
+async def test_silent_address_is_told_with_what_to_do(free_port: int):
+    with pytest.raises(Unavailable, match=f"Nothing answers at http://127.0.0.1:{free_port}"):
+        chat(Service(f"127.0.0.1:{free_port}"), io.StringIO("hello"))
+
+
+async def test_error_status_without_an_envelope_is_told(served: Served):
+    async def teapot(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 418, "headers": []})
+        await send({"type": "http.response.body", "body": b"short and stout"})
+
+    await served.gateway("m")
+    await served.app(teapot)
+    with pytest.raises(Error, match="418: short and stout"):
+        await asyncio.to_thread(lambda: list(Service(served.url).stream("m", [])))
