@@ -1,9 +1,9 @@
 """What a user notices when an engine or a replica is killed under load, with one replica and with two.
 
-    python -m benchmarks.failures [--victim engine,replica] [--replicas 1,2] [--streams 16] [--json FILE]
+    python -m benchmarks.failures [--victim engine,replica] [--replicas 1,2] [--kills 3] [--json FILE]
 
-`penstock serve` runs, the load generator asks, `kill -9` hits one process. The gateway's own /health, asked
-every 10 ms, says when the replica left the rotation and when a new one was back.
+`penstock serve` runs, the load generator asks, `kill -9` hits one process; when all replicas are back, the next.
+The gateway's own /health, asked every 10 ms, says when a replica left the rotation and when a new one was back.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Outcome:
     """One kill. out_after_s, back_after_s: seconds from it; None when it did not happen in time.
 
     engines_left: the killed replica's engine processes that were there when a new one was back.
-    left_over: processes that were there after `penstock serve` had stopped.
+    left_over: processes that were there after `penstock serve` had stopped; told with its last kill.
     """
 
     victim: str
@@ -110,37 +110,41 @@ def main() -> int:
         for replicas in options.replicas:
             for victim in options.victim:
                 refuse_strangers(options.shared)
-                outcomes.append(_measure(victim, replicas, options))
+                outcomes += _measure(victim, replicas, options)
     print(markdown(_HEAD, map(_row, outcomes)))
     if options.json:
         options.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n")
     return 0 if all(outcome.clean for outcome in outcomes) else 1
 
 
-def _measure(victim: str, replicas: int, options: argparse.Namespace) -> Outcome:
+def _measure(victim: str, replicas: int, options: argparse.Namespace) -> list[Outcome]:
+    """One life of `penstock serve` with some kills."""
+
     def command(workload: Workload, port: int, folder: Path) -> list[str]:
         return [*penstock_serve(workload, port, folder), "--replicas", str(replicas)]
 
     say(f"replicas: {replicas}; kill -9 of: {victim}")
     workload = Workload(options.model, options.executor, options.tokens)
-    outcome = Outcome(victim, replicas)
+    outcomes: list[Outcome] = []
     running = Running.start(Contestant("penstock", "penstock serve", command), workload)
     rotation = Rotation(running.port)
     try:
         say(f"    first token after {running.first_token(workload):.1f} s")
-        if rotation.first((replicas,), 0.0, _BACK_LIMIT_S) is None:
-            raise DidNotStart(f"There were never {replicas} replicas in rotation.")
-        outcome = _kill_under_load(outcome, running, rotation, workload, options.streams)
+        for _ in range(options.kills):
+            if rotation.first((replicas,), time.monotonic(), _BACK_LIMIT_S) is None:
+                raise DidNotStart(f"It has not {replicas} replicas in rotation.")
+            outcomes.append(
+                _kill_under_load(Outcome(victim, replicas), running, rotation, workload, options.streams)
+            )
+            say(f"    {outcomes[-1]}")
     except (DidNotStart, RuntimeError) as error:
-        outcome = replace(outcome, problem=f"{error} See {running.log}")
+        outcomes.append(Outcome(victim, replicas, problem=f"{error} See {running.log}"))
     finally:
         rotation.end()
         stopped = running.stop()
-    if not outcome.problem:
+    if not outcomes[-1].problem:
         running.forget()
-    outcome = replace(outcome, left_over=stopped.left_over)
-    say(f"    {outcome}")
-    return outcome
+    return [*outcomes[:-1], replace(outcomes[-1], left_over=stopped.left_over)]
 
 
 def _kill_under_load(
@@ -207,9 +211,13 @@ def _options() -> argparse.Namespace:
     add = parser.add_argument
     add("--victim", type=choices(list(VICTIMS)), default=list(VICTIMS), help="engine, replica, or both")
     add("--replicas", type=numbers, default=[1, 2], metavar="N,N", help="replicas to run with")
+    add("--kills", type=int, default=3, help="kills in each life of penstock serve")
     add("--streams", type=int, default=16, help="concurrent requests")
     add("--executor", choices=EXECUTORS, default="uni", help="vLLM's executor")
     add_common(parser)
+    parser.set_defaults(
+        tokens=256
+    )  # long answers: nearly every stream is in the middle of one when it is hit
     return parser.parse_args()
 
 
