@@ -159,8 +159,7 @@ class Served:
             await until(lambda: address.replica_id in {r.id for r in self.table.ready(model_id)})
 
     async def close(self) -> None:
-        for stop in reversed(self._stops):
-            await stop()
+        await asyncio.gather(*(stop() for stop in self._stops))
 
 
 async def until(true: Callable[[], Any], limit_s: float = 20.0) -> float:
