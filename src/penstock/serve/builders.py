@@ -8,13 +8,14 @@ applications:
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray.serve import Application
 
 from penstock.config import LLMConfig, LLMServingArgs, check_accelerator, inactive_keys
-from penstock.errors import ConfigError
+from penstock.config.problems import config_error
+from penstock.engines.check import check_arguments
 from penstock.serve import cluster
 from penstock.serve.deployments import LLMRouter, LLMServer
 
@@ -32,10 +33,11 @@ def build_llm_deployment(
 def build_openai_app(args: Mapping[str, Any] | LLMServingArgs) -> Application:
     """All models of `args` behind one OpenAI-compatible gateway.
 
+    Engine arguments are checked by the engine's own rules, in another process: this one imports no engine.
     Raises: ConfigError with every fault at once; also when no node has the accelerator that a model asks for.
     """
     serving = args if isinstance(args, LLMServingArgs) else LLMServingArgs.parse(args)
-    _check_cluster(serving.llm_configs)
+    _check(serving.llm_configs)
     models = [build_llm_deployment(config) for config in serving.llm_configs]
     router = LLMRouter.as_deployment(serving.ingress_deployment_config)
     return router.bind(models, serving.gateway)
@@ -46,11 +48,18 @@ def _announce(config: LLMConfig) -> None:
         log.warning("%s: %s", config.model_id, sentence)
 
 
-def _check_cluster(configs: list[LLMConfig]) -> None:
+def _check(configs: Sequence[LLMConfig]) -> None:
+    findings = check_arguments(configs)
+    for notice in findings.notices:
+        log.warning(notice)
+    problems = [*findings.problems, *_missing_accelerators(configs)]
+    if problems:
+        raise config_error(problems)
+
+
+def _missing_accelerators(configs: Sequence[LLMConfig]) -> list[str]:
     """Before Ray is up nothing is known of its nodes; Serve would then wait for them."""
     nodes = cluster.nodes()
     if nodes is None:
-        return
-    problems = [problem for config in configs if (problem := check_accelerator(config, nodes))]
-    if problems:
-        raise ConfigError("\n".join(problems), problems)
+        return []
+    return [problem for config in configs if (problem := check_accelerator(config, nodes))]
