@@ -24,10 +24,16 @@ async def test_either_header_brings_the_key(served: Served):
             assert (await http.get("/v1/models", headers=headers)).status_code == 200
 
 
-async def test_probes_need_no_key(served: Served):
+async def test_health_alone_needs_no_key(served: Served):
     await served.gateway("m", api_key="key")
     async with served.http() as http:
         assert (await http.get("/health")).status_code == 503
+        assert (await http.get("/-/healthz")).status_code == 401
+
+
+async def test_what_kuberay_asks_is_answered_in_its_words(served: Served):
+    await served.gateway("m", api_key=None)
+    async with served.http() as http:
         assert (await http.get("/-/healthz")).text == "success"
 
 

@@ -80,7 +80,7 @@ _ROUTES = dict.fromkeys(ENGINE_PATHS, _ASK) | {
     "/tokenizer_info": _READ,
     "/v1/models": Route(("GET",), By.MODELS),
     "/health": Route(("GET",), By.HEALTH, public=True),
-    "/-/healthz": Route(("GET",), By.ALIVE, public=True),  # what KubeRay asks on every node
+    "/-/healthz": Route(("GET",), By.ALIVE),  # what KubeRay asks on every node
     "/metrics": Route(("GET",), By.METRICS),
 }
 _RESPONSE = re.compile(r"/v1/responses/[A-Za-z0-9_-]{1,128}(/cancel)?")
