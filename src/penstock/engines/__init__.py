@@ -9,7 +9,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from penstock.config.settings import Settings
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,6 +26,8 @@ def engine_class(config: LLMConfig) -> type[Engine]:
 
     Raises: ConfigError when that cannot be imported.
     """
+    from penstock.config.settings import Settings  # here: engines' own processes import this package, too
+
     override = Settings.read().engine_cls
     if override is None:
         return _imported(_CLASSES[config.engine_name])

@@ -7,7 +7,6 @@ a thread, so that the event loop keeps answering. It is ready when it has made o
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import uuid
 from collections.abc import AsyncGenerator, Iterator, Mapping
@@ -19,6 +18,7 @@ from penstock.engine import ASGIApp, Delta, Load, Progress, Prompt, silent
 from penstock.engines.vllm import defaults, environment, errors, reason
 from penstock.engines.vllm.defaults import Shape
 from penstock.engines.vllm.edge import Edge
+from penstock.engines.vllm.imports import uncollected
 from penstock.engines.vllm.launch import Core
 from penstock.engines.vllm.version import check_installed
 from penstock.errors import EngineDead, EngineStartFailed, Error
@@ -77,10 +77,9 @@ class VLLMEngine:
         except EngineDead:
             raise _failed(self._config, await core.ended) from None
         progress("warm up")
-        await self._connect(core, plan)
+        with uncollected():
+            await self._connect(core, plan)
         await self._make_one_token()
-        gc.collect()
-        gc.freeze()  # what was imported stays: later collections need not look at it
 
     async def _connect(self, core: Core, plan: Plan) -> None:
         from penstock.engines.vllm import front
@@ -190,8 +189,9 @@ class VLLMEngine:
 
 def _plan(config: LLMConfig, shape: Shape) -> Plan:
     """Imports vLLM, which takes seconds, and has it check the arguments."""
-    check_installed()
-    from penstock.engines.vllm import arguments, front
+    with uncollected():
+        check_installed()
+        from penstock.engines.vllm import arguments, front
 
     engine, frontend = arguments.split(config.engine_kwargs, config.place)
     tokenizer = config.model_loading_config.tokenizer_source
@@ -215,7 +215,8 @@ def _check_folder(config: LLMConfig) -> None:
 def _import_rest(plan: Plan) -> None:
     from penstock.engines.vllm import front
 
-    front.import_rest(plan)
+    with uncollected():
+        front.import_rest(plan)
 
 
 def _deltas(output: RequestOutput) -> Iterator[Delta]:
