@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 
 import psutil
 import pytest
-import pytest_asyncio
 from enginetest import MODEL_ID, Served, serve, vllm_config
 
 from penstock.errors import EngineDead
@@ -20,6 +17,7 @@ from penstock.errors import EngineDead
 LIMIT_S = 30
 FOLDER = Path(__file__).parent
 LONG = {"max_tokens": 1900, "ignore_eos": True}
+BODY = {"model": MODEL_ID, "prompt": "water", "stream": True} | LONG
 
 
 @pytest.mark.parametrize("phase", ["import", "load", "ready"])
@@ -44,36 +42,34 @@ def until_children(pid: int) -> list[psutil.Process]:
     return below
 
 
-@pytest_asyncio.fixture
-async def doomed() -> AsyncIterator[Served]:
-    async with serve(vllm_config()) as served:
-        yield served
-
-
-async def test_a_killed_core_ends_streams_and_refuses_requests(doomed: Served):
+async def test_a_killed_core_ends_streams_and_refuses_requests():
     """One engine for all facts: a start takes seconds."""
-    engine, http = doomed.engine, doomed.http
-    body = {"model": MODEL_ID, "prompt": "water", "stream": True} | LONG
+    others = psutil.Process().children()
+    async with serve(vllm_config()) as doomed:
+        (core,) = set(psutil.Process().children()) - set(others)
+        await lose(core, doomed)
+        with pytest.raises(EngineDead):
+            await doomed.engine.check_health()
+        with pytest.raises(EngineDead):
+            await anext(doomed.engine.generate("water", {}))
+        refused = await doomed.http.post("/v1/completions", json=BODY)
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "engine_dead"
+        assert (await doomed.http.get("/health")).status_code == 503
+
+
+async def lose(core: psutil.Process, doomed: Served) -> None:
+    """Kills it under a stream of each kind; both end with the reason."""
     async with (
-        aclosing(engine.generate("water", LONG)) as deltas,
-        http.stream("POST", "/v1/completions", json=body) as answer,
+        aclosing(doomed.engine.generate("water", LONG)) as deltas,
+        doomed.http.stream("POST", "/v1/completions", json=BODY) as answer,
     ):
         await anext(deltas)
         lines = answer.aiter_lines()
         await anext(lines)
-        (core,) = psutil.Process().children()
-        core.send_signal(signal.SIGKILL)
-        assert "SIGKILL" in await engine.wait_dead()
+        core.kill()
+        assert "SIGKILL" in await doomed.engine.wait_dead()
         with pytest.raises(EngineDead):
-            async for _ in deltas:
-                pass
+            _ = [delta async for delta in deltas]
         events = [line async for line in lines if line]
     assert '"engine_dead"' in events[-1]
-    with pytest.raises(EngineDead):
-        await engine.check_health()
-    with pytest.raises(EngineDead):
-        await anext(engine.generate("water", {}))
-    refused = await http.post("/v1/completions", json=body)
-    assert refused.status_code == 503
-    assert refused.json()["error"]["code"] == "engine_dead"
-    assert (await http.get("/health")).status_code == 503
