@@ -1,5 +1,6 @@
 """`penstock serve` as its users run it: a process of its own, known by what it prints and what it leaves."""
 
+import contextlib
 import os
 import queue
 import signal
@@ -9,7 +10,6 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import psutil
 
@@ -54,9 +54,10 @@ class Command:
     def wait_for(self, text: str) -> None:
         """Returns when a line with `text` was printed."""
         deadline = time.monotonic() + _START_S
-        while (line := self._lines.get(timeout=max(0.0, deadline - time.monotonic()))) is not None:
-            if text in line:
-                return
+        with contextlib.suppress(queue.Empty):
+            while line := self._lines.get(timeout=max(0.0, deadline - time.monotonic())):
+                if text in line:
+                    return
         raise AssertionError(f"{text!r} was never printed:\n" + "\n".join([*self.out, *self.err]))
 
     def work(self) -> psutil.Process:
@@ -93,7 +94,7 @@ class Command:
             return False
 
 
-@contextmanager
+@contextlib.contextmanager
 def serving(*words: str, until: str = "Serving ", **environment: str) -> Iterator[Command]:
     """A command that printed `until`. Whatever a test does with it, nothing of it outlives the test."""
     command = Command(*words, **environment)

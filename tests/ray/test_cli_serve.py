@@ -4,6 +4,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,7 +112,7 @@ def test_bad_engine_argument_is_exit_code_2(free_port: int):
     assert command.left() == []
 
 
-@pytest.mark.parametrize("phase", ["Ray: starting", "Serve: starting", "echo: starting the simulator"])
+@pytest.mark.parametrize("phase", ["Ray: starting", "Serve: starting", "echo: load"])
 def test_signal_before_serving_leaves_nothing(phase: str, free_port: int):
     words = ["echo", "--engine", "sim", "--port", str(free_port), *NEVER_READY]
     with serving(*words, until=phase) as command:
@@ -137,6 +138,7 @@ def test_second_signal_cuts_streams_and_leaves_nothing(free_port: int):
         assert next(piece for piece in stream if piece)
         command.signal_group(signal.SIGINT)
         command.wait_for("Stopping")
+        time.sleep(1)  # nearer signals are taken for one
         command.signal_group(signal.SIGINT)
         assert command.exit_code() == 0
         assert command.left() == []

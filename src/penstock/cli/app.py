@@ -92,7 +92,9 @@ def serve(
     ] = None,
     address: Annotated[
         str | None,
-        typer.Option(help="Ray cluster to use. It is left running.", envvar="RAY_ADDRESS"),
+        typer.Option(
+            help="Ray cluster to use (host:port, or auto). It is left running.", envvar="RAY_ADDRESS"
+        ),
     ] = None,
     name: Annotated[str, typer.Option(help="Name of the Serve application.")] = "penstock",
     log_format: Annotated[str | None, typer.Option(help="`text` or `json`.", show_default="text")] = None,
@@ -112,7 +114,7 @@ def serve(
         replicas=replicas,
         engine=engine,
         accelerator=accelerator,
-        address=address,
+        address=None if address in ("", "local") else address,  # Ray's word for a cluster of one's own
         name=name,
         verbose=verbose,
     )
@@ -125,12 +127,14 @@ def serve(
 
 def _serve(arguments: Arguments, told: int) -> int:
     from penstock.cli.arguments import plan
-    from penstock.cli.port import refuse_taken
+    from penstock.cli.port import refuse_silent, refuse_taken
     from penstock.cli.serve import run
 
     try:
         planned = plan(arguments)
         refuse_taken(planned.gateway.host, planned.gateway.port or DEFAULT_PORT)
+        if arguments.address:
+            refuse_silent(arguments.address)
     except Error as error:
         _fail("serve", error)
     return run(planned, arguments, told)

@@ -76,17 +76,19 @@ class Cluster:
             serve.start(proxy_location="Disabled")
             self._started_serve = True
 
-    def deploy(self, application: Application, name: str) -> None:
-        """Hands the application to Serve and returns; ask `state` what becomes of it.
-
-        Raises: Unavailable when the cluster runs an application of this name already.
-        """
+    def refuse_taken(self, name: str) -> None:
+        """Raises: Unavailable when the cluster runs an application of this name already."""
         from ray import serve
 
         if name in serve.status().applications:
             raise Unavailable(
                 f"The cluster already runs an application named {name!r}. Choose another --name."
             )
+
+    def deploy(self, application: Application, name: str) -> None:
+        """Hands the application to Serve and returns; ask `state` what becomes of it."""
+        from ray import serve
+
         serve.run_many(
             [serve.RunTarget(target=application, name=name, route_prefix=None)],
             wait_for_applications_running=False,
@@ -114,7 +116,8 @@ class Cluster:
         """At which niceness this cluster runs its workers."""
         import ray
 
-        return ray.get(ray.remote(num_cpus=0)(os.nice).remote(0), timeout=30)
+        asked: Any = ray.remote(num_cpus=0)(lambda: os.nice(0))
+        return ray.get(asked.remote(), timeout=30)
 
     def remove(self, name: str) -> None:
         """Ends the application: its replicas finish what they stream, within their own time limits."""

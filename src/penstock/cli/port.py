@@ -1,6 +1,7 @@
-"""Whether the public port is free, asked before anything is imported or started that takes seconds.
+"""Two questions asked before anything is imported or started that takes seconds.
 
-The gateway asks again when it opens the port (`serve.port`, a room whose import brings Ray).
+Whether the public port is free: the gateway asks again when it opens it (`serve.port`; that room brings Ray).
+Whether a Ray cluster answers: Ray itself would try for ever.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 import psutil
 
 from penstock.errors import Unavailable
+
+_ANSWER_S = 5.0
 
 
 def refuse_taken(host: str, port: int) -> None:
@@ -29,6 +32,22 @@ def refuse_taken(host: str, port: int) -> None:
             probe.bind(address)
         except OSError as error:
             raise Unavailable(_sentence(host, port, error)) from error
+
+
+def refuse_silent(address: str) -> None:
+    """Raises: Unavailable when no Ray cluster can be at `address` (`host:port`; or `auto`: Ray looks itself)."""
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if "//" in address or not host or not port.isdigit():
+        raise Unavailable(
+            f"--address {address!r} is not a Ray cluster's own address. "
+            "Give host:port (6379 by default), or auto."
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
+    except OSError as error:
+        raise Unavailable(f"No Ray cluster answers at {address!r}: {error.strerror or error}.") from error
 
 
 def _sentence(host: str, port: int, error: OSError) -> str:

@@ -9,8 +9,8 @@ import os
 import select
 import threading
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from urllib.parse import urlsplit
@@ -121,8 +121,9 @@ class Steps:
     def _start(self) -> None:
         with ThreadPoolExecutor() as meanwhile:
             engine_arguments = meanwhile.submit(read_engine_words, self._plan)
+            engine_arguments.add_done_callback(self._tell_failure)  # at once, not when Ray is up
             with self._part(RAY, "connecting" if self._address else "starting"):
-                import ray  # noqa: F401  # pyright: ignore[reportUnusedImport]  # whole, before two threads use it
+                import ray  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before two threads need it
 
                 meanwhile.submit(_import_builders)
                 cluster = self._cluster = Cluster(
@@ -132,9 +133,8 @@ class Steps:
                 _watch_ray(self._tell)
             with self._part(SERVE, "starting"):
                 cluster.start_serve()
-            if not engine_arguments.done():
-                self._tell(Entered(ARGUMENTS, "reading"))
-            plan = engine_arguments.result()
+            with self._part(ARGUMENTS, "reading") if not engine_arguments.done() else nullcontext():
+                plan = engine_arguments.result()
         self._deploy(cluster, plan)
         self._wait_until_serving(cluster, plan)
 
@@ -147,8 +147,10 @@ class Steps:
         if not cluster.own:
             here = {name: os.environ[name] for name in (progress.ENVIRONMENT,) if name in os.environ}
             plan = plan.with_environment(here).with_gateway_on(cluster.here())
-        self.deployed = True
-        cluster.deploy(build_openai_app(plan.serving), self._name)
+        cluster.refuse_taken(self._name)
+        application = build_openai_app(plan.serving)
+        self.deployed = True  # from here on there may be something to remove
+        cluster.deploy(application, self._name)
         if not cluster.own and (niceness := cluster.niceness()):
             self._tell(Note(_SLOW_WORKERS.format(niceness)))
 
@@ -174,6 +176,10 @@ class Steps:
             self._cluster.remove(self._name)
         self._cluster.leave()
 
+    def _tell_failure(self, task: Future[Plan]) -> None:
+        if error := task.exception():
+            self._tell(Failed(error))
+
     @contextmanager
     def _part(self, label: str, phase: str) -> Generator[None]:
         self._tell(Entered(label, phase))
@@ -182,7 +188,7 @@ class Steps:
 
 
 def _import_builders() -> None:
-    """A second of imports while Ray starts. Should one fail, it fails again where it is needed, and is told."""
+    """A second of imports while Ray starts. What fails here fails again, and is told, where it is needed."""
     import penstock.serve.builders  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 
