@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
@@ -46,7 +46,7 @@ def numbers(text: str) -> list[int]:
 
 
 @contextmanager
-def cleaned_up() -> Iterator[None]:
+def cleaned_up() -> Generator[None]:
     """Whatever ends the block, a signal too, no process that it started is left."""
     for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, _interrupt)

@@ -2,8 +2,8 @@
 
     python -m benchmarks.failures [--victim engine,replica] [--replicas 1,2] [--kills 3] [--json FILE]
 
-`penstock serve` runs, the load generator asks, `kill -9` hits one process; when all replicas are back, the next.
-The gateway's own /health, asked every 10 ms, says when a replica left the rotation and when a new one was back.
+`penstock serve` runs, the load generator asks, `kill -9` hits one process; when all replicas are back, one
+more. The gateway's own /health, asked every 10 ms, says when one left its rotation and when all were back.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ _LOOK_S = 0.01
 class Outcome:
     """One kill. out_after_s, back_after_s: seconds from it; None when it did not happen in time.
 
+    moved: requests that went to another replica, or waited for one, because no byte of theirs had come.
     engines_left: the killed replica's engine processes that were there when a new one was back.
     left_over: processes that were there after `penstock serve` had stopped; told with its last kill.
     """
@@ -52,6 +53,7 @@ class Outcome:
     good: int = 0
     failures: dict[str, int] = field(default_factory=dict)
     statuses: dict[str, int] = field(default_factory=dict)
+    moved: int = 0
     longest_silence_s: float = 0.0
     out_after_s: float | None = None
     back_after_s: float | None = None
@@ -96,10 +98,19 @@ class Rotation:
 
 
 def _ready(port: int) -> int:
+    return json.loads(_get(port, "/health"))["models"][MODEL_ID]["ready"]
+
+
+def _moved(port: int) -> int:
+    found = re.findall(rb"^penstock_failovers_total\{[^}]*\} (\S+)", _get(port, "/metrics"), re.MULTILINE)
+    return sum(int(float(count)) for count in found)
+
+
+def _get(port: int, path: str) -> bytes:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     with contextlib.closing(connection):
-        connection.request("GET", "/health")
-        return json.loads(connection.getresponse().read())["models"][MODEL_ID]["ready"]
+        connection.request("GET", path)
+        return connection.getresponse().read()
 
 
 def main() -> int:
@@ -155,7 +166,7 @@ def _kill_under_load(
     victim = _find(running.processes(), VICTIMS[outcome.victim])
     replica = victim if outcome.victim == "replica" else victim.parents()[0]
     engines = [p for p in processes.descendants(replica) if processes.kind_of(processes.title(p)) == "engine"]
-    killed_at = time.monotonic()
+    moved, killed_at = _moved(running.port), time.monotonic()
     victim.kill()
     out_at = rotation.first(range(outcome.replicas), killed_at, _OUT_LIMIT_S)
     back_at = rotation.first((outcome.replicas,), out_at, _BACK_LIMIT_S) if out_at else None
@@ -168,6 +179,7 @@ def _kill_under_load(
         good=seen.figures["requests_all"],
         failures=seen.failures,
         statuses=seen.figures["statuses"],
+        moved=_moved(running.port) - moved,
         longest_silence_s=seen.figures["longest_silence_s"],
         out_after_s=out_at and out_at - killed_at,
         back_after_s=back_at and back_at - killed_at,
@@ -183,15 +195,9 @@ def _find(candidates: list[psutil.Process], pattern: re.Pattern[str]) -> psutil.
 
 
 _HEAD = [
-    "kill -9 of",
-    "replicas",
-    "requests good",
-    "failed",
-    "out after s",
-    "back after s",
-    "longest silence s",
+    *("kill -9 of", "replicas", "good", "failed", "moved", "out after s", "back after s"),
+    *("longest silence s", "engines left", "left over", "problem"),
 ]
-_HEAD += ["engines left", "left over", "problem"]
 
 
 def _row(outcome: Outcome) -> Row:
@@ -200,6 +206,7 @@ def _row(outcome: Outcome) -> Row:
     return [
         *(outcome.victim, str(outcome.replicas), str(outcome.good)),
         f"{sum(outcome.failures.values())}" + (f" ({kinds})" if kinds else ""),
+        str(outcome.moved),
         *("never" if out is None else f"{out:.2f}", "never" if back is None else f"{back:.1f}"),
         f"{outcome.longest_silence_s:.2f}",
         *(str(outcome.engines_left), str(len(outcome.left_over)), outcome.problem),
@@ -215,9 +222,8 @@ def _options() -> argparse.Namespace:
     add("--streams", type=int, default=16, help="concurrent requests")
     add("--executor", choices=EXECUTORS, default="uni", help="vLLM's executor")
     add_common(parser)
-    parser.set_defaults(
-        tokens=256
-    )  # long answers: nearly every stream is in the middle of one when it is hit
+    # Long answers: nearly every stream is in the middle of one when it is hit.
+    parser.set_defaults(tokens=256)
     return parser.parse_args()
 
 

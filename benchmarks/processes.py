@@ -28,7 +28,7 @@ _TITLES = (
     ("gateway", re.compile(r"ray::(ServeReplica:.*(Router|Ingress|Gateway)|ProxyActor|HAProxy)|haproxy")),
     ("front", re.compile(r"ray::ServeReplica:|vllm\.entrypoints\.openai\.api_server")),
 )
-_HEAVY = re.compile(r"^VLLM::|^ray::|vllm\.entrypoints|/raylet |/gcs_server ")
+_HEAVY = re.compile(r"^VLLM::|^ray::|vllm\.(entrypoints|core)|/raylet |/gcs_server ")
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _LOOK_S = 0.05
 
@@ -43,7 +43,7 @@ class Usage:
 
     def since(self, earlier: Usage) -> dict[str, float]:
         """CPU seconds by kind from `earlier` to now. A process that ended in between is not seen."""
-        spent = dict.fromkeys(KINDS, 0.0)
+        spent: dict[str, float] = dict.fromkeys(KINDS, 0.0)
         for process, (kind, seconds) in self.by_process.items():
             spent[kind] += seconds - earlier.by_process.get(process, (kind, 0.0))[1]
         return spent

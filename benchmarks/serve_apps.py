@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,28 +25,32 @@ def ray_serve_llm(workload: Workload) -> serve.Application:
     """Ray Serve LLM as its documents set it up on CPU; without engine metrics, to its advantage."""
     from ray.serve.llm import LLMConfig, build_openai_app
 
-    config = LLMConfig(
-        model_loading_config={"model_id": MODEL_ID, "model_source": str(workload.model)},
-        accelerator_type=None,
-        accelerator_config={"kind": "cpu"},
-        placement_group_config={"bundles": [{"CPU": 1}]},
-        deployment_config={"autoscaling_config": {"min_replicas": 1, "max_replicas": 1}},
-        engine_kwargs=workload.engine_kwargs(),
-        log_engine_metrics=False,
+    config = LLMConfig.model_validate(
+        {
+            **_model(workload),
+            "placement_group_config": {"bundles": [{"CPU": 1}]},
+            "deployment_config": {"autoscaling_config": {"min_replicas": 1, "max_replicas": 1}},
+            "log_engine_metrics": False,
+        }
     )
     return build_openai_app({"llm_configs": [config]})
 
 
 def penstock(workload: Workload) -> serve.Application:
     """Penstock behind Serve's own HTTP."""
-    from penstock.serve import LLMConfig, build_openai_app
+    from penstock.serve import build_openai_app
 
-    config = LLMConfig(
-        model_loading_config={"model_id": MODEL_ID, "model_source": str(workload.model)},
-        accelerator_config={"kind": "cpu"},
-        engine_kwargs=workload.engine_kwargs(),
-    )
-    return build_openai_app({"llm_configs": [config]})
+    return build_openai_app({"llm_configs": [_model(workload)]})
+
+
+def _model(workload: Workload) -> dict[str, Any]:
+    """What an `LLMConfig` of either side says alike."""
+    return {
+        "model_loading_config": {"model_id": MODEL_ID, "model_source": str(workload.model)},
+        "accelerator_type": None,
+        "accelerator_config": {"kind": "cpu"},
+        "engine_kwargs": workload.engine_kwargs(),
+    }
 
 
 APPS: dict[str, Callable[[Workload], Any]] = {"ray-llm": ray_serve_llm, "penstock": penstock}
@@ -54,8 +59,11 @@ APPS: dict[str, Callable[[Workload], Any]] = {"ray-llm": ray_serve_llm, "penstoc
 def main() -> None:
     """Serves until SIGTERM."""
     name, port, model, executor = sys.argv[1:]
-    stops = {signal.SIGTERM, signal.SIGINT}
-    signal.pthread_sigmask(signal.SIG_BLOCK, stops)  # before Ray starts threads
+    stopped = threading.Event()
+
+    def stop(signum: int, frame: object) -> None:
+        stopped.set()
+
     try:
         # Logical CPUs: Ray counts what is asked for, and the machine's real cores stay shared.
         ray.init(
@@ -65,7 +73,9 @@ def main() -> None:
             http_options={"host": "127.0.0.1", "port": int(port)}, logging_config={"enable_access_log": False}
         )
         serve.run(APPS[name](Workload(Path(model), executor)), blocking=False)
-        signal.sigwait(stops)
+        for signum in (signal.SIGTERM, signal.SIGINT):  # now, for Ray sets its own
+            signal.signal(signum, stop)
+        stopped.wait()
     finally:
         serve.shutdown()
         ray.shutdown()

@@ -30,7 +30,7 @@ def markdown(head: Row, rows: Iterable[Row]) -> str:
     lines = [head, *rows]
     if len(lines) == 1:
         return f"Nothing was measured of: {', '.join(head)}."
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    widths = [max(2, *map(len, column)) for column in zip(*lines, strict=True)]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     return "\n".join("| " + " | ".join(_cells(line, widths)) + " |" for line in [head, rule, *lines[1:]])
 
@@ -65,8 +65,10 @@ def _figure(runs: Runs, name: str, percentile: str) -> Spread:
     return _over(runs, lambda run: run.figures[name][percentile])
 
 
-_SPEED_HEAD = ["streamed", "streams", "tok/s", "min-max", f"of {BASELINE}", "TTFT p50", "min-max", "TTFT p99"]
-_SPEED_HEAD += ["ITL p50", "ITL p99", "failed"]
+_SPEED_HEAD = [
+    *("streamed", "streams", "tok/s", "min-max", f"of {BASELINE}"),
+    *("TTFT p50", "min-max", "TTFT p99", "ITL p50", "ITL p99", "failed"),
+]
 
 
 def _speed_row(runs: Runs, baseline: Runs) -> Row:
@@ -86,12 +88,8 @@ def _speed_row(runs: Runs, baseline: Runs) -> Row:
 
 
 _COST_HEAD = [
-    "CPU s per 1,000 tokens",
-    "streams",
-    *KINDS,
-    "all but engine",
-    "tokens per event",
-    "load generator",
+    *("CPU s per 1,000 tokens", "streams", *KINDS),
+    *("all but engine", "tokens per event", "load generator"),
 ]
 
 
