@@ -35,7 +35,8 @@ class SimEngine:
         self._scheduler = Scheduler(self.options, self._after_step, clock)
         self._app = App(self)
         self._task: asyncio.Task[None] | None = None
-        self._dead: asyncio.Future[str] | None = None
+        self._death = ""
+        self._died = asyncio.Event()
         self._requests = 0
         self._ready = False
 
@@ -43,7 +44,6 @@ class SimEngine:
         """Raises: EngineStartFailed when `start_error` says so."""
         if self._task:
             return
-        self._dead = asyncio.get_running_loop().create_future()
         progress("load")
         await asyncio.sleep(self.options.start_delay_s)
         if self.options.start_error:
@@ -87,15 +87,14 @@ class SimEngine:
                 yield delta
 
     async def check_health(self) -> None:
-        if self._dead and self._dead.done():
-            raise EngineDead(self._dead.result())
+        if self._died.is_set():
+            raise EngineDead(self._death)
         if not self._task:
             raise EngineDead("The engine is not running.")
 
     async def wait_dead(self) -> str:
-        if self._dead is None:
-            self._dead = asyncio.get_running_loop().create_future()
-        return await asyncio.shield(self._dead)
+        await self._died.wait()
+        return self._death
 
     def load(self) -> Load:
         return self._scheduler.load()
@@ -109,8 +108,9 @@ class SimEngine:
 
     def die(self, reason: str = "The simulated engine died.") -> None:
         """End as an engine does whose process is killed. It stays dead."""
-        if self._dead and not self._dead.done():
-            self._dead.set_result(reason)
+        if not self._died.is_set():
+            self._death = reason
+            self._died.set()
             self._scheduler.fail(reason)
 
     def _answer(self, tokens: Tokens) -> str:

@@ -46,7 +46,8 @@ class VLLMEngine:
         self._app: ASGIApp | None = None
         self._scheduled: Scheduled | None = None
         self._refusal: str | None = None
-        self._died: asyncio.Future[str] | None = None
+        self._death = ""
+        self._died = asyncio.Event()
 
     async def start(self, progress: Progress = silent) -> None:
         if self._llm is not None:
@@ -63,7 +64,7 @@ class VLLMEngine:
             raise
 
     async def _start(self, progress: Progress) -> None:
-        self._refusal, self._died = None, asyncio.get_running_loop().create_future()
+        self._refusal = None
         _check_folder(self._config)
         progress("import")
         shape = Shape.of(self._config)
@@ -91,7 +92,7 @@ class VLLMEngine:
         core.ended.add_done_callback(lambda ended: self._on_death(ended.result()))
         handler: asyncio.Task[None] | None = llm.output_handler
         assert handler is not None  # runs since the constructor, in an event loop
-        handler.add_done_callback(lambda _: self._on_death("its core reported a failure, see the log"))
+        handler.add_done_callback(lambda _: self._on_death(core.reason() or "its core failed, see the log"))
 
     async def _make_one_token(self) -> None:
         """A model that is no generator has run once in vLLM's own profiling, and is ready."""
@@ -120,7 +121,7 @@ class VLLMEngine:
     ) -> AsyncGenerator[Delta, None]:
         await self.check_health()
         try:
-            async with aclosing(self._outputs(prompt, params, request_id or uuid.uuid4().hex)) as outputs:
+            async with aclosing(await self._outputs(prompt, params, request_id)) as outputs:
                 async for output in outputs:
                     for delta in _deltas(output):
                         yield delta
@@ -130,8 +131,9 @@ class VLLMEngine:
             raise errors.from_exception(error) from error
 
     async def _outputs(
-        self, prompt: Prompt, params: Mapping[str, Any], request_id: str
+        self, prompt: Prompt, params: Mapping[str, Any], request_id: str | None
     ) -> AsyncGenerator[RequestOutput, None]:
+        """vLLM's stream for a prompt that it has checked and tokenized."""
         from vllm import SamplingParams
         from vllm.renderers.inputs.preprocess import parse_model_prompt
         from vllm.sampling_params import RequestOutputKind
@@ -141,18 +143,15 @@ class VLLMEngine:
         sampling = SamplingParams(**values)
         parsed = parse_model_prompt(self._llm.model_config, prompt)
         (rendered,) = await self._llm.renderer.render_cmpl_async([parsed])
-        async with aclosing(self._llm.generate(rendered, sampling, request_id)) as outputs:
-            async for output in outputs:
-                yield output
+        return self._llm.generate(rendered, sampling, request_id or uuid.uuid4().hex)
 
     async def check_health(self) -> None:
         if self._refusal is not None or self._llm is None:
             raise EngineDead(self._refusal or "The engine is not running.")
 
     async def wait_dead(self) -> str:
-        if self._died is None:
-            raise RuntimeError("An engine that was not started cannot die.")
-        return await asyncio.shield(self._died)
+        await self._died.wait()
+        return self._death
 
     def load(self) -> Load:
         """What is unfinished is known here; how much of it waits is known from the scheduler's last step."""
@@ -167,11 +166,12 @@ class VLLMEngine:
         return self._llm.model_config.max_model_len if self._llm is not None else None
 
     def _on_death(self, why: str) -> None:
-        """The core has ended, or is about to, and nobody asked it to."""
-        if self._refusal is not None or self._died is None:
+        """The core has ended, or is about to; unless we have stopped it, that is death."""
+        if self._refusal is not None:
             return
         self._refuse("The engine behind this replica is gone.")
-        self._died.set_result(why)
+        self._death = why
+        self._died.set()
         if self._core is not None:
             asyncio.get_running_loop().run_in_executor(None, self._core.tell_front)
 

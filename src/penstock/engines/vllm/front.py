@@ -24,6 +24,7 @@ from vllm.v1.executor import Executor
 
 from penstock.engine import ASGIApp
 from penstock.engines.vllm.stats import Scheduled, Scheduler
+from penstock.errors import EngineStartFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,11 @@ def plan(engine_arguments: Mapping[str, Any], frontend_arguments: Mapping[str, A
     validate_parsed_serve_args(_namespace(engine_args, frontend_args))
     vllm_config = engine_args.create_engine_config(UsageContext.OPENAI_API_SERVER)
     maybe_register_config_serialize_by_value()  # else classes from the model's own code do not reach the core
+    if vllm_config.parallel_config.data_parallel_size > 1:
+        raise EngineStartFailed(
+            "data_parallel_size above 1 is not supported inside one replica; "
+            "set deployment_config.num_replicas: each replica is an engine of its own."
+        )
     return Plan(engine_args, frontend_args, vllm_config, Executor.get_class(vllm_config))
 
 

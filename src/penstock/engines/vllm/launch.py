@@ -81,11 +81,13 @@ class Core:
         Raises: EngineDead when it ends before that; `ended` says why.
         """
         handshake = asyncio.ensure_future(self._handshake())
-        await asyncio.wait({handshake, self.ended}, return_when=asyncio.FIRST_COMPLETED)
-        if not handshake.done():
+        try:
+            await asyncio.wait({handshake, self.ended}, return_when=asyncio.FIRST_COMPLETED)
+            if not handshake.done():
+                raise EngineDead("The engine's process has ended.")
+            handshake.result()
+        finally:
             handshake.cancel()
-            raise EngineDead("The engine's process has ended.")
-        handshake.result()
 
     async def _handshake(self) -> None:
         import msgspec
@@ -112,6 +114,10 @@ class Core:
             outlet.setsockopt(zmq.LINGER, _LINGER_MS)
             outlet.connect(self.output_address)
             outlet.send(EngineCoreProc.ENGINE_CORE_DEAD)
+
+    def reason(self) -> str | None:
+        """The reason of a failure that it, or a worker, has left so far."""
+        return reason.read(self._reason_file)
 
     async def stop(self) -> None:
         """End it and every process below it. Safe to call twice."""
@@ -140,7 +146,7 @@ class Core:
         self._loop.remove_reader(self._watch)
         os.close(self._watch)
         status = self._process.wait()
-        text = reason.read(self._reason_file) or _said_by(status)
+        text = self.reason() or _said_by(status)
         if not self.ended.done():
             self.ended.set_result(text)
 
