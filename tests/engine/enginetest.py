@@ -19,9 +19,9 @@ MODEL_ID = "model:under/test"
 WINDOW = 2048
 
 
-def vllm_config(**engine_kwargs: object) -> LLMConfig:
+def vllm_config(source: str = "demo", **engine_kwargs: object) -> LLMConfig:
     return LLMConfig(
-        model_loading_config={"model_id": MODEL_ID, "model_source": "demo"},
+        model_loading_config={"model_id": MODEL_ID, "model_source": source},
         accelerator_config={"kind": "cpu"},
         engine_kwargs={"max_model_len": WINDOW} | engine_kwargs,
     )

@@ -23,7 +23,10 @@ BODY = {"model": MODEL_ID, "prompt": "water", "stream": True} | LONG
 @pytest.mark.parametrize("phase", ["import", "load", "ready"])
 def test_no_process_is_left_when_the_owner_is_killed(phase: str):
     owner = subprocess.Popen(
-        [sys.executable, FOLDER / "owner.py"], stdout=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, FOLDER / "owner.py", "demo"],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     assert owner.stdout
     said = iter(owner.stdout.readline, "")

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import subprocess
+import sys
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,8 @@ from penstock.config import LLMConfig
 from penstock.engines.vllm import version
 from penstock.engines.vllm.engine import VLLMEngine
 from penstock.errors import EngineStartFailed
+
+PHASES = ["import", "download", "load", "warm up"]
 
 
 def engine(source: Path | str = "demo", **engine_kwargs: Any) -> VLLMEngine:
@@ -66,6 +72,25 @@ async def test_a_start_that_is_given_up_leaves_no_process():
     start.cancel()
     with pytest.raises(asyncio.CancelledError):
         await start
+
+
+def test_a_hub_id_is_found_in_the_hubs_cache(tmp_path: Path):
+    """In a process of its own, because the hub's client reads where its cache is only once."""
+    cache = tmp_path / "hub" / "models--some--model"
+    shutil.copytree(penstock.demo_model(), cache / "snapshots" / "1")
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("1")
+    owner = subprocess.Popen(
+        [sys.executable, Path(__file__).parent / "owner.py", "some/model"],
+        env=os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with owner:
+        assert owner.stdout
+        phases = [line.strip() for line in takewhile(lambda line: line != "ready\n", owner.stdout)]
+        owner.kill()
+    assert [phase for phase in phases if phase in PHASES] == PHASES
 
 
 async def test_another_version_of_vllm_is_refused(monkeypatch: pytest.MonkeyPatch):

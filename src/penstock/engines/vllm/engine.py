@@ -71,6 +71,9 @@ class VLLMEngine:
         environment.prepare(shape)
         self._core = core = Core()
         plan = await asyncio.to_thread(_plan, self._config, shape)
+        if not _is_local(self._config):
+            progress("download")
+            await asyncio.to_thread(_download, plan)
         progress("load")
         try:
             await asyncio.to_thread(core.order, plan.vllm_config, plan.executor_class)
@@ -208,8 +211,18 @@ def _plan(config: LLMConfig, shape: Shape) -> Plan:
 def _check_folder(config: LLMConfig) -> None:
     """vLLM takes a folder that is not there for a hub id, and says that it is no valid one."""
     source = config.model_source
-    if source.startswith(("/", "./", "../", "~")) and not Path(source).expanduser().is_dir():
+    if source.startswith(("/", "./", "../")) and not _is_local(config):
         raise _failed(config, f"its folder '{source}' does not exist on this node")
+
+
+def _is_local(config: LLMConfig) -> bool:
+    return Path(config.model_source).is_dir()
+
+
+def _download(plan: Plan) -> None:
+    from penstock.engines.vllm import front
+
+    front.download(plan)
 
 
 def _import_rest(plan: Plan) -> None:

@@ -52,6 +52,13 @@ def plan(engine_arguments: Mapping[str, Any], frontend_arguments: Mapping[str, A
     return Plan(engine_args, frontend_args, vllm_config, Executor.get_class(vllm_config))
 
 
+def download(plan: Plan) -> None:
+    """Fetch the weights, or find that they are here. The core would do it, too, silently as part of loading."""
+    from vllm.model_executor.model_loader import get_model_loader
+
+    get_model_loader(plan.vllm_config.load_config).download_model(plan.vllm_config.model_config)
+
+
 def import_rest(plan: Plan) -> None:
     """What the front needs once the core is ready, done while the core loads the model."""
     import_module("vllm.entrypoints.launchers.api_server.app_state")
