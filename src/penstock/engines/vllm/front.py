@@ -53,7 +53,7 @@ def plan(engine_arguments: Mapping[str, Any], frontend_arguments: Mapping[str, A
 
 
 def download(plan: Plan) -> None:
-    """Fetch the weights, or find that they are here. The core would do it, too, silently as part of loading."""
+    """Fetch the weights, or find that they are here. The core would do it, too, silently while it loads."""
     from vllm.model_executor.model_loader import get_model_loader
 
     get_model_loader(plan.vllm_config.load_config).download_model(plan.vllm_config.model_config)
