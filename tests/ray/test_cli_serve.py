@@ -61,7 +61,7 @@ def test_printed_curl_line_works(service: Command, port: int):
 
 def test_every_phase_is_shown_with_its_seconds(service: Command):
     told = "\n".join(service.out)
-    for part in ("Ray: ready after", "Serve: ready after", "echo: ready after", "Gateway: ready after"):
+    for part in ("Ray: ready after", "Serve: ready after", "echo: ready after", "Service: ready after"):
         assert part in told
 
 

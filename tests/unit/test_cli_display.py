@@ -21,7 +21,7 @@ def test_plain_display_prints_each_change_with_its_second():
     display.end("Ray")
     assert out.getvalue().splitlines() == [
         "   0.0 s  Ray: starting",
-        "   2.5 s  Ray: ready after 2.5 s (starting 2.5)",
+        "   2.5 s  Ray: ready after 2.5 s",
     ]
 
 

@@ -55,7 +55,7 @@ class Timeline:
         return row
 
     def end(self, label: str, at: float, failed: bool = False) -> Row:
-        row = self.rows[label]
+        row = self.rows.get(label) or self.enter(label, "starting", at)
         row.ended, row.failed = at, failed
         return row
 
@@ -95,8 +95,8 @@ class Plain:
         at = self._clock() if at is None else at
         row = self._timeline.end(label, at, failed)
         spans = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in row.spans(at))
-        outcome = "failed" if failed else "ready"
-        self._line(at, f"{label}: {outcome} after {row.seconds(at):.1f} s ({spans})")
+        outcome = f"{'failed' if failed else 'ready'} after {row.seconds(at):.1f} s"
+        self._line(at, f"{label}: {outcome}{f' ({spans})' if len(row.phases) > 1 else ''}")
 
     def say(self, text: str) -> None:
         print(text, file=self._out, flush=True)
@@ -160,5 +160,7 @@ class Live:
 
 def _phases(row: Row, now: float) -> str:
     *passed, (phase, seconds) = row.spans(now)
+    if not passed and row.ended is not None:
+        return ""
     last = f"{phase} ..." if row.ended is None else f"{phase} {seconds:.1f}"
     return " · ".join([*(f"{name} {took:.1f}" for name, took in passed), last])

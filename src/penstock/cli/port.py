@@ -35,7 +35,7 @@ def refuse_taken(host: str, port: int) -> None:
 
 
 def refuse_silent(address: str) -> None:
-    """Raises: Unavailable when no Ray cluster can be at `address` (`host:port`; or `auto`: Ray looks itself)."""
+    """Raises: Unavailable when no Ray cluster can be at `address`: host:port, or `auto`, where Ray looks."""
     if address == "auto":
         return
     host, _, port = address.rpartition(":")

@@ -113,7 +113,7 @@ class _Command:
         if isinstance(event, steps.Serving):
             seconds = time.monotonic() - self._began
             self._display = Plain(self._output.out, self._began)
-            self._display.say(greeting(event.plan.gateway, event.plan.configs, seconds))
+            self._display.say("\n" + greeting(event.plan.gateway, event.plan.configs, seconds))
             event = self._read_until((steps.Failed, Signalled))
         if isinstance(event, steps.Failed):
             self._explain(event.error)
@@ -127,7 +127,7 @@ class _Command:
         self._steps.stop()
         if not (served if self._own_cluster else self._steps.deployed):
             return
-        event = self._read_until((steps.Stopped, Signalled), _FINISH_S)
+        event = self._read_until((steps.Stopped, steps.Failed, Signalled), _FINISH_S)
         if not self._own_cluster and not isinstance(event, steps.Stopped):
             self._display.say(_LEFT_ON_CLUSTER)
 
@@ -156,8 +156,8 @@ class _Command:
                 self._display.say(text)
             case progress.Step(model_id, phase, pid, at):
                 label = self._labels.of(model_id, pid)
-                if phase == progress.READY:
-                    self._display.end(label, at)
+                if phase in (progress.READY, progress.FAILED):
+                    self._display.end(label, at, failed=phase == progress.FAILED)
                 else:
                     self._display.enter(label, phase, at)
             case _:

@@ -25,7 +25,7 @@ from penstock.cli.failure import reason
 from penstock.cli.greeting import base_url
 from penstock.errors import EngineStartFailed, Unavailable
 
-ARGUMENTS, RAY, SERVE, GATEWAY = "Engine arguments", "Ray", "Serve", "Gateway"
+ARGUMENTS, RAY, SERVE, SERVICE = "Engine arguments", "Ray", "Serve", "Service"
 
 _LOOK_S = 0.1
 _ANSWER_S = 5.0
@@ -143,7 +143,7 @@ class Steps:
 
         if self._stop.is_set():
             return
-        self._tell(Entered(GATEWAY, "starting"))
+        self._tell(Entered(SERVICE, "deploying"))
         if not cluster.own:
             here = {name: os.environ[name] for name in (progress.ENVIRONMENT,) if name in os.environ}
             plan = plan.with_environment(here).with_gateway_on(cluster.here())
@@ -165,7 +165,7 @@ class Steps:
                     told.add(reason(message))
                     self._tell(Note(reason(message)))
             if state.status == "RUNNING" and _answers(base_url(plan.gateway)):
-                self._tell(Ended(GATEWAY))
+                self._tell(Ended(SERVICE))
                 self._tell(Serving(plan))
                 return
 
