@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -17,6 +18,13 @@ _MIB = 1 << 20
 
 _TINY_BYTES = 64 * _MIB
 """Weights up to this size compute a step in less than the fixed costs around it."""
+
+
+_TINY_KV_BYTES = 256 * _MIB
+"""Filled with zeros at the start, 1.8 s for each GiB."""
+
+_KV_SIZES = {"kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override"}
+"""A user who gives one of them has decided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +45,19 @@ def _is_tiny(model_source: str) -> bool:
     return 0 < sum(file.stat().st_size for file in files) <= _TINY_BYTES
 
 
-def engine_arguments(shape: Shape) -> dict[str, Any]:
-    """Defaults under the names of vLLM's engine arguments.
+def with_defaults(given: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
+    """The user's engine arguments and ours, under vLLM's names.
 
     The executor is always named: inside a placement group vLLM would take "ray" and spread over its bundles.
     """
     defaults: dict[str, Any] = {"distributed_executor_backend": "uni" if shape.workers == 1 else "mp"}
     defaults["use_tqdm_on_load"] = False  # a log file is no terminal
-    if shape.cpu:
-        defaults["kv_cache_memory_bytes"] = _cpu_kv_bytes()
+    if shape.cpu and not given.keys() & _KV_SIZES:
+        defaults["kv_cache_memory_bytes"] = _TINY_KV_BYTES if shape.tiny else _cpu_kv_bytes()
     if shape.cpu and shape.tiny:
-        defaults |= {
-            "enforce_eager": True,  # compiling takes longer than the model will ever run
-            "kv_cache_memory_bytes": 256 * _MIB,  # filled with zeros at the start, 1.8 s for each GiB
-            "block_size": 32,  # vLLM's 128 on CPU finds no shared prefix in short prompts
-        }
-    return defaults
+        defaults["enforce_eager"] = True  # compiling takes longer than the model will ever run
+        defaults["block_size"] = 32  # vLLM's 128 on CPU finds no shared prefix in short prompts
+    return {**defaults, **given}
 
 
 def _cpu_kv_bytes() -> int:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.engine import ASGIApp, Delta, Load, Progress, Prompt, silent
-from penstock.engines.vllm import defaults, environment, errors, reason
-from penstock.engines.vllm.defaults import Shape
+from penstock.engines.vllm import environment, errors, reason
+from penstock.engines.vllm.defaults import Shape, with_defaults
 from penstock.engines.vllm.edge import Edge
 from penstock.engines.vllm.imports import uncollected
 from penstock.engines.vllm.launch import Core
@@ -199,8 +199,7 @@ def _plan(config: LLMConfig, shape: Shape) -> Plan:
     engine, frontend = arguments.split(config.engine_kwargs, config.place)
     tokenizer = config.model_loading_config.tokenizer_source
     engine = {
-        **defaults.engine_arguments(shape),
-        **engine,
+        **with_defaults(engine, shape),
         **({"tokenizer": tokenizer} if tokenizer else {}),
         "model": config.model_source,
         "served_model_name": [config.model_id],

@@ -1,0 +1,50 @@
+"""What vLLM is given where the user says nothing."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+import penstock
+from penstock.config import LLMConfig
+from penstock.engines.vllm import environment
+from penstock.engines.vllm.defaults import Shape, with_defaults
+
+
+def shape(source: str, **engine_kwargs: object) -> Shape:
+    return Shape.of(
+        LLMConfig(
+            model_loading_config={"model_id": "m", "model_source": source},
+            accelerator_config={"kind": "cpu"},
+            engine_kwargs=engine_kwargs,
+        )
+    )
+
+
+def test_the_embedded_model_is_tiny_and_a_hub_id_is_not():
+    assert shape(penstock.demo_model()) == Shape(cpu=True, tiny=True, workers=1)
+    assert shape("org/model", tensor_parallel_size=2) == Shape(cpu=True, tiny=False, workers=2)
+
+
+def test_one_worker_runs_in_the_core_and_many_beside_it():
+    executors = [with_defaults({}, Shape(False, False, n))["distributed_executor_backend"] for n in (1, 2)]
+    assert executors == ["uni", "mp"]
+
+
+@pytest.mark.parametrize("decided", [{"gpu_memory_utilization": 0.5}, {"kv_cache_memory_bytes": 7}])
+def test_a_user_who_sizes_the_kv_cache_has_decided(decided: dict[str, float]):
+    arguments = with_defaults(decided, Shape(cpu=True, tiny=True, workers=1))
+    assert {name: arguments.get(name) for name in ("gpu_memory_utilization", "kv_cache_memory_bytes")} == {
+        "gpu_memory_utilization": None,
+        "kv_cache_memory_bytes": None,
+    } | decided
+
+
+def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("os.environ", {"OMP_NUM_THREADS": "8", "VLLM_PLUGINS": "theirs"})
+    environment.prepare(Shape(cpu=True, tiny=True, workers=2))
+    assert os.environ["OMP_NUM_THREADS"] == "8"
+    assert os.environ["VLLM_PLUGINS"] == "theirs,penstock"
+    assert os.environ["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert os.environ["VLLM_NO_USAGE_STATS"] == "1"
