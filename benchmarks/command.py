@@ -48,7 +48,8 @@ def numbers(text: str) -> list[int]:
 @contextmanager
 def cleaned_up() -> Generator[None]:
     """Whatever ends the block, a signal too, no process that it started is left."""
-    for signum in (signal.SIGTERM, signal.SIGHUP):
+    stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for signum in stops:
         signal.signal(signum, _interrupt)
     processes.adopt_orphans()
     generator()  # compile it before anything is measured
@@ -57,7 +58,7 @@ def cleaned_up() -> Generator[None]:
     except KeyboardInterrupt:
         say("Interrupted: what was measured so far follows.")
     finally:
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for signum in stops:
             signal.signal(signum, signal.SIG_IGN)
         processes.end_all()
 

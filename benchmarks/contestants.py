@@ -26,7 +26,7 @@ from benchmarks.load import CHAT
 from benchmarks.workload import EXECUTORS, MODEL_ID, ROOT, Workload
 
 _START_LIMIT_S = 240.0
-_STOP_LIMIT_S = 45.0
+_STOP_LIMIT_S = 60.0
 _LAST_WORDS_S = 2.0
 _LOOK_S = 0.05
 

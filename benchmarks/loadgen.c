@@ -7,6 +7,9 @@
  * pauses 100 ms, as a client would. One epoll loop; understands Content-Length, chunked bodies and bodies
  * that end with their connection.
  *
+ * It asks for real-time priority, as if it had a machine of its own. Engine cores poll: where they take every core,
+ * a client of ordinary priority measures its own waiting (84 ms to the first token instead of 4, on two cores).
+ *
  * Of a streamed answer it counts "data:" lines: each is one event. The event that only opens a chat message
  * (a role and no text) and the last one ([DONE]) carry no token and are not counted. A stream without [DONE]
  * is truncated: a failed request, as is one with an error event, a status other than 200, or a lost connection.
@@ -19,6 +22,7 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -88,6 +92,7 @@ static size_t request_len;
 static int poller, paused, ended;
 static double measure_at, stop_at;
 static volatile sig_atomic_t told_to_stop;
+static bool real_time;
 
 static double now_s(void) {
     struct timespec t;
@@ -429,7 +434,13 @@ static void print_result(void) {
     print_samples("itl_ms", &counted.itl);
     print_samples("latency_ms", &counted.latency);
     print_counts();
-    printf("\"longest_silence_s\":%.3f,\"cpu_s\":%.3f}\n", counted.longest_silence_s, cpu_s);
+    printf("\"longest_silence_s\":%.3f,\"cpu_s\":%.3f,\"real_time\":%s}\n", counted.longest_silence_s, cpu_s,
+           real_time ? "true" : "false");
+}
+
+static void take_priority(void) {
+    struct sched_param lowest = {.sched_priority = sched_get_priority_min(SCHED_RR)};
+    real_time = sched_setscheduler(0, SCHED_RR, &lowest) == 0;
 }
 
 /* -- the command line */
@@ -505,6 +516,7 @@ int main(int count, char **words) {
     poller = epoll_create1(EPOLL_CLOEXEC);
     Stream *streams = calloc((size_t)options.streams, sizeof(Stream));
     if (poller < 0 || !streams) die("start");
+    take_priority();
     measure_at = now_s() + options.warmup_s;
     stop_at = measure_at + options.seconds;
     run(streams);

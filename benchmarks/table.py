@@ -10,6 +10,10 @@ from benchmarks.record import Record, Run, Spread, Start
 
 BASELINE = "vllm"
 _NOISY_CORES = 0.1
+_STARVED = (
+    "The load generator had no real-time priority (root or CAP_SYS_NICE gives it): TTFT and ITL contain its own "
+    "waiting for a core."
+)
 _TITLES = {contestant.name: contestant.title for contestant in CONTESTANTS}
 
 Row = Sequence[str]
@@ -22,14 +26,14 @@ def render(record: Record) -> str:
     speed = markdown(_SPEED_HEAD, [_speed_row(runs, _baseline(groups, runs)) for runs in groups.values()])
     cost = markdown(_COST_HEAD, [_cost_row(runs) for runs in groups.values()])
     life = markdown(_LIFE_HEAD, _life_rows(record.starts))
-    return "\n\n".join([speed, cost, life, "\n".join(_remarks(record))])
+    return "\n\n".join(part for part in (speed, cost, life, "\n".join(_remarks(record))) if part)
 
 
 def markdown(head: Row, rows: Iterable[Row]) -> str:
-    """A Markdown table, or a sentence when there are no rows: the first column to the left, numbers right."""
+    """A Markdown table, the first column to the left, numbers to the right; without rows, nothing."""
     lines = [head, *rows]
     if len(lines) == 1:
-        return f"Nothing was measured of: {', '.join(head)}."
+        return ""
     widths = [max(2, *map(len, column)) for column in zip(*lines, strict=True)]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     return "\n".join("| " + " | ".join(_cells(line, widths)) + " |" for line in [head, rule, *lines[1:]])
@@ -129,6 +133,8 @@ def _life_row(who: str, starts: Sequence[Start]) -> Row:
 
 def _remarks(record: Record) -> list[str]:
     remarks = ["Medians over rounds, with the least and the most; TTFT and ITL in ms."]
+    if not all(run.figures["real_time"] for run in record.runs):
+        remarks.append(_STARVED)
     for start in record.starts:
         if start.failure:
             remarks.append(f"Failed: {_who(start)}, round {start.round}: {start.failure}")

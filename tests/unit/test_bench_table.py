@@ -12,6 +12,7 @@ FIGURES: dict[str, Any] = {
     "itl_ms": {"p50": 1.0, "p99": 2.0},
     "statuses": {"200": 90, "503": 3},
     "cpu_s": 0.1,
+    "real_time": True,
 }
 
 
@@ -78,6 +79,11 @@ def test_foreign_load_is_told() -> None:
     assert "other processes took 0.5 cores" in render(
         Record({}, {}, [], [run("vllm", 1.0, foreign_cores=0.5)])
     )
+
+
+def test_figures_of_a_starved_client_are_told() -> None:
+    starved = run("vllm", 1.0, figures=FIGURES | {"real_time": False})
+    assert "no real-time priority" in render(Record({}, {}, [], [run("vllm", 1.0), starved]))
 
 
 def test_columns_of_a_table_are_aligned() -> None:
