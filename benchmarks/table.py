@@ -11,8 +11,8 @@ from benchmarks.record import Record, Run, Spread, Start
 BASELINE = "vllm"
 _NOISY_CORES = 0.1
 _STARVED = (
-    "The load generator had no real-time priority (root or CAP_SYS_NICE gives it): TTFT and ITL contain its own "
-    "waiting for a core."
+    "The load generator had no real-time priority (root or CAP_SYS_NICE gives it): TTFT and ITL contain its "
+    "own waiting for a core."
 )
 _TITLES = {contestant.name: contestant.title for contestant in CONTESTANTS}
 
