@@ -44,10 +44,6 @@ class Core:
         self._loop.add_reader(self._watch, self._on_end)
 
     @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
     def input_address(self) -> str:
         """Where the front listens for the core's ready message, and sends requests."""
         return self._address("input")
