@@ -21,9 +21,10 @@ BODY = {"model": MODEL_ID, "prompt": "water", "stream": True} | LONG
 
 
 @pytest.mark.parametrize("phase", ["import", "load", "ready"])
-def test_no_process_is_left_when_the_owner_is_killed(phase: str):
+def test_nothing_is_left_when_the_owner_is_killed(phase: str, tmp_path: Path):
     owner = subprocess.Popen(
         [sys.executable, FOLDER / "owner.py", "demo"],
+        env=os.environ | {"TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
@@ -36,6 +37,7 @@ def test_no_process_is_left_when_the_owner_is_killed(phase: str):
     owner.wait()
     _, left = psutil.wait_procs(below, timeout=LIMIT_S)
     assert left == []
+    assert list(tmp_path.glob("penstock-*")) == []
 
 
 def until_children(pid: int) -> list[psutil.Process]:

@@ -11,9 +11,9 @@ import sys
 from penstock import lifeline
 
 TIED = """
-import sys, threading
+import os, sys, threading
 from penstock import lifeline
-lifeline.tie_to(int(sys.argv[1]))
+lifeline.tie_to(int(sys.argv[1]), lambda: os.write(1, b"farewell"))
 print("tied", flush=True)
 threading.Event().wait()
 """
@@ -41,6 +41,7 @@ def test_process_ends_when_its_owner_is_killed():
     assert child.stdout.readline() == "tied\n"
     parent.kill()
     assert child.wait(LIMIT_S) == lifeline.ORPHANED
+    assert child.stdout.read() == "farewell"
     parent.wait()
 
 

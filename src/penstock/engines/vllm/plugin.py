@@ -20,5 +20,5 @@ def register() -> None:
     owner = os.environ.get(OWNER)
     if owner is None:
         return
-    lifeline.tie_to(int(owner))
+    lifeline.tie_to(int(owner), reason.forget)
     reason.record()

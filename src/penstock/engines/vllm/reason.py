@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -56,6 +57,12 @@ def read(file: Path) -> str | None:
         return file.read_text() or None
     except FileNotFoundError:
         return None
+
+
+def forget() -> None:
+    """Remove the folder of the file, which holds the engine's sockets, too: nobody is left to ask."""
+    if file := os.environ.get(ENVIRONMENT):
+        shutil.rmtree(Path(file).parent, ignore_errors=True)
 
 
 def record() -> None:
