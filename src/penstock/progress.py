@@ -1,21 +1,25 @@
-"""What a starting replica tells the command that waits for it. Both ends; ground level.
+"""What a replica tells the command that started it, while it starts and in its log. Both ends; ground level.
 
-The command opens a `Reader` and names its socket in the environment before it starts the workers, which inherit
-it. Where the name is absent or leads nowhere (on another node), nothing is sent.
+The command opens a `Reader` and names its socket in the environment before it starts the workers, which
+inherit it. Where the name is absent or leads nowhere (on another node), nothing is sent.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 ENVIRONMENT = "_PENSTOCK_PROGRESS"
 """Not a setting: the underscore keeps it apart from what users set and `Settings` checks."""
 
+LOG_ENVIRONMENT = "_PENSTOCK_LOG"
 READY = "ready"
 FAILED = "failed"
 _MOST_DETAIL = 16_000  # characters; a datagram on a Unix socket holds some 200 kB
@@ -51,6 +55,15 @@ def report(model_id: str, phase: str, detail: str = "") -> None:
             outlet.sendto(line.encode(), path)
     except OSError:
         return
+
+
+def log_stream() -> TextIO:
+    """Where log lines reach the reader of the command's stderr; without a command, this process's stderr."""
+    path = os.environ.get(LOG_ENVIRONMENT)
+    if path:
+        with contextlib.suppress(OSError):
+            return open(path, "a", buffering=1, encoding="utf-8")
+    return sys.stderr
 
 
 class Reader:

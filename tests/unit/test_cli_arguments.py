@@ -50,13 +50,13 @@ def test_folder_is_served_under_the_folders_name(tmp_path: Path):
 
 
 def test_served_model_name_names_the_model():
-    (config,) = plan(Arguments(sources=("a/b",), model_id="mine")).configs
+    (config,) = plan(Arguments(sources=("a/b",), served_model_name="mine")).configs
     assert (config.model_id, config.model_source) == ("mine", "a/b")
 
 
 def test_served_model_name_beside_a_file_is_refused(yaml: str):
     with pytest.raises(ConfigError, match="names its own"):
-        plan(Arguments(sources=(yaml,), model_id="mine"))
+        plan(Arguments(sources=(yaml,), served_model_name="mine"))
 
 
 def test_command_line_goes_over_the_file(yaml: str):
@@ -121,18 +121,25 @@ def test_bad_engine_words_are_told(words: tuple[str, ...], sentence: str):
         read_engine_words(planned)
 
 
-def test_environment_of_a_replica_keeps_what_the_config_says():
+def test_mistyped_option_of_our_own_is_named():
+    planned = plan(Arguments(sources=("echo",), engine="sim", engine_words=("--prot", "9000")))
+    with pytest.raises(ConfigError, match="`penstock serve` has --port"):
+        read_engine_words(planned)
+
+
+def test_guests_variables_go_under_what_the_config_says():
     base = plan(Arguments(sources=("echo",), engine="sim"))
-    once = base.with_environment({"A": "1", "B": "1"})
-    twice = once.with_environment({"A": "2", "C": "2"})
+    once = base.as_guest("node:10.0.0.1", {"A": "1", "B": "1"})
+    twice = once.as_guest("node:10.0.0.1", {"A": "2", "C": "2"})
     assert twice.configs[0].runtime_env == {"env_vars": {"A": "1", "B": "1", "C": "2"}}
 
 
-def test_gateway_is_tied_to_a_node():
-    serving = plan(Arguments(sources=("echo",), engine="sim")).with_gateway_on("node:10.0.0.1").serving
+def test_guests_gateway_is_tied_to_its_node():
+    serving = plan(Arguments(sources=("echo",), engine="sim")).as_guest("node:10.0.0.1", {"A": "1"}).serving
     assert serving.ingress_deployment_config["ray_actor_options"] == {
         "num_cpus": 0,
         "resources": {"node:10.0.0.1": 0.001},
+        "runtime_env": {"env_vars": {"A": "1"}},
     }
 
 

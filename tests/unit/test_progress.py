@@ -1,4 +1,5 @@
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,3 +56,20 @@ def test_closed_reader_leaves_no_file(tmp_path: Path):
     reader = progress.Reader(tmp_path / "progress")
     reader.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_log_lines_reach_the_commands_stderr(monkeypatch: pytest.MonkeyPatch):
+    reading, writing = os.pipe()
+    monkeypatch.setenv(progress.LOG_ENVIRONMENT, f"/proc/{os.getpid()}/fd/{writing}")
+    with progress.log_stream() as stream:
+        stream.write("a line\n")
+        assert os.read(reading, 100) == b"a line\n"
+    os.close(reading)
+    os.close(writing)
+
+
+def test_log_lines_without_a_command_go_to_stderr(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(progress.LOG_ENVIRONMENT, "/proc/0/fd/0")
+    assert progress.log_stream() is sys.stderr
+    monkeypatch.delenv(progress.LOG_ENVIRONMENT)
+    assert progress.log_stream() is sys.stderr

@@ -110,7 +110,7 @@ def serve(
         port=port,
         api_key=api_key,
         log_format=log_format,
-        model_id=served_model_name,
+        served_model_name=served_model_name,
         replicas=replicas,
         engine=engine,
         accelerator=accelerator,

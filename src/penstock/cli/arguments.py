@@ -7,7 +7,7 @@ keeps them as words, and `complete` reads them with the engine's parser while Ra
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,20 @@ class Arguments:
     port: int | None = None
     api_key: str | None = None
     log_format: str | None = None
-    model_id: str | None = None
+    served_model_name: str | None = None
     replicas: int | None = None
     engine: str | None = None
     accelerator: str | None = None
     address: str | None = None
     name: str = "penstock"
     verbose: bool = False
+
+
+OPTIONS = tuple(
+    f"--{field.name.replace('_', '-')}"
+    for field in fields(Arguments)
+    if field.name not in ("sources", "engine_words")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +62,21 @@ class Plan:
     def gateway(self) -> GatewayConfig:
         return self.serving.gateway
 
-    def with_environment(self, variables: Mapping[str, str]) -> Plan:
-        """The same with these variables in the environment of every replica."""
-        changed: list[LLMConfig] = []
-        for config in self.configs:
-            env = dict(config.runtime_env or {})
-            env["env_vars"] = {**variables, **env.get("env_vars", {})}
-            changed.append(_changed(config, runtime_env=env))
-        return self._with(llm_configs=changed)
-
-    def with_gateway_on(self, node: str) -> Plan:
-        """The same with the gateway on the node that has the resource `node`."""
+    def as_guest(self, node: str, variables: Mapping[str, str]) -> Plan:
+        """The same on a cluster that others started: the gateway where the resource `node` is, and `variables`
+        in the environment of every process, which here they do not inherit.
+        """
         options = self.serving.ingress_deployment_config
         actor: dict[str, Any] = {"num_cpus": 0, **(options.get("ray_actor_options") or {})}
         actor["resources"] = {node: _SHARE, **(actor.get("resources") or {})}
-        return self._with(ingress_deployment_config={**options, "ray_actor_options": actor})
+        actor["runtime_env"] = _with_variables(actor.get("runtime_env"), variables)
+        return self._with(
+            llm_configs=[
+                _changed(config, runtime_env=_with_variables(config.runtime_env, variables))
+                for config in self.configs
+            ],
+            ingress_deployment_config={**options, "ray_actor_options": actor},
+        )
 
     def with_engine_arguments(self, read: Mapping[str, Any]) -> Plan:
         """The same with arguments of the engine on top of the only model's own."""
@@ -115,13 +122,13 @@ def plan(arguments: Arguments) -> Plan:
 def _source(word: str, arguments: Arguments) -> str | dict[str, Any]:
     """A file's name as it is; a model as the config that it stands for."""
     if word.endswith(_YAML) or Path(word).is_file():
-        if arguments.model_id:
+        if arguments.served_model_name:
             raise ConfigError(
                 f"--served-model-name names a model given by id or folder; {word} names its own."
             )
         return word
     source = word or DEMO_SOURCE
-    model_id = arguments.model_id or (DEMO_MODEL_ID if source == DEMO_SOURCE else _id_of(source))
+    model_id = arguments.served_model_name or (DEMO_MODEL_ID if source == DEMO_SOURCE else _id_of(source))
     values: dict[str, Any] = {"model_loading_config": {"model_id": model_id, "model_source": source}}
     if arguments.engine:
         values["llm_engine"] = arguments.engine
@@ -150,7 +157,7 @@ def _overridden(config: LLMConfig, arguments: Arguments) -> LLMConfig:
 
 def _refuse_for_several(configs: Sequence[LLMConfig], arguments: Arguments) -> None:
     given = [
-        ("--served-model-name", arguments.model_id),
+        ("--served-model-name", arguments.served_model_name),
         *((word, word) for word in arguments.engine_words[:1]),
     ]
     for option, value in given:
@@ -172,6 +179,11 @@ def _gateway(given: Sequence[GatewayConfig], arguments: Arguments) -> GatewayCon
         if (value := getattr(arguments, name)) is not None:
             values[name] = value
     return GatewayConfig(**values)
+
+
+def _with_variables(runtime_env: Mapping[str, Any] | None, variables: Mapping[str, str]) -> dict[str, Any]:
+    given = dict(runtime_env or {})
+    return {**given, "env_vars": {**variables, **given.get("env_vars", {})}}
 
 
 def _changed(config: LLMConfig, **changes: Any) -> LLMConfig:

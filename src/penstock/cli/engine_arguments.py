@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml
 
-from penstock.cli.arguments import Plan
+from penstock.cli.arguments import OPTIONS, Plan
 from penstock.config import LLMConfig
-from penstock.config.problems import told
+from penstock.config.problems import nearest, told
 from penstock.errors import ConfigError
 
 
@@ -21,7 +21,18 @@ def read_engine_words(plan: Plan) -> Plan:
     if not plan.engine_words:
         return plan
     (config,) = plan.configs
-    return plan.with_engine_arguments(_READERS[config.engine_name](plan.engine_words))
+    try:
+        read = _READERS[config.engine_name](plan.engine_words)
+    except ConfigError as error:
+        raise ConfigError("\n".join([str(error), *_own_options(plan.engine_words)]), error.problems) from None
+    return plan.with_engine_arguments(read)
+
+
+def _own_options(words: Sequence[str]) -> list[str]:
+    """A sentence for each word that was perhaps meant for us: what we do not know goes to the engine."""
+    flags = [word.partition("=")[0] for word in words if word.startswith("--")]
+    meant = {flag: option for flag in flags if (option := nearest(flag, OPTIONS))}
+    return [f"Or did you mean an option of ours? `penstock serve` has {option}." for option in meant.values()]
 
 
 def engine_argument_faults(configs: Sequence[LLMConfig]) -> tuple[list[str], list[str]]:

@@ -7,6 +7,7 @@ lead to the log, and what the user shall read goes to copies of the original one
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import os
 from dataclasses import dataclass
@@ -40,6 +41,11 @@ class Output:
     err: TextIO
     log: Path | None
 
+    @property
+    def err_path(self) -> str:
+        """Name under which other processes of this user on this machine can open `err`."""
+        return f"/proc/{os.getpid()}/fd/{self.err.fileno()}"
+
     def note(self, text: str) -> None:
         """Writes to where foreign code writes."""
         os.write(2, f"{text}\n".encode(errors="replace"))
@@ -48,9 +54,15 @@ class Output:
 def kept(log: Path | None) -> Output:
     """Copies of stdout and stderr; what is written to the originals goes to `log` from now on."""
     output = Output(Outlet(os.dup(1)), Outlet(os.dup(2)), log)
+    _append(output.err.fileno())
     if log is not None:
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
         os.close(descriptor)
     return output
+
+
+def _append(descriptor: int) -> None:
+    """Several processes write to it: in a file, none may write over another's lines."""
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_APPEND)

@@ -24,7 +24,11 @@ from types import FrameType
 
 import psutil
 
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOPS = tuple(
+    signum
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    if signal.getsignal(signum) is not signal.SIG_IGN  # as after `nohup`
+)
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _LOOK_S = 0.05
 

@@ -57,7 +57,7 @@ def run(plan: Plan, arguments: Arguments, told: int) -> int:
     folder = Path(tempfile.mkdtemp(prefix="penstock-"))
     output = kept(None if arguments.verbose else folder / "serve.log")
     reader = progress.Reader(folder / "progress")
-    os.environ[progress.ENVIRONMENT] = str(reader.path)
+    os.environ |= {progress.ENVIRONMENT: str(reader.path), progress.LOG_ENVIRONMENT: output.err_path}
     command = _Command(plan, arguments, output)
     command.take_signals()
     threading.Thread(target=_forward_steps, args=(reader, command.inbox), daemon=True).start()

@@ -145,8 +145,8 @@ class Steps:
             return
         self._tell(Entered(SERVICE, "deploying"))
         if not cluster.own:
-            here = {name: os.environ[name] for name in (progress.ENVIRONMENT,) if name in os.environ}
-            plan = plan.with_environment(here).with_gateway_on(cluster.here())
+            here = {name: os.environ[name] for name in (progress.ENVIRONMENT, progress.LOG_ENVIRONMENT)}
+            plan = plan.as_guest(cluster.here(), here)
         cluster.refuse_taken(self._name)
         application = build_openai_app(plan.serving)
         self.deployed = True  # from here on there may be something to remove
