@@ -14,7 +14,7 @@ def config(model_id: str = "demo", **kwargs: object) -> LLMConfig:
 
 def parts(gateway: GatewayConfig, *configs: LLMConfig) -> tuple[list[str], str]:
     """The words of the curl line, and the Python program."""
-    first, curl, rest = greeting(gateway, configs, seconds=12.34).split("\n\n", 2)
+    _, curl, rest = greeting(gateway, configs, seconds=12.34).split("\n\n", 2)
     return shlex.split(curl), rest.rpartition("\n\n")[0]
 
 

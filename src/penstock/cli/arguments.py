@@ -63,7 +63,7 @@ class Plan:
         return self.serving.gateway
 
     def as_guest(self, node: str, variables: Mapping[str, str]) -> Plan:
-        """The same on a cluster that others started: the gateway where the resource `node` is, and `variables`
+        """The same on a cluster that others started: the gateway where the resource `node` is, and variables
         in the environment of every process, which here they do not inherit.
         """
         options = self.serving.ingress_deployment_config
