@@ -29,7 +29,7 @@ EDITS = [
     # The embedded model instead of one from a hub. The model ids stay.
     (r"Qwen/Qwen2.5-\d.\dB-Instruct", "demo"),
     (r"meta-llama/Meta-Llama-3-8B-Instruct", "demo"),
-    # Two slips of the pages: a comma is missing before `stream=True`; the body of a `for` lost its indentation.
+    # Two slips of the pages: a comma is missing before `stream=True`; a `for` lost its body's indentation.
     (r'("Hello!"}\])\n(\s+stream=True)', r"\1,\n\2"),
     (r"(?m)^(for chunk in response:)\n(if .*:)\n(print.*)$", r"\1\n    \2\n        \3"),
     # One device: this machine has no two.

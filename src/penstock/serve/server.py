@@ -94,6 +94,8 @@ class LLMServer(metaclass=_Constructed):
         in_replica = _in_replica()
         if in_replica:
             lifeline.tie_to(os.getppid())  # a killed raylet leaves its workers running
+            # Else an engine whose workers are Ray actors would start a cluster of its own.
+            os.environ.setdefault("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
         await self._start_engine()
         if in_replica:
             await self._open_listener()
