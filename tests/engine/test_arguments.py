@@ -37,6 +37,10 @@ WRONG = [
         {"gpu_memory_utilization": 1.5},
         "gpu_memory_utilization: is the number 1.5; must be a number, above 0, at most 1.",
     ),
+    (
+        {"data_parallel_size": 2},
+        "data_parallel_size: 2 engines in one replica are not supported; use num_replicas.",
+    ),
     ({"dtype": "AUTO"}, "dtype: is the text 'AUTO'; must be 'auto'"),
     ({"max_num_seqs": 0}, "max_num_seqs: is the number 0; must be a whole number, at least 1."),
     ({"max_lora_rank": 7}, "max_lora_rank: is the number 7; must be 1, 8, 16"),

@@ -44,13 +44,12 @@ def check_arguments(configs: Sequence[LLMConfig]) -> Findings:
     if not installed():
         return Findings(notices=(_not_here(asked),))
     answer = _ask({"engine_kwargs": [config.engine_kwargs for config in asked]})
-    return Findings(
-        tuple(
-            _told(config.place / "engine_kwargs", path, text)
-            for config, faults in zip(asked, answer["faults"], strict=True)
-            for path, text in faults
-        )
-    )
+    problems = [
+        _told(config.place / "engine_kwargs", path, text)
+        for config, faults in zip(asked, answer["faults"], strict=True)
+        for path, text in [*faults, *_one_engine_only(config)]
+    ]
+    return Findings(tuple(problems))
 
 
 def parse_flags(argv: Sequence[str]) -> dict[str, Any]:
@@ -69,6 +68,14 @@ def parse_flags(argv: Sequence[str]) -> dict[str, Any]:
     if answer["problems"]:
         raise config_error(answer["problems"])
     return answer["kwargs"]
+
+
+def _one_engine_only(config: LLMConfig) -> list[tuple[list[str], str]]:
+    """vLLM takes it, our replica does not: it holds one engine, so that it lives and dies with it."""
+    size = config.engine_kwargs.get("data_parallel_size")
+    if not isinstance(size, int) or size <= 1:
+        return []
+    return [(["data_parallel_size"], f"{size} engines in one replica are not supported; use num_replicas.")]
 
 
 def installed() -> bool:
