@@ -1,10 +1,10 @@
 """`penstock serve`, `chat` and their ends, with the simulator in place of a model."""
 
+import json
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +13,8 @@ import pytest
 from tests.ray.command import Command, serving
 
 FAST = ["--step-base-ms", "0"]
-SLOW = ["--reply", " ".join(["word"] * 30), "--step-base-ms", "100"]
+TWO_LENGTHS = ["--replies", json.dumps({"short": "word " * 9 + "end", "long": "word " * 999})]
+SLOW = [*TWO_LENGTHS, "--step-base-ms", "100"]
 NEVER_READY = ["--start-delay-s", "600"]
 
 
@@ -83,18 +84,6 @@ def test_taken_port_is_told_before_ray_starts(service: Command, port: int):
     assert second.out == []
 
 
-def test_second_service_runs_beside_the_first_and_finishes_its_stream(service: Command, port: int, free_port):
-    words = ["slow", "--engine", "sim", "--port", str(free_port), *SLOW]
-    with serving(*words) as second:
-        stream = ask(free_port, "go on", model="slow")
-        first = next(piece for piece in stream if piece)
-        second.signal_group(signal.SIGTERM)
-        assert f"{first}{''.join(stream)}".split() == ["word"] * 30
-        assert second.exit_code() == 0
-        assert second.left() == []
-    assert "".join(ask(port, "still here")) == "still here"
-
-
 def test_failing_engine_is_told_in_its_own_words(free_port: int):
     command = Command("echo", "--engine", "sim", "--port", str(free_port), "--start-error", "no luck today")
     assert command.exit_code() == 1
@@ -121,37 +110,30 @@ def test_signal_before_serving_leaves_nothing(phase: str, free_port: int):
         assert command.left() == []
 
 
-def test_second_signal_cuts_streams_and_leaves_nothing(free_port: int):
-    words = [
-        "slow",
-        "--engine",
-        "sim",
-        "--port",
-        str(free_port),
-        "--reply",
-        "x " * 1000,
-        "--step-base-ms",
-        "100",
-    ]
-    with serving(*words) as command:
-        stream = ask(free_port, "go on", model="slow")
-        assert next(piece for piece in stream if piece)
-        command.signal_group(signal.SIGINT)
-        command.wait_for("Stopping")
-        time.sleep(1)  # nearer signals are taken for one
-        command.signal_group(signal.SIGINT)
+def test_open_streams_may_finish_until_a_second_signal_cuts_them(free_port: int):
+    with serving("slow", "--engine", "sim", "--port", str(free_port), *SLOW) as command:
+        short, long = (ask(free_port, length, model="slow") for length in ("short", "long"))
+        assert next(piece for piece in long if piece)
+        begun = next(piece for piece in short if piece)
+        command.signal_group(signal.SIGTERM)
+        assert f"{begun}{''.join(short)}".split() == ["word"] * 9 + ["end"]
+        command.signal_group(signal.SIGTERM)
+        with pytest.raises(openai.APIError):
+            list(long)
         assert command.exit_code() == 0
         assert command.left() == []
 
 
-def test_killed_command_leaves_nothing(free_port: int):
-    with serving("echo", "--engine", "sim", "--port", str(free_port)) as command:
-        command.kill()
-        assert command.left() == []
+def test_killed_work_leaves_nothing_and_its_neighbour_untouched(service: Command, port: int, free_port: int):
+    with serving("other", "--engine", "sim", "--port", str(free_port)) as second:
+        assert "".join(ask(free_port, "both at once", model="other")) == "both at once"
+        second.work().kill()
+        assert second.exit_code() == 128 + signal.SIGKILL
+        assert second.left() == []
+    assert "".join(ask(port, "still here")) == "still here"
 
 
-def test_killed_work_leaves_nothing(free_port: int):
-    with serving("echo", "--engine", "sim", "--port", str(free_port)) as command:
-        command.work().kill()
-        assert command.exit_code() == 128 + signal.SIGKILL
-        assert command.left() == []
+def test_killed_command_leaves_nothing(service: Command):
+    """The last test of the service that the others share."""
+    service.kill()
+    assert service.left() == []
