@@ -1,0 +1,59 @@
+"""What is served is what the model says: plain transformers and our service give the same text."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from demo_questions import QUESTIONS
+from openai import OpenAI
+from ray import serve
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import penstock
+from penstock.serve import LLMConfig, build_openai_app
+
+
+@pytest.fixture
+def client(serve_url):
+    config = LLMConfig(model_loading_config={"model_id": "penstock-demo"})
+    serve.run(build_openai_app({"llm_configs": [config]}), name="demo")
+    yield OpenAI(base_url=f"{serve_url}/v1", api_key="any")
+    serve.delete("demo")
+
+
+def served(client: OpenAI, question: str) -> tuple[str, str]:
+    """The answer, and why it ended."""
+    messages = [{"role": "user", "content": question}]
+    stream = client.chat.completions.create(
+        model="penstock-demo", messages=messages, temperature=0, stream=True
+    )
+    choices = [choice for part in stream for choice in part.choices]
+    return "".join(choice.delta.content or "" for choice in choices), choices[-1].finish_reason
+
+
+def plain(questions: list[str]) -> list[tuple[str, str]]:
+    """The same by transformers alone, greedy."""
+    tokenizer = AutoTokenizer.from_pretrained(penstock.demo_model())
+    model = AutoModelForCausalLM.from_pretrained(penstock.demo_model())
+    answers = []
+    for question in questions:
+        prompt = tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}],
+            add_generation_prompt=True,
+            return_dict=True,
+            return_tensors="pt",
+        )
+        made = model.generate(**prompt, do_sample=False, max_new_tokens=200)[
+            0, prompt["input_ids"].shape[1] :
+        ]
+        ended = made[-1] == tokenizer.eos_token_id
+        answers.append((tokenizer.decode(made, skip_special_tokens=True), "stop" if ended else "length"))
+    return answers
+
+
+def test_served_answers_are_those_of_plain_transformers(client):
+    questions = list(QUESTIONS)
+    with ThreadPoolExecutor(8) as many:
+        answers = list(many.map(lambda question: served(client, question), questions))
+    assert len(answers) >= 20
+    assert answers == plain(questions)
+    assert {reason for _, reason in answers} == {"stop"}
