@@ -42,7 +42,7 @@ def guarded(work: Work, *, stop_s: float) -> int:
 
     Must be called before any thread is started.
     Units: stop_s is the work's time from the first signal until it is killed; ending what it left takes up to
-    6 s more.
+    4 s more.
     """
     adopt_orphans()
     told, tell = os.pipe()
@@ -63,7 +63,7 @@ def guarded(work: Work, *, stop_s: float) -> int:
     return code
 
 
-def end_descendants(term_s: float = 3.0, kill_s: float = 3.0) -> None:
+def end_descendants(term_s: float = 1.0, kill_s: float = 3.0) -> None:
     """Asks every descendant of this process to end (SIGTERM), and then makes it (SIGKILL).
 
     Reaps whatever has ended, so no other code of this process may be waiting for a child.

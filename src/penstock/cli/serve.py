@@ -31,7 +31,7 @@ from penstock.cli.output import Output, kept
 from penstock.errors import ConfigError, EngineStartFailed, Error
 
 STOP_S = 24.0
-"""From the first signal until the guard kills this process; what it leaves is gone 6 s later."""
+"""From the first signal until the guard kills this process; what it leaves is gone 4 s later."""
 
 _FINISH_S = 22.0  # for open streams, then for Serve and Ray
 _FAILED, _BAD_CONFIG = 1, 2
