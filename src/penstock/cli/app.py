@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from functools import partial
-from importlib.metadata import version
 from typing import Annotated, NoReturn
 
 import typer
 
+from penstock import __version__
 from penstock.cli.arguments import DEFAULT_PORT, KINDS, Arguments, split
 from penstock.errors import ConfigError, Error
 
@@ -60,7 +60,7 @@ def penstock(
     show_version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
     if show_version:
-        print(f"penstock {version('penstock')}")
+        print(f"penstock {__version__}")
         raise typer.Exit
 
 

@@ -65,7 +65,6 @@ def run(plan: Plan, arguments: Arguments, told: int) -> int:
     code = command.run()
     if code != _FAILED:
         shutil.rmtree(folder, ignore_errors=True)
-    processes.adopt_orphans()
     processes.end_descendants()  # the guard would do it, if it lives
     return code
 
@@ -215,4 +214,5 @@ def _forward_steps(reader: progress.Reader, inbox: queue.SimpleQueue[Event]) -> 
 def _forward_signals(told: int, command: _Command) -> None:
     while signum := os.read(told, 1):
         command.signalled(signum[0])
-    command.signalled(signal.SIGTERM)  # the guard was killed
+    processes.adopt_orphans()  # the guard was killed, and its duties are ours
+    command.signalled(signal.SIGTERM)
