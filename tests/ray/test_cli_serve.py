@@ -13,7 +13,7 @@ import pytest
 from tests.ray.command import Command, serving
 
 FAST = ["--step-base-ms", "0"]
-TWO_LENGTHS = ["--replies", json.dumps({"short": "word " * 9 + "end", "long": "word " * 999})]
+TWO_LENGTHS = ["--replies", json.dumps({"short": "word " * 29 + "end", "long": "word " * 999})]
 SLOW = [*TWO_LENGTHS, "--step-base-ms", "100"]
 NEVER_READY = ["--start-delay-s", "600"]
 
@@ -116,7 +116,7 @@ def test_open_streams_may_finish_until_a_second_signal_cuts_them(free_port: int)
         assert next(piece for piece in long if piece)
         begun = next(piece for piece in short if piece)
         command.signal_group(signal.SIGTERM)
-        assert f"{begun}{''.join(short)}".split() == ["word"] * 9 + ["end"]
+        assert f"{begun}{''.join(short)}".split() == ["word"] * 29 + ["end"]
         command.signal_group(signal.SIGTERM)
         with pytest.raises(openai.APIError):
             list(long)

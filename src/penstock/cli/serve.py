@@ -54,7 +54,7 @@ def run(plan: Plan, arguments: Arguments, told: int) -> int:
 
     Exit code: 0 after serving, 128 + signal before it, 1 for a failure, 2 for a bad config.
     """
-    folder = Path(tempfile.mkdtemp(prefix="penstock-"))
+    folder = Path(tempfile.mkdtemp(prefix="penstock-serve-"))
     output = kept(None if arguments.verbose else folder / "serve.log")
     reader = progress.Reader(folder / "progress")
     os.environ |= {progress.ENVIRONMENT: str(reader.path), progress.LOG_ENVIRONMENT: output.err_path}
