@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from penstock.config import LLMConfig
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -55,7 +58,9 @@ def silent(phase: str) -> None:
 
 
 class Engine(Protocol):
-    """One model on one set of devices. Built from an `LLMConfig`; nothing happens before `start`."""
+    """One model on one set of devices. Nothing happens before `start`."""
+
+    def __init__(self, config: LLMConfig) -> None: ...
 
     async def start(self, progress: Progress = silent) -> None:
         """Load the model and make one token. Does nothing when it has been done.

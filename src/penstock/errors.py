@@ -131,7 +131,7 @@ class EngineStartFailed(Error):
 
 
 class ConfigError(Error, ValueError):
-    """Every fault of a config at once: one line each, with its path, what is allowed, the nearest known name."""
+    """Every fault of a config at once: one line each, with its path and what is allowed."""
 
     status = 400
     type = "invalid_request_error"
