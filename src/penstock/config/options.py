@@ -24,6 +24,8 @@ DEFAULTS: Mapping[str, Any] = {
     "health_check_timeout_s": 10.0,
     # Serve's own value, named because streams end by it and the command's exit relies on it.
     "graceful_shutdown_timeout_s": 20.0,
+    # Serve looks this often whether its own calls have ended; 2 s would be added to every stop.
+    "graceful_shutdown_wait_loop_s": 0.2,
     # An engine that cannot start fails the same way each time, and each try loads the weights again.
     "max_constructor_retry_count": 3,
 }

@@ -88,6 +88,7 @@ class RouterDeployment:
             "ray_actor_options": {"num_cpus": 0},
             "health_check_period_s": 1.0,
             "graceful_shutdown_timeout_s": 30.0,
+            "graceful_shutdown_wait_loop_s": 0.2,
             **self.given,
         }
         cards = [ModelCard.of(config) for config in configs]

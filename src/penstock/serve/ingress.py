@@ -67,9 +67,10 @@ class LLMRouter:
             await self._port.close()
         await self.gateway.close()
 
-    def __del__(self) -> Any:
-        """Serve's shutdown hook: Serve awaits what it returns."""
-        return self.stop() if "gateway" in self.__dict__ else None
+    async def __del__(self) -> None:
+        """Serve's shutdown hook. Serve's ingress wrapper awaits it only when it is `async` itself."""
+        if "gateway" in self.__dict__:
+            await self.stop()
 
     @classmethod
     def as_deployment(cls, deployment_options: Mapping[str, Any] | None = None) -> Any:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-import sys
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+
+from penstock.progress import log_stream
 
 _HANDLER = "penstock-json"
 
@@ -29,11 +30,11 @@ class JSONLines(logging.Formatter):
 
 
 def write_json() -> None:
-    """Everything that Penstock logs in this process goes to stderr as JSON lines. Safe to call twice."""
+    """What Penstock logs in this process goes to the command's stderr as JSON lines. Safe to call twice."""
     logger = logging.getLogger("penstock")
     if any(handler.name == _HANDLER for handler in logger.handlers):
         return
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(log_stream())
     handler.name = _HANDLER
     handler.setFormatter(JSONLines())
     logger.addHandler(handler)

@@ -14,6 +14,7 @@ from openai.types.chat import ChatCompletion as ChatCompletionResponse
 from pydantic import BaseModel, ConfigDict
 
 __all__ = [
+    "ANSWERS",
     "ChatCompletionRequest",
     "ChatCompletionResponse",
     "CompletionRequest",
@@ -118,3 +119,14 @@ class ErrorResponse(_Open):
     """OpenAI's error envelope."""
 
     error: ErrorInfo
+
+
+ANSWERS: dict[str, type[BaseModel]] = {
+    "/v1/chat/completions": ChatCompletionResponse,
+    "/v1/completions": CompletionResponse,
+    "/v1/embeddings": EmbeddingResponse,
+    "/v1/score": ScoreResponse,
+    "/tokenize": TokenizeResponse,
+    "/detokenize": DetokenizeResponse,
+}
+"""What each path answers, errors and streams aside."""

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import ray
@@ -28,17 +28,10 @@ from penstock.serve import cluster
 from penstock.serve.call import batched, call, events
 from penstock.serve.gateway import Gateway
 from penstock.serve.listener import Listener
-from penstock.serve.openai_api_models import (
-    ChatCompletionResponse,
-    CompletionResponse,
-    DetokenizeResponse,
-    EmbeddingResponse,
-    ErrorResponse,
-    RawRequestInfo,
-    ScoreResponse,
-    TokenizeResponse,
-)
 from penstock.serve.standalone import Through, alone
+
+if TYPE_CHECKING:
+    from penstock.serve.openai_api_models import RawRequestInfo
 
 log = logging.getLogger(__name__)
 
@@ -158,27 +151,27 @@ class LLMServer(metaclass=_Constructed):
 
     async def chat(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Answers:
         """One `ChatCompletionResponse`; with `stream`, lists of ready `data: {...}` events, errors too."""
-        return self._ask("/v1/chat/completions", request, ChatCompletionResponse, raw_request_info)
+        return self._ask("/v1/chat/completions", request, raw_request_info)
 
     async def completions(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Answers:
         """One `CompletionResponse`; with `stream`, lists of ready `data: {...}` events, errors too."""
-        return self._ask("/v1/completions", request, CompletionResponse, raw_request_info)
+        return self._ask("/v1/completions", request, raw_request_info)
 
     async def embeddings(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Answers:
         """One `EmbeddingResponse` or `ErrorResponse`."""
-        return self._ask("/v1/embeddings", request, EmbeddingResponse, raw_request_info)
+        return self._ask("/v1/embeddings", request, raw_request_info)
 
     async def score(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Answers:
         """One `ScoreResponse` or `ErrorResponse`."""
-        return self._ask("/v1/score", request, ScoreResponse, raw_request_info)
+        return self._ask("/v1/score", request, raw_request_info)
 
     async def tokenize(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Answers:
         """One `TokenizeResponse` or `ErrorResponse`."""
-        return self._ask("/tokenize", request, TokenizeResponse, raw_request_info)
+        return self._ask("/tokenize", request, raw_request_info)
 
     async def detokenize(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Answers:
         """One `DetokenizeResponse` or `ErrorResponse`."""
-        return self._ask("/detokenize", request, DetokenizeResponse, raw_request_info)
+        return self._ask("/detokenize", request, raw_request_info)
 
     async def generate(
         self, prompt: Prompt, params: Mapping[str, Any] | None = None, request_id: str | None = None
@@ -194,9 +187,9 @@ class LLMServer(metaclass=_Constructed):
         """The config that this server was made from."""
         return self._llm_config
 
-    async def _ask(
-        self, path: str, request: Request, answer: type[BaseModel], raw: RawRequestInfo | None
-    ) -> Answers:
+    async def _ask(self, path: str, request: Request, raw: RawRequestInfo | None) -> Answers:
+        from penstock.serve.openai_api_models import ANSWERS, ErrorResponse  # half a second, for handles only
+
         body = request.model_dump(exclude_unset=True) if isinstance(request, BaseModel) else dict(request)
         reply = await call(self.engine.app(), path, msgspec.json.encode(body), raw.headers if raw else None)
         try:
@@ -205,7 +198,7 @@ class LLMServer(metaclass=_Constructed):
                 async for batch in batched(events(reply.body), interval_ms):
                     yield batch
             elif reply.status < 400:
-                yield answer.model_validate_json(await reply.read())
+                yield ANSWERS[path].model_validate_json(await reply.read())
             else:
                 error = ErrorResponse.model_validate_json(await reply.read())
                 yield [error] if body.get("stream") else error
