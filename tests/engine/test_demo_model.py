@@ -22,7 +22,8 @@ from vllm import LLM, SamplingParams
 
 model, questions = sys.argv[1], json.load(sys.stdin)
 llm = LLM(model, enforce_eager=True, max_model_len=1024, max_num_seqs=16, kv_cache_memory_bytes=64 << 20)
-params = SamplingParams(temperature=0, max_tokens=128, skip_special_tokens=False, include_stop_str_in_output=True)
+shown = {"skip_special_tokens": False, "include_stop_str_in_output": True}
+params = SamplingParams(temperature=0, max_tokens=128, **shown)
 asked = [[{"role": "user", "content": question}] for question in questions]
 said = [answer.outputs[0].text for answer in llm.chat(asked, params, use_tqdm=False)]
 print(json.dumps(dict(zip(questions, said))))
