@@ -18,6 +18,7 @@ from penstock.config import GatewayConfig
 from penstock.engine import ASGIApp
 from penstock.serve import membership
 from penstock.serve.cards import ModelCard
+from penstock.serve.coalesce import Coalesced
 from penstock.serve.gateway import Gateway, PublicPort, serve_on
 from penstock.serve.table import Table
 
@@ -54,7 +55,7 @@ class LLMRouter:
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Serve's hook."""
-        return self.gateway
+        return Coalesced(self.gateway)
 
     async def check_health(self) -> None:
         """Serve's hook: a gateway that lost its port must be started again."""

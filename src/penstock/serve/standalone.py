@@ -11,6 +11,7 @@ from penstock.config import GatewayConfig, LLMConfig
 from penstock.engine import Receive, Scope, Send
 from penstock.serve.address import Address
 from penstock.serve.cards import ModelCard
+from penstock.serve.coalesce import Coalesced
 from penstock.serve.gateway import Gateway
 from penstock.serve.table import Table
 
@@ -29,7 +30,7 @@ class Through(Response):
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__()
-        self._gateway = gateway
+        self._gateway = Coalesced(gateway)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._gateway(scope, receive, send)

@@ -1,0 +1,78 @@
+"""Fewer and larger pieces for Serve's own HTTP, which spends some 300 us on each, whatever its size.
+
+Stands between the gateway and Serve, only where Serve brings the requests. What a stream makes within
+10 ms leaves together; its first pieces, and with them the first token, leave at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from penstock.engine import ASGIApp, Message, Receive, Scope, Send
+
+_INTERVAL_S = 0.01
+_AT_ONCE = 2
+"""Pieces never held: a chat stream opens with an event without text, the second has the first token."""
+
+
+class Coalesced:
+    """ASGI around `app`."""
+
+    def __init__(self, app: ASGIApp, interval_s: float = _INTERVAL_S) -> None:
+        self._app = app
+        self._interval_s = interval_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        answer = _Answer(send, self._interval_s)
+        try:
+            await self._app(scope, receive, answer.send)
+        finally:
+            answer.close()
+        return None
+
+
+class _Answer:
+    """One answer on its way out. `send` is called by one task, as ASGI has it."""
+
+    def __init__(self, send: Send, interval_s: float) -> None:
+        self._send = send
+        self._interval_s = interval_s
+        self._passed = 0
+        self._held: list[bytes] = []
+        self._ending = asyncio.Event()
+        self._flushing: asyncio.Task[None] | None = None
+
+    async def send(self, message: Message) -> None:
+        if message["type"] != "http.response.body":
+            await self._send(message)
+        elif not message.get("more_body"):
+            await self._end(message)
+        elif self._passed < _AT_ONCE:
+            self._passed += 1
+            await self._send(message)
+        else:
+            self._held.append(message.get("body", b""))
+            if self._flushing is None or self._flushing.done():
+                self._flushing = asyncio.create_task(self._flush())
+
+    async def _flush(self) -> None:
+        while self._held:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._interval_s):
+                    await self._ending.wait()
+            body, self._held = b"".join(self._held), []
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def _end(self, message: Message) -> None:
+        self._ending.set()
+        if self._flushing is not None:
+            await self._flushing  # raises what sending raised
+        await self._send(message)
+
+    def close(self) -> None:
+        """An app that leaves before its answer ended takes what is held with it."""
+        if self._flushing is not None:
+            self._flushing.cancel()

@@ -1,0 +1,68 @@
+"""Streams behind Serve's own HTTP."""
+
+import asyncio
+
+import pytest
+
+from penstock.serve.coalesce import Coalesced
+
+
+async def answered(pieces: list[bytes], interval_s: float) -> list[dict]:
+    """The messages that reach Serve when an app sends `pieces` without a pause."""
+    sent: list[dict] = []
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for piece in pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"end"})
+
+    async def send(message):
+        sent.append(message)
+
+    await Coalesced(app, interval_s)({"type": "http"}, None, send)
+    return sent
+
+
+async def test_pieces_of_one_moment_leave_together_after_the_first_two():
+    sent = await answered([b"role", b"one", b"two", b"three"], 60)
+    assert [message.get("body") for message in sent] == [None, b"role", b"one", b"twothree", b"end"]
+    assert [message.get("more_body", False) for message in sent] == [False, True, True, True, False]
+
+
+async def test_an_answer_in_one_piece_passes_as_it_is():
+    assert [message.get("body") for message in await answered([], 60)] == [None, b"end"]
+
+
+async def test_held_pieces_leave_while_the_app_is_silent():
+    arrived, silent = asyncio.Event(), asyncio.Event()
+
+    async def app(scope, receive, send):
+        for piece in (b"role", b"one", b"two"):
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await silent.wait()
+
+    async def send(message):
+        if message["body"] == b"two":
+            arrived.set()
+
+    running = asyncio.create_task(Coalesced(app, 0.001)({"type": "http"}, None, send))
+    await asyncio.wait_for(arrived.wait(), 5)
+    silent.set()
+    await running
+
+
+async def test_a_client_that_is_gone_ends_the_app():
+    async def app(scope, receive, send):
+        for _ in range(3):
+            await send({"type": "http.response.body", "body": b"x", "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def send(message):
+        if message.get("more_body") and message["body"] == b"x" and send.calls >= 2:
+            raise ConnectionResetError
+        send.calls += 1
+
+    send.calls = 0
+    with pytest.raises(ConnectionResetError):
+        await Coalesced(app, 0)({"type": "http"}, None, send)
