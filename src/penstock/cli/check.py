@@ -6,10 +6,10 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from penstock.cli.engine_arguments import engine_argument_faults
 from penstock.cli.placement import placement_of
 from penstock.config import Application, LLMConfig, inactive_keys, load_applications, source
 from penstock.config.place import Place
+from penstock.engines.check import check_arguments
 from penstock.errors import ConfigError, Error
 
 _BAD_CONFIG = 2
@@ -34,14 +34,14 @@ def check(files: Sequence[str]) -> int:
             asked += [config for application in found for config in application.args.llm_configs]
     if sys.stderr.isatty():
         print("Asking the engines about their arguments ...", file=sys.stderr)
-    engine_problems, notices = engine_argument_faults(asked)
-    problems += engine_problems
+    findings = check_arguments(asked)
+    problems += findings.problems
     for file, application in applications:
         try:
             _print(file, application)
         except ConfigError as error:  # a placement that cannot work
             problems += error.problems or [str(error)]
-    _tell(problems, notices)
+    _tell(problems, findings.notices)
     return _BAD_CONFIG if problems else 0
 
 

@@ -8,17 +8,19 @@ from typing import Any
 import yaml
 
 from penstock.cli.arguments import OPTIONS, Plan
-from penstock.config import LLMConfig
-from penstock.config.problems import nearest, told
+from penstock.config.problems import config_error, nearest, told
+from penstock.engines.check import check_arguments
 from penstock.errors import ConfigError
 
 
 def read_engine_words(plan: Plan) -> Plan:
-    """The plan with its engine's arguments read. Takes seconds: it may ask the engine's own parser.
+    """The plan with its engine's arguments read and checked. Takes seconds: it may ask the engine itself.
 
     Raises: ConfigError for what the engine does not know or take.
     """
     if not plan.engine_words:
+        if problems := check_arguments(plan.configs).problems:
+            raise config_error(problems)
         return plan
     (config,) = plan.configs
     try:
@@ -33,29 +35,6 @@ def _own_options(words: Sequence[str]) -> list[str]:
     flags = [word.partition("=")[0] for word in words if word.startswith("--")]
     meant = {flag: option for flag in flags if (option := nearest(flag, OPTIONS))}
     return [f"Or did you mean an option of ours? `penstock serve` has {option}." for option in meant.values()]
-
-
-def engine_argument_faults(configs: Sequence[LLMConfig]) -> tuple[list[str], list[str]]:
-    """Problems in the `engine_kwargs` of configs, and notices of what could not be checked."""
-    from penstock.engines.vllm.check import check_arguments
-
-    findings = check_arguments([config for config in configs if config.engine_name == "vllm"])
-    problems = list(findings.problems)
-    for config in configs:
-        if config.engine_name == "sim":
-            problems += _simulator_faults(config)
-    return problems, list(findings.notices)
-
-
-def _simulator_faults(config: LLMConfig) -> Sequence[str]:
-    from penstock.engines.sim.options import SimOptions
-
-    try:
-        with told(SimOptions, config.place / "engine_kwargs"):
-            SimOptions.model_validate(config.engine_kwargs)
-    except ConfigError as error:
-        return error.problems
-    return ()
 
 
 def _vllm(words: Sequence[str]) -> dict[str, Any]:
