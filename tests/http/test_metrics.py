@@ -3,6 +3,9 @@
 from prometheus_client.parser import text_string_to_metric_families
 from served import Served, chat
 
+from penstock.config import LLMConfig
+from penstock.serve.cards import ModelCard
+
 
 async def samples(served: Served) -> dict[str, list[tuple[dict[str, str], float]]]:
     async with served.http() as http:
@@ -48,6 +51,16 @@ async def test_engines_metrics_are_merged_under_a_replica_label(served: Served):
     made = (await samples(served))["vllm:generation_tokens_total"]
     assert {labels["replica"] for labels, _ in made} == {r.address.replica_id for r in replicas}
     assert sorted(value > 0 for _, value in made) == [False, True]
+
+
+async def test_engines_metrics_can_be_left_out(served: Served):
+    quiet = LLMConfig(model_loading_config={"model_id": "m"}, llm_engine="sim", log_engine_metrics=False)
+    await served.gateway(ModelCard.of(quiet))
+    await served.replica()
+    async with served.http() as http:
+        text = (await http.get("/metrics")).text
+    assert "penstock_" in text
+    assert "vllm:" not in text
 
 
 async def test_a_replica_without_metrics_does_not_spoil_the_others(served: Served):

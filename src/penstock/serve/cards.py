@@ -19,7 +19,7 @@ _NAMED = 20  # models named in an error
 class ModelCard:
     """One model. Units: created in seconds since 1970; limits in requests, -1 for a queue without limit.
 
-    max_model_len is what is known before a replica told its own.
+    max_model_len is what is known before a replica told its own; engine_metrics: whether /metrics shows theirs.
     """
 
     id: str
@@ -28,6 +28,7 @@ class ModelCard:
     max_ongoing_requests: int = DEFAULTS["max_ongoing_requests"]
     max_queued_requests: int = -1
     max_model_len: int | None = None
+    engine_metrics: bool = True
 
     @classmethod
     def of(cls, config: LLMConfig, max_model_len: int | None = None) -> ModelCard:
@@ -40,6 +41,7 @@ class ModelCard:
             max_ongoing_requests=options["max_ongoing_requests"],
             max_queued_requests=options.get("max_queued_requests", -1),
             max_model_len=max_model_len,
+            engine_metrics=config.log_engine_metrics,
         )
 
 

@@ -193,8 +193,9 @@ class Gateway:
         await reply.whole(200, _TEXT, b"success")
 
     async def _show_metrics(self, request: Request, route: Route, reply: Reply) -> None:
-        reachable = [replica for replica in self._table if replica.state in ("ready", "draining")]
-        engines = await scrape.scrape(reachable, self._fleet, self._id)
+        told = {model_id for model_id, card in self._catalogue.cards.items() if card.engine_metrics}
+        asked = [r for r in self._table if r.model_id in told and r.state in ("ready", "draining")]
+        engines = await scrape.scrape(asked, self._fleet, self._id)
         await reply.whole(200, _PROMETHEUS, self._dispatch.metrics_text() + engines)
 
 
