@@ -19,7 +19,7 @@ _NAMED = 20  # models named in an error
 class ModelCard:
     """One model. Units: created in seconds since 1970; limits in requests, -1 for a queue without limit.
 
-    max_model_len is what is known before a replica told its own; engine_metrics: whether /metrics shows theirs.
+    max_model_len: what is known before a replica told its own. engine_metrics: whether /metrics shows theirs.
     """
 
     id: str
