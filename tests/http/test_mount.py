@@ -113,6 +113,7 @@ async def test_failures_are_logged_as_json_with_the_request_id(
         for handler in [h for h in logger.handlers if isinstance(h.formatter, log.JSONLines)]:
             logger.removeHandler(handler)
         logger.propagate = True
+        logger.setLevel(logging.NOTSET)
     [line] = [json.loads(line) for line in capsys.readouterr().err.splitlines() if "find-me" in line]
     assert (line["request_id"], line["status"], line["model"]) == ("find-me", "503", "m")
     assert (line["level"], line["path"], line["code"]) == ("WARNING", "/v1/chat/completions", "unavailable")

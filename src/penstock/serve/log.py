@@ -38,4 +38,6 @@ def write_json() -> None:
     handler.name = _HANDLER
     handler.setFormatter(JSONLines())
     logger.addHandler(handler)
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.WARNING)  # not the root's: vLLM, imported in the same process, changes that
     logger.propagate = False
