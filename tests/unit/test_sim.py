@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -13,12 +14,14 @@ from penstock.engine import Delta
 from penstock.engines import engine_class
 from penstock.engines.sim import tokenizer
 from penstock.engines.sim.batch import Batch, Sequence
+from penstock.engines.sim.cache import Chain
 from penstock.engines.sim.engine import SimEngine
 from penstock.engines.sim.options import SimOptions
 from penstock.engines.sim.reply import plan
 from penstock.engines.sim.scheduler import Clock
 from penstock.errors import BadRequest, ConfigError, EngineDead, EngineStartFailed, Error, PromptTooLong
 
+_numbers = itertools.count(1)
 TEXT = "The quick brown fox jumps over the lazy dog, ünïcode and 漢字 included.\n\n  Two spaces."
 
 
@@ -33,7 +36,9 @@ def instant() -> dict[str, object]:
 
 
 def sequence(prompt_tokens: int, tokens: int, arrival: float = 0.0) -> Sequence:
-    return Sequence(prompt_tokens, plan("x", tokens, ignore_eos=True), arrival)
+    """A request that shares nothing with any other."""
+    reply = plan("x", tokens, ignore_eos=True)
+    return Sequence(prompt_tokens, reply, Chain([next(_numbers)] * prompt_tokens, reply, 16), arrival)
 
 
 def step(batch: Batch) -> tuple[float, list[Sequence]]:
@@ -114,7 +119,7 @@ def test_more_requests_than_places_wait_in_order():
 
 
 def test_a_full_kv_cache_makes_the_newest_wait_and_prefill_again():
-    batch = Batch(SimOptions(max_model_len=20, kv_tokens=20))
+    batch = Batch(SimOptions(max_model_len=20, kv_tokens=20, block_size=1, enable_prefix_caching=False))
     old, new = sequence(8, 8), sequence(8, 4)
     batch.submit(old)
     batch.submit(new)
@@ -145,7 +150,7 @@ def test_removing_a_request_frees_its_place_and_its_cache():
 async def test_ttft_and_itl_are_the_models_to_the_microsecond():
     clock = Virtual()
     options = {"prefill_tokens_per_s": 1000.0, "step_base_ms": 10.0, "step_per_request_ms": 1.0}
-    engine = SimEngine(config(**options), clock)
+    engine = SimEngine(config(**options, enable_prefix_caching=False), clock)
     await engine.start()
     seen = await asyncio.gather(*(stamps(engine, clock, "word " * 100, 11) for _ in range(16)))
     await engine.stop()
@@ -157,7 +162,7 @@ async def test_ttft_and_itl_are_the_models_to_the_microsecond():
 
 async def test_no_token_comes_before_its_time_and_the_means_are_within_five_percent():
     options = {"prefill_tokens_per_s": 1000.0, "step_base_ms": 40.0, "step_per_request_ms": 1.0}
-    engine = SimEngine(config(**options))
+    engine = SimEngine(config(**options, enable_prefix_caching=False))
     await engine.start()
     prompt = "word " * 100
     ttft, itl = 0.040 + len(tokenizer.encode(prompt)) / 1000.0, 0.041

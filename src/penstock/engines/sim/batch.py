@@ -1,16 +1,18 @@
 """Continuous batching on a virtual clock: which request makes a token in which step, and how long it takes.
 
-Pure: no event loop and no real time, so that the model can be tested to the microsecond; `clock` lets real
-time follow it. The rules are vLLM's in small: running requests go first, long prompts are prefilled in
-chunks, the newest request gives way when the KV cache is full and is prefilled again later.
+Pure: no event loop and no real time, so that the model can be tested to the microsecond; `scheduler` lets
+real time follow it. The rules are those of vLLM's scheduler: running requests go first, long prompts are
+prefilled in chunks, a request is let in when all of its prompt fits, the newest one gives way when the KV
+cache is full and is prefilled again later, as far as its blocks are not found any more.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.engine import Load
+from penstock.engines.sim.cache import Block, Cache, Hashes
 from penstock.engines.sim.options import SimOptions
 from penstock.engines.sim.reply import Reply
 
@@ -20,14 +22,19 @@ class Sequence:
     """One output of one request. Units: tokens; `arrival` in seconds of the batch's clock.
 
     Its next token is made by the step that has computed the KV of all `prompt_tokens` and all `made` ones.
+    cached_tokens: how much of the prompt was in the cache when it was first let in.
     """
 
     prompt_tokens: int
     reply: Reply
+    hashes: Hashes
     arrival: float
     index: int = 0
     made: int = 0
     computed: int = 0
+    cached_tokens: int = 0
+    preempted: bool = False
+    blocks: list[Block] = field(default_factory=list[Block])
 
     @property
     def pending(self) -> int:
@@ -35,15 +42,28 @@ class Sequence:
         return self.prompt_tokens + self.made - self.computed
 
 
+@dataclass(slots=True)
+class CacheCounts:
+    """What requests asked of the prefix cache and found there. Units: tokens; `preemptions` in requests.
+
+    As in vLLM, a request that was preempted does not ask a second time.
+    """
+
+    queries: int = 0
+    hits: int = 0
+    preemptions: int = 0
+
+
 class Batch:
     """Requests that run and requests that wait. A step takes in no request that comes after it began."""
 
     def __init__(self, options: SimOptions) -> None:
+        self.cache_counts = CacheCounts()
         self._options = options
+        self._cache = Cache(options.kv_blocks, options.block_size, options.enable_prefix_caching)
         self._running: list[Sequence] = []
         self._waiting: deque[Sequence] = deque()
         self._work: dict[Sequence, int] = {}
-        self._kv_tokens = 0
         self._now = 0.0
 
     def submit(self, sequence: Sequence) -> None:
@@ -51,10 +71,11 @@ class Batch:
         self._waiting.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget it, wherever it is; its part of the KV cache is free again."""
+        """Forget it, wherever it is; its blocks are free again."""
         if sequence in self._running:
             self._running.remove(sequence)
-            self._kv_tokens -= sequence.computed + self._work.pop(sequence, 0)
+            self._work.pop(sequence, None)
+            self._cache.free(sequence.blocks)
         elif sequence in self._waiting:
             self._waiting.remove(sequence)
 
@@ -63,15 +84,17 @@ class Batch:
 
     def load(self) -> Load:
         prompts = [s for s in (*self._waiting, *self._running) if not s.made]
-        kv_usage = self._kv_tokens / self._options.kv_tokens
-        return Load(len(self._running), len(self._waiting), sum(s.pending for s in prompts), kv_usage)
+        waiting_tokens = sum(s.pending for s in prompts)
+        return Load(len(self._running), len(self._waiting), waiting_tokens, self._cache.usage)
 
     def begin_step(self) -> float:
         """Schedule the next step; when it ends, in seconds of the clock. Only when not `idle`."""
         if not self._running:
             self._now = max(self._now, self._waiting[0].arrival)
+        preemptions = self.cache_counts.preemptions
         budget = self._continue_running(self._options.max_num_batched_tokens)
-        self._admit(budget)
+        if self.cache_counts.preemptions == preemptions:
+            self._admit(budget)
         self._now += self._step_s()
         return self._now
 
@@ -80,7 +103,7 @@ class Batch:
         emitted: list[Sequence] = []
         for sequence, tokens in self._work.items():
             sequence.computed += tokens
-            if sequence.pending == 0:
+            if sequence.computed == sequence.prompt_tokens + sequence.made:
                 sequence.made += 1
                 emitted.append(sequence)
         self._work.clear()
@@ -95,10 +118,9 @@ class Batch:
         while position < len(self._running) and budget:
             sequence = self._running[position]
             tokens = min(sequence.pending, budget)
-            if self._kv_tokens + tokens > self._options.kv_tokens:
+            if not self._take(sequence, tokens):
                 self._preempt_newest()
                 continue
-            self._take(sequence, tokens)
             budget -= tokens
             position += 1
         return budget
@@ -106,26 +128,49 @@ class Batch:
     def _admit(self, budget: int) -> None:
         while self._waiting and budget and len(self._running) < self._options.max_num_seqs:
             sequence = self._waiting[0]
-            fits = self._kv_tokens + sequence.pending <= self._options.kv_tokens
-            if sequence.arrival > self._now or not fits:
+            if sequence.arrival > self._now:
+                return
+            blocks = self._cache.admit(sequence.hashes, sequence.prompt_tokens + sequence.made)
+            if blocks is None:
                 return
             self._running.append(self._waiting.popleft())
+            self._reuse(sequence, blocks)
             tokens = min(sequence.pending, budget)
             self._take(sequence, tokens)
             budget -= tokens
 
-    def _take(self, sequence: Sequence, tokens: int) -> None:
+    def _reuse(self, sequence: Sequence, blocks: list[Block]) -> None:
+        sequence.blocks = blocks
+        sequence.computed = len(blocks) * self._options.block_size
+        if self._options.enable_prefix_caching and not sequence.preempted:
+            sequence.cached_tokens = sequence.computed
+            self.cache_counts.queries += sequence.prompt_tokens
+            self.cache_counts.hits += sequence.computed
+
+    def _take(self, sequence: Sequence, tokens: int) -> bool:
+        begin = sequence.computed
+        if not self._cache.extend(sequence.blocks, sequence.hashes, begin, begin + tokens):
+            return False
         self._work[sequence] = tokens
-        self._kv_tokens += tokens
+        return True
 
     def _preempt_newest(self) -> None:
         sequence = self._running.pop()
-        self._kv_tokens -= sequence.computed
+        self._cache.free(sequence.blocks)
         sequence.computed = 0
+        sequence.preempted = True
+        self.cache_counts.preemptions += 1
         self._waiting.appendleft(sequence)
 
     def _step_s(self) -> float:
-        decoding = sum(1 for sequence in self._work if sequence.made and sequence.pending == 1)
-        prefilling = sum(self._work.values()) - decoding
-        milliseconds = self._options.step_base_ms + self._options.step_per_request_ms * decoding
-        return milliseconds / 1e3 + prefilling / self._options.prefill_tokens_per_s
+        options = self._options
+        decoding = prefilling = context = 0
+        for sequence, tokens in self._work.items():
+            if tokens == 1 and sequence.made:
+                decoding += 1
+                context += sequence.computed
+            else:
+                prefilling += tokens
+        milliseconds = options.step_base_ms + options.step_per_request_ms * decoding
+        nanoseconds = options.step_per_kv_token_ns * context
+        return milliseconds / 1e3 + nanoseconds / 1e9 + prefilling / options.prefill_tokens_per_s

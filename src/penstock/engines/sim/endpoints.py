@@ -90,7 +90,9 @@ class Endpoints:
     async def _generate(self, call: Call, request: wire.Generate, asked: Prompt, form: Form) -> None:
         self._check_model(request.model)
         request_id = call.headers.get(b"x-request-id", b"").decode("latin-1") or uuid.uuid4().hex
-        answer = Answer(form, request_id, self._engine.model_id, [Output() for _ in range(request.n)])
+        outputs = [Output() for _ in range(request.n)]
+        with_details = self._engine.options.enable_prompt_tokens_details
+        answer = Answer(form, request_id, self._engine.model_id, outputs, with_details)
         deltas = self._engine.generate(asked, msgspec.structs.asdict(request), request_id=request_id)
         if request.stream:
             with_usage = bool(request.stream_options and request.stream_options.include_usage)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config.problems import told
 from penstock.engine import ASGIApp, Delta, Load, Progress, Prompt, silent
-from penstock.engines.sim import wire
+from penstock.engines.sim import tokenizer, wire
 from penstock.engines.sim.app import App
 from penstock.engines.sim.options import SimOptions
 from penstock.engines.sim.prompt import Tokens, read_prompt
@@ -50,9 +50,9 @@ class SimEngine:
             raise EngineStartFailed(self.options.start_error)
         self._task = asyncio.create_task(self._scheduler.run())
         progress("warm up")
-        async with aclosing(self._scheduler.stream(1, [plan("ready", 1)])) as deltas:
+        async with aclosing(self._scheduler.stream([tokenizer.EOS], [plan("ready", 1)])) as deltas:
             await anext(deltas)
-        self._scheduler.counts = Counts()
+        self._scheduler.reset_counts()
         self._ready = True
 
     async def stop(self) -> None:
@@ -79,7 +79,7 @@ class SimEngine:
         reply = plan(self._answer(tokens), self._room(tokens, obeyed), obeyed.stops(), obeyed.ignore_eos)
         limit = self.options.fail_after_tokens
         made = 0
-        async with aclosing(self._scheduler.stream(len(tokens.token_ids), [reply] * obeyed.n)) as deltas:
+        async with aclosing(self._scheduler.stream(tokens.token_ids, [reply] * obeyed.n)) as deltas:
             async for delta in deltas:
                 if made == limit:
                     raise Error("The simulated engine failed, as its option fail_after_tokens told it to.")

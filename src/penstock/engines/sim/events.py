@@ -51,7 +51,9 @@ class Answer:
     request_id: str
     model: str
     outputs: list[Output]
+    with_details: bool = False
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     created: int = field(default_factory=lambda: int(time.time()))
 
     def add(self, delta: Delta) -> None:
@@ -60,6 +62,7 @@ class Answer:
         output.tokens += len(delta.token_ids)
         output.finish_reason = delta.finish_reason
         self.prompt_tokens = delta.prompt_tokens
+        self.cached_tokens = delta.cached_tokens
 
     def head(self) -> bytes:
         """The part that all events of one answer share."""
@@ -79,12 +82,14 @@ class Answer:
         rest = b'"choices":[{"index":%d,%b,"logprobs":null,"finish_reason":%b}]}\n\n'
         return head + rest % (delta.index, said, finish)
 
-    def usage(self) -> dict[str, int]:
+    def usage(self) -> dict[str, object]:
         made = sum(output.tokens for output in self.outputs)
+        details = {"prompt_tokens_details": {"cached_tokens": self.cached_tokens}}
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": made,
             "total_tokens": self.prompt_tokens + made,
+            **(details if self.with_details else {}),
         }
 
     def usage_event(self, head: bytes) -> bytes:

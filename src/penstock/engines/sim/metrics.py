@@ -29,10 +29,14 @@ class _Series(Collector):
             "vllm:num_requests_waiting": ("Requests that wait for a place in the batch.", load.waiting),
             "vllm:kv_cache_usage_perc": ("Share of the KV cache in use, 0 to 1.", load.kv_usage),
         }
+        cache = counts.cache
         self._counters = {
             "vllm:prompt_tokens": ("Prompt tokens prefilled.", counts.prompt_tokens),
             "vllm:generation_tokens": ("Tokens made.", counts.made_tokens),
             "vllm:request_success": ("Outputs completed.", counts.finished),
+            "vllm:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", cache.queries),
+            "vllm:prefix_cache_hits": ("Prompt tokens found there.", cache.hits),
+            "vllm:num_preemptions": ("Requests that gave way and began anew.", cache.preemptions),
         }
 
     def collect(self) -> Iterator[Metric]:

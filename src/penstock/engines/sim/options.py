@@ -12,8 +12,9 @@ from penstock.config.part import Part
 class SimOptions(Part):
     """Size, speed and misfortunes of the simulated engine. No step times and free prefill: answers at once.
 
-    A step of the engine takes `step_base_ms` + `step_per_request_ms` for each request that decodes in it +
-    its prompt tokens / `prefill_tokens_per_s`.
+    A step of the engine takes `step_base_ms`, `step_per_request_ms` for each request that decodes in it and
+    `step_per_kv_token_ns` for each token that these look back upon, and its prompt tokens /
+    `prefill_tokens_per_s`.
     """
 
     max_model_len: int = Field(16_384, ge=2, description="Context window, in tokens.")
@@ -21,11 +22,23 @@ class SimOptions(Part):
     max_num_batched_tokens: int = Field(
         8_192, ge=1, description="Tokens in one step, prompts' and made ones."
     )
-    kv_tokens: int = Field(262_144, ge=2, description="Tokens that the KV cache holds.")
+    kv_tokens: int = Field(
+        262_144, ge=2, description="Tokens that the KV cache holds, rounded up to whole blocks."
+    )
+    block_size: int = Field(16, ge=1, description="Tokens in one block of the KV cache.")
+    enable_prefix_caching: bool = Field(
+        True, description="Requests find what others with the same beginning have computed."
+    )
+    enable_prompt_tokens_details: bool = Field(
+        False, description="Usage says how many tokens of the prompt were found in the cache."
+    )
 
     prefill_tokens_per_s: float = Field(20_000.0, gt=0, description="Speed of prefill; `.inf` makes it free.")
     step_base_ms: float = Field(5.0, ge=0, description="Milliseconds that every step takes.")
     step_per_request_ms: float = Field(0.02, ge=0, description="Milliseconds more for each decoding request.")
+    step_per_kv_token_ns: float = Field(
+        0.0, ge=0, description="Nanoseconds more for each token of KV that decoding requests read."
+    )
 
     reply: str | None = Field(None, min_length=1, description="Every answer; without it, the prompt's echo.")
     replies: dict[str, str] = Field({}, description="Answer by the text of the last message or prompt.")
@@ -37,6 +50,10 @@ class SimOptions(Part):
     fail_after_tokens: int | None = Field(None, ge=0, description="Each answer breaks off after n tokens.")
     die_after_requests: int | None = Field(None, ge=1, description="The engine dies when it has answered n.")
     die_after_tokens: int | None = Field(None, ge=1, description="The engine dies when it has made n tokens.")
+
+    @property
+    def kv_blocks(self) -> int:
+        return -(-self.kv_tokens // self.block_size)
 
     @model_validator(mode="after")
     def _one_request_fits(self) -> Self:

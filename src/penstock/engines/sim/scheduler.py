@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.engine import Delta, Load
-from penstock.engines.sim.batch import Batch
+from penstock.engines.sim.batch import Batch, CacheCounts
 from penstock.engines.sim.batch import Sequence as Output
+from penstock.engines.sim.cache import Chain
 from penstock.engines.sim.options import SimOptions
 from penstock.engines.sim.reply import Reply
 from penstock.errors import EngineDead, Error
@@ -36,6 +37,7 @@ class Counts:
     prompt_tokens: int = 0
     made_tokens: int = 0
     finished: int = 0
+    cache: CacheCounts = field(default_factory=CacheCounts)
 
 
 class Scheduler:
@@ -44,10 +46,11 @@ class Scheduler:
     def __init__(
         self, options: SimOptions, after_step: Callable[[], None], clock: Clock | None = None
     ) -> None:
-        self.counts = Counts()
         self._after_step = after_step
         self._clock = clock or Clock()
+        self._block_size = options.block_size
         self._batch = Batch(options)
+        self.counts = Counts(cache=self._batch.cache_counts)
         self._arrived = asyncio.Event()
         self._streams: dict[Output, asyncio.Queue[Delta | Error]] = {}
 
@@ -65,11 +68,18 @@ class Scheduler:
                 self._hand_over(output)
             self._after_step()
 
-    async def stream(self, prompt_tokens: int, replies: Sequence[Reply]) -> AsyncGenerator[Delta, None]:
+    def reset_counts(self) -> None:
+        self._batch.cache_counts = CacheCounts()
+        self.counts = Counts(cache=self._batch.cache_counts)
+
+    async def stream(self, prompt: Sequence[int], replies: Sequence[Reply]) -> AsyncGenerator[Delta, None]:
         """Deltas of one request, with one output per reply, as they fall due; closing it frees its place."""
         deltas: asyncio.Queue[Delta | Error] = asyncio.Queue()
         arrival = self._clock.now()
-        outputs = [Output(prompt_tokens, reply, arrival, index) for index, reply in enumerate(replies)]
+        outputs = [
+            Output(len(prompt), reply, Chain(prompt, reply, self._block_size), arrival, index)
+            for index, reply in enumerate(replies)
+        ]
         for output in outputs:
             self._streams[output] = deltas
             self._batch.submit(output)
@@ -102,7 +112,8 @@ class Scheduler:
         at = (output.made - 1) % len(reply.token_ids)
         finish = reply.finish_reason if output.made == reply.tokens else None
         token_id = reply.token_ids[at]
-        delta = Delta(reply.pieces[at], (token_id,), output.index, finish, output.prompt_tokens)
+        counts = output.prompt_tokens, output.cached_tokens
+        delta = Delta(reply.pieces[at], (token_id,), output.index, finish, *counts)
         self._streams[output].put_nowait(delta)
         self.counts.made_tokens += 1
         if output.made == 1:
