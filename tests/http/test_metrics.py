@@ -32,15 +32,50 @@ async def test_requests_are_counted_by_model_and_outcome(served: Served):
     assert counted == {("m", "200"): 1, ("m", "400"): 1, ("", "404"): 1}
 
 
-async def test_first_byte_and_whole_request_are_timed(served: Served):
+def of(found: dict[str, list[tuple[dict[str, str], float]]], name: str) -> float:
+    """The value of the one child for chats with model m."""
+    asked = {"model": "m", "route": "/v1/chat/completions"}
+    (value,) = [value for labels, value in found[name] if labels == asked]
+    return value
+
+
+async def test_a_stream_is_timed_to_its_first_token_between_tokens_and_to_its_end(served: Served):
+    await served.gateway("m")
+    await served.replica(step_base_ms=4.0, step_per_request_ms=0.0)
+    async with served.http() as http:
+        await http.post("/v1/chat/completions", json=chat(stream=True, max_tokens=10, ignore_eos=True))
+    found = await samples(served)
+    overhead = of(found, "penstock_gateway_overhead_seconds_sum")
+    first = of(found, "penstock_time_to_first_token_seconds_sum")
+    between = of(found, "penstock_inter_token_latency_seconds_sum")
+    whole = of(found, "penstock_request_seconds_sum")
+    assert 0 < overhead < first < first + between < whole
+    assert 1 <= of(found, "penstock_inter_token_latency_seconds_count") <= 9
+
+
+async def test_an_answer_that_does_not_stream_has_no_first_token(served: Served):
     await served.gateway("m")
     await served.replica()
     async with served.http() as http:
-        await http.post("/v1/chat/completions", json=chat(stream=True))
+        await http.post("/v1/chat/completions", json=chat())
     found = await samples(served)
-    first = {labels["model"]: value for labels, value in found["penstock_first_byte_seconds_sum"]}["m"]
-    whole = {labels["model"]: value for labels, value in found["penstock_request_seconds_sum"]}["m"]
-    assert 0 < first < whole
+    assert of(found, "penstock_time_to_first_token_seconds_count") == 0
+    assert of(found, "penstock_request_seconds_count") == 1
+
+
+async def test_routes_are_told_apart_by_their_names_in_the_table(served: Served):
+    await served.gateway("m")
+    await served.replica()
+    async with served.http() as http:
+        await http.post("/tokenize?model=m", json={"prompt": "a"})
+        await http.get("/v1/responses/resp_1?model=m")
+        await http.get("/v1/responses/resp_2?model=m")
+    counted = {
+        (labels["model"], labels["route"]): value
+        for labels, value in (await samples(served))["penstock_request_seconds_count"]
+    }
+    assert counted[("m", "/tokenize")] == 1
+    assert counted[("m", "/v1/responses/{id}")] == 2
 
 
 async def test_engines_metrics_are_merged_under_a_replica_label(served: Served):

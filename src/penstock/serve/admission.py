@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from penstock.errors import Overloaded, Unavailable
 from penstock.serve.cards import ModelCard
 from penstock.serve.table import Replica, Table, Tried
+from penstock.serve.timing import PICK, QUEUE, Timing
 
 _RETRY_AFTER_S = 1
 
@@ -38,12 +39,13 @@ class Line:
     def __len__(self) -> int:
         return len(self._returned) + len(self._queued)
 
-    async def take(self, tried: Tried) -> Replica:
+    async def take(self, tried: Tried, times: Timing) -> Replica:
         """A replica with room, counted as used until `give_back`.
 
         tried: replicas that failed this request; with some, it was admitted before and is not refused.
         Raises: Overloaded when the line is full, Unavailable when no replica became ready in time.
         """
+        times.begin(PICK)
         if not self._queued or tried:
             replica = self._table.pick(self._card.id, self._card.max_ongoing_requests, tried)
             if replica is not None:
@@ -51,6 +53,7 @@ class Line:
                 return replica
         if not tried:
             self._refuse_when_full()
+        times.begin(QUEUE)
         return await self._wait(tried)
 
     def give_back(self, replica: Replica) -> None:

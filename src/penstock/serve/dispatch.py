@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from penstock.errors import EngineDead
 from penstock.metrics import GatewayMetrics, ModelMetrics
-from penstock.serve import headers, relay
+from penstock.serve import headers, relay, timing
 from penstock.serve.admission import Line
 from penstock.serve.cards import ModelCard
 from penstock.serve.connection import Headers
@@ -52,8 +52,6 @@ class Dispatch:
         self._gateway_id = gateway_id
         self._lines = {card.id: Line(card, table, wait_for_replica_s) for card in cards}
         self._metrics = GatewayMetrics()
-        self.unresolved = ModelMetrics(self._metrics, "")
-        self._by_model = {card.id: ModelMetrics(self._metrics, card.id) for card in cards}
 
     def offer(self, replica: Replica) -> None:
         """Called for each report of a replica: it may take who is waiting."""
@@ -67,12 +65,14 @@ class Dispatch:
         """
         line, tried, deaths = self._lines[model_id], Tried(), 0
         while True:
-            replica = await line.take(tried)
+            replica = await line.take(tried, reply.timing)
+            reply.timing.begin(timing.GATEWAY)
             try:
                 return await self._ask(replica, question, reply)
             except relay.ReplicaFailed as failed:
                 deaths += failed.worked
                 self._give_up(failed, reply, deaths)
+                reply.timing.failed()
                 log.info("replica %s of %s failed a request that goes on: %s", replica.id, model_id, failed)
             finally:
                 line.give_back(replica)
@@ -98,8 +98,8 @@ class Dispatch:
             ) from failed
 
     def metrics(self, model_id: str) -> ModelMetrics:
-        """Where the requests of a model are counted."""
-        return self._by_model[model_id]
+        """Where the requests of a model are counted; "" for those that name none of ours."""
+        return self._metrics.model(model_id)
 
     def metrics_text(self) -> bytes:
         """Our own metrics, as Prometheus reads them."""

@@ -17,7 +17,7 @@ import msgspec
 from penstock import errors
 from penstock.config import GatewayConfig
 from penstock.engine import Receive, Scope, Send
-from penstock.serve import body, routes, scrape
+from penstock.serve import body, routes, scrape, timing
 from penstock.serve.cards import Catalogue, ModelCard
 from penstock.serve.dispatch import Dispatch, Question
 from penstock.serve.fleet import Fleet
@@ -59,6 +59,7 @@ class Gateway:
         self._id = uuid.uuid4().hex
         self._fleet = Fleet(table, self._id, unreachable)
         self._dispatch = Dispatch(models, table, self._fleet, self._id, config.wait_for_replica_s)
+        self._unresolved = self._dispatch.metrics("").on("")
         self._key = config.api_key.get_secret_value().encode() if config.api_key else None
         self._own: dict[By, Callable[[Request, Route, Reply], Awaitable[None]]] = {
             By.ENGINE: self._ask_engine,
@@ -87,8 +88,8 @@ class Gateway:
             await send({"type": "websocket.close", "code": 1008})
 
     async def _serve(self, request: Request, send: Send) -> None:
-        reply = Reply(send, request.id)
-        request.metrics = self._dispatch.unresolved
+        reply = Reply(send, request.id, request.timing)
+        request.metrics = self._unresolved
         error = None
         try:
             error = await self._attempt(request, reply)
@@ -159,10 +160,13 @@ class Gateway:
 
     async def _ask_engine(self, request: Request, route: Route, reply: Reply) -> None:
         fields = request.fields
+        request.timing.begin(timing.RECEIVE)
         content = await body.read(request.receive, fields.get(b"content-length"), self._config.max_body_bytes)
+        request.timing.begin(timing.GATEWAY)
         named = body.named_model(content, fields.get(b"content-type", b"")) or request.queried("model")
         card = self._catalogue.resolve(named)
-        request.metrics = self._dispatch.metrics(card.id)
+        request.metrics = self._dispatch.metrics(card.id).on(route.path)
+        reply.gaps = request.metrics.inter_token
         method = "GET" if request.method == "HEAD" else request.method
         question = Question(request.id, method, request.target, request.headers, content)
         async with request.while_connected():

@@ -7,7 +7,7 @@ can still give it. A stream is passed on in whole events, so that it can be ende
 from __future__ import annotations
 
 from penstock.errors import Error
-from penstock.serve import link
+from penstock.serve import link, timing
 from penstock.serve.connection import Connection, Head
 from penstock.serve.headers import to_client
 from penstock.serve.pool import Pool
@@ -31,6 +31,7 @@ async def ask(pool: Pool, head: bytes, body: bytes, reply: Reply) -> None:
 
     Raises: ReplicaFailed; when `reply` has not started, another replica may be asked.
     """
+    reply.timing.begin(timing.CONNECT)
     try:
         connection = await pool.acquire()
     except OSError as error:
@@ -45,6 +46,7 @@ async def ask(pool: Pool, head: bytes, body: bytes, reply: Reply) -> None:
 
 async def _ask_anew(pool: Pool, head: bytes, body: bytes, reply: Reply) -> None:
     """A kept connection that ends without a word had gone stale, as a rule: a new one tells."""
+    reply.timing.begin(timing.CONNECT)
     try:
         await _exchange(pool, await pool.connect(), head, body, reply)
     except OSError as error:
@@ -52,6 +54,7 @@ async def _ask_anew(pool: Pool, head: bytes, body: bytes, reply: Reply) -> None:
 
 
 async def _exchange(pool: Pool, connection: Connection, head: bytes, body: bytes, reply: Reply) -> None:
+    reply.timing.begin(timing.REPLICA)
     try:
         connection.request(head, body)
         await _pass_on(connection, reply)
@@ -62,6 +65,7 @@ async def _exchange(pool: Pool, connection: Connection, head: bytes, body: bytes
 async def _pass_on(connection: Connection, reply: Reply) -> None:
     head = await connection.head()
     piece = await connection.read()
+    reply.timing.begin(timing.GATEWAY)
     if retry := head.header(link.RETRY):
         raise ReplicaFailed(f"turned the request away ({retry.decode()})", worked=retry != link.UNTOUCHED)
     if head.status == 500:
@@ -86,7 +90,7 @@ async def _pass_events(connection: Connection, reply: Reply, piece: bytes) -> No
         if rest or not piece.endswith(_EVENT_ENDS):
             piece, rest = whole_events(rest + piece)
         if piece:
-            await reply.piece(piece)
+            await reply.event(piece)
         piece = await connection.read()
     await reply.piece(rest + piece, more=False)
 

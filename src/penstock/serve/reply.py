@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 
 from penstock.engine import Send
 from penstock.errors import Error
+from penstock.metrics import Buckets
 from penstock.openai import errors as wire
 from penstock.serve.connection import Headers
+from penstock.serve.timing import Timing
 
 _LAST_WORD_S = 5.0  # for the error event, when the client reads slowly or not at all
+_ONE_PIECE_S = 0.0005  # what comes closer together was made by one step of the engine
+_TIMING = b"server-timing"
 _STREAM = (b"content-type", b"text/event-stream")
 _UNBUFFERED = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]  # for proxies before us
 
@@ -26,15 +31,18 @@ class ClientGone(Exception):
 class Reply:
     """One answer on its way to the client."""
 
-    __slots__ = ("_request_id", "_send", "broken", "first_byte_at", "status", "streaming")
+    __slots__ = ("_piece_at", "_request_id", "_send", "broken", "gaps", "status", "streaming", "timing")
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, request_id: str, timing: Timing) -> None:
+        """timing: told in the answer's headers."""
         self._send = send
         self._request_id = (b"x-request-id", request_id.encode())
+        self.timing = timing
+        self.gaps: Buckets | None = None  # where the times between a stream's pieces are counted
         self.status: int | None = None
         self.streaming = False
         self.broken = False
-        self.first_byte_at: float | None = None
+        self._piece_at = 0.0
 
     @property
     def started(self) -> bool:
@@ -42,11 +50,14 @@ class Reply:
 
     async def start(self, status: int, headers: Headers) -> None:
         """Status and headers; the first byte follows at once."""
-        self.first_byte_at = asyncio.get_running_loop().time()
+        self.timing.answer()
+        self._piece_at = self.timing.first_byte_at or 0.0
         self.status = status
         kind = next((value for name, value in headers if name == b"content-type"), b"")
         self.streaming = kind.startswith(_STREAM[1])
-        more = [*(_UNBUFFERED if self.streaming else ()), self._request_id]
+        replica = next((value for name, value in headers if name == _TIMING), None)
+        timing = (_TIMING, self.timing.header(replica))
+        more = [*(_UNBUFFERED if self.streaming else ()), timing, self._request_id]
         names = {name for name, _ in more}
         passing = [field for field in headers if field[0] not in names]
         await self._send({"type": "http.response.start", "status": status, "headers": [*passing, *more]})
@@ -54,6 +65,14 @@ class Reply:
     async def piece(self, body: bytes, more: bool = True) -> None:
         """Body bytes; waits while the client's side is full."""
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def event(self, body: bytes) -> None:
+        """Whole events of a stream."""
+        now = time.monotonic()
+        if self.gaps is not None and now - self._piece_at > _ONE_PIECE_S:
+            self.gaps.observe(now - self._piece_at)
+        self._piece_at = now
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def whole(self, status: int, headers: Headers, body: bytes) -> None:
         """A complete answer of our own."""

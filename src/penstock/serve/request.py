@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncGenerator
 from urllib.parse import parse_qs
 
 from penstock.engine import Receive, Scope
 from penstock.errors import Error, MethodNotAllowed, Unauthorized
-from penstock.metrics import ModelMetrics
+from penstock.metrics import RouteMetrics
 from penstock.serve import headers
 from penstock.serve.connection import Headers
 from penstock.serve.reply import ClientGone, Reply
 from penstock.serve.routes import Route, below
+from penstock.serve.timing import Timing
 
 log = logging.getLogger(__name__)
 access = logging.getLogger("penstock.access")
@@ -32,9 +34,9 @@ class Request:
         self.headers: Headers = list(scope["headers"])
         self.fields = dict(self.headers)
         self.id = headers.request_id(self.fields.get(headers.REQUEST_ID))
-        self.started_at = asyncio.get_running_loop().time()
+        self.timing = Timing()
         self.route: Route | None = None
-        self.metrics: ModelMetrics | None = None
+        self.metrics: RouteMetrics | None = None
         self.gone = False
 
     @property
@@ -79,16 +81,22 @@ class Request:
 
     def account(self, reply: Reply, error: Error | None) -> None:
         """Counts the request, and logs it when it failed."""
-        seconds = asyncio.get_running_loop().time() - self.started_at
+        seconds = time.monotonic() - self.timing.started_at
         status = "gone" if self.gone else "cut" if reply.broken else str(reply.status)
         if self.metrics is not None:
-            self.metrics.ended(status, seconds)
-            if reply.first_byte_at is not None and error is None:
-                self.metrics.first_byte_seconds.observe(reply.first_byte_at - self.started_at)
+            self._count(self.metrics, status, seconds, reply.streaming)
         if error is not None and (reply.broken or error.status >= 500):
             self._log(log, logging.WARNING, status, seconds, error)
         elif access.isEnabledFor(logging.INFO):
             self._log(access, logging.INFO, status, seconds, error)
+
+    def _count(self, metrics: RouteMetrics, status: str, seconds: float, streamed: bool) -> None:
+        metrics.ended(status)
+        metrics.request.observe(seconds)
+        if self.timing.first_byte_s is not None:
+            metrics.overhead.observe(self.timing.overhead_s)
+            if streamed:
+                metrics.first_token.observe(self.timing.first_byte_s)
 
     def _log(self, to: logging.Logger, level: int, status: str, seconds: float, error: Error | None) -> None:
         """One line; what is foreign or secret in an error stays here, in the log."""

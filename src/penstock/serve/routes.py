@@ -25,8 +25,9 @@ class By(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One public path. public: it answers without an API key. argument: the id at the end of the path."""
+    """One public path, as metrics name it. public: it needs no API key. argument: the id at its end."""
 
+    path: str
     methods: tuple[str, ...]
     by: By
     public: bool = False
@@ -38,9 +39,6 @@ class Route:
         heads = ("HEAD",) if "GET" in self.methods else ()
         return ", ".join((*self.methods, *heads, "OPTIONS"))
 
-
-_READ = Route(("GET",), By.ENGINE)
-_ASK = Route(("POST",), By.ENGINE)
 
 ENGINE_PATHS = (
     "/v1/chat/completions",
@@ -75,14 +73,19 @@ ENGINE_PATHS = (
 )
 """Asked by POST; which of them a model answers depends on its task."""
 
-_ROUTES = dict.fromkeys(ENGINE_PATHS, _ASK) | {
-    "/version": _READ,
-    "/tokenizer_info": _READ,
-    "/v1/models": Route(("GET",), By.MODELS),
-    "/health": Route(("GET",), By.HEALTH, public=True),
-    "/-/healthz": Route(("GET",), By.ALIVE),  # what KubeRay asks on every node
-    "/metrics": Route(("GET",), By.METRICS),
-}
+_GET, _POST = ("GET",), ("POST",)
+_FIXED = (
+    *(Route(path, _POST, By.ENGINE) for path in ENGINE_PATHS),
+    Route("/version", _GET, By.ENGINE),
+    Route("/tokenizer_info", _GET, By.ENGINE),
+    Route("/v1/models", _GET, By.MODELS),
+    Route("/health", _GET, By.HEALTH, public=True),
+    Route("/-/healthz", _GET, By.ALIVE),  # what KubeRay asks on every node
+    Route("/metrics", _GET, By.METRICS),
+)
+_ROUTES = {route.path: route for route in _FIXED}
+_SHOW = Route("/v1/responses/{id}", _GET, By.ENGINE)
+_CANCEL = Route("/v1/responses/{id}/cancel", _POST, By.ENGINE)
 _RESPONSE = re.compile(r"/v1/responses/[A-Za-z0-9_-]{1,128}(/cancel)?")
 _MODEL = "/v1/models/"
 
@@ -93,9 +96,9 @@ def find(path: str) -> Route:
     if route is not None:
         return route
     if path.startswith(_MODEL) and len(path) > len(_MODEL):
-        return Route(("GET",), By.MODELS, argument=path[len(_MODEL) :])
+        return Route("/v1/models/{id}", _GET, By.MODELS, argument=path[len(_MODEL) :])
     if match := _RESPONSE.fullmatch(path):
-        return _ASK if match[1] else _READ
+        return _CANCEL if match[1] else _SHOW
     raise NotFound(f"There is no path '{path[:200]}' here; the models served are listed under /v1/models.")
 
 

@@ -1,0 +1,76 @@
+"""Where one request's time goes in the gateway: it is always in exactly one part, and the parts add up.
+
+Parts are begun where they begin: `gateway`, `dispatch`, `admission`, `relay`, `reply`. Told in the answer's
+`Server-Timing`, in the histograms of `metrics`, and in traces.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import pairwise
+
+# Until the first byte. What is in no other part is the gateway's own work.
+GATEWAY = "gateway"
+RECEIVE = "receive"  # the client's body arrives
+PICK = "pick"  # which replica?
+QUEUE = "queue"  # all are full, or there is none
+CONNECT = "connect"
+REPLICA = "replica"  # from the sent request to the first byte of the answer
+FAILOVER = "failover"  # at replicas that failed
+# After it.
+STREAM = "stream"
+
+_OURS = (GATEWAY, PICK, CONNECT)
+
+
+class Timing:
+    """One request's times. Units: seconds; instants are those of its clock."""
+
+    __slots__ = ("_clock", "failures", "first_byte_at", "laps", "parts", "started_at")
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.started_at = clock()
+        self.laps = [(GATEWAY, self.started_at)]
+        self.first_byte_at: float | None = None
+        self.parts: dict[str, float] = {}
+        self.failures = 0
+
+    def begin(self, part: str) -> None:
+        """From here on, time goes to `part`."""
+        self.laps.append((part, self._clock()))
+
+    def failed(self) -> None:
+        """What was done since a replica was picked was in vain."""
+        picked = max(i for i, (part, _) in enumerate(self.laps) if part in (PICK, QUEUE))
+        vain = self.laps[picked + 1 :]
+        self.laps[picked + 1 :] = [(FAILOVER, at) for _, at in vain[:1]]
+        self.failures += 1
+
+    def answer(self) -> None:
+        """The first byte leaves: what each part has taken is known, in the order of their beginnings."""
+        self.begin(STREAM)
+        self.first_byte_at = self.laps[-1][1]
+        for (part, begun), (_, ended) in pairwise(self.laps):
+            self.parts[part] = self.parts.get(part, 0.0) + ended - begun
+
+    @property
+    def first_byte_s(self) -> float | None:
+        """From the request's arrival to the first byte of its answer."""
+        return None if self.first_byte_at is None else self.first_byte_at - self.started_at
+
+    @property
+    def overhead_s(self) -> float:
+        """Our own share of that."""
+        return sum(self.parts.get(part, 0.0) for part in _OURS)
+
+    def header(self, replica: bytes | None) -> bytes:
+        """The value of `Server-Timing` once `parts` are known; replica: what that says of its own time."""
+        said = [f"{part};dur={seconds * 1e3:.3f}" for part, seconds in self.parts.items()]
+        if self.failures:
+            said.append(f'attempts;desc="{self.failures + 1}"')
+        if replica is not None:
+            said.append(replica.decode("latin-1"))
+        said.append(f"total;dur={(self.first_byte_s or 0.0) * 1e3:.3f}")
+        return ", ".join(said).encode("latin-1")
