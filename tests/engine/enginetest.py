@@ -17,22 +17,32 @@ from penstock.engines import engine_class
 
 MODEL_ID = "model:under/test"
 WINDOW = 2048
+BLOCK_SIZE = 32
+KV_BLOCKS = 160
+"""So few that a handful of long prompts overwrite each other in the cache."""
 
 
 def vllm_config(source: str = "demo", **engine_kwargs: object) -> LLMConfig:
     return LLMConfig(
         model_loading_config={"model_id": MODEL_ID, "model_source": source},
         accelerator_config={"kind": "cpu"},
-        engine_kwargs={"max_model_len": WINDOW} | engine_kwargs,
+        engine_kwargs={"max_model_len": WINDOW, "block_size": BLOCK_SIZE} | engine_kwargs,
     )
 
 
+def vllm_config_with_small_cache() -> LLMConfig:
+    """vLLM keeps one block for itself."""
+    return vllm_config(kv_cache_memory_bytes=1 << 26, num_gpu_blocks_override=KV_BLOCKS + 1)
+
+
 def sim_config(**engine_kwargs: object) -> LLMConfig:
-    options = {"max_model_len": WINDOW, "step_base_ms": 1.0, "prefill_tokens_per_s": 1e6} | engine_kwargs
+    speed = {"step_base_ms": 1.0, "prefill_tokens_per_s": 1e6}
+    cache = {"block_size": BLOCK_SIZE, "kv_tokens": BLOCK_SIZE * KV_BLOCKS}
+    options = {"max_model_len": WINDOW} | speed | cache | engine_kwargs
     return LLMConfig(model_loading_config={"model_id": MODEL_ID}, llm_engine="sim", engine_kwargs=options)
 
 
-CONFIGS = {"sim": sim_config, "vllm": vllm_config}
+CONFIGS = {"sim": sim_config, "vllm": vllm_config_with_small_cache}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,74 @@
+"""What an engine finds in its prefix cache is what the simulator's model of it says, request by request."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from enginetest import BLOCK_SIZE, KV_BLOCKS, MODEL_ID, WINDOW, Served
+
+from penstock.engines.sim.batch import Batch, Sequence
+from penstock.engines.sim.cache import Chain
+from penstock.engines.sim.options import SimOptions
+from penstock.engines.sim.reply import Reply
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def test_cached_tokens_are_those_that_the_model_says(under_test: Served):
+    words = "Water turns the wheel, and the wheel turns the mill."
+    said = await under_test.http.post("/tokenize", json={"model": MODEL_ID, "prompt": words})
+    model, found, expected = Batch(_options()), [], []
+    conversations = _Conversations(said.json()["tokens"])
+    for prompt, tokens in conversations.turns(40):
+        params = {"max_tokens": tokens, "ignore_eos": True, "temperature": 0}
+        deltas = [delta async for delta in under_test.engine.generate(prompt, params)]
+        answer = tuple(token for delta in deltas for token in delta.token_ids)
+        conversations.go_on(prompt, answer)
+        found.append(deltas[0].cached_tokens)
+        expected.append(_cached(model, prompt, answer))
+    assert found == expected
+    assert found.count(0) > 5  # some were overwritten, and some begin anew
+    assert len(set(found)) > 10
+
+
+def _options() -> SimOptions:
+    return SimOptions(max_model_len=WINDOW, block_size=BLOCK_SIZE, kv_tokens=KV_BLOCKS * BLOCK_SIZE)
+
+
+def _cached(model: Batch, prompt: list[int], answer: tuple[int, ...]) -> int:
+    reply = Reply(answer, (), len(answer), "length")
+    sequence = Sequence(len(prompt), reply, Chain(prompt, reply, BLOCK_SIZE), 0.0)
+    model.submit(sequence)
+    while not model.idle():
+        model.begin_step()
+        model.end_step()
+    return sequence.cached_tokens
+
+
+class _Conversations:
+    """Some begin with one of a few long prefixes, some go on with what was answered; drawn by a seed."""
+
+    def __init__(self, vocabulary: list[int]) -> None:
+        self._draw = random.Random(7)
+        self._vocabulary = vocabulary
+        self._prefixes = [self._some(length) for length in (320, 321, 640, 800, 1000, 1270)]
+        self._histories: list[list[int]] = []
+
+    def turns(self, count: int) -> Iterator[tuple[list[int], int]]:
+        for _ in range(count):
+            begun = self._draw.choice(self._histories[-6:] or self._prefixes)
+            if self._draw.random() < 0.6:
+                begun = self._draw.choice(self._prefixes)
+            yield (
+                [*begun, *self._some(self._draw.choice((1, 31, 32, 100)))],
+                self._draw.choice((1, 2, 33, 40)),
+            )
+
+    def go_on(self, prompt: list[int], answer: tuple[int, ...]) -> None:
+        if len(prompt) + len(answer) < WINDOW - 200:
+            self._histories.append([*prompt, *answer])
+
+    def _some(self, count: int) -> list[int]:
+        return [self._draw.choice(self._vocabulary) for _ in range(count)]
