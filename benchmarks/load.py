@@ -10,15 +10,23 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from benchmarks.workload import Workload
+from typing import Any, Protocol
 
 _SOURCE = Path(__file__).with_name("loadgen.c")
 _DRAIN_S = 60.0
 CHAT = "/v1/chat/completions"
+
+
+class Asked(Protocol):
+    """What every request of a run asks for."""
+
+    @property
+    def tokens(self) -> int: ...
+
+    def body(self) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +73,7 @@ def generator() -> Path:
     if not binary.exists():
         cache.mkdir(parents=True, exist_ok=True)
         unfinished = binary.with_suffix(f".{os.getpid()}")
-        subprocess.run([compiler, "-O2", "-o", str(unfinished), str(_SOURCE)], check=True, timeout=60)
+        subprocess.run([compiler, "-O2", "-o", str(unfinished), str(_SOURCE), "-lm"], check=True, timeout=60)
         unfinished.rename(binary)
     return binary
 
@@ -74,22 +82,26 @@ class Generator:
     """One run of the load generator, which may be waited for while something else goes on."""
 
     def __init__(
-        self, port: int, workload: Workload, *, streams: int, warmup_s: float, seconds: float
+        self,
+        port: int,
+        workload: Asked,
+        *,
+        streams: int,
+        warmup_s: float,
+        seconds: float,
+        drain_s: float = _DRAIN_S,
+        headers: Sequence[str] = (),
+        **more: float,
     ) -> None:
+        """more: flags of loadgen.c by their names, `every`, `ramp`, `read_bytes`, `read_every`."""
         self._streams, self._tokens = streams, workload.tokens
-        self._limit_s = warmup_s + seconds + _DRAIN_S + 30
+        self._limit_s = warmup_s + seconds + drain_s + 30
         with tempfile.NamedTemporaryFile("w", suffix=".json", delete=False) as body:
             json.dump(workload.body(), body)
         self._body = Path(body.name)
-        flags = {"--streams": streams, "--warmup": warmup_s, "--seconds": seconds, "--drain": _DRAIN_S}
-        command = [
-            generator(),
-            "127.0.0.1",
-            port,
-            CHAT,
-            body.name,
-            *(word for flag in flags.items() for word in flag),
-        ]
+        flags = {"streams": streams, "warmup": warmup_s, "seconds": seconds, "drain": drain_s, **more}
+        command = [generator(), "127.0.0.1", port, CHAT, body.name, *_words(flags)]
+        command += [word for header in headers for word in ("--header", header)]
         self._process = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, text=True)
 
     @property
@@ -112,3 +124,7 @@ class Generator:
         if self._process.returncode:
             raise RuntimeError(f"The load generator ended with code {self._process.returncode}.")
         return Load(self._streams, self._tokens, json.loads(out))
+
+
+def _words(flags: Mapping[str, float]) -> list[str]:
+    return [word for name, value in flags.items() for word in ("--" + name.replace("_", "-"), str(value))]

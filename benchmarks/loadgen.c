@@ -1,11 +1,16 @@
 /* loadgen: closed-loop load on one OpenAI-compatible endpoint, with next to no CPU of its own.
  *
  *   loadgen HOST PORT PATH BODY_FILE [--streams N] [--warmup S] [--seconds S] [--drain S] [--header "Name: value"]
+ *           [--every S] [--ramp S] [--read-bytes N --read-every S]
  *
  * N connections, kept alive. Each sends the body, reads the whole answer and begins again, through `warmup`
  * and `seconds`; then open answers are read to their end, for `drain` seconds at most. A stream that failed
  * pauses 100 ms, as a client would. One epoll loop; understands Content-Length, chunked bodies and bodies
  * that end with their connection.
+ *
+ * --every: a stream begins a request no sooner than S after its last one, so N / S requests a second are asked
+ * for. --ramp: the streams begin one after another over S seconds (with --every, over that time by default).
+ * --read-bytes, --read-every: slow readers, which take N bytes every S seconds, with a receive buffer of 4 KiB.
  *
  * It asks for real-time priority, as if it had a machine of its own. Engine cores poll: where they take every core,
  * a client of ordinary priority measures its own waiting (84 ms to the first token instead of 4, on two cores).
@@ -20,6 +25,7 @@
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
+#include <math.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sched.h>
@@ -64,7 +70,7 @@ typedef struct {
     int fd; /* -1: not connected */
     Phase phase;
     size_t sent;
-    double began_at, resume_at;
+    double began_at;
     Answer answer;
 } Stream;
 
@@ -76,12 +82,13 @@ typedef struct {
 static struct {
     const char *host, *path, *body_file, *headers;
     int port, streams;
-    double warmup_s, seconds, drain_s;
-} options = {.headers = "", .streams = 1, .warmup_s = 2, .seconds = 10, .drain_s = 60};
+    double warmup_s, seconds, drain_s, every_s, ramp_s, read_every_s;
+    size_t read_bytes;
+} options = {.headers = "", .streams = 1, .warmup_s = 2, .seconds = 10, .drain_s = 60, .read_bytes = READ_BYTES};
 
 static struct {
     Samples ttft, itl, latency;
-    long requests, requests_all, events, events_all, good_events_all;
+    long requests, requests_all, events, events_all, good_events_all, bytes_all;
     long failures[FAILURES], statuses[STATUSES];
     double last_event_at, longest_silence_s;
 } counted;
@@ -89,7 +96,10 @@ static struct {
 static struct sockaddr_in server;
 static char *request;
 static size_t request_len;
-static int poller, paused, ended;
+static int poller, ended;
+static Stream *streams;
+static double *due; /* of each stream: when it begins its next request, or reads again; else infinite */
+static double next_due = INFINITY;
 static double measure_at, stop_at;
 static volatile sig_atomic_t told_to_stop;
 static bool real_time;
@@ -152,19 +162,28 @@ static void hang_up(Stream *stream) {
     stream->fd = -1;
 }
 
+static void wake_at(const Stream *stream, double at) {
+    due[stream - streams] = at;
+    if (at < next_due) next_due = at;
+}
+
+static void pause_until(Stream *stream, double at) {
+    stream->phase = PAUSED;
+    wake_at(stream, at < stop_at ? at : stop_at);
+}
+
 static void pause_after(Stream *stream, Failure failure) {
     counted.failures[failure]++;
     hang_up(stream);
-    stream->phase = PAUSED;
-    stream->resume_at = now_s() + PAUSE_S;
-    paused++;
+    pause_until(stream, now_s() + PAUSE_S);
 }
 
 static void dial(Stream *stream) {
-    int one = 1;
+    int one = 1, small = 4096;
     stream->fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (stream->fd < 0) die("socket");
     setsockopt(stream->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    if (options.read_every_s > 0) setsockopt(stream->fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
     if (connect(stream->fd, (struct sockaddr *)&server, sizeof server) && errno != EINPROGRESS) {
         hang_up(stream);
         return;
@@ -203,7 +222,10 @@ static void finish(Stream *stream, double at) {
     else {
         count_good(stream, at);
         if (answer->close_after || answer->until_close) hang_up(stream);
-        begin(stream);
+        if (stream->began_at + options.every_s > at)
+            pause_until(stream, stream->began_at + options.every_s);
+        else
+            begin(stream);
     }
 }
 
@@ -227,7 +249,9 @@ static void send_more(Stream *stream) {
     stream->sent += (size_t)wrote;
     if (stream->sent < request_len) return;
     stream->phase = HEAD;
-    watch(stream, EPOLL_CTL_MOD, EPOLLIN);
+    bool slow = options.read_every_s > 0; /* reads by the clock */
+    watch(stream, EPOLL_CTL_MOD, slow ? 0 : EPOLLIN);
+    if (slow) wake_at(stream, now_s() + options.read_every_s);
 }
 
 /* -- the answer's head and body */
@@ -343,25 +367,47 @@ static bool is_complete(Stream *stream, const char *bytes, size_t count, double 
 
 static void receive(Stream *stream) {
     static char bytes[READ_BYTES];
-    ssize_t got = read(stream->fd, bytes, sizeof bytes);
+    ssize_t got = read(stream->fd, bytes, options.read_bytes);
     double at = now_s();
     if (got <= 0) {
         if (got == 0 || errno != EAGAIN) connection_ended(stream, at);
         return;
     }
+    counted.bytes_all += got;
     size_t used = stream->phase == BODY ? 0 : on_head(stream, bytes, (size_t)got);
     if (stream->phase == BODY && is_complete(stream, bytes + used, (size_t)got - used, at)) finish(stream, at);
 }
 
 /* -- the run */
 
-static void resume_paused(Stream *streams) {
+static void wake_due(void) {
     double at = now_s();
-    for (int i = 0; paused && i < options.streams; i++) {
-        if (streams[i].phase != PAUSED || (streams[i].resume_at > at && at < stop_at)) continue;
-        paused--;
-        begin(&streams[i]);
+    if (at < next_due) return;
+    next_due = INFINITY;
+    for (int i = 0; i < options.streams; i++) {
+        Stream *stream = &streams[i];
+        if (due[i] <= at) {
+            due[i] = INFINITY;
+            if (stream->phase == PAUSED)
+                begin(stream);
+            else if (stream->fd >= 0)
+                receive(stream);
+            if (stream->phase == HEAD || stream->phase == BODY) due[i] = at + options.read_every_s;
+        }
+        if (due[i] < next_due) next_due = due[i];
     }
+}
+
+/* Milliseconds until something is due: rounded up, so that nothing is looked for more often than that. */
+static int wait_ms(void) {
+    double left_s = next_due - now_s();
+    return left_s > 0.5 ? 500 : left_s > 0 ? (int)ceil(left_s * 1e3) : 0;
+}
+
+static void stop_now(void) {
+    stop_at = now_s();
+    for (int i = 0; i < options.streams; i++)
+        if (streams[i].phase == PAUSED) wake_at(&streams[i], stop_at);
 }
 
 static void stop_early(int signum) {
@@ -369,23 +415,26 @@ static void stop_early(int signum) {
     told_to_stop = 1;
 }
 
-static void run(Stream *streams) {
+static void run(void) {
     struct epoll_event ready[256];
+    double at = now_s(), ramp_s = options.ramp_s > 0 ? options.ramp_s : options.every_s;
     for (int i = 0; i < options.streams; i++) {
         streams[i].fd = -1;
-        begin(&streams[i]);
+        due[i] = INFINITY;
+        pause_until(&streams[i], at + ramp_s * i / options.streams);
     }
     while (ended < options.streams && now_s() < stop_at + options.drain_s) {
-        int count = epoll_wait(poller, ready, 256, paused ? 10 : 500);
+        wake_due();
+        int count = epoll_wait(poller, ready, 256, wait_ms());
         for (int i = 0; i < count; i++) {
             Stream *stream = ready[i].data.ptr;
             if (stream->phase == SENDING && ready[i].events & EPOLLOUT) send_more(stream);
             if (stream->fd >= 0 && ready[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) receive(stream);
         }
-        if (told_to_stop && now_s() < stop_at) stop_at = now_s();
-        if (paused) resume_paused(streams);
+        if (told_to_stop && now_s() < stop_at) stop_now();
     }
-    counted.failures[UNFINISHED] += options.streams - ended - paused;
+    for (int i = 0; i < options.streams; i++)
+        counted.failures[UNFINISHED] += streams[i].phase != ENDED && streams[i].phase != PAUSED;
 }
 
 static int ascending(const void *a, const void *b) {
@@ -428,14 +477,21 @@ static void print_result(void) {
     if (stop_at - since > counted.longest_silence_s) counted.longest_silence_s = stop_at - since;
     printf("{\"streams\":%d,\"seconds\":%.3f,\"requests\":%ld,\"requests_all\":%ld,", options.streams, stop_at - measure_at,
            counted.requests, counted.requests_all);
-    printf("\"events\":%ld,\"events_all\":%ld,\"good_events_all\":%ld,", counted.events, counted.events_all,
-           counted.good_events_all);
+    printf("\"events\":%ld,\"events_all\":%ld,\"good_events_all\":%ld,\"bytes_all\":%ld,", counted.events,
+           counted.events_all, counted.good_events_all, counted.bytes_all);
     print_samples("ttft_ms", &counted.ttft);
     print_samples("itl_ms", &counted.itl);
     print_samples("latency_ms", &counted.latency);
     print_counts();
     printf("\"longest_silence_s\":%.3f,\"cpu_s\":%.3f,\"real_time\":%s}\n", counted.longest_silence_s, cpu_s,
            real_time ? "true" : "false");
+}
+
+static void take_files(void) {
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files)) return;
+    files.rlim_cur = files.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &files);
 }
 
 static void take_priority(void) {
@@ -447,7 +503,7 @@ static void take_priority(void) {
 
 static void usage(void) {
     fprintf(stderr, "usage: loadgen HOST PORT PATH BODY_FILE [--streams N] [--warmup S] [--seconds S] [--drain S] "
-                    "[--header \"Name: value\"]\n");
+                    "[--header \"Name: value\"] [--every S] [--ramp S] [--read-bytes N --read-every S]\n");
     exit(2);
 }
 
@@ -468,6 +524,14 @@ static void read_options(int count, char **words) {
             options.seconds = atof(value);
         else if (!strcmp(name, "--drain"))
             options.drain_s = atof(value);
+        else if (!strcmp(name, "--every"))
+            options.every_s = atof(value);
+        else if (!strcmp(name, "--ramp"))
+            options.ramp_s = atof(value);
+        else if (!strcmp(name, "--read-bytes"))
+            options.read_bytes = (size_t)atol(value);
+        else if (!strcmp(name, "--read-every"))
+            options.read_every_s = atof(value);
         else if (!strcmp(name, "--header")) {
             char *more;
             if (asprintf(&more, "%s%s\r\n", options.headers, value) < 0) die("memory");
@@ -475,7 +539,7 @@ static void read_options(int count, char **words) {
         } else
             usage();
     }
-    if (options.streams < 1) usage();
+    if (options.streams < 1 || options.read_bytes < 1 || options.read_bytes > READ_BYTES) usage();
 }
 
 static char *read_file(const char *path, size_t *size) {
@@ -514,12 +578,14 @@ int main(int count, char **words) {
     server.sin_port = htons((unsigned short)options.port);
     if (inet_pton(AF_INET, options.host, &server.sin_addr) != 1) usage();
     poller = epoll_create1(EPOLL_CLOEXEC);
-    Stream *streams = calloc((size_t)options.streams, sizeof(Stream));
-    if (poller < 0 || !streams) die("start");
+    streams = calloc((size_t)options.streams, sizeof(Stream));
+    due = calloc((size_t)options.streams, sizeof(double));
+    if (poller < 0 || !streams || !due) die("start");
+    take_files();
     take_priority();
     measure_at = now_s() + options.warmup_s;
     stop_at = measure_at + options.seconds;
-    run(streams);
+    run();
     print_result();
     return 0;
 }

@@ -1,0 +1,162 @@
+"""Replicas and gateways in processes of their own, without Ray: what `benchmarks.gateway` measures.
+
+    python -m benchmarks.fleet replica '{"app": "sim", "options": {...}}'
+    python -m benchmarks.fleet gateway '{"replicas": [...], "port": 0, "share_port": false}'
+
+Each prints one line of JSON when it is ready, serves until it is ended, and ends with whoever started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+import uvloop
+
+from benchmarks.workload import MODEL_ID, ROOT
+
+_NODE = "bench"
+_READY_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a process has used so far. Units: CPU seconds; bytes now, and at most since its start."""
+
+    cpu_s: float
+    memory: int
+    most_memory: int
+
+
+class Child:
+    """One process of this module."""
+
+    def __init__(self, kind: str, **options: Any) -> None:
+        command = [sys.executable, "-m", "benchmarks.fleet", kind, json.dumps(options)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True)
+        assert self._process.stdout is not None
+        said = self._process.stdout.readline()
+        if not said:
+            raise RuntimeError(f"A {kind} of the benchmark did not start; its last words are above.")
+        self.said: dict[str, Any] = json.loads(said)
+        self.pid = self._process.pid
+
+    def spent(self) -> Spent:
+        """CPU and memory of the process."""
+        times = psutil.Process(self.pid).cpu_times()
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        lines = dict(line.split(":", 1) for line in status.splitlines())
+        now, most = (int(lines[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
+        return Spent(times.user + times.system, now, most)
+
+    def stop(self) -> None:
+        """Ends it at once."""
+        self._process.kill()
+        self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class Replica(Child):
+    """An app behind a replica's own listener: "sim" is the simulator, "plain" the least that can answer."""
+
+    def __init__(self, app: str, **options: Any) -> None:
+        super().__init__("replica", app=app, options=options)
+
+    @property
+    def port(self) -> int:
+        """Of its listener, for those who ask it straight, with `headers`."""
+        return self.said["port"]
+
+    @property
+    def headers(self) -> list[str]:
+        return [f"x-penstock-secret: {self.said['secret']}"]
+
+
+class Gateway(Child):
+    """The gateway as it runs in production, on a port of its own."""
+
+    headers: tuple[str, ...] = ()
+
+    def __init__(self, *replicas: Replica, port: int = 0, share_port: bool = False, **config: Any) -> None:
+        said = [replica.said for replica in replicas]
+        super().__init__("gateway", replicas=said, port=port, share_port=share_port, config=config)
+
+    @property
+    def port(self) -> int:
+        return self.said["port"]
+
+
+async def _serve_replica(app: str, options: dict[str, Any]) -> dict[str, Any]:
+    from benchmarks.plain import Plain
+    from penstock.config import LLMConfig
+    from penstock.engine import Load
+    from penstock.engines.sim.engine import SimEngine
+    from penstock.serve.listener import Listener
+
+    load: Any = Load
+    if app == "sim":
+        config = {
+            "model_loading_config": {"model_id": MODEL_ID},
+            "llm_engine": "sim",
+            "engine_kwargs": options,
+        }
+        engine = SimEngine(LLMConfig.model_validate(config))
+        await engine.start()
+        asgi, load = engine.app(), engine.load
+    else:
+        asgi = Plain(**options)
+    info = {"model_id": MODEL_ID, "max_model_len": 8}
+    listener = await Listener.open(asgi, load=load, node_id=_NODE, node_host="127.0.0.1", info=info)
+    await listener.listen_on_network()
+    _kept.append(listener)
+    return listener.address.to_metadata()
+
+
+async def _serve_gateway(
+    replicas: list[dict[str, Any]], port: int, share_port: bool, config: dict[str, Any]
+) -> dict[str, Any]:
+    from penstock.config import GatewayConfig
+    from penstock.serve.address import Address
+    from penstock.serve.cards import ModelCard
+    from penstock.serve.gateway import Gateway, serve_on
+    from penstock.serve.table import Table
+
+    table = Table(_NODE)
+    gateway = Gateway(GatewayConfig(**config), [ModelCard(MODEL_ID, 1, max_ongoing_requests=10**6)], table)
+    await gateway.start()
+    addresses = [Address.from_metadata(replica) for replica in replicas]
+    table.set_members(MODEL_ID, {address.replica_id: address for address in addresses})
+    async with asyncio.timeout(_READY_S):
+        while len(table.ready(MODEL_ID)) < len(addresses):  # noqa: ASYNC110 - links tell within milliseconds
+            await asyncio.sleep(0.01)
+    public = await serve_on(gateway, "127.0.0.1", port, reuse_port=share_port)
+    _kept.extend((gateway, public))
+    return {"port": public.number}
+
+
+_kept: list[object] = []
+_KINDS = {"replica": _serve_replica, "gateway": _serve_gateway}
+
+
+async def _main(kind: str, options: dict[str, Any]) -> None:
+    from penstock import lifeline
+
+    lifeline.tie_to(os.getppid())
+    print(json.dumps(await _KINDS[kind](**options)), flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    uvloop.run(_main(sys.argv[1], json.loads(sys.argv[2])))
