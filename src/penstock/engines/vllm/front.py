@@ -23,6 +23,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor import Executor
 
 from penstock.engine import ASGIApp
+from penstock.engines.vllm.lane import open_lanes
 from penstock.engines.vllm.stats import Scheduled, Scheduler
 from penstock.errors import EngineStartFailed
 
@@ -90,6 +91,7 @@ async def build_app(llm: AsyncLLM, plan: Plan) -> ASGIApp:
     tasks = await llm.get_supported_tasks()
     app = vllm_app.build_app(args, tasks, llm.model_config)
     await init_app_state(llm, app.state, args, tasks)
+    open_lanes(app.state)
     app.state.server = SimpleNamespace(should_exit=False)  # vLLM's handlers of a dead engine set it
     return app
 

@@ -1,0 +1,133 @@
+"""The fast lane: chunks of a plain stream without building each of them from vLLM's response classes.
+
+It stands where vLLM's generators of chunks stood, and still calls them: they make the first chunks and the
+last ones, count, and answer errors. In between, where chunks differ by nothing but their text, the lane puts
+each text into the frame that it found in vLLM's own chunk. A stream that shows no frame is vLLM's from
+beginning to end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Any
+
+from pydantic_core import to_json
+from vllm.outputs import RequestOutput
+
+Chunks = AsyncGenerator[str | bytes, None]
+Outputs = AsyncGenerator[Any, None]
+
+_CHAT_LABEL, _COMPLETION_LABEL = '"delta":{"content":', '"text":'
+_PLAIN_END = re.compile(r'\}?(,"\w+":null)+\}\]\}\n\n')
+"""After the text nothing but nulls: no logprobs, no token ids, no usage, no end."""
+
+
+def open_lanes(state: Any) -> None:
+    """Gives the chats and completions in the state of vLLM's app their lanes."""
+    chat = getattr(state, "openai_serving_chat", None)
+    if chat is not None and chat.parser_cls is None and _quiet(chat):
+        chat.chat_completion_stream_generator = _chat(chat.chat_completion_stream_generator)
+    completion = getattr(state, "openai_serving_completion", None)
+    if completion is not None and _quiet(completion):
+        completion.completion_stream_generator = _completion(completion.completion_stream_generator)
+
+
+def _chat(make: Callable[..., Chunks]) -> Callable[..., Chunks]:
+    def chunks(request: Any, outputs: Outputs, *args: Any, **kwargs: Any) -> Chunks:
+        if not _is_one(request):
+            return make(request, outputs, *args, **kwargs)
+        fed = _Fed(outputs)
+        return _stream(fed, make(request, fed, *args, **kwargs), _CHAT_LABEL)
+
+    return chunks
+
+
+def _completion(make: Callable[..., Chunks]) -> Callable[..., Chunks]:
+    def chunks(request: Any, prompts: list[Any], outputs: Outputs, *args: Any, **kwargs: Any) -> Chunks:
+        if len(prompts) > 1 or not _is_one(request):
+            return make(request, prompts, outputs, *args, **kwargs)
+        fed = _Fed(outputs)
+        return _stream(fed, make(request, prompts, fed, *args, **kwargs), _COMPLETION_LABEL)
+
+    return chunks
+
+
+def _quiet(serving: Any) -> bool:
+    return serving.request_logger is None or not getattr(serving, "enable_log_outputs", False)
+
+
+def _is_one(request: Any) -> bool:
+    return request.n in (None, 1) and not request.use_beam_search
+
+
+async def _stream(fed: _Fed, own: Chunks, label: str) -> Chunks:
+    """vLLM's chunks until one shows the frame, then ours, and vLLM's again from the last output on."""
+    try:
+        async for chunk in own:
+            yield chunk
+            if frame := _frame(chunk, label, fed.text):
+                break
+        else:
+            return
+        head, tail = frame
+        async for text in fed.middle():
+            yield head + to_json(text) + tail
+        async for chunk in own:
+            yield chunk
+    finally:
+        await own.aclose()
+        await fed.outputs.aclose()
+
+
+def _frame(chunk: str | bytes, label: str, text: str | None) -> tuple[bytes, bytes] | None:
+    """What stands before and after the text in a chunk that carries `text` and nothing else that changes."""
+    if text is None:
+        return None
+    head, found, tail = str(chunk).partition(label + to_json(text).decode())
+    if not found or not _PLAIN_END.fullmatch(tail):
+        return None
+    return (head + label).encode(), tail.encode()
+
+
+class _Fed:
+    """The engine's outputs on their way to vLLM's generator, which need not see what the lane has sent."""
+
+    def __init__(self, outputs: Outputs) -> None:
+        """outputs: of `RequestOutput`, or of pairs of an index and one, as for completions."""
+        self.outputs = outputs
+        self.text: str | None = None
+        self._token_ids: list[int] = []
+        self._next: Any = None
+        self._error: Exception | None = None
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        item, self._next = self._next, None
+        if item is None:
+            item = await anext(self.outputs)
+        self.text = _output(item).outputs[0].text
+        return item
+
+    async def middle(self) -> AsyncGenerator[str, None]:
+        """Texts of the outputs up to the last one, which is kept for vLLM's generator, as is an error."""
+        try:
+            async for item in self.outputs:
+                output = _output(item)
+                one = output.outputs[0]
+                if output.finished or one.finish_reason is not None:
+                    one.token_ids = [*self._token_ids, *one.token_ids]  # it counts the tokens that it sees
+                    self._next = item
+                    return
+                self._token_ids += one.token_ids
+                yield one.text
+        except Exception as error:
+            self._error = error
+
+
+def _output(item: Any) -> RequestOutput:
+    return item[1] if isinstance(item, tuple) else item

@@ -1,0 +1,206 @@
+"""What the fast lane sends is, chunk by chunk, what vLLM's own generators make of the same outputs."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import random
+import re
+from collections.abc import AsyncIterator, Callable
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from enginetest import MODEL_ID, Served, serve, until, vllm_config
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),
+]
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+WORDS = ["What is Penstock?", "Wie geht es dir heute, alter Freund?", "日本語で話して", "🙂🙃 ok", ""]
+STOPS = [None, "e", ["the", " of"], ["s a", "n t", "er"], ".", ["zzz"]]
+
+
+class Recorder:
+    """Stands around a serving's lane: keeps its chunks, and vLLM's chunks for the same outputs."""
+
+    def __init__(self, serving: Any, name: str, outputs_at: int) -> None:
+        self.lane: Callable[..., Any] = getattr(serving, name)
+        self.own: Callable[..., Any] = getattr(type(serving), name).__get__(serving)
+        self.outputs_at = outputs_at
+        self.sent: list[tuple[list[str], list[str]]] = []
+        self.fast = 0
+        self.after: Exception | None = None
+        setattr(serving, name, self.make)
+
+    async def make(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        """The lane's chunks."""
+        came: list[Any] = []
+        theirs = list(args)
+        theirs[self.outputs_at] = self._record(args[self.outputs_at], came)
+        chunks: list[Any] = []
+        try:
+            async for chunk in self.lane(*theirs, **kwargs):
+                chunks.append(chunk)
+                yield chunk
+        finally:
+            theirs[self.outputs_at] = self._replay(came)
+            expected = [chunk async for chunk in self.own(*theirs, **kwargs)]
+            self.fast += any(isinstance(chunk, bytes) for chunk in chunks)
+            self.sent.append(([_masked(chunk) for chunk in chunks], [_masked(chunk) for chunk in expected]))
+
+    async def _record(self, outputs: Any, came: list[Any]) -> AsyncIterator[Any]:
+        try:
+            async for output in outputs:
+                came.append(copy.deepcopy(output))
+                yield output
+                if self.after is not None and len(came) == 3:
+                    came.append(self.after)
+                    raise self.after
+        finally:
+            await outputs.aclose()
+
+    async def _replay(self, came: list[Any]) -> AsyncIterator[Any]:
+        for output in came:
+            if isinstance(output, Exception):
+                raise output
+            yield output
+
+
+def _masked(chunk: str | bytes) -> str:
+    text = chunk.decode() if isinstance(chunk, bytes) else chunk
+    return re.sub(r'"(id)":"[^"]*"|"(created)":\d+', r'"\1\2":0', text)
+
+
+class Recorded:
+    def __init__(self, served: Served, recorders: dict[str, Recorder]) -> None:
+        self.served, self.recorders = served, recorders
+
+    async def ask(self, path: str, body: dict[str, Any]) -> None:
+        """Streams one answer to its end."""
+        body = {"model": MODEL_ID, "stream": True} | body
+        async with self.served.http.stream("POST", path, json=body) as response:
+            answer = await response.aread()
+            assert response.status_code == 200, answer
+
+    def take(self, path: str) -> list[tuple[list[str], list[str]]]:
+        sent, self.recorders[path].sent = self.recorders[path].sent, []
+        return sent
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def recorded() -> AsyncIterator[Recorded]:
+    from penstock.engines.vllm import front
+
+    recorders: dict[str, Recorder] = {}
+    open_lanes = front.open_lanes
+
+    def watched(state: Any) -> None:
+        open_lanes(state)
+        recorders[CHAT] = Recorder(state.openai_serving_chat, "chat_completion_stream_generator", 1)
+        recorders[COMPLETIONS] = Recorder(state.openai_serving_completion, "completion_stream_generator", 2)
+
+    front.open_lanes = watched
+    try:
+        async with serve(vllm_config(max_model_len=512, enable_prompt_tokens_details=True)) as served:
+            yield Recorded(served, recorders)
+    finally:
+        front.open_lanes = open_lanes
+
+
+def _body(draw: random.Random, path: str) -> dict[str, Any]:
+    text = draw.choice(WORDS)
+    prompt: dict[str, Any] = {"messages": [{"role": "user", "content": text}]}
+    if path == COMPLETIONS:
+        prompt = {"prompt": draw.choice([text or "a", [5, 6, 7, 8]])}
+    usage = draw.choice([None, {"include_usage": True}])
+    return prompt | {
+        "max_tokens": draw.choice([1, 7, 30, 40]),
+        "temperature": draw.choice([0.0, 1.0, 2.0]),
+        "seed": draw.randrange(1000),
+        "stop": draw.choice(STOPS),
+        "ignore_eos": draw.random() < 0.5,
+        "echo": draw.random() < 0.1,
+        "include_stop_str_in_output": draw.random() < 0.3,
+        **({"stream_options": usage} if usage else {}),
+    }
+
+
+async def test_240_streams_are_sent_as_vllm_sends_them(recorded: Recorded) -> None:
+    draw = random.Random(7)
+    asked = [(path, _body(draw, path)) for path in (CHAT, COMPLETIONS) * 120]
+    for at in range(0, len(asked), 12):  # a dozen at once: outputs of several steps come merged, too
+        await asyncio.gather(*(recorded.ask(path, body) for path, body in asked[at : at + 12]))
+    sent = recorded.take(CHAT) + recorded.take(COMPLETIONS)
+    assert len(sent) == 240
+    assert all(chunks == expected for chunks, expected in sent)
+    assert all(recorder.fast > 40 for recorder in recorded.recorders.values())
+    told = "".join(chunk for chunks, _ in sent for chunk in chunks)
+    for what in ('"finish_reason":"stop"', '"finish_reason":"length"', '"stop_reason":"', '"usage":{'):
+        assert what in told
+    assert '"delta":{"content":""}' in told, "no text was held back"
+    assert re.search(r"[^\x00-\x7f]", told), "no text beyond ASCII"
+
+
+async def test_streams_that_are_not_plain_are_vllms_own(recorded: Recorded) -> None:
+    before = [recorder.fast for recorder in recorded.recorders.values()]
+    chat = {"messages": [{"role": "user", "content": "What is Penstock?"}], "max_tokens": 8}
+    usage = {"include_usage": True, "continuous_usage_stats": True}
+    more: list[dict[str, Any]] = [
+        {"n": 2, "temperature": 1.0},
+        {"logprobs": True, "top_logprobs": 2},
+        {"return_token_ids": True},
+        {"stream_options": usage},
+        {"n": 1, "return_tokens_as_token_ids": True, "logprobs": True},
+    ]
+    for fields in more:
+        await recorded.ask(CHAT, chat | fields)
+    for fields in [{"prompt": ["a", "b"]}, {"logprobs": 0}, {"n": 2}, {"stream_options": usage}]:
+        await recorded.ask(COMPLETIONS, {"prompt": "What is", "max_tokens": 8} | fields)
+    sent = recorded.take(CHAT) + recorded.take(COMPLETIONS)
+    assert len(sent) == 9
+    assert all(chunks == expected for chunks, expected in sent)
+    assert [recorder.fast for recorder in recorded.recorders.values()] == before
+
+
+async def test_an_aborted_request_ends_as_vllm_ends_it(recorded: Recorded) -> None:
+    llm: Any = recorded.served.engine._llm  # pyright: ignore[reportAttributeAccessIssue]
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 400, "ignore_eos": True}
+    asking = asyncio.create_task(recorded.ask(CHAT, body))
+    await until(lambda: recorded.served.engine.load().running == 1)
+    await llm.pause_generation(mode="abort")
+    await asking
+    await llm.resume_generation()
+    ((chunks, expected),) = recorded.take(CHAT)
+    assert chunks == expected
+    assert '"finish_reason":"abort"' in chunks[-2]
+
+
+async def test_an_error_in_the_middle_is_told_as_vllm_tells_it(recorded: Recorded) -> None:
+    recorder = recorded.recorders[CHAT]
+    recorder.after = RuntimeError("of a worker")
+    try:
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 50, "ignore_eos": True}
+        await recorded.ask(CHAT, body)
+    finally:
+        recorder.after = None
+    ((chunks, expected),) = recorded.take(CHAT)
+    assert chunks == expected
+    assert json.loads(chunks[-2][6:])["error"]
+    await until(lambda: recorded.served.engine.load().running == 0)
+
+
+async def test_a_client_that_leaves_aborts_its_request(recorded: Recorded) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 400, "ignore_eos": True}
+    body |= {"model": MODEL_ID, "stream": True}
+    async with recorded.served.http.stream("POST", CHAT, json=body) as response:
+        await anext(response.aiter_bytes())
+        assert recorded.served.engine.load().running == 1
+    await until(lambda: recorded.served.engine.load().running == 0)
+    await until(lambda: bool(recorded.recorders[CHAT].sent))
+    ((chunks, expected),) = recorded.take(CHAT)
+    assert chunks == expected[: len(chunks)]
