@@ -198,8 +198,10 @@ def pick(scale: float) -> Section:
     """What choosing a replica costs, by the number of replicas."""
     from penstock.serve.address import Address
     from penstock.serve.link import Hello, Report
+    from penstock.serve.routing import Asked, policy
     from penstock.serve.table import Table
 
+    chosen = policy("power_of_two")
     section = Section("Picking a replica", ["replicas", "us p50", "us p99"])
     for count in (1, 10, 100, 1_000):
         table = Table("node")
@@ -208,7 +210,11 @@ def pick(scale: float) -> Section:
         for replica in table.members("m"):
             table.hello(replica, Hello(model_id="m", pid=1, version=""))
             table.report(replica, Report())
-        taken = sorted(_timed(lambda table=table: table.pick("m", 100), round(20_000 * scale)))
+        taken = sorted(
+            _timed(
+                lambda table=table: chosen.pick(Asked(), table.candidates("m"), 0.0), round(20_000 * scale)
+            )
+        )
         p99 = taken[int(0.99 * len(taken))]
         section.add([f"{count:,}", f"{1e6 * statistics.median(taken):.1f}", f"{1e6 * p99:.1f}"])
         section.records.append(

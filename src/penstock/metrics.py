@@ -92,10 +92,12 @@ class RouteMetrics:
 class ModelMetrics:
     """Where the requests of one model are counted."""
 
-    def __init__(self, requests: Counter, model_id: str) -> None:
+    def __init__(self, requests: Counter, picks: Counter, model_id: str) -> None:
         self.model_id = model_id
         self._requests = requests
+        self._picks = picks
         self._by_status: dict[str, Counter] = {}
+        self._by_outcome: dict[str, Counter] = {}
         self.routes: dict[str, RouteMetrics] = {}
 
     def on(self, route: str) -> RouteMetrics:
@@ -109,6 +111,12 @@ class ModelMetrics:
         if status not in self._by_status:
             self._by_status[status] = self._requests.labels(self.model_id, status)
         self._by_status[status].inc()
+
+    def picked(self, outcome: str) -> None:
+        """Counts a replica that was chosen."""
+        if outcome not in self._by_outcome:
+            self._by_outcome[outcome] = self._picks.labels(self.model_id, outcome)
+        self._by_outcome[outcome].inc()
 
 
 class GatewayMetrics:
@@ -130,6 +138,12 @@ class GatewayMetrics:
             ["model"],
             registry=registry,
         )
+        self.picks = Counter(
+            "penstock_picks",
+            "Replicas chosen, by reason: 'affinity', 'balance', or 'queue' (the first that had room).",
+            ["model", "outcome"],
+            registry=registry,
+        )
         self.open = Gauge("penstock_open_requests", "Requests at replicas.", ["model"], registry=registry)
         self.queued = Gauge(
             "penstock_queued_requests", "Requests that wait for a replica.", ["model"], registry=registry
@@ -142,7 +156,7 @@ class GatewayMetrics:
     def model(self, model_id: str) -> ModelMetrics:
         """Where the requests of a model are counted; "" for those that name none of ours."""
         if model_id not in self._models:
-            self._models[model_id] = ModelMetrics(self.requests, model_id)
+            self._models[model_id] = ModelMetrics(self.requests, self.picks, model_id)
         return self._models[model_id]
 
     def text(self) -> bytes:

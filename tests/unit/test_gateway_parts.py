@@ -30,7 +30,7 @@ def catalogue(*ids: str, default: str | None = None) -> Catalogue:
     ],
 )
 def test_model_is_found_in_json(content: bytes, named: str | None):
-    assert body.named_model(content, b"application/json") == named
+    assert body.fields(content, b"application/json").model == named
 
 
 @pytest.mark.parametrize(
@@ -49,12 +49,12 @@ def test_model_is_found_in_json(content: bytes, named: str | None):
     ],
 )
 def test_model_is_found_in_a_form(content: bytes, named: str | None):
-    assert body.named_model(content, FORM.encode()) == named
+    assert body.fields(content, FORM.encode()).model == named
 
 
 def test_a_form_without_boundary_is_refused():
     with pytest.raises(BadRequest, match="boundary"):
-        body.named_model(b"--ab", b"multipart/form-data")
+        body.fields(b"--ab", b"multipart/form-data")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ import random
 
 from penstock.serve.address import Address
 from penstock.serve.link import Hello, Report
-from penstock.serve.table import Replica, Table, Tried
+from penstock.serve.routing.asked import Asked
+from penstock.serve.routing.power_of_two import PowerOfTwo
+from penstock.serve.table import REQUEST_TOKENS, Replica, Table, Tried
 
 HELLO = Hello(model_id="m", pid=1, version="0", max_model_len=64)
 
@@ -28,13 +30,18 @@ def speaking(*names: str) -> tuple[Table, list[Replica]]:
     return made, replicas
 
 
+def pick(table: Table, tried: Tried | None = None, model_id: str = "m") -> Replica | None:
+    picked = PowerOfTwo().pick(Asked(), table.candidates(model_id, tried), 0.0)
+    return picked and picked.replica
+
+
 def test_a_member_is_picked_only_after_it_has_spoken():
     made = table("a")
-    assert made.pick("m", 10) is None
+    assert pick(made) is None
     [replica] = made.members("m")
     made.hello(replica, HELLO)
     made.report(replica, Report())
-    assert made.pick("m", 10) is replica
+    assert pick(made) is replica
 
 
 def test_hello_tells_the_context_window():
@@ -47,7 +54,7 @@ def test_draining_lost_and_removed_replicas_are_not_picked():
     made.report(a, Report(state="draining"))
     made.lost(b)
     made.set_members("m", {"a": a.address, "b": b.address})
-    assert made.pick("m", 10) is None
+    assert pick(made) is None
     assert c.state == "gone"
 
 
@@ -56,70 +63,77 @@ def test_a_lost_replica_is_back_after_its_next_report():
     made.lost(a)
     made.hello(a, HELLO)
     made.report(a, Report())
-    assert made.pick("m", 10) is a
+    assert pick(made) is a
 
 
 def test_news_of_a_removed_replica_does_not_bring_it_back():
     made, (a,) = speaking("a")
     made.set_members("m", {})
     made.report(a, Report())
-    assert made.pick("m", 10) is None
+    assert pick(made) is None
 
 
 def test_the_same_member_named_again_stays_as_it_was():
     made, (a,) = speaking("a")
     made.set_members("m", {"a": address("a")})
-    assert made.pick("m", 10) is a
+    assert pick(made) is a
 
 
 def test_of_two_the_less_busy_is_picked():
     made, (a, b) = speaking("a", "b")
     made.report(a, Report(running=5, waiting=2))
     made.report(b, Report(running=6))
-    assert {made.pick("m", 10) for _ in range(20)} == {b}
+    assert {pick(made) for _ in range(20)} == {b}
 
 
 def test_a_full_replica_is_never_picked():
     made, (a, b) = speaking("a", "b")
-    a.in_flight = 3
-    assert {made.pick("m", 3) for _ in range(20)} == {b}
-    b.in_flight = 3
-    assert made.pick("m", 3) is None
+    made.limit("m", 2)
+    taken = [made.take(a), made.take(a)]
+    assert {pick(made) for _ in range(20)} == {b}
+    taken += [made.take(b), made.take(b)]
+    assert pick(made) is None
+    made.give_back(taken[0])
+    assert pick(made) is a
 
 
 def test_the_only_one_with_room_is_found_among_many():
     made, replicas = speaking(*(f"r{i}" for i in range(100)))
+    made.limit("m", 1)
     for replica in replicas[:-1]:
-        replica.in_flight = 1
-    assert made.pick("m", 1) is replicas[-1]
+        made.take(replica)
+    assert pick(made) is replicas[-1]
 
 
 def test_other_gateways_requests_take_room():
     made, (a,) = speaking("a")
     made.report(a, Report(elsewhere=2))
-    assert made.pick("m", 2) is None
-    assert made.pick("m", 3) is a
+    made.limit("m", 2)
+    assert pick(made) is None
+    made.limit("m", 3)
+    assert pick(made) is a
 
 
 def test_what_was_started_since_the_last_report_counts():
     made, (a, b) = speaking("a", "b")
     made.report(a, Report(running=2))
     made.report(b, Report(running=3))
-    a.in_flight += 2
-    assert (a.busy, b.busy) == (4, 3)
+    taken = [made.take(a), made.take(a)]
+    assert (a.busy, b.busy, made.candidates("m").busy) == (4, 3, 7)
     made.report(a, Report(running=4))
     assert a.busy == 4
-    a.in_flight -= 2
-    assert a.busy == 2
+    for place in taken:
+        made.give_back(place)
+    assert (a.busy, made.candidates("m").busy) == (2, 5)
 
 
 def test_load_spreads_evenly_over_many():
     made, replicas = speaking(*(f"r{i}" for i in range(50)))
     random.seed(1)
     for _ in range(5000):
-        picked = made.pick("m", 10**6)
+        picked = pick(made)
         assert picked is not None
-        picked.in_flight += 1
+        made.take(picked)
     assert max(r.in_flight for r in replicas) - min(r.in_flight for r in replicas) <= 6
 
 
@@ -127,16 +141,16 @@ def test_a_replica_that_failed_the_request_is_tried_again_only_after_a_new_hello
     made, (a,) = speaking("a")
     tried = Tried()
     tried.add(a)
-    assert made.pick("m", 10, tried) is None
+    assert pick(made, tried) is None
     made.lost(a)
     made.hello(a, HELLO)
     made.report(a, Report())
-    assert made.pick("m", 10, tried) is a
+    assert pick(made, tried) is a
 
 
 def test_models_do_not_share_replicas():
     made, _ = speaking("a")
-    assert made.pick("other", 10) is None
+    assert pick(made, model_id="other") is None
 
 
 def test_watchers_hear_of_members_before_and_after_they_watch():
@@ -150,3 +164,24 @@ def test_watchers_hear_of_members_before_and_after_they_watch():
     made.set_members("m", {"b": address("b")})
     made.report(made.members("m")[0], Report())
     assert heard == [("joined", "a"), ("left", "a"), ("joined", "b"), ("spoke", "b")]
+
+
+def test_tokens_sent_since_the_last_report_count_and_are_taken_back_only_from_what_they_were_added_to():
+    made, (a,) = speaking("a")
+    made.report(a, Report(waiting_tokens=500))
+    first, second = made.take(a, 100), made.take(a, 10)
+    assert a.load_tokens == 610 + 2 * REQUEST_TOKENS
+    made.give_back(second)
+    assert a.load_tokens == 600 + REQUEST_TOKENS
+    made.report(a, Report(running=1, waiting_tokens=0))
+    made.give_back(first)
+    assert a.load_tokens == 0
+
+
+def test_of_what_failed_only_what_has_said_no_new_hello_is_left_out():
+    made, (a, b) = speaking("a", "b")
+    tried = Tried()
+    tried.add(a)
+    assert list(made.candidates("m", tried)) == [b]
+    made.hello(a, HELLO)
+    assert set(made.candidates("m", tried)) == {a, b}

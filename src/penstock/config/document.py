@@ -13,7 +13,7 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from penstock.config import deployment, gateway, load, model, parts
+from penstock.config import deployment, gateway, load, model, parts, routing
 from penstock.config.annotations import describe
 from penstock.config.options import DEFAULTS
 from penstock.config.part import Shape
@@ -82,6 +82,7 @@ _SECTIONS: Sequence[tuple[str, type[BaseModel]]] = (
     ("One model: `LLMConfig`", model.LLMConfig),
     ("model_loading_config", parts.ModelLoadingConfig),
     ("model_loading_config.model_source, for object storage", parts.BucketSource),
+    ("routing_config", routing.RoutingConfig),
     ("accelerator_config", parts.AcceleratorConfig),
     ("placement_group_config", parts.PlacementGroupConfig),
     ("deployment_config", deployment.DeploymentOptions),

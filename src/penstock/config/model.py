@@ -30,6 +30,7 @@ from penstock.config.place import Place
 from penstock.config.placement import executor
 from penstock.config.problems import unknown
 from penstock.config.root import Root
+from penstock.config.routing import DEFAULT_POLICY, RoutingConfig, checked_policy
 from penstock.errors import ConfigError
 
 DEMO_MODEL_ID = "penstock-demo"
@@ -57,6 +58,15 @@ class LLMConfig(Root):
     accelerator_config: AcceleratorConfig | None = Field(default=None, description="CPU or GPU.")
     deployment_config: Annotated[dict[str, Any], Shape(DeploymentOptions)] = Field(
         default={}, description="Options of Ray Serve's deployment."
+    )
+    routing_policy: str = Field(
+        default=DEFAULT_POLICY,
+        description="Which replica gets a request: `prefix_affinity`, `session_affinity`, "
+        "`adapter_affinity`, `least_loaded`, `power_of_two`, `round_robin`, or an own class, "
+        "`my_module:MyPolicy`.",
+    )
+    routing_config: RoutingConfig = Field(
+        default_factory=lambda: RoutingConfig(), description="Options of the policy."
     )
     lora_config: LoraConfig | None = Field(default=None, description="Adapters.")
     placement_group_config: PlacementGroupConfig | None = Field(
@@ -86,6 +96,11 @@ class LLMConfig(Root):
         if name.lower() not in _ENGINES:
             raise ValueError(unknown("engine", name, _ENGINES))
         return name
+
+    @field_validator("routing_policy")
+    @classmethod
+    def _known_policy(cls, name: str) -> str:
+        return checked_policy(name)
 
     @field_validator("server_cls")
     @classmethod

@@ -9,8 +9,10 @@ import asyncio
 from dataclasses import dataclass
 
 from penstock.errors import Overloaded, Unavailable
+from penstock.metrics import ModelMetrics
 from penstock.serve.cards import ModelCard
-from penstock.serve.table import Replica, Table, Tried
+from penstock.serve.routing.asked import Asked, Learns, Policy
+from penstock.serve.table import Replica, Table, Taken, Tried
 from penstock.serve.timing import PICK, QUEUE, Timing
 
 _RETRY_AFTER_S = 1
@@ -20,7 +22,8 @@ _RETRY_AFTER_S = 1
 class _Waiter:
     """A request in the line."""
 
-    replica: asyncio.Future[Replica]
+    place: asyncio.Future[Taken]
+    asked: Asked
     tried: Tried
     timer: asyncio.TimerHandle | None = None
 
@@ -28,47 +31,67 @@ class _Waiter:
 class Line:
     """First come, first served; requests that lost their replica go before all others."""
 
-    def __init__(self, card: ModelCard, table: Table, wait_for_replica_s: float) -> None:
+    def __init__(
+        self,
+        card: ModelCard,
+        table: Table,
+        policy: Policy,
+        metrics: ModelMetrics,
+        wait_for_replica_s: float,
+    ) -> None:
         """wait_for_replica_s: how long a request waits while no replica of the model is ready."""
         self._card = card
         self._table = table
+        self._policy = policy
+        self._learns = policy if isinstance(policy, Learns) else None
+        self._metrics = metrics
         self._wait_s = wait_for_replica_s
         self._returned: dict[_Waiter, None] = {}
         self._queued: dict[_Waiter, None] = {}
+        table.limit(card.id, card.max_ongoing_requests)
 
     def __len__(self) -> int:
         return len(self._returned) + len(self._queued)
 
-    async def take(self, tried: Tried, times: Timing) -> Replica:
-        """A replica with room, counted as used until `give_back`.
+    async def take(self, asked: Asked, tried: Tried, times: Timing) -> Taken:
+        """A place in a replica, held until `give_back`.
 
         tried: replicas that failed this request; with some, it was admitted before and is not refused.
         Raises: Overloaded when the line is full, Unavailable when no replica became ready in time.
         """
         times.begin(PICK)
         if not self._queued or tried:
-            replica = self._table.pick(self._card.id, self._card.max_ongoing_requests, tried)
-            if replica is not None:
-                replica.in_flight += 1
-                return replica
+            now = asyncio.get_running_loop().time()
+            pick = self._policy.pick(asked, self._table.candidates(self._card.id, tried), now)
+            if pick is not None:
+                return self._place(asked, pick.replica, pick.why, now)
         if not tried:
             self._refuse_when_full()
         times.begin(QUEUE)
-        return await self._wait(tried)
+        return await self._wait(asked, tried)
 
-    def give_back(self, replica: Replica) -> None:
+    def give_back(self, place: Taken) -> None:
         """The request has ended there; the next one in the line may go."""
-        replica.in_flight -= 1
-        self.offer(replica)
+        self._table.give_back(place)
+        self.offer(place.replica)
 
     def offer(self, replica: Replica) -> None:
-        """Sends on whoever waits and fits: `replica` has become ready, or may have room."""
+        """Sends on whoever waits and fits: `replica` has become ready, or may have room.
+
+        The first in the line goes, wherever its prefix may lie: affinity is a wish, no reason to wait.
+        """
         if not self._returned and not self._queued:
             return
         for waiter in list(self._returned):
             self._grant(waiter, replica)
         while self._queued and self._grant(next(iter(self._queued)), replica):
             pass
+
+    def _place(self, asked: Asked, replica: Replica, why: str, now: float) -> Taken:
+        self._metrics.picked(why)
+        if self._learns is not None:
+            self._learns.sent(asked, replica, now)
+        return self._table.take(replica, asked.tokens)
 
     def _refuse_when_full(self) -> None:
         most = self._card.max_queued_requests
@@ -82,15 +105,15 @@ class Line:
             retry_after_s=_RETRY_AFTER_S,
         )
 
-    async def _wait(self, tried: Tried) -> Replica:
-        waiter = _Waiter(asyncio.get_running_loop().create_future(), tried)
+    async def _wait(self, asked: Asked, tried: Tried) -> Taken:
+        waiter = _Waiter(asyncio.get_running_loop().create_future(), asked, tried)
         line = self._returned if tried else self._queued
         line[waiter] = None
         self._set_timer(waiter)
         try:
-            return await waiter.replica
+            return await waiter.place
         except asyncio.CancelledError:
-            granted = waiter.replica
+            granted = waiter.place
             if granted.done() and not granted.cancelled() and granted.exception() is None:
                 self.give_back(granted.result())  # granted and abandoned in the same moment
             raise
@@ -100,15 +123,14 @@ class Line:
                 waiter.timer.cancel()
 
     def _grant(self, waiter: _Waiter, replica: Replica) -> bool:
-        room = replica.state == "ready" and replica.ongoing < self._card.max_ongoing_requests
-        if not room or replica in waiter.tried:
+        if replica not in self._table.candidates(self._card.id) or replica in waiter.tried:
             return False
         self._returned.pop(waiter, None)
         self._queued.pop(waiter, None)
-        if waiter.replica.done():
+        if waiter.place.done():
             return True  # cancelled, or out of time, in this very moment
-        replica.in_flight += 1
-        waiter.replica.set_result(replica)
+        now = asyncio.get_running_loop().time()
+        waiter.place.set_result(self._place(waiter.asked, replica, "queue", now))
         return True
 
     def _set_timer(self, waiter: _Waiter) -> None:
@@ -116,12 +138,12 @@ class Line:
 
     def _give_up(self, waiter: _Waiter) -> None:
         """Ends a wait for a replica. A wait for room among ready ones goes on to the deadline."""
-        if waiter.replica.done():
+        if waiter.place.done():
             return
         if any(replica not in waiter.tried for replica in self._table.ready(self._card.id)):
             self._set_timer(waiter)
         else:
-            waiter.replica.set_exception(self._unavailable())
+            waiter.place.set_exception(self._unavailable())
 
     def _unavailable(self) -> Unavailable:
         members = len(self._table.members(self._card.id))

@@ -19,13 +19,29 @@ _MOST_PART_HEADERS = 1024
 _MOST_NAME = 512
 
 
-class _Fields(msgspec.Struct):
-    """All that routing needs; msgspec skips the rest without building it."""
+_NONE = msgspec.Raw()
+
+
+class Fields(msgspec.Struct, frozen=True, gc=False):
+    """All that the gateway looks at; msgspec skips the rest without building it.
+
+    The raw ones are pieces of the body's own bytes, not looked into here: whatever is wrong with them is the
+    engine's to say.
+    """
 
     model: str | None = None
+    tools: msgspec.Raw = _NONE
+    system: msgspec.Raw = _NONE
+    instructions: msgspec.Raw = _NONE
+    messages: msgspec.Raw = _NONE
+    prompt: msgspec.Raw = _NONE
+    input: msgspec.Raw = _NONE
+    cache_salt: msgspec.Raw = _NONE
+    prompt_cache_key: msgspec.Raw = _NONE
+    user: msgspec.Raw = _NONE
 
 
-_decode = msgspec.json.Decoder(_Fields).decode
+_decode = msgspec.json.Decoder(Fields).decode
 
 
 async def read(receive: Receive, content_length: bytes | None, limit: int) -> bytes:
@@ -50,17 +66,17 @@ async def read(receive: Receive, content_length: bytes | None, limit: int) -> by
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def named_model(body: bytes, content_type: bytes) -> str | None:
-    """The value of `model` in a JSON object or a multipart form; None when it is not there.
+def fields(body: bytes, content_type: bytes) -> Fields:
+    """What a JSON object or a multipart form says; of a form, its `model` alone.
 
     Raises: BadRequest when the body is no JSON object or `model` no text.
     """
     if not body:
-        return None
+        return Fields()
     if content_type.lower().startswith(b"multipart/form-data"):
-        return _form_model(body, content_type)
+        return Fields(_form_model(body, content_type))
     try:
-        return _decode(body).model
+        return _decode(body)
     except msgspec.ValidationError as error:
         raise BadRequest(f"The request body does not fit: {error}.", param="model") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

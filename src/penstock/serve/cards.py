@@ -10,6 +10,7 @@ import msgspec
 
 from penstock.config import LLMConfig
 from penstock.config.options import DEFAULTS
+from penstock.config.routing import DEFAULT_POLICY, SESSION_HEADER
 from penstock.errors import BadRequest, ConfigError, ModelNotFound
 
 _NAMED = 20  # models named in an error
@@ -20,6 +21,7 @@ class ModelCard:
     """One model. Units: created in seconds since 1970; limits in requests, -1 for a queue without limit.
 
     max_model_len: what is known before a replica told its own. engine_metrics: whether /metrics shows theirs.
+    scales: whether the model may have more than one replica.
     """
 
     id: str
@@ -29,6 +31,9 @@ class ModelCard:
     max_queued_requests: int = -1
     max_model_len: int | None = None
     engine_metrics: bool = True
+    routing_policy: str = DEFAULT_POLICY
+    session_header: str = SESSION_HEADER
+    scales: bool = True
 
     @classmethod
     def of(cls, config: LLMConfig, max_model_len: int | None = None) -> ModelCard:
@@ -42,6 +47,9 @@ class ModelCard:
             max_queued_requests=options.get("max_queued_requests", -1),
             max_model_len=max_model_len,
             engine_metrics=config.log_engine_metrics,
+            routing_policy=config.routing_policy,
+            session_header=config.routing_config.session_header.lower(),
+            scales=options.get("num_replicas", 1) != 1 or "autoscaling_config" in options,
         )
 
 

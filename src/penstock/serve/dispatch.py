@@ -13,10 +13,13 @@ from penstock.errors import EngineDead
 from penstock.metrics import GatewayMetrics, ModelMetrics
 from penstock.serve import headers, relay, timing
 from penstock.serve.admission import Line
+from penstock.serve.body import Fields
 from penstock.serve.cards import ModelCard
 from penstock.serve.connection import Headers
 from penstock.serve.fleet import Fleet
 from penstock.serve.reply import Reply
+from penstock.serve.routing import policy
+from penstock.serve.routing.reading import Reading
 from penstock.serve.table import Replica, Table, Tried
 
 log = logging.getLogger(__name__)
@@ -27,13 +30,15 @@ _MOST_DEATHS = 3
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request as a replica will see it."""
+    """A request as a replica will see it, and what was read of its body. model: as the client named it."""
 
     id: str
     method: str
     target: bytes
     headers: Headers
     body: bytes
+    model: str | None
+    fields: Fields
 
 
 class Dispatch:
@@ -47,11 +52,17 @@ class Dispatch:
         gateway_id: str,
         wait_for_replica_s: float,
     ) -> None:
+        """Raises: ConfigError for a routing policy that cannot be had."""
         self._table = table
         self._fleet = fleet
         self._gateway_id = gateway_id
-        self._lines = {card.id: Line(card, table, wait_for_replica_s) for card in cards}
         self._metrics = GatewayMetrics()
+        policies = {card.id: policy(card.routing_policy) for card in cards}
+        self._readings = {card.id: Reading(card, policies[card.id], table) for card in cards}
+        self._lines = {
+            card.id: Line(card, table, policies[card.id], self.metrics(card.id), wait_for_replica_s)
+            for card in cards
+        }
 
     def offer(self, replica: Replica) -> None:
         """Called for each report of a replica: it may take who is waiting."""
@@ -64,8 +75,13 @@ class Dispatch:
         Raises: Overloaded, Unavailable; EngineDead when the answer broke after it had begun.
         """
         line, tried, deaths = self._lines[model_id], Tried(), 0
+        reply.timing.begin(timing.PICK)
+        asked = self._readings[model_id].asked(
+            question.model, question.fields, question.headers, len(question.body)
+        )
         while True:
-            replica = await line.take(tried, reply.timing)
+            place = await line.take(asked, tried, reply.timing)
+            replica = place.replica
             reply.timing.begin(timing.GATEWAY)
             try:
                 return await self._ask(replica, question, reply)
@@ -75,7 +91,7 @@ class Dispatch:
                 reply.timing.failed()
                 log.info("replica %s of %s failed a request that goes on: %s", replica.id, model_id, failed)
             finally:
-                line.give_back(replica)
+                line.give_back(place)
             tried.add(replica)
             self._metrics.failovers.labels(model_id).inc()
 

@@ -51,7 +51,7 @@ class Gateway:
     ) -> None:
         """unreachable: called with a model's id when a replica on another node refuses TCP connections.
 
-        Raises: ConfigError when the default model is none of `models`.
+        Raises: ConfigError when the default model is none of `models`, or a routing policy cannot be had.
         """
         self._config = config
         self._catalogue = Catalogue(models, config.default_model)
@@ -163,12 +163,13 @@ class Gateway:
         request.timing.begin(timing.RECEIVE)
         content = await body.read(request.receive, fields.get(b"content-length"), self._config.max_body_bytes)
         request.timing.begin(timing.GATEWAY)
-        named = body.named_model(content, fields.get(b"content-type", b"")) or request.queried("model")
+        said = body.fields(content, fields.get(b"content-type", b""))
+        named = said.model or request.queried("model")
         card = self._catalogue.resolve(named)
         request.metrics = self._dispatch.metrics(card.id).on(route.path)
         reply.gaps = request.metrics.inter_token
         method = "GET" if request.method == "HEAD" else request.method
-        question = Question(request.id, method, request.target, request.headers, content)
+        question = Question(request.id, method, request.target, request.headers, content, named, said)
         async with request.while_connected():
             await self._dispatch.answer(card.id, question, reply)
 

@@ -6,20 +6,28 @@ reads only what is here: no I/O, no remote call, the same few microseconds among
 
 from __future__ import annotations
 
-import random
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.serve.address import Address
+from penstock.serve.candidates import Candidates
 from penstock.serve.link import Hello, Report
+
+REQUEST_TOKENS = 256
+"""What an open request weighs beside prompt tokens that wait: about a hundred more tokens to make, each a
+few times as dear as one of a prompt."""
+
+_NO_LIMIT = sys.maxsize
 
 
 @dataclass(eq=False, slots=True)
 class Replica:
-    """What this gateway knows about one replica. Units: requests.
+    """What this gateway knows about one replica. Units: requests, and tokens where the name says so.
 
     in_flight: ours, exact. elsewhere: of other gateways, as last reported. reported: running and waiting in
-    the engine, as last reported, whoever sent them; in_flight_then: ours at that time.
+    the engine, as last reported, whoever sent them; in_flight_then: ours at that time. waiting_tokens: of
+    prompts not yet worked on, as last reported; sent_tokens: of prompts that we have sent since.
     """
 
     model_id: str
@@ -29,7 +37,12 @@ class Replica:
     elsewhere: int = 0
     reported: int = 0
     in_flight_then: int = 0
+    waiting_tokens: int = 0
+    sent_tokens: int = 0
     hellos: int = 0
+    reports: int = 0
+    counted: int = 0
+    """What the table's sum of busy requests holds of this one."""
 
     @property
     def id(self) -> str:
@@ -43,7 +56,21 @@ class Replica:
     @property
     def busy(self) -> int:
         """Requests in it now: the last report, corrected by what we have started and finished since."""
-        return max(self.ongoing, self.reported + self.in_flight - self.in_flight_then)
+        return max(self.in_flight + self.elsewhere, self.reported + self.in_flight - self.in_flight_then)
+
+    @property
+    def load_tokens(self) -> int:
+        """Work before it: prompt tokens that wait, and for every request what it is worth in such tokens."""
+        return self.waiting_tokens + self.sent_tokens + REQUEST_TOKENS * self.busy
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A place in a replica, held by one request until it is given back."""
+
+    replica: Replica
+    tokens: int
+    report: int
 
 
 class Tried:
@@ -60,16 +87,21 @@ class Tried:
     def __contains__(self, replica: object) -> bool:
         return isinstance(replica, Replica) and self._hellos.get(replica) == replica.hellos
 
+    def __iter__(self) -> Iterator[Replica]:
+        return (replica for replica in self._hellos if replica in self)
+
     def __len__(self) -> int:
         return len(self._hellos)
 
 
 @dataclass(slots=True)
 class _Fleet:
-    """One model's replicas; `ready` holds those that may be picked."""
+    """One model's replicas; `ready` holds those that may be picked, `candidates` those of them with room."""
 
+    limit: int = _NO_LIMIT
     members: dict[str, Replica] = field(default_factory=dict[str, Replica])
-    ready: list[Replica] = field(default_factory=list[Replica])
+    ready: dict[Replica, None] = field(default_factory=dict["Replica", None])
+    candidates: Candidates = field(default_factory=Candidates)
     max_model_len: int | None = None
 
 
@@ -111,6 +143,7 @@ class Table:
             if replica_id not in fleet.members:
                 replica = fleet.members[replica_id] = Replica(model_id, address)
                 self._joined(replica)
+        fleet.candidates.members = tuple(fleet.members.values())
 
     # -- what links say
 
@@ -124,6 +157,9 @@ class Table:
         replica.reported = report.running + report.waiting
         replica.in_flight_then = replica.in_flight
         replica.elsewhere = report.elsewhere
+        replica.waiting_tokens = report.waiting_tokens
+        replica.sent_tokens = 0
+        replica.reports += 1
         self._set_state(replica, report.state)
         self._spoke(replica)
 
@@ -131,36 +167,64 @@ class Table:
         """Its link ended or fell silent: not picked until the next hello."""
         self._set_state(replica, "lost")
 
+    # -- what the gateway does
+
+    def limit(self, model_id: str, requests: int) -> None:
+        """Open requests that one replica of the model may have, over all gateways."""
+        fleet = self._fleets.setdefault(model_id, _Fleet())
+        fleet.limit = requests
+        for replica in fleet.members.values():
+            self._settle(fleet, replica)
+
+    def take(self, replica: Replica, tokens: int = 0) -> Taken:
+        """Counts a request that is sent there. tokens: of its prompt, about."""
+        replica.in_flight += 1
+        replica.sent_tokens += tokens
+        self._settle(self._fleets[replica.model_id], replica)
+        return Taken(replica, tokens, replica.reports)
+
+    def give_back(self, taken: Taken) -> None:
+        """The request has ended there."""
+        replica = taken.replica
+        replica.in_flight -= 1
+        if taken.report == replica.reports:
+            replica.sent_tokens -= taken.tokens
+        self._settle(self._fleets[replica.model_id], replica)
+
     def _set_state(self, replica: Replica, state: str) -> None:
         if replica.state == "gone":
             return
         fleet = self._fleets[replica.model_id]
-        was_ready, replica.state = replica.state == "ready", state
-        if state == "ready" and not was_ready:
-            fleet.ready.append(replica)
-        elif was_ready and state != "ready":
-            fleet.ready.remove(replica)
+        replica.state = state
+        if state == "ready":
+            fleet.ready[replica] = None
+        else:
+            fleet.ready.pop(replica, None)
+        self._settle(fleet, replica)
+
+    def _settle(self, fleet: _Fleet, replica: Replica) -> None:
+        """Brings the candidates up to date with one replica."""
+        candidates, ready = fleet.candidates, replica.state == "ready"
+        busy = replica.busy if ready else 0
+        candidates.busy += busy - replica.counted
+        replica.counted = busy
+        candidates.ready = len(fleet.ready)
+        if ready and replica.in_flight + replica.elsewhere < fleet.limit:
+            candidates.add(replica)
+        else:
+            candidates.discard(replica)
 
     # -- what the gateway asks
 
-    def pick(self, model_id: str, limit: int, tried: Tried | Sequence[Replica] = ()) -> Replica | None:
-        """The less busy of two at random; of all, when neither will do. None when none will.
-
-        limit: open requests that one replica may have, over all gateways.
-        Source: Mitzenmacher, The power of two choices in randomized load balancing, 2001.
-        """
-        ready = self.ready(model_id)
-        if not ready:
-            return None
-        first = int(random.random() * len(ready))
-        second = (first + 1 + int(random.random() * (len(ready) - 1))) % len(ready)
-        fit = _fitting((ready[first], ready[second]), limit, tried) or _fitting(ready, limit, tried)
-        return min(fit, key=lambda replica: replica.busy, default=None)
+    def candidates(self, model_id: str, tried: Tried | None = None) -> Candidates:
+        """Replicas that may take a request which `tried` ones have failed. To be read at once, not kept."""
+        candidates = self._fleets.setdefault(model_id, _Fleet()).candidates
+        return candidates.without(tried) if tried else candidates
 
     def ready(self, model_id: str) -> Sequence[Replica]:
-        """Replicas that may be picked."""
+        """Replicas that may be picked when they have room."""
         fleet = self._fleets.get(model_id)
-        return fleet.ready if fleet else ()
+        return list(fleet.ready) if fleet else ()
 
     def members(self, model_id: str) -> Sequence[Replica]:
         """Replicas in Serve's list, whatever their state."""
@@ -175,7 +239,3 @@ class Table:
     def __iter__(self) -> Iterator[Replica]:
         for fleet in self._fleets.values():
             yield from fleet.members.values()
-
-
-def _fitting(replicas: Sequence[Replica], limit: int, tried: Tried | Sequence[Replica]) -> list[Replica]:
-    return [replica for replica in replicas if replica.ongoing < limit and replica not in tried]

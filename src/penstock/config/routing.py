@@ -1,0 +1,48 @@
+"""How a model's requests are spread over its replicas: names and options.
+
+The policies themselves are in `serve/routing`.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pydantic import Field
+
+from penstock.config.part import Part
+from penstock.config.problems import unknown
+
+POLICIES = (
+    "prefix_affinity",
+    "session_affinity",
+    "adapter_affinity",
+    "least_loaded",
+    "power_of_two",
+    "round_robin",
+)
+
+DEFAULT_POLICY = "prefix_affinity"
+"""Engines keep what they have computed; with nothing to share it spreads as evenly as `power_of_two`."""
+
+SESSION_HEADER = "x-session-id"
+
+_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_TOKEN = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$"
+
+
+class RoutingConfig(Part):
+    """How requests find their replica."""
+
+    session_header: str = Field(
+        default=SESSION_HEADER,
+        pattern=_TOKEN,
+        description="Request header that names the session, for `session_affinity`. Without it, "
+        "`prompt_cache_key` or `user` of the body.",
+    )
+
+
+def checked_policy(name: str) -> str:
+    """Raises: ValueError for what is neither a policy's name nor a class's path."""
+    if name not in POLICIES and not _CLASS.fullmatch(name):
+        raise ValueError(f"{unknown('policy', name, POLICIES)} An own class is named `my_module:MyPolicy`.")
+    return name

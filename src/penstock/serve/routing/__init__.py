@@ -1,0 +1,13 @@
+"""Which replica gets a request: policies as pure functions of the table, of the request, and of the time.
+
+asked      what a policy is told and answers: the contract
+reading    from a request's bytes to that
+policies   by name; one file for each, or for two that are alike
+own        a user's class, held to the contract
+"""
+
+from penstock.serve.candidates import Candidates
+from penstock.serve.routing.asked import Asked, Pick, Policy
+from penstock.serve.routing.policies import policy
+
+__all__ = ["Asked", "Candidates", "Pick", "Policy", "policy"]

@@ -1,0 +1,60 @@
+"""Hashes of a prompt's beginnings: at most 56 for any length, and 25 us for the longest.
+
+Blocks grow with their distance from the start, eight for each doubling, so that two prompts which share a
+beginning are known to share at least 8/9 of it, or all but 255 bytes. What they hash is the JSON as the
+client sent it: two turns of a conversation begin with the same bytes, since the same client wrote them.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+BYTES_PER_TOKEN = 4  # of English text; for shares and estimates only
+_FIRST = 256
+LOOKED_AT = 128 * 2**10
+"""Bytes that are looked at: prompts that agree on so much go to the same replica anyway."""
+
+
+def _ends() -> tuple[int, ...]:
+    ends = [_FIRST]
+    while ends[-1] < LOOKED_AT:
+        doubling = 1 << (ends[-1].bit_length() - 1)
+        ends.append(ends[-1] + max(_FIRST, doubling // 8))
+    return tuple(ends)
+
+
+ENDS = _ends()
+"""Where blocks end. Units: bytes."""
+
+
+def blocks(prompt: bytes, seed: str = "") -> tuple[int, ...]:
+    """A hash for every whole block, each of all that goes before, and of `seed`.
+
+    They hold in this process only: Python's hash of bytes is fast and salted, so nobody can aim at a clash.
+    """
+    hashes: list[int] = []
+    chain, start, size = hash(seed), 0, len(prompt)
+    for end in ENDS:
+        if end > size:
+            break
+        chain = hash((chain, prompt[start:end]))
+        hashes.append(chain)
+        start = end
+    return tuple(hashes)
+
+
+def home(prompt: bytes, seed: str = "") -> int:
+    """A hash of the first half or quarter, the same in every process; 0 where there is no whole block.
+
+    Cut at a power of two, so that it stays the same while a conversation grows, as long as it can.
+    """
+    size = min(len(prompt), LOOKED_AT)
+    if size < _FIRST:
+        return 0
+    half = 1 << (size // 2).bit_length() - 1
+    return spread(zlib.crc32(prompt[: max(half, _FIRST)], zlib.crc32(seed.encode())))
+
+
+def spread(number: int) -> int:
+    """32 bits over the 64 of a ring."""
+    return number * 0x9E3779B97F4A7C15 % 2**64

@@ -1,0 +1,29 @@
+"""The one with the least work before it, in tokens: for prompts of very different length."""
+
+from __future__ import annotations
+
+import random
+from operator import attrgetter
+
+from penstock.serve.candidates import Candidates
+from penstock.serve.routing.asked import Asked, Pick
+
+_LOOKED_AT = 32
+"""Among more, this many from a random place on: nearly as even, since the rest is at most a little idler, and
+several gateways do not all send to the same replica until its next report."""
+
+_load = attrgetter("load_tokens")
+
+
+class LeastLoaded:
+    """Waiting prompt tokens and open requests, as reported and as sent since. Ties go by chance."""
+
+    def pick(self, asked: Asked, candidates: Candidates, now: float) -> Pick | None:
+        count = len(candidates)
+        if not count:
+            return None
+        start = int(random.random() * count)
+        some = candidates[start : start + _LOOKED_AT]
+        if len(some) < _LOOKED_AT:
+            some += candidates[: min(start, _LOOKED_AT - len(some))]
+        return Pick(min(some, key=_load))

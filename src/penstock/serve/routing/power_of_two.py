@@ -1,0 +1,17 @@
+"""The less busy of two at random: even load without a memory, from reports that are a little old."""
+
+from __future__ import annotations
+
+from penstock.serve.candidates import Candidates
+from penstock.serve.routing.asked import Asked, Pick
+from penstock.serve.routing.balance import two
+
+
+class PowerOfTwo:
+    """Source: Mitzenmacher, The power of two choices in randomized load balancing, 2001."""
+
+    def pick(self, asked: Asked, candidates: Candidates, now: float) -> Pick | None:
+        if not candidates:
+            return None
+        first, second = two(candidates)
+        return Pick(second if second.busy < first.busy else first)

@@ -1,0 +1,25 @@
+"""Each in turn, in the order of Serve's list: for requests that are all alike."""
+
+from __future__ import annotations
+
+from penstock.serve.candidates import Candidates
+from penstock.serve.routing.asked import Asked, Pick
+
+_LOOKED_AT = 64  # members without room in a row, before any with room will do
+
+
+class RoundRobin:
+    """A replica without room loses its turn."""
+
+    def __init__(self) -> None:
+        self._turn = 0
+
+    def pick(self, asked: Asked, candidates: Candidates, now: float) -> Pick | None:
+        if not candidates:
+            return None
+        members = candidates.members
+        for _ in range(min(_LOOKED_AT, len(members))):
+            self._turn = (self._turn + 1) % len(members)
+            if members[self._turn] in candidates:
+                return Pick(members[self._turn])
+        return Pick(candidates[self._turn % len(candidates)])
