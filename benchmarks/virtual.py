@@ -1,0 +1,236 @@
+"""A fleet in virtual time: simulated engines, gateways with tables and policies of their own, and clients.
+
+The engines are the simulator's batches, the tables and policies the gateway's own objects, read from whole
+bodies as the gateway reads them. What is left out is what takes well under a millisecond: sockets, the relay.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from benchmarks.prompts import BYTES_PER_TOKEN, Turn, Workload
+from penstock.engines.sim.batch import Batch, Sequence
+from penstock.engines.sim.options import SimOptions
+from penstock.engines.sim.reply import Reply
+from penstock.serve import body, link
+from penstock.serve.address import Address
+from penstock.serve.cards import ModelCard
+from penstock.serve.routing import policy
+from penstock.serve.routing.asked import Learns
+from penstock.serve.routing.reading import Reading
+from penstock.serve.table import Replica, Table, Taken
+
+MODEL_ID = "m"
+_ARRIVE_WITHIN_S = 5.0
+_LOOK_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One simulated run. Units: seconds; `warmup_s` is not measured."""
+
+    workload: Workload
+    policy: str
+    replicas: int
+    gateways: int
+    warmup_s: float
+    measured_s: float
+    options: SimOptions
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was seen in the measured time. imbalance: open requests of the busiest over the mean, each look."""
+
+    ttft_s: list[float] = field(default_factory=list[float])
+    imbalance: list[float] = field(default_factory=list[float])
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    made_tokens: int = 0
+    requests: int = 0
+    preemptions: int = 0
+
+
+class TextHashes:
+    """The engine's block hashes of a text, each computed when it is asked for."""
+
+    def __init__(self, text: bytes, block_size: int) -> None:
+        self._text = text
+        self._size = block_size * BYTES_PER_TOKEN
+        self._hashes: list[int] = []
+
+    def __getitem__(self, index: int, /) -> int:
+        hashes, size = self._hashes, self._size
+        for at in range(len(hashes), index + 1):
+            hashes.append(hash((hashes[-1] if hashes else 0, self._text[at * size : (at + 1) * size])))
+        return hashes[index]
+
+
+@dataclass(eq=False, slots=True)
+class _Request(Sequence):
+    """An open request: whose it is, and where it was sent."""
+
+    turns: Iterator[Turn] = field(kw_only=True)
+    gateway: Gateway = field(kw_only=True)
+    place: Taken = field(kw_only=True)
+
+
+class Gateway:
+    """One gateway's view of the fleet, and its choice. Nothing is shared with other gateways."""
+
+    def __init__(self, plan: Plan, addresses: dict[str, Address]) -> None:
+        card = ModelCard(MODEL_ID, 0)
+        self._policy = policy(plan.policy)
+        self.table = Table("node")
+        self._reading = Reading(card, self._policy, self.table)
+        self.table.limit(MODEL_ID, card.max_ongoing_requests)
+        self.table.set_members(MODEL_ID, addresses)
+        hello = link.Hello(MODEL_ID, 1, "0", plan.options.max_model_len)
+        for replica in self.table.members(MODEL_ID):
+            self.table.hello(replica, hello)
+            self.table.report(replica, link.Report())
+
+    def send(self, content: bytes, now: float) -> Taken | None:
+        """A place for the request, as the gateway's line takes it; None when every replica is at its limit."""
+        fields = body.fields(content, b"application/json")
+        asked = self._reading.asked(fields.model, fields, (), len(content))
+        pick = self._policy.pick(asked, self.table.candidates(MODEL_ID), now)
+        if pick is None:
+            return None
+        place = self.table.take(pick.replica, asked.tokens)
+        if isinstance(self._policy, Learns):
+            self._policy.sent(asked, pick.replica, now)
+        return place
+
+
+class _Engine:
+    """One replica's engine, and what it reports to each gateway."""
+
+    def __init__(self, options: SimOptions) -> None:
+        self.batch = Batch(options)
+        self.stepping = False
+        self.open: dict[Gateway, int] = {}
+        self.seen_as: dict[Gateway, Replica] = {}
+
+    def report(self) -> None:
+        load = self.batch.load()
+        total = sum(self.open.values())
+        for gateway, replica in self.seen_as.items():
+            elsewhere = total - self.open[gateway]
+            report = link.Report(
+                "ready", load.running, load.waiting, load.waiting_tokens, load.kv_usage, elsewhere
+            )
+            gateway.table.report(replica, report)
+
+
+class Fleet:
+    """Runs one plan. The same plan gives the same tally."""
+
+    def __init__(self, plan: Plan) -> None:
+        random.seed(plan.seed)  # the policies' own dice
+        self._plan = plan
+        self._dice = random.Random(f"{plan.seed} fleet")
+        self._events: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
+        self._number = itertools.count()
+        self._now = 0.0
+        self._tally = Tally()
+        addresses = {f"r{i}": _address(f"r{i}") for i in range(plan.replicas)}
+        self._engines = {name: _Engine(plan.options) for name in addresses}
+        self._gateways = [Gateway(plan, addresses) for _ in range(plan.gateways)]
+        for gateway in self._gateways:
+            for replica in gateway.table.members(MODEL_ID):
+                engine = self._engines[replica.id]
+                engine.open[gateway], engine.seen_as[gateway] = 0, replica
+
+    def run(self) -> Tally:
+        """What the measured time showed."""
+        self._begin()
+        for until in (self._plan.warmup_s, self._plan.warmup_s + self._plan.measured_s):
+            self._tally = Tally(preemptions=-self._preemptions())
+            while self._events[0][0] < until:
+                self._now, _, act, arguments = heapq.heappop(self._events)
+                act(*arguments)
+        self._tally.preemptions += self._preemptions()
+        return self._tally
+
+    def _begin(self) -> None:
+        plan = self._plan
+        client = plan.workload.make(plan.replicas)
+        for number in range(plan.workload.clients * plan.replicas):
+            draw = random.Random(f"{plan.seed} {number}")
+            turns = client(f"u{number}", draw)
+            self._at(draw.uniform(0, _ARRIVE_WITHIN_S), self._ask, turns, next(turns))
+        for engine in self._engines.values():
+            self._at(self._dice.uniform(0, link.COALESCE_S), self._report, engine)
+        self._at(plan.warmup_s, self._look)
+
+    def _at(self, when: float, act: Callable[..., None], *arguments: object) -> None:
+        heapq.heappush(self._events, (when, next(self._number), act, arguments))
+
+    def _ask(self, turns: Iterator[Turn], turn: Turn) -> None:
+        gateway = self._dice.choice(self._gateways)
+        place = gateway.send(turn.body, self._now)
+        if place is None:
+            return self._at(self._now + link.COALESCE_S, self._ask, turns, turn)
+        engine = self._engines[place.replica.id]
+        engine.open[gateway] += 1
+        reply = Reply((), (), turn.answer_tokens, "length")
+        hashes = TextHashes(turn.text, self._plan.options.block_size)
+        engine.batch.submit(
+            _Request(turn.prompt_tokens, reply, hashes, self._now, turns=turns, gateway=gateway, place=place)
+        )
+        if not engine.stepping:
+            self._step(engine)
+        return None
+
+    def _step(self, engine: _Engine) -> None:
+        engine.stepping = not engine.batch.idle()
+        if engine.stepping:
+            self._at(engine.batch.begin_step(), self._end_step, engine)
+
+    def _end_step(self, engine: _Engine) -> None:
+        made = engine.batch.end_step()
+        self._tally.made_tokens += len(made)
+        for request in made:
+            if request.made == 1:
+                self._begun(request)
+            if request.made == request.reply.tokens:
+                assert isinstance(request, _Request)
+                self._ended(engine, request)
+        self._step(engine)
+
+    def _begun(self, request: Sequence) -> None:
+        tally = self._tally
+        tally.ttft_s.append(self._now - request.arrival)
+        tally.prompt_tokens += request.prompt_tokens
+        tally.cached_tokens += request.cached_tokens
+
+    def _ended(self, engine: _Engine, request: _Request) -> None:
+        self._tally.requests += 1
+        engine.open[request.gateway] -= 1
+        request.gateway.table.give_back(request.place)
+        turn = next(request.turns)
+        self._at(self._now + turn.think_s, self._ask, request.turns, turn)
+
+    def _report(self, engine: _Engine) -> None:
+        engine.report()
+        self._at(self._now + link.COALESCE_S, self._report, engine)
+
+    def _look(self) -> None:
+        busy = [sum(engine.open.values()) for engine in self._engines.values()]
+        if any(busy):
+            self._tally.imbalance.append(max(busy) / fmean(busy))
+        self._at(self._now + _LOOK_S, self._look)
+
+    def _preemptions(self) -> int:
+        return sum(engine.batch.cache_counts.preemptions for engine in self._engines.values())
+
+
+def _address(name: str) -> Address:
+    return Address(name, "node", None, None, None, "")
