@@ -7,6 +7,7 @@ It knows neither Ray nor HTTP servers; an engine speaks HTTP through the ASGI ap
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -51,6 +52,34 @@ class Delta:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     logprobs: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Where an engine's time for one request went, until now. Units: seconds; None for what has not begun."""
+
+    queue_s: float | None = None
+    prefill_s: float | None = None
+    decode_s: float | None = None
+
+
+class Watch:
+    """Set in a request's context by whoever wants to know `Spent`; given a way to ask by the engine."""
+
+    __slots__ = ("ask",)
+
+    def __init__(self) -> None:
+        self.ask: Callable[[], Spent] | None = None
+
+
+watch: ContextVar[Watch | None] = ContextVar("watch", default=None)
+
+
+def watched(ask: Callable[[], Spent]) -> None:
+    """Called by an engine when it takes a request. Of several in one HTTP request the first is told of."""
+    found = watch.get()
+    if found is not None and found.ask is None:
+        found.ask = ask
 
 
 def silent(phase: str) -> None:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from enginetest import MODEL_ID, WINDOW, Served, until
 
-from penstock.engine import Delta
+from penstock.engine import Delta, Watch, watch
 from penstock.errors import BadRequest, PromptTooLong
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -229,6 +229,28 @@ async def test_generate_says_what_the_endpoint_answers(under_test: Served):
     assert deltas[0].prompt_tokens == whole["usage"]["prompt_tokens"]
     assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
     assert deltas[-1].finish_reason == whole["choices"][0]["finish_reason"]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_it_tells_where_its_time_went_to_whoever_watches(under_test: Served, n: int):
+    seen = Watch()
+    before = watch.set(seen)
+    deltas = under_test.engine.generate(
+        QUESTION, {"temperature": 1, "max_tokens": 5, "n": n, "ignore_eos": True}
+    )
+    async with aclosing(deltas):
+        await anext(deltas)
+        assert seen.ask is not None
+        first = seen.ask()
+        async for _ in deltas:
+            pass
+    watch.reset(before)
+    assert first.queue_s is not None
+    assert first.queue_s >= 0
+    assert first.prefill_s is not None
+    assert first.prefill_s > 0
+    assert first.decode_s is not None
+    assert 0 <= first.decode_s < (seen.ask().decode_s or 0)
 
 
 async def test_generate_takes_token_ids_and_dicts(under_test: Served):

@@ -1,5 +1,6 @@
 """What is served is what the model says: plain transformers and our service give the same text."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,6 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import penstock
 from penstock.serve import LLMConfig, build_openai_app
+
+TIMES = {"gateway", "pick", "connect", "replica", "front", "engine-queue", "prefill", "total"}
 
 
 @pytest.fixture
@@ -23,9 +26,11 @@ def client(serve_url):
 def served(client: OpenAI, question: str) -> tuple[str, str]:
     """The answer, and why it ended."""
     messages = [{"role": "user", "content": question}]
-    stream = client.chat.completions.create(
+    answer = client.chat.completions.with_raw_response.create(
         model="penstock-demo", messages=messages, temperature=0, stream=True
     )
+    assert set(re.findall(r"([\w-]+);dur=", answer.headers["server-timing"])) >= TIMES
+    stream = answer.parse()
     choices = [choice for part in stream for choice in part.choices]
     return "".join(choice.delta.content or "" for choice in choices), choices[-1].finish_reason
 

@@ -14,7 +14,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from penstock.engine import ASGIApp, Load, Message, Receive, Scope, Send
+from penstock.engine import ASGIApp, Load, Message, Receive, Scope, Send, Spent, Watch
+from penstock.engine import watch as watching
 from penstock.errors import EngineDead, Unavailable
 from penstock.openai.errors import envelope, headers
 from penstock.serve import link
@@ -85,7 +86,9 @@ class Guard:
         return await self._pass(gateway, scope, receive, send)
 
     async def _pass(self, gateway: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = _Answer(send)
+        watch = Watch()
+        watching.set(watch)
+        answer = _Answer(send, watch)
         task = asyncio.current_task()
         assert task is not None
         self.open.add(task)
@@ -139,11 +142,16 @@ class Guard:
 
 
 class _Answer:
-    """ASGI send that holds the start back until the first body byte, and no dying engine's error gets out."""
+    """ASGI send that holds the start back until the first body byte, and no dying engine's error gets out.
 
-    __slots__ = ("_send", "_start", "started")
+    By then the engine knows where its time went: it stands in the answer's `Server-Timing`.
+    """
 
-    def __init__(self, send: Send) -> None:
+    __slots__ = ("_arrived_at", "_send", "_start", "_watch", "started")
+
+    def __init__(self, send: Send, watch: Watch) -> None:
+        self._arrived_at = time.monotonic()
+        self._watch = watch
         self._send = send
         self._start: Message | None = None
         self.started = False
@@ -158,8 +166,18 @@ class _Answer:
             await asyncio.sleep(_DYING_S)  # where it was a death, the guard cancels us here
         if start is not None:
             self.started = True
-            await self._send(start)
+            timing = (b"server-timing", self._timing())
+            await self._send({**start, "headers": [*start["headers"], timing]})
         await self._send(message)
+
+    def _timing(self) -> bytes:
+        """In milliseconds. front: all around the engine, such as chat template, tokens and JSON."""
+        total_s = time.monotonic() - self._arrived_at
+        spent = self._watch.ask() if self._watch.ask is not None else Spent()
+        inside = {"engine-queue": spent.queue_s, "prefill": spent.prefill_s, "decode": spent.decode_s}
+        known = {name: seconds for name, seconds in inside.items() if seconds is not None}
+        parts = {"front": max(0.0, total_s - sum(known.values()))} | known
+        return ", ".join(f"{name};dur={seconds * 1e3:.3f}" for name, seconds in parts.items()).encode()
 
 
 async def _say(send: Send, text: bytes) -> None:

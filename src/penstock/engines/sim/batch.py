@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from penstock.engine import Load
+from penstock.engine import Load, Spent
 from penstock.engines.sim.cache import Block, Cache, Hashes
 from penstock.engines.sim.options import SimOptions
 from penstock.engines.sim.reply import Reply
@@ -22,7 +22,8 @@ class Sequence:
     """One output of one request. Units: tokens; `arrival` in seconds of the batch's clock.
 
     Its next token is made by the step that has computed the KV of all `prompt_tokens` and all `made` ones.
-    cached_tokens: how much of the prompt was in the cache when it was first let in.
+    cached_tokens: how much of the prompt was in the cache when it was first let in. scheduled: the clock at
+    that time, first_token and last_token: when these were made.
     """
 
     prompt_tokens: int
@@ -35,6 +36,18 @@ class Sequence:
     cached_tokens: int = 0
     preempted: bool = False
     blocks: list[Block] = field(default_factory=list[Block])
+    scheduled: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+
+    def spent(self) -> Spent:
+        """Where its time went, until now."""
+        if self.scheduled is None:
+            return Spent()
+        queue_s = self.scheduled - self.arrival
+        if self.first_token is None or self.last_token is None:
+            return Spent(queue_s)
+        return Spent(queue_s, self.first_token - self.scheduled, self.last_token - self.first_token)
 
     @property
     def pending(self) -> int:
@@ -105,7 +118,10 @@ class Batch:
             sequence.computed += tokens
             if sequence.computed == sequence.prompt_tokens + sequence.made:
                 sequence.made += 1
+                sequence.last_token = self._now
                 emitted.append(sequence)
+                if sequence.first_token is None:
+                    sequence.first_token = self._now
         self._work.clear()
         for sequence in emitted:
             if sequence.made == sequence.reply.tokens:
@@ -134,6 +150,8 @@ class Batch:
             if blocks is None:
                 return
             self._running.append(self._waiting.popleft())
+            if sequence.scheduled is None:
+                sequence.scheduled = self._now
             self._reuse(sequence, blocks)
             tokens = min(sequence.pending, budget)
             self._take(sequence, tokens)

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from penstock.engine import Delta, Load
+from penstock.engine import Delta, Load, watched
 from penstock.engines.sim.batch import Batch, CacheCounts
 from penstock.engines.sim.batch import Sequence as Output
 from penstock.engines.sim.cache import Chain
@@ -83,6 +83,7 @@ class Scheduler:
         for output in outputs:
             self._streams[output] = deltas
             self._batch.submit(output)
+        watched(outputs[0].spent)
         self._arrived.set()
         unfinished = len(outputs)
         try:

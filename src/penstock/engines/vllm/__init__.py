@@ -9,4 +9,5 @@ outlives us.
     launch       the core's process, seen from the replica
     core         that process itself              plugin, reason  what also runs in its workers
     environment, defaults                         what we set where the user sets nothing
+    timing                                        where a request's time went in the engine
 """

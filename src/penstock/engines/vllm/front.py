@@ -25,6 +25,7 @@ from vllm.v1.executor import Executor
 from penstock.engine import ASGIApp
 from penstock.engines.vllm.lane import open_lanes
 from penstock.engines.vllm.stats import Scheduled, Scheduler
+from penstock.engines.vllm.timing import TimedLLM
 from penstock.errors import EngineStartFailed
 
 
@@ -70,7 +71,7 @@ def import_rest(plan: Plan) -> None:
 
 def connect(plan: Plan, input_address: str, output_address: str, latest: Scheduled) -> AsyncLLM:
     """AsyncLLM in front of a core that is ready; its scheduler's numbers are kept in `latest`."""
-    return AsyncLLM(
+    return TimedLLM(
         plan.vllm_config,
         plan.executor_class,
         log_stats=not plan.engine_args.disable_log_stats,

@@ -1,0 +1,46 @@
+"""AsyncLLM that lets a request's times be asked for, at no cost for its tokens.
+
+vLLM keeps one record of times per request and writes into it as the request goes on; here it is found once,
+when the request is taken. Only importing `front` imports this file: it imports vLLM.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.output_processor import RequestOutputCollector
+from vllm.v1.metrics.stats import RequestStateStats
+
+from penstock.engine import Spent, watched
+
+
+class TimedLLM(AsyncLLM):
+    """As its base, which calls `add_request` for every request, generating or pooling."""
+
+    async def add_request(self, *args: Any, **kwargs: Any) -> RequestOutputCollector:
+        taken = await super().add_request(*args, **kwargs)
+        stats = self._stats(taken.request_id)
+        if stats is not None:
+            watched(lambda: spent(stats))
+        return taken
+
+    def _stats(self, request_id: str) -> RequestStateStats | None:
+        """None when statistics are off. Of a request for several outputs, the first one's."""
+        processor = self.output_processor
+        parent = processor.parent_requests.get(request_id)
+        child_id = min(parent.child_requests, default=request_id) if parent else request_id
+        state = processor.request_states.get(child_id)
+        return state.stats if state else None
+
+
+def spent(stats: RequestStateStats) -> Spent:
+    """Instants of the core's clock become durations; 0 stands there for what has not happened."""
+    if not stats.scheduled_ts:
+        return Spent()
+    queue_s = stats.scheduled_ts - stats.queued_ts
+    if not stats.first_token_ts:
+        return Spent(queue_s)
+    return Spent(
+        queue_s, stats.first_token_ts - stats.scheduled_ts, stats.last_token_ts - stats.first_token_ts
+    )
