@@ -60,7 +60,7 @@ class Scheduler:
     async def run(self) -> None:
         """Step for ever."""
         while True:
-            if self._batch.idle():
+            while self._batch.idle():  # also when who arrived has gone before we woke
                 self._arrived.clear()
                 await self._arrived.wait()
             await self._clock.sleep_until(self._batch.begin_step())
