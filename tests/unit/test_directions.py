@@ -10,7 +10,12 @@ GROUND = {"errors", "lifeline", "progress", "metrics", "__init__"}
 # Each room may import the rooms after it, and the ground.
 ROOMS = ["cli", "serve", "engines", "engine", "openai", "config"]
 # Foreign packages and the only rooms that may name them.
-EDGES = {"vllm": {"engines/vllm"}, "ray": {"serve", "cli"}, "uvicorn": {"serve"}}
+EDGES = {
+    "vllm": {"engines/vllm"},
+    "ray": {"serve", "cli"},
+    "uvicorn": {"serve"},
+    "opentelemetry": {"serve/tracing.py"},
+}
 PEERS = ("ray.llm", "ray.serve.llm", "ray.data.llm")
 
 

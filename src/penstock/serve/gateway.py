@@ -11,6 +11,7 @@ import hmac
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,6 +21,7 @@ from penstock.engine import Receive, Scope, Send
 from penstock.serve import body, routes, scrape, timing
 from penstock.serve.cards import Catalogue, ModelCard
 from penstock.serve.dispatch import Dispatch, Question
+from penstock.serve.exporters import tracing
 from penstock.serve.fleet import Fleet
 from penstock.serve.log import write_json
 from penstock.serve.port import Port as PublicPort
@@ -28,6 +30,9 @@ from penstock.serve.reply import ClientGone, Reply
 from penstock.serve.request import Request
 from penstock.serve.routes import By, Route
 from penstock.serve.table import Table
+
+if TYPE_CHECKING:
+    from penstock.serve.tracing import Tracing
 
 __all__ = ["Gateway", "PublicPort", "serve_on"]
 
@@ -60,6 +65,7 @@ class Gateway:
         self._fleet = Fleet(table, self._id, unreachable)
         self._dispatch = Dispatch(models, table, self._fleet, self._id, config.wait_for_replica_s)
         self._unresolved = self._dispatch.metrics("").on("")
+        self._tracing: Tracing | None = None
         self._key = config.api_key.get_secret_value().encode() if config.api_key else None
         self._own: dict[By, Callable[[Request, Route, Reply], Awaitable[None]]] = {
             By.ENGINE: self._ask_engine,
@@ -73,11 +79,14 @@ class Gateway:
         """Begins to follow the table's replicas."""
         if self._config.log_format == "json":
             write_json()
+        self._tracing = await asyncio.to_thread(tracing)  # its imports, where there are any, take long
         self._table.watch(self._fleet.join, self._fleet.leave, self._dispatch.offer)
 
     async def close(self) -> None:
         """Ends links and idle connections. Close the port before: it waits for open requests."""
         await self._fleet.close()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -159,7 +168,10 @@ class Gateway:
             )
 
     async def _ask_engine(self, request: Request, route: Route, reply: Reply) -> None:
-        fields = request.fields
+        fields, passing = request.fields, request.headers
+        if self._tracing is not None:
+            request.trace = self._tracing.begin(request)
+            passing = request.trace.passed_on(passing)
         request.timing.begin(timing.RECEIVE)
         content = await body.read(request.receive, fields.get(b"content-length"), self._config.max_body_bytes)
         request.timing.begin(timing.GATEWAY)
@@ -169,7 +181,7 @@ class Gateway:
         request.metrics = self._dispatch.metrics(card.id).on(route.path)
         reply.gaps = request.metrics.inter_token
         method = "GET" if request.method == "HEAD" else request.method
-        question = Question(request.id, method, request.target, request.headers, content, named, said)
+        question = Question(request.id, method, request.target, passing, content, named, said)
         async with request.while_connected():
             await self._dispatch.answer(card.id, question, reply)
 

@@ -50,13 +50,12 @@ class Reply:
 
     async def start(self, status: int, headers: Headers) -> None:
         """Status and headers; the first byte follows at once."""
-        self.timing.answer()
+        self.timing.answer(next((value for name, value in headers if name == _TIMING), None))
         self._piece_at = self.timing.first_byte_at or 0.0
         self.status = status
         kind = next((value for name, value in headers if name == b"content-type"), b"")
         self.streaming = kind.startswith(_STREAM[1])
-        replica = next((value for name, value in headers if name == _TIMING), None)
-        timing = (_TIMING, self.timing.header(replica))
+        timing = (_TIMING, self.timing.header())
         more = [*(_UNBUFFERED if self.streaming else ()), timing, self._request_id]
         names = {name for name, _ in more}
         passing = [field for field in headers if field[0] not in names]

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
 from penstock.engine import Receive, Scope
@@ -17,6 +18,9 @@ from penstock.serve.connection import Headers
 from penstock.serve.reply import ClientGone, Reply
 from penstock.serve.routes import Route, below
 from penstock.serve.timing import Timing
+
+if TYPE_CHECKING:
+    from penstock.serve.tracing import Trace
 
 log = logging.getLogger(__name__)
 access = logging.getLogger("penstock.access")
@@ -37,6 +41,7 @@ class Request:
         self.timing = Timing()
         self.route: Route | None = None
         self.metrics: RouteMetrics | None = None
+        self.trace: Trace | None = None
         self.gone = False
 
     @property
@@ -85,6 +90,8 @@ class Request:
         status = "gone" if self.gone else "cut" if reply.broken else str(reply.status)
         if self.metrics is not None:
             self._count(self.metrics, status, seconds, reply.streaming)
+            if self.trace is not None:
+                self.trace.end(self.metrics.model_id, status, reply.streaming, error)
         if error is not None and (reply.broken or error.status >= 500):
             self._log(log, logging.WARNING, status, seconds, error)
         elif access.isEnabledFor(logging.INFO):

@@ -27,19 +27,21 @@ _OURS = (GATEWAY, PICK, CONNECT)
 class Timing:
     """One request's times. Units: seconds; instants are those of its clock."""
 
-    __slots__ = ("_clock", "failures", "first_byte_at", "laps", "parts", "started_at")
+    __slots__ = ("failures", "first_byte_at", "laps", "now", "parts", "replica", "started_at")
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+        self.now = clock
         self.started_at = clock()
         self.laps = [(GATEWAY, self.started_at)]
         self.first_byte_at: float | None = None
         self.parts: dict[str, float] = {}
         self.failures = 0
+        self.replica: bytes | None = None
 
     def begin(self, part: str) -> None:
         """From here on, time goes to `part`."""
-        self.laps.append((part, self._clock()))
+        if part != self.laps[-1][0]:
+            self.laps.append((part, self.now()))
 
     def failed(self) -> None:
         """What was done since a replica was picked was in vain."""
@@ -48,9 +50,13 @@ class Timing:
         self.laps[picked + 1 :] = [(FAILOVER, at) for _, at in vain[:1]]
         self.failures += 1
 
-    def answer(self) -> None:
-        """The first byte leaves: what each part has taken is known, in the order of their beginnings."""
+    def answer(self, replica: bytes | None = None) -> None:
+        """The first byte leaves: what each part has taken is known, in the order of their beginnings.
+
+        replica: what that says of its own time, as in `Server-Timing`.
+        """
         self.begin(STREAM)
+        self.replica = replica
         self.first_byte_at = self.laps[-1][1]
         for (part, begun), (_, ended) in pairwise(self.laps):
             self.parts[part] = self.parts.get(part, 0.0) + ended - begun
@@ -65,12 +71,12 @@ class Timing:
         """Our own share of that."""
         return sum(self.parts.get(part, 0.0) for part in _OURS)
 
-    def header(self, replica: bytes | None) -> bytes:
-        """The value of `Server-Timing` once `parts` are known; replica: what that says of its own time."""
+    def header(self) -> bytes:
+        """The value of `Server-Timing`, once the first byte leaves."""
         said = [f"{part};dur={seconds * 1e3:.3f}" for part, seconds in self.parts.items()]
         if self.failures:
             said.append(f'attempts;desc="{self.failures + 1}"')
-        if replica is not None:
-            said.append(replica.decode("latin-1"))
+        if self.replica is not None:
+            said.append(self.replica.decode("latin-1"))
         said.append(f"total;dur={(self.first_byte_s or 0.0) * 1e3:.3f}")
         return ", ".join(said).encode("latin-1")
