@@ -1,7 +1,7 @@
 """What clients ask in `routing`: dialogues as JSON bodies, and the same as the text that an engine reads.
 
-Texts are random, drawn by the client's own seed: the same client asks the same, whatever routes it. Four bytes
-are a token.
+Texts are random, drawn by the client's own seed: the same client asks the same, whatever routes it. Four
+bytes are a token.
 """
 
 from __future__ import annotations

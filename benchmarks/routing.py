@@ -18,9 +18,9 @@ from pathlib import Path
 from statistics import fmean, quantiles
 
 from benchmarks.command import choices, numbers, say
-from benchmarks.virtual import Fleet, Plan, Tally
 from benchmarks.prompts import WORKLOADS, Workload
 from benchmarks.table import markdown
+from benchmarks.virtual import Fleet, Plan, Tally
 from penstock.config.routing import POLICIES
 from penstock.engines.sim.options import SimOptions
 
@@ -39,15 +39,15 @@ ENGINE = {
 }
 """An 8B model in bf16 (32 layers, 8 KV heads of 128: 128 KiB of KV a token) on an H100.
 
-prefill: 16 GFLOP a token at 40 % of 990 TFLOP/s. step_base: 16 GB of weights at 3.35 TB/s are 4.8 ms, and 2 ms
-of launches and sampling. per KV token: 128 KiB at 2.6 TB/s. kv_tokens: what a card of 48 GB leaves beside the
-weights; one of 80 GB leaves twice as much.
+prefill: 16 GFLOP a token at 40 % of 990 TFLOP/s. step_base: 16 GB of weights at 3.35 TB/s are 4.8 ms, and
+2 ms of launches and sampling. per KV token: 128 KiB at 2.6 TB/s. kv_tokens: what a card of 48 GB leaves
+beside the weights; one of 80 GB leaves twice as much.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One run's figures. Units: seconds; tokens a second; shares from 0 to 1; imbalance: busiest over mean."""
+    """One run's figures. Units: seconds, tokens a second, shares of 1; imbalance: busiest over mean."""
 
     workload: str
     policy: str

@@ -46,7 +46,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Tally:
-    """What was seen in the measured time. imbalance: open requests of the busiest over the mean, each look."""
+    """What was seen in the measured time. imbalance: open requests of the busiest over the mean, by looks."""
 
     ttft_s: list[float] = field(default_factory=list[float])
     imbalance: list[float] = field(default_factory=list[float])
@@ -91,13 +91,13 @@ class Gateway:
         self._reading = Reading(card, self._policy, self.table)
         self.table.limit(MODEL_ID, card.max_ongoing_requests)
         self.table.set_members(MODEL_ID, addresses)
-        hello = link.Hello(MODEL_ID, 1, "0", plan.options.max_model_len)
+        hello = link.Hello(MODEL_ID, 1, "0", plan.options.max_model_len, plan.options.kv_tokens)
         for replica in self.table.members(MODEL_ID):
             self.table.hello(replica, hello)
             self.table.report(replica, link.Report())
 
     def send(self, content: bytes, now: float) -> Taken | None:
-        """A place for the request, as the gateway's line takes it; None when every replica is at its limit."""
+        """A place for the request, as the gateway's line takes it; None when all are at their limit."""
         fields = body.fields(content, b"application/json")
         asked = self._reading.asked(fields.model, fields, (), len(content))
         pick = self._policy.pick(asked, self.table.candidates(MODEL_ID), now)

@@ -128,6 +128,10 @@ class Engine(Protocol):
         """Cheap, synchronous, never raises."""
         ...
 
+    def kv_tokens(self) -> int | None:
+        """Tokens that its KV cache holds; None before `start`, or when it is not known."""
+        ...
+
     def max_model_len(self) -> int | None:
         """Context window in tokens; None before `start`."""
         ...

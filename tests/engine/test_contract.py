@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from enginetest import MODEL_ID, WINDOW, Served, until
+from enginetest import BLOCK_SIZE, KV_BLOCKS, MODEL_ID, WINDOW, Served, until
 
 from penstock.engine import Delta, Watch, watch
 from penstock.errors import BadRequest, PromptTooLong
@@ -219,6 +219,12 @@ async def test_starting_it_again_does_nothing(under_test: Served):
 
 async def test_it_knows_its_window(under_test: Served):
     assert under_test.engine.max_model_len() == WINDOW
+
+
+async def test_it_knows_the_size_of_its_cache(under_test: Served):
+    tokens = under_test.engine.kv_tokens()
+    assert tokens is not None
+    assert abs(tokens - KV_BLOCKS * BLOCK_SIZE) <= BLOCK_SIZE  # vLLM counts the block that it keeps
 
 
 async def test_generate_says_what_the_endpoint_answers(under_test: Served):

@@ -104,4 +104,5 @@ async def test_stopping_what_was_not_started_does_nothing():
     await stopped.stop()
     await stopped.stop()
     assert stopped.max_model_len() is None
+    assert stopped.kv_tokens() is None
     assert stopped.load().running == 0

@@ -51,7 +51,11 @@ class Replica:
             load=engine.load,
             node_id=node_id,
             node_host="127.0.0.1",
-            info={"model_id": model_id, "max_model_len": engine.max_model_len()},
+            info={
+                "model_id": model_id,
+                "max_model_len": engine.max_model_len(),
+                "kv_tokens": engine.kv_tokens(),
+            },
             wait_dead=engine.wait_dead,
         )
         return cls(engine, listener)

@@ -30,12 +30,13 @@ State = Literal["ready", "draining"]
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """The first line: who is speaking. Units: max_model_len in tokens."""
+    """The first line: who is speaking. Units: max_model_len, kv_tokens (its cache) in tokens."""
 
     model_id: str
     pid: int
     version: str
     max_model_len: int | None = None
+    kv_tokens: int | None = None
 
 
 class Report(msgspec.Struct, frozen=True, tag="report"):

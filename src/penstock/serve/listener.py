@@ -50,7 +50,8 @@ class Listener:
     ) -> Listener:
         """Listens on an abstract Unix socket; reserves a port on `node_host`, where nothing listens yet.
 
-        info: `model_id` and `max_model_len`, said on every link. wait_dead: returns once the engine has died.
+        info: `model_id`, `max_model_len`, `kv_tokens`, said on every link. wait_dead: returns once the engine
+        has died.
         """
         hello = link.Hello(pid=os.getpid(), version=importlib.metadata.version("penstock"), **info)
         network = bind(node_host, 0) if node_host is not None else None

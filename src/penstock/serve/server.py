@@ -120,7 +120,11 @@ class LLMServer(metaclass=_Constructed):
             load=self.engine.load,
             node_id=context.get_node_id(),
             node_host=ray.util.get_node_ip_address(),
-            info={"model_id": self._llm_config.model_id, "max_model_len": self.engine.max_model_len()},
+            info={
+                "model_id": self._llm_config.model_id,
+                "max_model_len": self.engine.max_model_len(),
+                "kv_tokens": self.engine.kv_tokens(),
+            },
             wait_dead=self.engine.wait_dead,
         )
 

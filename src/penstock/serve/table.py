@@ -27,7 +27,8 @@ class Replica:
 
     in_flight: ours, exact. elsewhere: of other gateways, as last reported. reported: running and waiting in
     the engine, as last reported, whoever sent them; in_flight_then: ours at that time. waiting_tokens: of
-    prompts not yet worked on, as last reported; sent_tokens: of prompts that we have sent since.
+    prompts not yet worked on, as last reported; sent_tokens: of prompts that we have sent since. kv_tokens:
+    of its whole KV cache, when it has told.
     """
 
     model_id: str
@@ -39,6 +40,7 @@ class Replica:
     in_flight_then: int = 0
     waiting_tokens: int = 0
     sent_tokens: int = 0
+    kv_tokens: int | None = None
     hellos: int = 0
     reports: int = 0
     counted: int = 0
@@ -150,6 +152,7 @@ class Table:
     def hello(self, replica: Replica, hello: Hello) -> None:
         """The link is up: first news of a replica, or news again after its link was lost."""
         replica.hellos += 1
+        replica.kv_tokens = hello.kv_tokens
         self._fleets[replica.model_id].max_model_len = hello.max_model_len
 
     def report(self, replica: Replica, report: Report) -> None:

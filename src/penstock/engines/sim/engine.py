@@ -99,6 +99,9 @@ class SimEngine:
     def load(self) -> Load:
         return self._scheduler.load()
 
+    def kv_tokens(self) -> int | None:
+        return self.options.kv_blocks * self.options.block_size if self._task else None
+
     def max_model_len(self) -> int | None:
         return self.options.max_model_len if self._task else None
 

@@ -165,6 +165,12 @@ class VLLMEngine:
         kv_usage = self._scheduled.kv_usage if unfinished else 0.0
         return Load(unfinished - waiting, waiting, self._llm.get_num_queued_tokens(), kv_usage)
 
+    def kv_tokens(self) -> int | None:
+        if self._llm is None:
+            return None
+        cache = self._llm.vllm_config.cache_config
+        return (cache.num_gpu_blocks or 0) * cache.block_size or None
+
     def max_model_len(self) -> int | None:
         return self._llm.model_config.max_model_len if self._llm is not None else None
 

@@ -36,6 +36,7 @@ class PrefixAffinity:
     def pick(self, asked: Asked, candidates: Candidates, now: float) -> Pick | None:
         if not candidates:
             return None
+        self.memory.follow(candidates.members)
         best, least, longest, most = None, 0, 0, share(candidates)
         for replica, tokens in self._known(asked.blocks, candidates):
             longest = max(longest, tokens)
@@ -51,7 +52,7 @@ class PrefixAffinity:
     def sent(self, asked: Asked, replica: Replica, now: float) -> None:
         """Remembers."""
         if asked.blocks:
-            self.memory.add(asked.blocks, replica, now)
+            self.memory.add(asked.blocks, asked.tokens, replica, now)
 
     def _known(self, blocks: tuple[int, ...], candidates: Candidates) -> Iterator[tuple[Replica, int]]:
         """Replicas with a part of the prompt, and how much; the longest first, each with its longest."""
