@@ -103,7 +103,7 @@ class Gateway:
         pick = self._policy.pick(asked, self.table.candidates(MODEL_ID), now)
         if pick is None:
             return None
-        place = self.table.take(pick.replica, asked.tokens)
+        place = self.table.take(pick.replica, max(0, asked.tokens - pick.saved_tokens))
         if isinstance(self._policy, Learns):
             self._policy.sent(asked, pick.replica, now)
         return place

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from penstock.errors import Overloaded, Unavailable
 from penstock.metrics import ModelMetrics
 from penstock.serve.cards import ModelCard
-from penstock.serve.routing.asked import Asked, Learns, Policy
+from penstock.serve.routing.asked import Asked, Learns, Pick, Policy
 from penstock.serve.table import Replica, Table, Taken, Tried
 from penstock.serve.timing import PICK, QUEUE, Timing
 
@@ -64,7 +64,7 @@ class Line:
             now = asyncio.get_running_loop().time()
             pick = self._policy.pick(asked, self._table.candidates(self._card.id, tried), now)
             if pick is not None:
-                return self._place(asked, pick.replica, pick.why, now)
+                return self._place(asked, pick, now)
         if not tried:
             self._refuse_when_full()
         times.begin(QUEUE)
@@ -87,11 +87,11 @@ class Line:
         while self._queued and self._grant(next(iter(self._queued)), replica):
             pass
 
-    def _place(self, asked: Asked, replica: Replica, why: str, now: float) -> Taken:
-        self._metrics.picked(why)
+    def _place(self, asked: Asked, pick: Pick, now: float) -> Taken:
+        self._metrics.picked(pick.why)
         if self._learns is not None:
-            self._learns.sent(asked, replica, now)
-        return self._table.take(replica, asked.tokens)
+            self._learns.sent(asked, pick.replica, now)
+        return self._table.take(pick.replica, max(0, asked.tokens - pick.saved_tokens))
 
     def _refuse_when_full(self) -> None:
         most = self._card.max_queued_requests
@@ -130,7 +130,7 @@ class Line:
         if waiter.place.done():
             return True  # cancelled, or out of time, in this very moment
         now = asyncio.get_running_loop().time()
-        waiter.place.set_result(self._place(waiter.asked, replica, "queue", now))
+        waiter.place.set_result(self._place(waiter.asked, Pick(replica, "queue"), now))
         return True
 
     def _set_timer(self, waiter: _Waiter) -> None:

@@ -17,10 +17,11 @@ class Candidates(Sequence["Replica"]):
     """Ready replicas with room, in no order; `in` takes no search.
 
     members: every replica of the model in Serve's order, ready or not; another tuple after each change.
-    ready: how many are ready, full ones included; busy: the requests in all of these.
+    ready: how many are ready, full ones included; busy: the requests in all of these; elsewhere: those of
+    them that came from other gateways.
     """
 
-    __slots__ = ("_places", "_replicas", "busy", "members", "ready")
+    __slots__ = ("_places", "_replicas", "busy", "elsewhere", "members", "ready")
 
     def __init__(
         self,
@@ -29,18 +30,22 @@ class Candidates(Sequence["Replica"]):
         members: Sequence[Replica] = (),
         ready: int = 0,
         busy: int = 0,
+        elsewhere: int = 0,
     ) -> None:
         self._replicas = list(replicas)
         self._places = {replica: place for place, replica in enumerate(self._replicas)}
         self.members = tuple(members)
         self.ready = ready
         self.busy = busy
+        self.elsewhere = elsewhere
 
     def without(self, tried: Iterable[Replica]) -> Candidates:
         """A copy without these."""
         out = set(tried)
         left = (replica for replica in self._replicas if replica not in out)
-        return Candidates(left, members=self.members, ready=self.ready, busy=self.busy)
+        return Candidates(
+            left, members=self.members, ready=self.ready, busy=self.busy, elsewhere=self.elsewhere
+        )
 
     def add(self, replica: Replica) -> None:
         """For the table."""

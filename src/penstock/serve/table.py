@@ -43,8 +43,8 @@ class Replica:
     kv_tokens: int | None = None
     hellos: int = 0
     reports: int = 0
-    counted: int = 0
-    """What the table's sum of busy requests holds of this one."""
+    counted: tuple[int, int] = (0, 0)
+    """What the table's sums hold of this one: of requests in it, and of those from other gateways."""
 
     @property
     def id(self) -> str:
@@ -208,9 +208,10 @@ class Table:
     def _settle(self, fleet: _Fleet, replica: Replica) -> None:
         """Brings the candidates up to date with one replica."""
         candidates, ready = fleet.candidates, replica.state == "ready"
-        busy = replica.busy if ready else 0
-        candidates.busy += busy - replica.counted
-        replica.counted = busy
+        busy, elsewhere = (replica.busy, replica.elsewhere) if ready else (0, 0)
+        candidates.busy += busy - replica.counted[0]
+        candidates.elsewhere += elsewhere - replica.counted[1]
+        replica.counted = busy, elsewhere
         candidates.ready = len(fleet.ready)
         if ready and replica.in_flight + replica.elsewhere < fleet.limit:
             candidates.add(replica)

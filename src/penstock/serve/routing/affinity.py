@@ -13,7 +13,7 @@ from penstock.serve.routing.power_of_two import PowerOfTwo
 from penstock.serve.routing.ring import Ring, hash_of
 
 _LOOKED_AT = 16
-"""Replicas along the ring. A fifth of all or more are below 1.25 times the mean: further is rarely needed."""
+"""Replicas along the ring. A third of all or more are below 1.5 times the mean: further is rarely needed."""
 
 
 class SessionAffinity:

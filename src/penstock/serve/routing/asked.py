@@ -31,10 +31,14 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
 
 
 class Pick(NamedTuple):
-    """A replica, and in a word why it: a label of `penstock_gateway_picks_total`."""
+    """A replica, and in a word why it: a label of `penstock_picks_total`.
+
+    saved_tokens: of the prompt, that need not be computed there, as far as is known.
+    """
 
     replica: Replica
     why: str = "balance"
+    saved_tokens: int = 0
 
 
 class Policy(Protocol):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from penstock.serve.candidates import Candidates
 from penstock.serve.table import Replica
 
-OVER_SHARE = 1.25
+OVER_SHARE = 1.5
 """A replica gets no request for affinity's sake while it has more than this many times the mean."""
 
 ALWAYS = 4

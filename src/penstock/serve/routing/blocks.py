@@ -27,6 +27,9 @@ ENDS = _ends()
 """Where blocks end. Units: bytes."""
 
 
+_ANSWER = b'"assistant"'  # the role of a message, in all chat APIs
+
+
 def blocks(prompt: bytes, seed: str = "") -> tuple[int, ...]:
     """A hash for every whole block, each of all that goes before, and of `seed`.
 
@@ -44,14 +47,16 @@ def blocks(prompt: bytes, seed: str = "") -> tuple[int, ...]:
 
 
 def home(prompt: bytes, seed: str = "") -> int:
-    """A hash of the first half or quarter, the same in every process; 0 where there is no whole block.
+    """A hash of some beginning of the first turn, the same in every process; 0 without a whole block.
 
-    Cut at a power of two, so that it stays the same while a conversation grows, as long as it can.
+    The first turn ends where the first answer begins, so that it is the same in all turns of a conversation.
+    Of it counts a half or a quarter, cut at a power of two: prompts that share so much have one home.
     """
-    size = min(len(prompt), LOOKED_AT)
-    if size < _FIRST:
+    if len(prompt) < _FIRST:
         return 0
-    half = 1 << (size // 2).bit_length() - 1
+    answer = prompt.find(_ANSWER, 0, LOOKED_AT)
+    first_turn = answer if answer >= 0 else min(len(prompt), LOOKED_AT)
+    half = 1 << max(0, (first_turn // 2).bit_length() - 1)
     return spread(zlib.crc32(prompt[: max(half, _FIRST)], zlib.crc32(seed.encode())))
 
 

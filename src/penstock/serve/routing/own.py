@@ -32,9 +32,8 @@ class Own:
             pick = self._policy.pick(asked, candidates, now)
             if pick is None:
                 return None
-            replica, why = pick
-            if replica in candidates:
-                return Pick(replica, str(why))
+            if pick.replica in candidates:
+                return pick
             self._tell("gave a replica that is not among the candidates", None)
         except Exception as error:  # foreign code: a request must not fail by it
             self._tell(f"failed with {type(error).__name__}", error)

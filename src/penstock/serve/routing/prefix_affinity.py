@@ -1,14 +1,13 @@
 """To the replica that has most of the prompt in its cache, unless the work before it outweighs that.
 
 The engine's cache is not asked: what was sent where is remembered, as hashes of the prompt's beginnings. What
-was never sent goes to the less loaded of two which the prompt's own hash draws, so that gateways which do not
-talk to each other send a prompt to the same two, and prompts that share nothing spread as by dice.
+other gateways have sent is presumed: each prompt's own hash gives it a home, the same for all gateways.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from penstock.serve.candidates import Candidates
 from penstock.serve.routing.asked import Asked, Pick
@@ -18,14 +17,17 @@ from penstock.serve.routing.memory import ENTRIES, EXPIRY_S, Holders, Memory
 from penstock.serve.routing.ring import Ring
 from penstock.serve.table import Replica
 
+SAVED = 4
+"""What a prompt token found in a cache is worth, in tokens of waiting work. More than one: what is
+computed again is work for the whole fleet, and takes room in one more cache. docs/routing.md has figures."""
+
 _WEIGHED = 8  # holders at one pick
 _LEVELS = 3  # sets of holders at one pick, from the longest match on
-
 _TOKENS = tuple(end // BYTES_PER_TOKEN for end in ENDS)
 
 
 class PrefixAffinity:
-    """The least of: prompt tokens to compute anew, and the work that already waits there."""
+    """The least of: work that waits in a replica, less what it saves; nothing is saved over its share."""
 
     reads = ("prompt",)
 
@@ -37,25 +39,40 @@ class PrefixAffinity:
         if not candidates:
             return None
         self.memory.follow(candidates.members)
-        best, least, longest, most = None, 0, 0, share(candidates)
-        for replica, tokens in self._known(asked.blocks, candidates):
-            longest = max(longest, tokens)
-            if replica.busy + 1 <= most:
-                cost = replica.load_tokens - tokens
-                if best is None or cost < least:
-                    best, least = replica, cost
-        other = self._other(asked, candidates, longest, most)
-        if best is not None and least <= other.load_tokens:
-            return Pick(best, "affinity")
-        return Pick(other)
+        most = share(candidates)
+        homes = self._homes(asked, candidates, most) if asked.home else ()
+        best = Pick(_less_loaded(homes if len(homes) == 2 else two(candidates)))
+        least = float(best.replica.load_tokens)
+        for replica, tokens, why in self._savings(asked, candidates, homes):
+            cost = replica.load_tokens - SAVED * tokens
+            if cost < least and replica.busy + 1 <= most:
+                best, least = Pick(replica, why, round(tokens)), cost
+        return best
 
     def sent(self, asked: Asked, replica: Replica, now: float) -> None:
         """Remembers."""
         if asked.blocks:
             self.memory.add(asked.blocks, asked.tokens, replica, now)
 
+    def _homes(self, asked: Asked, candidates: Candidates, most: float) -> Sequence[Replica]:
+        """The prompt's first two replicas on the ring, as far as they may be had."""
+        self._ring.follow(candidates.members)
+        return [r for r in self._ring.after(asked.home, 2) if r in candidates and r.busy + 1 <= most]
+
+    def _savings(
+        self, asked: Asked, candidates: Candidates, homes: Sequence[Replica]
+    ) -> Iterator[tuple[Replica, float, str]]:
+        """Replicas with a part of the prompt, how many tokens, and why we think so.
+
+        The more requests come from other gateways, the likelier one of them has sent this prompt to its home.
+        """
+        for replica, tokens in self._known(asked.blocks, candidates):
+            yield replica, tokens, "affinity"
+        if homes and candidates.elsewhere:
+            yield homes[0], asked.tokens * candidates.elsewhere / candidates.busy, "home"
+
     def _known(self, blocks: tuple[int, ...], candidates: Candidates) -> Iterator[tuple[Replica, int]]:
-        """Replicas with a part of the prompt, and how much; the longest first, each with its longest."""
+        """Replicas that were sent a part of the prompt; the longest first, each with its longest."""
         seen: Holders = ()
         weighed = levels = 0
         for i in range(self.memory.known(blocks) - 1, -1, -1):
@@ -70,15 +87,10 @@ class PrefixAffinity:
             if weighed >= _WEIGHED or levels >= _LEVELS:
                 return
 
-    def _other(self, asked: Asked, candidates: Candidates, longest: int, most: float) -> Replica:
-        """The less loaded of two that chance draws; where little of the prompt is known, its own hash."""
-        first, second = two(candidates)
-        if asked.home and 2 * longest < asked.tokens:
-            self._ring.follow(candidates.members)
-            drawn = [r for r in self._ring.after(asked.home, 2) if r in candidates and r.busy + 1 <= most]
-            if len(drawn) == 2:
-                first, second = drawn
-        return second if second.load_tokens < first.load_tokens else first
+
+def _less_loaded(replicas: Sequence[Replica]) -> Replica:
+    first, second = replicas
+    return second if second.load_tokens < first.load_tokens else first
 
 
 def _some(holders: Holders) -> Holders:
