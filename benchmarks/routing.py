@@ -20,7 +20,7 @@ from statistics import fmean, quantiles
 from benchmarks.command import choices, numbers, say
 from benchmarks.prompts import WORKLOADS, Workload
 from benchmarks.table import markdown
-from benchmarks.virtual import Fleet, Plan, Tally
+from benchmarks.virtual import Fleet, Plan, Tally, closed_loop
 from penstock.config.routing import POLICIES
 from penstock.engines.sim.options import SimOptions
 
@@ -68,7 +68,7 @@ def main() -> None:
     options = _options()
     rows: list[Row] = []
     for plan in _plans(options):
-        rows.append(measure(plan))
+        rows.append(measure(*plan))
         say(_line(rows[-1]))
     print("\n\n".join(tables(rows)))
     if options.json:
@@ -77,17 +77,17 @@ def main() -> None:
         options.json.write_text(json.dumps(written, indent=1) + "\n")
 
 
-def measure(plan: Plan) -> Row:
+def measure(workload: Workload, plan: Plan) -> Row:
     """Runs it."""
     begun = time.process_time()
-    tally = Fleet(plan).run()
-    return _row(plan, tally, time.process_time() - begun)
+    tally = Fleet(plan, closed_loop(workload, plan)).run()
+    return _row(workload, plan, tally, time.process_time() - begun)
 
 
-def _row(plan: Plan, tally: Tally, cpu_s: float) -> Row:
+def _row(workload: Workload, plan: Plan, tally: Tally, cpu_s: float) -> Row:
     ttft = quantiles(tally.ttft_s, n=100)
     return Row(
-        workload=plan.workload.name,
+        workload=workload.name,
         policy=plan.policy,
         replicas=plan.replicas,
         gateways=plan.gateways,
@@ -157,22 +157,21 @@ def _line(row: Row) -> str:
     )
 
 
-def _plans(options: argparse.Namespace) -> Iterable[Plan]:
+def _plans(options: argparse.Namespace) -> Iterable[tuple[Workload, Plan]]:
     workloads = [workload for workload in WORKLOADS if workload.name in options.workloads]
     for workload in workloads:
         for replicas in options.replicas:
             for name in options.policies:
-                yield _plan(options, workload, name, replicas)
+                yield workload, _plan(options, name, replicas)
     several = [count for count in options.gateways if count > 1]
     for workload in workloads:
         for count in several:
-            plan = _plan(options, workload, AFFINITY, _middle(options.replicas))
-            yield replace(plan, gateways=count)
+            yield workload, replace(_plan(options, AFFINITY, _middle(options.replicas)), gateways=count)
 
 
-def _plan(options: argparse.Namespace, workload: Workload, policy: str, replicas: int) -> Plan:
+def _plan(options: argparse.Namespace, policy: str, replicas: int) -> Plan:
     engine = SimOptions.model_validate(ENGINE)
-    return Plan(workload, policy, replicas, 1, options.warmup, options.seconds, engine, options.seed)
+    return Plan(policy, replicas, 1, options.warmup, options.seconds, engine, options.seed)
 
 
 def _middle(counts: Sequence[int]) -> int:

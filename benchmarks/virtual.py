@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -34,7 +34,6 @@ _LOOK_S = 0.5
 class Plan:
     """One simulated run. Units: seconds; `warmup_s` is not measured."""
 
-    workload: Workload
     policy: str
     replicas: int
     gateways: int
@@ -129,10 +128,22 @@ class _Engine:
             gateway.table.report(replica, report)
 
 
-class Fleet:
-    """Runs one plan. The same plan gives the same tally."""
+Client = tuple[float, Iterator[Turn]]
+"""When its first request comes, in seconds, and all that it asks."""
 
-    def __init__(self, plan: Plan) -> None:
+
+def closed_loop(workload: Workload, plan: Plan) -> Iterable[Client]:
+    """Clients of which each asks again when it has thought about the last answer."""
+    client = workload.make(plan.replicas)
+    for number in range(workload.clients * plan.replicas):
+        draw = random.Random(f"{plan.seed} {number}")
+        yield draw.uniform(0, _ARRIVE_WITHIN_S), client(f"u{number}", draw)
+
+
+class Fleet:
+    """Runs one plan. The same plan and clients give the same tally."""
+
+    def __init__(self, plan: Plan, clients: Iterable[Client]) -> None:
         random.seed(plan.seed)  # the policies' own dice
         self._plan = plan
         self._dice = random.Random(f"{plan.seed} fleet")
@@ -147,10 +158,10 @@ class Fleet:
             for replica in gateway.table.members(MODEL_ID):
                 engine = self._engines[replica.id]
                 engine.open[gateway], engine.seen_as[gateway] = 0, replica
+        self._begin(clients)
 
     def run(self) -> Tally:
         """What the measured time showed."""
-        self._begin()
         for until in (self._plan.warmup_s, self._plan.warmup_s + self._plan.measured_s):
             self._tally = Tally(preemptions=-self._preemptions())
             while self._events[0][0] < until:
@@ -159,16 +170,12 @@ class Fleet:
         self._tally.preemptions += self._preemptions()
         return self._tally
 
-    def _begin(self) -> None:
-        plan = self._plan
-        client = plan.workload.make(plan.replicas)
-        for number in range(plan.workload.clients * plan.replicas):
-            draw = random.Random(f"{plan.seed} {number}")
-            turns = client(f"u{number}", draw)
-            self._at(draw.uniform(0, _ARRIVE_WITHIN_S), self._ask, turns, next(turns))
+    def _begin(self, clients: Iterable[Client]) -> None:
+        for begins, turns in clients:
+            self._at(begins, self._ask, turns, next(turns))
         for engine in self._engines.values():
             self._at(self._dice.uniform(0, link.COALESCE_S), self._report, engine)
-        self._at(plan.warmup_s, self._look)
+        self._at(self._plan.warmup_s, self._look)
 
     def _at(self, when: float, act: Callable[..., None], *arguments: object) -> None:
         heapq.heappush(self._events, (when, next(self._number), act, arguments))
@@ -215,8 +222,8 @@ class Fleet:
         self._tally.requests += 1
         engine.open[request.gateway] -= 1
         request.gateway.table.give_back(request.place)
-        turn = next(request.turns)
-        self._at(self._now + turn.think_s, self._ask, request.turns, turn)
+        if turn := next(request.turns, None):
+            self._at(self._now + turn.think_s, self._ask, request.turns, turn)
 
     def _report(self, engine: _Engine) -> None:
         engine.report()
