@@ -1,0 +1,170 @@
+"""One level in one worker: begins conversations when the load says so, and records what became of them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+
+from penstock.bench.client import Client, NotHTTP, Unreachable
+from penstock.bench.load import WARMING, Level, arrivals
+from penstock.bench.outcome import UNFINISHED, Outcome
+from penstock.bench.stream import Stream
+from penstock.bench.target import Target
+from penstock.bench.work import Request, Work, Writer
+
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
+
+
+class Drive:
+    """Share `index` of `shares` of a level that starts at `start`, in seconds of the monotonic clock.
+
+    outcomes: of all requests that have ended, until somebody takes them away.
+    """
+
+    def __init__(
+        self, level: Level, start: float, *, index: int, shares: int, timeout_s: float, think_s: float
+    ) -> None:
+        self.outcomes: list[Outcome] = []
+        self.open = self.sent = 0
+        self._level, self._start = level, start
+        self._index, self._shares = index, shares
+        self._timeout_s, self._think_s = timeout_s, think_s
+        self._measured_from = start + level.warmup_s
+        self._until = None if level.limit_s is None else start + level.limit_s
+        self._begun = [0, 0]  # conversations of this share: of the warm-up, and counted ones
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self, work: Work, writer: Writer, client: Client, target: Target) -> None:
+        """From the start until the last answer has ended."""
+        self._work, self._writer, self._client = work, writer, client
+        self._head = target.head("POST", work.form.path)
+        if self._level.concurrency is None:
+            self._spawn(self._arrive())
+        else:
+            for number in range(self._index, self._level.concurrency, self._shares):
+                self._spawn(self._stream(number, self._level.concurrency))
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def stop(self) -> None:
+        """Hangs up on everything."""
+        for task in self._tasks:
+            task.cancel()
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- closed: each stream waits for its answer
+
+    async def _stream(self, number: int, streams: int) -> None:
+        """One user. Users come one after the other in the first half of the warm-up, not all at once."""
+        await _sleep_until(self._start + self._level.warmup_s / 2 * number / streams)
+        wait_s = _FIRST_WAIT_S
+        while (next_ := self._next()) is not None:
+            if await self._converse(*next_):
+                wait_s = _FIRST_WAIT_S
+            else:
+                await asyncio.sleep(wait_s)  # or a service that refuses would be asked without pause
+                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+    def _next(self) -> tuple[int, bool] | None:
+        """The number of this share's next conversation and whether it counts; None when there is no more."""
+        now = time.monotonic()
+        if self._until is not None and now >= self._until:
+            return None
+        counted = now >= self._measured_from
+        index = self._begun[counted] * self._shares + self._index
+        if counted and self._level.conversations is not None and index >= self._level.conversations:
+            return None
+        self._begun[counted] += 1
+        return (index if counted else WARMING + index), counted
+
+    # -- open: no answer moves the next request
+
+    async def _arrive(self) -> None:
+        for number, begin in enumerate(arrivals(self._level, self._work.seed, self._work.trace)):
+            if number % self._shares == self._index:
+                due = self._start + begin.at_s
+                await _sleep_until(due)
+                self._spawn(self._begin(begin.index, begin.counted, due))
+
+    async def _begin(self, index: int, counted: bool, due: float) -> None:
+        await self._converse(index, counted, due)
+
+    # -- both
+
+    async def _converse(self, index: int, counted: bool, due: float | None = None) -> bool:
+        """One conversation up to its end or first failure; whether all was well."""
+        conversation = self._writer.conversation(index, self._level.number)
+        request, turn = next(conversation), 0
+        while True:
+            outcome, answer = await self._ask(request, turn, counted, due)
+            if not outcome.good:
+                return False
+            try:
+                request, turn = conversation.send(answer), turn + 1
+            except StopIteration:
+                return True
+            due = outcome.ended + self._think_s
+            await _sleep_until(due)
+            if self._until is not None and time.monotonic() >= self._until:
+                return True
+
+    async def _ask(
+        self, request: Request, turn: int, counted: bool, due: float | None
+    ) -> tuple[Outcome, str]:
+        stream, sent = Stream(keep_text=self._work.turns > 1), time.monotonic()
+        error, detail = UNFINISHED, ""
+        self.open, self.sent = self.open + 1, self.sent + 1
+        try:
+            error, detail = await self._answer(request, stream)
+        finally:  # cancelled, too
+            self.open -= 1
+            outcome = _outcome(request, stream, error, detail)
+            outcome.sent, outcome.turn = sent, turn
+            outcome.due = sent if due is None else due
+            outcome.counted = counted or (
+                self._level.conversations is None and outcome.due >= self._measured_from
+            )
+            self.outcomes.append(outcome)
+        return outcome, stream.text
+
+    async def _answer(self, request: Request, stream: Stream) -> tuple[str, str]:
+        """Reads the whole answer; the kind of failure, if any, and what is known about it."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._client.ask(self._head, request.body, stream)
+        except TimeoutError:
+            return "timeout", f"not complete after {self._timeout_s:g} s"
+        except Unreachable as error:
+            return str(error), str(error.__cause__)
+        except NotHTTP as error:
+            return "not HTTP", str(error)
+        except ConnectionError as error:
+            return ("cut" if stream.status else "no answer"), str(error)
+        return stream.error(), stream.detail
+
+
+def _outcome(request: Request, stream: Stream, error: str, detail: str) -> Outcome:
+    usage = stream.usage
+    cached = usage.prompt_tokens_details if usage else None
+    return Outcome(
+        due=0.0,
+        sent=0.0,
+        ended=stream.ended_at or time.monotonic(),
+        events=stream.times.tobytes(),
+        asked_tokens=request.asked_tokens,
+        prompt_tokens=usage.prompt_tokens if usage else None,
+        completion_tokens=usage.completion_tokens if usage else None,
+        cached_tokens=cached.cached_tokens if cached else None,
+        error=error,
+        detail=detail,
+    )
+
+
+async def _sleep_until(at: float) -> None:
+    while (left := at - time.monotonic()) > 0:  # noqa: ASYNC110 - timers may ring a millisecond early
+        await asyncio.sleep(left)

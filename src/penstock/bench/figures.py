@@ -1,0 +1,205 @@
+"""From outcomes to what is reported: percentiles, rates, errors by kind, goodput, the client's own strain.
+
+What counts is what was due in the measured time. Latencies are those of complete answers, counted from when a
+request was due. Rates count what came in the measured time, of complete answers only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from penstock.bench.crew import Measured
+from penstock.bench.load import Level
+from penstock.bench.outcome import UNFINISHED, Outcome, Timing
+from penstock.bench.slo import SLO
+
+BUSY = 0.8
+"""Share of a core from which on a worker is taken to be the bottleneck."""
+LATE_S = 0.01
+"""Lag of the event loop at p99 from which on latencies are doubted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How values are distributed. Percentiles are interpolated linearly."""
+
+    count: int
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    max: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread | None:
+        """None without values."""
+        ordered = sorted(values)
+        if not ordered:
+            return None
+        mean = math.fsum(ordered) / len(ordered)
+        p50, p90, p95, p99 = (percentile(ordered, percent) for percent in (50, 90, 95, 99))
+        return cls(len(ordered), mean, p50, p90, p95, p99, ordered[-1])
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """Of at least one value, in ascending order."""
+    at = (len(ordered) - 1) * percent / 100
+    low = math.floor(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Requests that failed alike. begun: some text had come before."""
+
+    kind: str
+    begun: bool
+    count: int
+    example: str
+
+
+@dataclass(frozen=True, slots=True)
+class Strain:
+    """The client itself. cpu: of its busiest worker, as share of a core; machine_cpu: of all cores.
+
+    late_s: how long after it was due a request was sent; None in a closed loop, where that is the same.
+    """
+
+    workers: int
+    cpu: float
+    lag_s: Spread | None
+    late_s: Spread | None
+    machine_cpu: float
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One level. Latencies in seconds; rates per second of `seconds`."""
+
+    level: Level
+    begin: float
+    seconds: float
+    good: int
+    failed: int
+    unfinished: int
+    requests_per_s: float
+    input_tokens_per_s: float
+    output_tokens_per_s: float
+    tokens_per_event: float
+    counted_by: str
+    prompt_tokens: Spread | None
+    completion_tokens: Spread | None
+    cached: float | None
+    ttft: Spread | None
+    ttft_later_turns: Spread | None
+    itl: Spread | None
+    tpot: Spread | None
+    e2e: Spread | None
+    kept: int | None
+    failures: tuple[Failure, ...]
+    strain: Strain
+    stopped: bool
+
+    @property
+    def goodput(self) -> float | None:
+        """Requests per second that kept the SLO."""
+        return None if self.kept is None or not self.seconds else self.kept / self.seconds
+
+    @property
+    def sent(self) -> int:
+        return self.good + self.failed + self.unfinished
+
+
+def figures(measured: Measured, slo: SLO | None) -> Figures:
+    """Everything about one level."""
+    counted = [outcome for outcome in measured.outcomes if outcome.counted]
+    good = [outcome for outcome in counted if outcome.good]
+    failed = [outcome for outcome in counted if not outcome.good and outcome.error != UNFINISHED]
+    timings = [Timing.of(outcome) for outcome in good]
+    begin, end = window(measured, counted)
+    seconds = max(end - begin, 1e-9)
+    complete = [outcome for outcome in measured.outcomes if outcome.good]
+    by_usage = all(outcome.completion_tokens is not None for outcome in good)
+    first_turns = [timing for timing, outcome in zip(timings, good, strict=True) if not outcome.turn]
+    later_turns = [timing for timing, outcome in zip(timings, good, strict=True) if outcome.turn]
+    return Figures(
+        level=measured.level,
+        begin=begin,
+        seconds=seconds,
+        good=len(good),
+        failed=len(failed),
+        unfinished=len(counted) - len(good) - len(failed),
+        requests_per_s=sum(begin <= outcome.ended <= end for outcome in complete) / seconds,
+        input_tokens_per_s=_input_tokens(complete, begin, end) / seconds,
+        output_tokens_per_s=_output_tokens(complete, begin, end) / seconds,
+        tokens_per_event=_ratio(sum(o.tokens() for o in good), sum(o.event_count() for o in good)) or 1.0,
+        counted_by="usage" if by_usage and good else "events",
+        prompt_tokens=Spread.of(o.prompt_tokens for o in good if o.prompt_tokens is not None),
+        completion_tokens=Spread.of(o.tokens() for o in good),
+        cached=_cached(good),
+        ttft=Spread.of(timing.ttft for timing in first_turns),
+        ttft_later_turns=Spread.of(timing.ttft for timing in later_turns),
+        itl=Spread.of(gap for timing in timings for gap in timing.gaps),
+        tpot=Spread.of(timing.tpot for timing in timings if timing.tpot is not None),
+        e2e=Spread.of(timing.e2e for timing in timings),
+        kept=None if slo is None else sum(slo.kept(timing) for timing in timings),
+        failures=_failures(failed),
+        strain=_strain(measured, counted),
+        stopped=measured.stopped,
+    )
+
+
+def window(measured: Measured, counted: Sequence[Outcome]) -> tuple[float, float]:
+    """The measured time: as the level says, or from the first counted request to the end of the last."""
+    level = measured.level
+    begin, limit = measured.start + level.warmup_s, level.limit_s
+    last = max((outcome.ended for outcome in counted), default=begin)
+    if limit is not None:
+        end = measured.start + limit
+        return begin, min(end, last) if measured.stopped or level.conversations is not None else end
+    return min((outcome.due for outcome in counted), default=begin), last
+
+
+def _output_tokens(complete: Sequence[Outcome], begin: float, end: float) -> float:
+    """Tokens that came in the window; an event stands for its request's tokens per event."""
+    total = 0.0
+    for outcome in complete:
+        inside = sum(begin <= at <= end for at in outcome.times())
+        total += inside * outcome.tokens() / outcome.event_count()
+    return total
+
+
+def _input_tokens(complete: Sequence[Outcome], begin: float, end: float) -> int:
+    return sum(o.prompt_tokens or 0 for o in complete if begin <= o.times()[0] <= end)
+
+
+def _cached(good: Sequence[Outcome]) -> float | None:
+    """Share of prompt tokens that the service says it had in its cache; None when it says nothing."""
+    told = [o for o in good if o.cached_tokens is not None and o.prompt_tokens]
+    return _ratio(sum(o.cached_tokens or 0 for o in told), sum(o.prompt_tokens or 0 for o in told))
+
+
+def _failures(failed: Sequence[Outcome]) -> tuple[Failure, ...]:
+    counts = Counter((outcome.error, bool(outcome.events)) for outcome in failed)
+    examples = {(outcome.error, bool(outcome.events)): outcome.detail for outcome in reversed(failed)}
+    return tuple(Failure(*key, count, examples[key]) for key, count in counts.most_common())
+
+
+def _strain(measured: Measured, counted: Sequence[Outcome]) -> Strain:
+    closed = measured.level.concurrency is not None
+    return Strain(
+        workers=len(measured.strains),
+        cpu=max((strain.cpu for strain in measured.strains), default=0.0),
+        lag_s=Spread.of(lag for strain in measured.strains for lag in strain.lags_s),
+        late_s=None if closed else Spread.of(max(0.0, o.sent - o.due) for o in counted),
+        machine_cpu=measured.machine_cpu,
+    )
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None

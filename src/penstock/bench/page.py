@@ -1,0 +1,99 @@
+"""A run as one HTML page that needs nothing else: no network, no files beside it.
+
+The plots are drawn by uPlot (MIT), which lies in `assets` and is written into the page.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, fields
+from importlib.resources import files
+from typing import Any
+
+from penstock.bench.crew import Measured
+from penstock.bench.figures import Figures
+from penstock.bench.record import to_json
+from penstock.bench.series import distributions, first_tokens, over_time
+from penstock.bench.session import Result
+from penstock.bench.settings import Words
+from penstock.bench.table import COMPARED, HEAD, cells, client, compared, remarks, rows, summary, title
+
+
+def to_html(result: Result) -> str:
+    """The whole page."""
+    record = to_json(result)
+    parts = {
+        "TITLE": _escaped(f"{record['model']}: penstock bench"),
+        "MODEL": _escaped(record["model"]),
+        "TARGET": _escaped(record["target"] + record["endpoint"]),
+        "WHEN": _escaped(record["begun_at"]),
+        "OPTIONS": _escaped(_options(record["options"])),
+        "NOTES": "".join(f'<p class="note">{_escaped(note)}</p>' for note in record["notes"]),
+        "COMPARISON": _comparison(result.figures),
+        "LEVELS": "".join(_level(i, figures, result) for i, figures in enumerate(result.figures)),
+        "DATA": json.dumps([_data(*level) for level in result.levels]).replace("<", "\\u003c"),
+        "STYLE": _asset("uplot.css") + _asset("page.css"),
+        "UPLOT": _asset("uplot.js"),
+        "SCRIPT": _asset("page.js"),
+    }
+    page = _asset("page.html").split("%%")  # text, name, text, name, ..., text
+    return "".join(parts[piece] if i % 2 else piece for i, piece in enumerate(page))
+
+
+def _asset(name: str) -> str:
+    return files("penstock.bench").joinpath("assets", name).read_text()
+
+
+def _data(figures: Figures, measured: Measured) -> dict[str, Any]:
+    """What the plots of one level are drawn from."""
+    return {
+        "load": figures.level.title,
+        "seconds": figures.seconds,
+        "tokens_per_s": figures.output_tokens_per_s,
+        "ttft_p50_ms": 1e3 * figures.ttft.p50 if figures.ttft else None,
+        "ttft_p99_ms": 1e3 * figures.ttft.p99 if figures.ttft else None,
+        "tpot_p50_ms": 1e3 * figures.tpot.p50 if figures.tpot else None,
+        "distributions": distributions(measured),
+        "points": asdict(first_tokens(measured, figures)),
+        "series": asdict(over_time(measured, figures)),
+    }
+
+
+def _options(options: dict[str, Any]) -> str:
+    """What was said, as it would be written again."""
+    unsaid = {one.name: one.default for one in fields(Words)}
+    said = {name: value for name, value in options.items() if value != unsaid[name]}
+    words = [f"--{name.replace('_', '-')} {value}" for name, value in said.items() if name != "url"]
+    return " ".join([options["url"], *words])
+
+
+def _comparison(levels: Sequence[Figures]) -> str:
+    if len(levels) < 2:
+        return ""
+    head = COMPARED if levels[0].goodput is None else (*COMPARED, "goodput/s")
+    return _table(head, [compared(figures) for figures in levels]) + '<div class="plots" id="loads"></div>'
+
+
+def _level(number: int, figures: Figures, result: Result) -> str:
+    latencies = [[name, *cells(spread, scale)] for name, spread, scale in rows(figures)]
+    lines = "\n".join(summary(figures, result))
+    warnings = "".join(f'<p class="warning">{_escaped(line)}</p>' for line in remarks(figures))
+    return (
+        f"<h2>{_escaped(title(figures))}</h2><pre>{_escaped(lines)}</pre>{warnings}"
+        f'{_table(HEAD, latencies)}<p class="client">Client: {_escaped(client(figures))}</p>'
+        f'<div class="plots" id="level-{number}"></div>'
+    )
+
+
+def _table(head: Iterable[str], lines: Iterable[Sequence[str]]) -> str:
+    top = "".join(f"<th>{_escaped(name)}</th>" for name in head)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{_escaped(cell)}</td>" for cell in line) + "</tr>" for line in lines
+    )
+    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _escaped(text: str) -> str:
+    return html.escape(text)

@@ -1,0 +1,188 @@
+"""Before any load: does the service answer, which model, what does it understand, how long is a word.
+
+Everything that would make a run worthless is an error here, with the service's own words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from penstock.bench.client import Client, NotHTTP, Unreachable
+from penstock.bench.settings import Settings
+from penstock.bench.stream import Body, Stream
+from penstock.bench.target import Target
+from penstock.bench.text import Ruler, Tape
+from penstock.bench.work import Form, Work
+from penstock.errors import ConfigError, Error, ModelNotFound, Unauthorized, Unavailable
+
+_TRIAL_TOKENS = 4
+_TRIAL_WORDS = (32, 160)
+_NOT_UNDERSTOOD = (400, 422)
+_LOCKED = (401, 403)
+
+
+class _Card(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+
+
+class _Cards(msgspec.Struct):
+    data: list[_Card]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The work as this service can be asked it. notes: what the user should know about it."""
+
+    work: Work
+    notes: tuple[str, ...]
+
+
+async def probe(settings: Settings) -> Found:
+    """Asks for the models and for one or two short answers.
+
+    Raises: Error that says what to do.
+    """
+    target = settings.target
+    client = Client(target)
+    try:
+        async with asyncio.timeout(settings.timeout_s):
+            return await _found(client, settings)
+    except TimeoutError as error:
+        raise Unavailable(
+            f"{target.url} did not answer a trial request within {settings.timeout_s:g} s."
+        ) from error
+    except Unreachable as error:
+        raise Unavailable(
+            f"Nothing answers at {target.url} ({error}). Is the address right, and does the service run?"
+        ) from error
+    except NotHTTP as error:
+        raise Unavailable(f"What answers at {target.url} does not speak HTTP. Is it https:// ?") from error
+    except ConnectionError as error:
+        raise Unavailable(f"{target.url} closed the connection without a whole answer.") from error
+    finally:
+        client.close()
+
+
+async def _found(client: Client, settings: Settings) -> Found:
+    model, work = settings.model, settings.work
+    cards = await _models(client, settings.target, needed=model is None)
+    card = next((card for card in cards if model in (None, card.id)), None)
+    work = replace(work, form=replace(work.form, model=model or _id(card)))
+    _refuse_too_long(work, card.max_model_len if card else None)
+    notes: list[str] = []
+    if not model and len(cards) > 1:
+        notes.append(f"The service has {len(cards)} models; --model chooses one.")
+    return await _tried(client, settings.target, work, notes)
+
+
+async def _models(client: Client, target: Target, *, needed: bool) -> Sequence[_Card]:
+    body = Body()
+    await client.ask(target.head("GET", "/models"), b"", body)
+    if body.status == 200:
+        try:
+            return msgspec.json.decode(body.content, type=_Cards).data
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            body.status = 0
+    if body.status in _LOCKED:
+        raise _unauthorized(body.status, body.message)
+    if needed:
+        said = f"status {body.status}" if body.status else "no list of models"
+        raise Error(f"{target.url}/models answered with {said}. Is the address right? --model names a model.")
+    return ()
+
+
+async def _tried(client: Client, target: Target, work: Work, notes: list[str]) -> Found:
+    """The work in the richest wording that the service takes, and with its own measure of a word."""
+    first, work = await _first_answer(client, target, work, notes)
+    if not work.bodies and first is not None:
+        second, _ = await _ask(client, target, work, _TRIAL_WORDS[1])
+        told = second.usage.prompt_tokens if second.usage else None
+        if told is not None:
+            work = replace(work, ruler=Ruler.of((_TRIAL_WORDS[0], first), (_TRIAL_WORDS[1], told)))
+    if not work.bodies and not work.ruler.exact:
+        notes.append(
+            "The service does not count prompt tokens: a word is taken for one, so lengths are rough."
+        )
+    return Found(work, tuple(notes))
+
+
+async def _first_answer(
+    client: Client, target: Target, work: Work, notes: list[str]
+) -> tuple[int | None, Work]:
+    """Prompt tokens of a good answer, as told, and the work in the wording that got it."""
+    refused = ""
+    for form in _wordings(work.form):
+        stream, error = await _ask(client, target, replace(work, form=form), _TRIAL_WORDS[0])
+        if not error:
+            if work.form.ignore_eos and not form.ignore_eos:
+                notes.append("The service does not know ignore_eos: answers may be shorter than asked.")
+            if stream.usage is None:
+                notes.append("The service gives no usage: events are counted instead of tokens.")
+            told = stream.usage.prompt_tokens if stream.usage else None
+            return told, replace(work, form=form)
+        refused = refused or f"{error}: {stream.detail}" if stream.detail else error
+        if stream.status in _LOCKED:
+            raise _unauthorized(stream.status, stream.detail)
+        if stream.status == 404:
+            raise ModelNotFound(
+                f"{target.url}{form.path} answered a trial request for model {form.model!r} with {refused}"
+            )
+        if stream.status not in _NOT_UNDERSTOOD:
+            break
+    raise Error(f"{target.url}{work.form.path} failed at a trial request: {refused}")
+
+
+def _wordings(form: Form) -> list[Form]:
+    """From all that we would like to the least, for services that refuse what they do not know."""
+    forms = [form, replace(form, ignore_eos=False)]
+    if form.chat:
+        forms.append(replace(form, ignore_eos=False, limit="max_completion_tokens"))
+    forms.append(replace(form, ignore_eos=False, usage=False))
+    return [one for i, one in enumerate(forms) if one not in forms[:i]]
+
+
+async def _ask(client: Client, target: Target, work: Work, words: int) -> tuple[Stream, str]:
+    asked: Mapping[str, Any]
+    text = Tape(f"trial {work.salt}").cut(words, str(words))
+    if work.bodies:
+        asked = msgspec.json.decode(work.bodies[0], type=dict[str, Any])
+    else:
+        asked = {"messages": [{"role": "user", "content": text}]} if work.form.chat else {"prompt": text}
+    stream = Stream()
+    request = work.form.request(asked, _TRIAL_TOKENS)
+    await client.ask(target.head("POST", work.form.path), request.body, stream)
+    return stream, stream.error()
+
+
+def _id(card: _Card | None) -> str:
+    if card is None:
+        raise Error("The service serves no model.")
+    return card.id
+
+
+def _refuse_too_long(work: Work, context: int | None) -> None:
+    if context is None or work.bodies:
+        return
+    if work.trace:
+        longest = max(arrival.input_tokens + arrival.output_tokens for arrival in work.trace)
+    else:
+        turn = work.input.most + (work.output.most if work.output else 0)
+        longest = work.shared_prefix + work.turns * turn
+    if longest > context:
+        raise ConfigError(
+            f"Requests of up to {longest} tokens are asked for, but the model has room for {context}. "
+            "Lower --input, --output, --turns or --shared-prefix, or choose another trace."
+        )
+
+
+def _unauthorized(status: int, said: str) -> Unauthorized:
+    return Unauthorized(
+        f"The service answered with status {status}: {said} "
+        "Give the key with --api-key or in PENSTOCK_API_KEY."
+    )

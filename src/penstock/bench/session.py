@@ -1,0 +1,97 @@
+"""A whole run: probe, then every level in turn, until the last or until the user has enough."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from types import FrameType
+
+from penstock.bench.crew import Crew, Measured
+from penstock.bench.figures import Figures, figures
+from penstock.bench.load import Level
+from penstock.bench.probe import probe
+from penstock.bench.settings import Settings
+from penstock.bench.work import Work
+from penstock.bench.worker import Plan
+
+
+@dataclass(slots=True)
+class Result:
+    """Everything that a report is made of."""
+
+    settings: Settings
+    work: Work
+    notes: tuple[str, ...]
+    begun_at: float = field(default_factory=time.time)
+    levels: list[tuple[Figures, Measured]] = field(default_factory=list[tuple[Figures, Measured]])
+
+    @property
+    def figures(self) -> list[Figures]:
+        return [level for level, _ in self.levels]
+
+    @property
+    def stopped(self) -> bool:
+        return any(level.stopped for level in self.figures)
+
+
+class Watcher:
+    """Is told what goes on. This one does not care."""
+
+    def found(self, result: Result) -> None: ...
+    def begin(self, level: Level) -> None: ...
+    def look(self, measured: Measured) -> None: ...
+    def end(self, figures: Figures) -> None: ...
+
+
+def run(settings: Settings, watcher: Watcher) -> Result:
+    """Raises: Error when the service cannot be asked at all. Ctrl-C ends it with what was seen so far."""
+    found = asyncio.run(probe(settings))
+    result = Result(settings, found.work, found.notes)
+    watcher.found(result)
+    plan = Plan(
+        settings.target, found.work, settings.timeout_s, think_s=settings.think_s, workers=settings.workers
+    )
+    crew = Crew(plan)
+    try:
+        crew.ready()
+        with _stopped_by_signals(crew.stop):
+            for level in settings.levels:
+                watcher.begin(level)
+                measured = crew.run(level, watcher.look)
+                result.levels.append((figures(measured, settings.slo), measured))
+                watcher.end(result.figures[-1])
+                if measured.stopped:
+                    break
+    finally:
+        crew.close()
+    return result
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(stop: Callable[[], None]) -> Generator[None]:
+    """The first Ctrl-C or SIGTERM calls `stop`; a second one is what it always is."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's; whoever runs us beside it has his own way to stop
+        return
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(signum) for signum in signals]
+
+    def restore() -> None:
+        for signum, handler in zip(signals, before, strict=True):
+            signal.signal(signum, handler)
+
+    def first(signum: int, frame: FrameType | None) -> None:
+        restore()
+        stop()
+
+    for signum in signals:
+        signal.signal(signum, first)
+    try:
+        yield
+    finally:
+        restore()

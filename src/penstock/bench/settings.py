@@ -1,0 +1,201 @@
+"""What the user wrote, checked before anything is sent, as the plan and the levels of a run."""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock.bench.length import Length
+from penstock.bench.load import Level
+from penstock.bench.slo import SLO
+from penstock.bench.target import Target
+from penstock.bench.trace import Arrival, read_trace
+from penstock.bench.work import Form, Work
+from penstock.errors import ConfigError
+
+INPUT, OUTPUT, CONCURRENCY, SECONDS, WARMUP_S = "512", "128", "16", 30.0, 3.0
+_STREAMS_PER_WORKER = 64
+_RATE_PER_WORKER = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """The options as they were written; None where nothing was."""
+
+    url: str
+    model: str | None = None
+    api_key: str | None = None
+    insecure: bool = False
+    endpoint: str = "chat"
+    concurrency: str | None = None
+    rate: str | None = None
+    steady: bool = False
+    trace: Path | None = None
+    trace_speed: float = 1.0
+    seconds: float | None = None
+    requests: int | None = None
+    conversations: int | None = None
+    warmup: float | None = None
+    input: str | None = None
+    output: str | None = None
+    turns: int = 1
+    think: float = 0.0
+    shared_prefix: int = 0
+    prefixes: int = 1
+    prompts: Path | None = None
+    body: str | None = None
+    ignore_eos: bool | None = None
+    slo: str | None = None
+    timeout: float = 300.0
+    workers: int | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A run as it can be carried out, but for what `probe` finds out. model: None for the service's first."""
+
+    target: Target
+    model: str | None
+    work: Work
+    levels: tuple[Level, ...]
+    slo: SLO | None
+    timeout_s: float
+    think_s: float
+    workers: int
+    words: Words = field(repr=False)
+
+    @classmethod
+    def of(cls, words: Words) -> Settings:
+        """Raises: ConfigError."""
+        _refuse_contradictions(words)
+        target = Target.parse(words.url, words.api_key, verify=not words.insecure)
+        trace = read_trace(words.trace, speed=words.trace_speed) if words.trace else ()
+        levels = _levels(words)
+        return cls(
+            target=target,
+            model=words.model,
+            work=_work(words, trace),
+            levels=levels,
+            slo=SLO.parse(words.slo) if words.slo else None,
+            timeout_s=words.timeout,
+            think_s=words.think,
+            workers=words.workers or _workers(levels, trace),
+            words=words,
+        )
+
+
+def _refuse_contradictions(words: Words) -> None:
+    loads = {"--concurrency": words.concurrency, "--rate": words.rate, "--trace": words.trace}
+    _refuse_two(loads)
+    _refuse_two({"--prompts": words.prompts, "--trace": words.trace, "--input": words.input})
+    _refuse_two({"--output": words.output, "--trace": words.trace})
+    _refuse_two({"--requests": words.requests, "--conversations": words.conversations})
+    if words.turns > 1:
+        _refuse_two({"--turns": words.turns, "--prompts": words.prompts, "--trace": words.trace})
+    if words.shared_prefix:
+        shared = {"--shared-prefix": words.shared_prefix}
+        _refuse_two({**shared, "--prompts": words.prompts, "--trace": words.trace})
+    if words.endpoint not in ("chat", "completions"):
+        raise ConfigError(f"--endpoint {words.endpoint!r} is unknown; it is chat or completions.")
+
+
+def _refuse_two(options: Mapping[str, object]) -> None:
+    given = [name for name, value in options.items() if value is not None]
+    if len(given) > 1:
+        raise ConfigError(f"{given[0]} and {given[1]} exclude each other; leave one out.")
+
+
+def _work(words: Words, trace: tuple[Arrival, ...]) -> Work:
+    own = words.prompts is not None
+    form = Form(
+        model="",
+        chat=words.endpoint == "chat",
+        ignore_eos=(not own) if words.ignore_eos is None else words.ignore_eos,
+        more=_object(words.body, "--body") if words.body else {},
+    )
+    output = words.output or (None if own else OUTPUT)
+    return Work(
+        form=form,
+        salt=secrets.token_hex(8),
+        input=Length.parse(words.input or INPUT, "--input"),
+        output=Length.parse(output, "--output") if output else None,
+        turns=words.turns,
+        shared_prefix=words.shared_prefix,
+        prefixes=words.prefixes,
+        seed=words.seed,
+        bodies=_bodies(words.prompts, form) if words.prompts else (),
+        trace=trace,
+    )
+
+
+def _bodies(path: Path, form: Form) -> tuple[bytes, ...]:
+    """A file's requests, one JSON object a line."""
+    needed = "messages" if form.chat else "prompt"
+    try:
+        lines = [line for line in path.read_text().splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The prompts {path} cannot be read ({error}).") from error
+    for number, line in enumerate(lines, 1):
+        if needed not in _object(line, f"{path}, line {number}:"):
+            raise ConfigError(
+                f"{path}, line {number}: has no {needed!r}; each line is the body of a request."
+            )
+    if not lines:
+        raise ConfigError(f"{path} holds no request.")
+    return tuple(line.encode() for line in lines)
+
+
+def _object(text: str, where: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f'{where} must be a JSON object, like {{"temperature": 0}} ({error}).') from error
+
+
+def _levels(words: Words) -> tuple[Level, ...]:
+    count = words.conversations
+    if words.requests is not None:
+        count = math.ceil(words.requests / words.turns)
+    seconds = words.seconds
+    if seconds is None and count is None and not words.trace:
+        seconds = SECONDS
+    warmup = words.warmup
+    if warmup is None:
+        warmup = 0.0 if words.trace else WARMUP_S
+    same: dict[str, Any] = {"warmup_s": warmup, "seconds": seconds, "conversations": count}
+    if words.trace:
+        return (Level(0, **same),)
+    if words.rate is not None:
+        rates = _numbers(words.rate, "--rate", float)
+        return tuple(Level(i, rate=rate, steady=words.steady, **same) for i, rate in enumerate(rates))
+    streams = _numbers(words.concurrency or CONCURRENCY, "--concurrency", int)
+    return tuple(Level(i, concurrency=int(number), **same) for i, number in enumerate(streams))
+
+
+def _numbers(text: str, option: str, kind: type[int] | type[float]) -> list[float]:
+    try:
+        numbers = [kind(part) for part in text.split(",")]
+    except ValueError:
+        numbers = [0]
+    if not all(0 < number < math.inf for number in numbers):
+        raise ConfigError(f"{option} {text!r} must be numbers above 0, like 8 or 1,16,64.")
+    return list(numbers)
+
+
+def _workers(levels: Sequence[Level], trace: tuple[Arrival, ...]) -> int:
+    """Enough that none is busy with usual loads, and at most half of the cores."""
+    needed = max(
+        (level.concurrency or 0) / _STREAMS_PER_WORKER + (level.rate or 0) / _RATE_PER_WORKER
+        for level in levels
+    )
+    if trace:
+        needed = len(trace) / max(trace[-1].at_s, 1.0) / _RATE_PER_WORKER
+    return max(1, min(math.ceil(needed), (os.cpu_count() or 2) // 2))

@@ -1,0 +1,50 @@
+"""What a user calls good enough: `ttft=200ms,itl=30ms,tpot=25ms,e2e=5s`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from penstock.bench.outcome import Timing
+from penstock.errors import ConfigError
+
+NAMES = ("ttft", "itl", "tpot", "e2e")
+_TARGET = re.compile(r"(\w+)\s*=\s*(\d+(?:\.\d+)?)\s*(ms|s)")
+_GAPS_WITHIN = 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class SLO:
+    """Limits in seconds; a request must keep all of them. itl: 99 % of the request's gaps."""
+
+    limits: tuple[tuple[str, float], ...]
+    text: str
+
+    @classmethod
+    def parse(cls, text: str) -> SLO:
+        """Raises: ConfigError."""
+        limits: dict[str, float] = {}
+        for part in text.split(","):
+            match = _TARGET.fullmatch(part.strip())
+            if match is None or match[1] not in NAMES:
+                raise ConfigError(
+                    f"--slo {part.strip()!r} is no target; write name=limit with a unit, like "
+                    f"ttft=200ms,itl=30ms. Names are {', '.join(NAMES)}."
+                )
+            limits[match[1]] = float(match[2]) * (1e-3 if match[3] == "ms" else 1.0)
+        return cls(tuple(limits.items()), text)
+
+    def kept(self, timing: Timing) -> bool:
+        """Whether a complete answer kept every limit. An answer of one token has no gap to be too long."""
+        return all(_keeps(timing, name, limit) for name, limit in self.limits)
+
+
+def _keeps(timing: Timing, name: str, limit: float) -> bool:
+    if name == "ttft":
+        return timing.ttft <= limit
+    if name == "e2e":
+        return timing.e2e <= limit
+    if name == "tpot":
+        return timing.tpot is None or timing.tpot <= limit
+    within = sum(gap <= limit for gap in timing.gaps)
+    return within >= _GAPS_WITHIN * len(timing.gaps)

@@ -1,0 +1,75 @@
+"""The service under test: where it is, and the head of a request to it."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from penstock.errors import ConfigError
+
+_ENDINGS = ("/chat/completions", "/completions", "/models", "/v1")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An OpenAI-compatible service. `prefix` is what stands before `/chat/completions`."""
+
+    host: str
+    port: int
+    tls: bool
+    prefix: str
+    api_key: str | None = None
+    verify: bool = True
+
+    @classmethod
+    def parse(cls, url: str, api_key: str | None = None, *, verify: bool = True) -> Target:
+        """From a URL with or without scheme, `/v1` and endpoint. Raises: ConfigError."""
+        try:
+            parts = urlsplit(url if "://" in url else f"http://{url}")
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ValueError(url)
+            tls = parts.scheme == "https"
+            port = parts.port or (443 if tls else 80)
+        except ValueError as error:
+            raise ConfigError(
+                f"{url!r} is no address of a service; give one like http://host:8000."
+            ) from error
+        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+            raise ConfigError("The API key holds characters that no HTTP header may have.")
+        path = parts.path.rstrip("/")
+        for ending in _ENDINGS:
+            path = path.removesuffix(ending)
+        return cls(parts.hostname, port, tls, f"{path}/v1", api_key, verify)
+
+    @property
+    def url(self) -> str:
+        return f"{'https' if self.tls else 'http'}://{self.authority}{self.prefix}"
+
+    @property
+    def authority(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
+
+    def head(self, method: str, path: str) -> bytes:
+        """Everything before the body but the empty line; `path` follows the prefix."""
+        lines = [
+            f"{method} {self.prefix}{path} HTTP/1.1",
+            f"host: {self.authority}",
+            "user-agent: penstock-bench",
+            "accept: text/event-stream, application/json",
+        ]
+        if self.api_key:
+            lines.append(f"authorization: Bearer {self.api_key}")
+        if method == "POST":
+            lines.append("content-type: application/json")
+        return "\r\n".join(lines).encode() + b"\r\n"
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """None for plain HTTP."""
+        if not self.tls:
+            return None
+        context = ssl.create_default_context()
+        if not self.verify:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return context

@@ -1,0 +1,138 @@
+"""One worker process: its share of every level, an outcome for every request, and how hard it was for itself.
+
+The parent says when a level starts; times are the machine's monotonic clock, which all its processes share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection as Pipe
+
+import uvloop
+
+from penstock.bench.client import Client
+from penstock.bench.drive import Drive
+from penstock.bench.load import Level
+from penstock.bench.outcome import pack
+from penstock.bench.pulse import Pulse, Strain
+from penstock.bench.target import Target
+from penstock.bench.work import Work, Writer
+
+_REPORT_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a worker knows from the beginning. It is number `index` of `workers`."""
+
+    target: Target
+    work: Work
+    timeout_s: float
+    think_s: float = 0.0
+    index: int = 0
+    workers: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The parent's word: run your share of this level from `start` on."""
+
+    level: Level
+    start: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The parent's word: hang up, and hand in what you have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Outcomes since the last report, and requests that are open now.
+
+    strain: with the last report of a level, and with the first of all, which says that the worker is ready.
+    """
+
+    outcomes: bytes
+    open: int = 0
+    strain: Strain | None = None
+
+
+def main(plan: Plan, pipe: Pipe) -> None:
+    """The process. Ctrl-C in the terminal is the parent's business; without a parent there is none."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(BrokenPipeError):
+        uvloop.run(_serve(plan, pipe))
+
+
+async def _serve(plan: Plan, pipe: Pipe) -> None:
+    worker = Worker(plan, pipe)
+    runs: asyncio.Queue[Run] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+
+    def heed(word: Run | Stop) -> None:
+        if isinstance(word, Stop):
+            worker.stop()
+        else:
+            runs.put_nowait(word)
+
+    def hear() -> None:  # a thread, because an event loop would make the pipe non-blocking, for `send` too
+        while True:
+            try:
+                loop.call_soon_threadsafe(heed, pipe.recv())
+            except (EOFError, OSError):
+                os._exit(0)
+
+    threading.Thread(target=hear, daemon=True).start()
+    gc.collect()
+    gc.freeze()  # a look at everything that was imported would be a pause in somebody's stream
+    pipe.send(Report(pack([]), strain=Strain(0.0, ())))
+    while True:
+        await worker.run(await runs.get())
+
+
+class Worker:
+    """Runs its share of levels, one after the other."""
+
+    def __init__(self, plan: Plan, pipe: Pipe) -> None:
+        self._plan, self._pipe = plan, pipe
+        self._writer, self._client = Writer(plan.work), Client(plan.target)
+        self._drive: Drive | None = None
+
+    async def run(self, run: Run) -> None:
+        """One level; reports go to the parent meanwhile, and the last of them when all answers have ended."""
+        plan = self._plan
+        drive = self._drive = Drive(
+            run.level,
+            run.start,
+            index=plan.index,
+            shares=plan.workers,
+            timeout_s=plan.timeout_s,
+            think_s=plan.think_s,
+        )
+        pulse = Pulse(run.start + run.level.warmup_s)
+        reporter = asyncio.create_task(self._report_often(drive))
+        await drive.run(plan.work, self._writer, self._client, plan.target)
+        reporter.cancel()
+        self._drive = None
+        self._report(drive, pulse.end())
+
+    def stop(self) -> None:
+        """Ends the level that runs."""
+        if self._drive is not None:
+            self._drive.stop()
+
+    async def _report_often(self, drive: Drive) -> None:
+        while True:
+            await asyncio.sleep(_REPORT_S)
+            self._report(drive)
+
+    def _report(self, drive: Drive, strain: Strain | None = None) -> None:
+        outcomes, drive.outcomes = drive.outcomes, []
+        self._pipe.send(Report(pack(outcomes), drive.open, strain))
