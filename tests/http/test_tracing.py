@@ -131,6 +131,17 @@ async def test_attributes_have_their_conventional_names(served: Served, collecto
     assert (bad["error.type"], bad["penstock.request.id"]) == ("model_not_found", "7")
 
 
+async def test_the_environment_names_the_service(
+    served: Served, collector: Collector, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.name=front-door")
+    gateway = await served.gateway("m")
+    async with served.http() as http:
+        await http.post("/v1/completions", json={"model": "unknown"})
+    await gateway.close()
+    assert collector.services == {"front-door"}
+
+
 async def test_the_replica_is_told_of_our_span(served: Served, collector: Collector):
     gateway = await served.gateway("m")
     await served.app(echoed)

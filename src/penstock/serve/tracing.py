@@ -6,7 +6,6 @@ else is made of its `Timing` when it has ended: nothing is done per token. Expor
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -44,8 +43,7 @@ class Tracing:
     """Where the spans of one gateway go."""
 
     def __init__(self, exporters: Sequence[SpanExporter]) -> None:
-        named = {SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME", "penstock-gateway")}
-        self._provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
+        self._provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
         self._exporters = exporters
         for exporter in exporters:
             self._provider.add_span_processor(BatchSpanProcessor(exporter))
@@ -143,6 +141,13 @@ class Trace:
     def _at(self, instant: float) -> int:
         """Nanoseconds since the epoch."""
         return self._epoch_ns + int(instant * 1e9)
+
+
+def _resource() -> Resource:
+    """Of the environment; what that leaves unnamed has our name."""
+    found = Resource.create()
+    unnamed = str(found.attributes[SERVICE_NAME]).startswith("unknown_service")
+    return found.merge(Resource({SERVICE_NAME: "penstock-gateway"})) if unnamed else found
 
 
 def durations(server_timing: bytes) -> Iterator[tuple[str, float]]:
