@@ -11,6 +11,9 @@ from penstock.serve.table import Replica
 OVER_SHARE = 1.5
 """A replica gets no request for affinity's sake while it has more than this many times the mean."""
 
+OVER_SPARE = 2
+"""Nor while it has more than this many times what another one has that could take it, and `ALWAYS`."""
+
 ALWAYS = 4
 """Requests that affinity may bring to one replica however idle the others are: an engine works on a handful
 nearly as fast as on one, and what they share is then computed once."""
@@ -24,9 +27,13 @@ def two(candidates: Sequence[Replica]) -> tuple[Replica, Replica]:
     return candidates[first], candidates[second]
 
 
-def share(candidates: Candidates) -> float:
-    """Requests with which a replica has its share; it may have one that makes it these.
+def share(candidates: Candidates, spare: Replica | None = None) -> float:
+    """Requests that a replica may have, the new one among them, to get it for affinity's sake.
 
+    spare: another one that could take it; affinity brings no replica over `OVER_SPARE` times what that has.
     Source: Mirrokni, Thorup, Zadimoghaddam, Consistent hashing with bounded loads, 2016.
     """
-    return max(ALWAYS, OVER_SHARE * (candidates.busy + 1) / max(1, candidates.ready))
+    most = OVER_SHARE * (candidates.busy + 1) / max(1, candidates.ready)
+    if spare is not None:
+        most = min(most, ALWAYS + OVER_SPARE * spare.busy)
+    return max(ALWAYS, most)

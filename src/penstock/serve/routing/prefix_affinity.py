@@ -39,9 +39,10 @@ class PrefixAffinity:
         if not candidates:
             return None
         self.memory.follow(candidates.members)
-        most = share(candidates)
+        spare = _less_loaded(two(candidates))
+        most = share(candidates, spare)
         homes = self._homes(asked, candidates, most) if asked.home else ()
-        best = Pick(_less_loaded(homes if len(homes) == 2 else two(candidates)))
+        best = Pick(_less_loaded(homes) if len(homes) == 2 else spare)
         least = float(best.replica.load_tokens)
         for replica, tokens, why in self._savings(asked, candidates, homes):
             cost = replica.load_tokens - SAVED * tokens

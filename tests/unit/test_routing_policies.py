@@ -1,0 +1,296 @@
+"""Each policy over a real table: who is picked, and what bounds it."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from penstock.config.routing import POLICIES
+from penstock.serve.address import Address
+from penstock.serve.link import Hello, Report
+from penstock.serve.routing import Asked, Pick, Policy, policy
+from penstock.serve.routing.asked import Learns
+from penstock.serve.routing.balance import ALWAYS, OVER_SHARE
+from penstock.serve.routing.blocks import blocks, home
+from penstock.serve.table import Replica, Table, Taken, Tried
+
+
+@pytest.fixture(autouse=True)
+def same_dice() -> None:
+    random.seed(1)
+
+
+class Gateway:
+    """A table and a policy, used as the gateway's line uses them."""
+
+    def __init__(self, name: str, *replicas: str, limit: int = 1000) -> None:
+        self.policy: Policy = policy(name)
+        self.table = Table("node")
+        self.table.limit("m", limit)
+        self.now = 0.0
+        self.members(*replicas)
+
+    def members(self, *names: str) -> None:
+        self.table.set_members("m", {n: Address(n, "node", None, None, None, "") for n in names})
+        for replica in self.table.members("m"):
+            if replica.state == "unknown":
+                self.report(replica.id)
+
+    def report(self, name: str, **said: Any) -> None:
+        replica = self.replica(name)
+        if replica.state == "unknown":
+            self.table.hello(replica, Hello("m", 1, "0"))
+        self.table.report(replica, Report(**said))
+
+    def replica(self, name: str) -> Replica:
+        return next(replica for replica in self.table.members("m") if replica.id == name)
+
+    def pick(self, asked: Asked, tried: Tried | None = None) -> Pick | None:
+        return self.policy.pick(asked, self.table.candidates("m", tried), self.now)
+
+    def send(self, asked: Asked) -> Taken:
+        pick = self.pick(asked)
+        assert pick is not None
+        if isinstance(self.policy, Learns):
+            self.policy.sent(asked, pick.replica, self.now)
+        return self.table.take(pick.replica, max(0, asked.tokens - pick.saved_tokens))
+
+    def went_to(self, asked: Asked) -> str:
+        """Where a request goes that ends at once."""
+        place = self.send(asked)
+        self.table.give_back(place)
+        return place.replica.id
+
+
+def names(count: int) -> list[str]:
+    return [f"replica-{i}" for i in range(count)]
+
+
+def prompt(text: str, tokens: int = 1000) -> Asked:
+    said = (text + " ") * (4 * tokens // (len(text) + 1) + 1)
+    content = said[: 4 * tokens].encode()
+    return Asked(tokens=tokens, blocks=blocks(content), home=home(content))
+
+
+def turn(of: str, number: int) -> Asked:
+    """Of a conversation that grows by 250 tokens each time."""
+    content = "".join(f"{of} says {i:06} ".ljust(1000, "-") for i in range(number + 4)).encode()
+    return Asked(tokens=len(content) // 4, blocks=blocks(content), home=home(content[:4000]))
+
+
+# -- all of them
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_nobody_is_picked_where_nobody_has_room(name):
+    gateway = Gateway(name, "a", "b", limit=1)
+    taken = [gateway.send(prompt("hot")) for _ in range(2)]
+    assert gateway.pick(prompt("hot")) is None
+    gateway.table.give_back(taken[0])
+    assert gateway.went_to(prompt("hot")) == taken[0].replica.id
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_replica_that_failed_the_request_is_not_picked_for_it_again(name):
+    gateway = Gateway(name, "a", "b", "c")
+    asked = Asked("poet", "ann", 1000, prompt("hot").blocks, prompt("hot").home)
+    tried = Tried()
+    for _ in range(2):
+        pick = gateway.pick(asked, tried)
+        assert pick is not None
+        assert pick.replica not in tried
+        tried.add(pick.replica)
+    tried.add(next(r for r in gateway.table.members("m") if r not in tried))
+    assert gateway.pick(asked, tried) is None
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_draining_replica_gets_nothing_new(name):
+    gateway = Gateway(name, "a", "b")
+    asked = prompt("hot")
+    first = gateway.went_to(asked)
+    gateway.report(first, state="draining")
+    assert {gateway.went_to(asked) for _ in range(10)} == {"a", "b"} - {first}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_only_one_with_room_is_found_among_a_thousand(name):
+    gateway = Gateway(name, *names(1000), limit=1)
+    free = gateway.replica("replica-700")
+    for replica in gateway.table.members("m"):
+        if replica is not free:
+            gateway.table.take(replica)
+    assert gateway.went_to(Asked("poet", "ann", 100)) == free.id
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_requests_that_share_nothing_spread_evenly(name):
+    gateway = Gateway(name, *names(16))
+    for i in range(1600):
+        gateway.send(prompt(f"{i} is a prompt of its own"))
+    counts = [replica.in_flight for replica in gateway.table.members("m")]
+    assert max(counts) <= 1.15 * 100
+
+
+# -- round robin, power of two, least loaded
+
+
+def test_round_robin_takes_each_in_turn_and_passes_over_who_has_no_room():
+    gateway = Gateway("round_robin", "a", "b", "c", limit=2)
+    assert Counter(gateway.went_to(Asked()) for _ in range(9)) == {"a": 3, "b": 3, "c": 3}
+    gateway.report("b", elsewhere=2)
+    assert Counter(gateway.went_to(Asked()) for _ in range(8)) == {"a": 4, "c": 4}
+
+
+def test_least_loaded_looks_at_tokens_that_wait_not_at_requests():
+    gateway = Gateway("least_loaded", "a", "b", "c")
+    gateway.report("a", waiting=1, waiting_tokens=30_000)
+    gateway.report("b", running=8)
+    gateway.report("c", running=9, waiting_tokens=10)
+    assert {gateway.went_to(Asked(tokens=10)) for _ in range(10)} == {"b"}
+
+
+def test_least_loaded_counts_what_was_sent_since_the_last_report():
+    gateway = Gateway("least_loaded", "a", "b")
+    first = gateway.send(Asked(tokens=20_000)).replica.id
+    assert {gateway.send(Asked(tokens=10)).replica.id for _ in range(10)} == {"a", "b"} - {first}
+
+
+# -- session and adapter affinity
+
+KEYED = [
+    ("session_affinity", lambda key: Asked(session=key)),
+    ("adapter_affinity", lambda key: Asked(adapter=key)),
+]
+
+
+@pytest.mark.parametrize(("name", "asked"), KEYED)
+def test_a_key_goes_to_the_same_replica_in_every_gateway(name, asked):
+    gateways = [Gateway(name, *names(10)), Gateway(name, *names(10)[::-1])]
+    for i in range(50):
+        assert len({gateway.went_to(asked(f"key {i}")) for gateway in gateways for _ in range(3)}) == 1
+
+
+@pytest.mark.parametrize(("name", "asked"), KEYED)
+def test_when_a_replica_leaves_only_its_keys_move(name, asked):
+    gateway = Gateway(name, *names(10))
+    keys = [asked(f"key {i}") for i in range(1000)]
+    before = [gateway.went_to(key) for key in keys]
+    gateway.members(*names(9))
+    after = [gateway.went_to(key) for key in keys]
+    assert {old for old, new in zip(before, after, strict=True) if old != new} == {"replica-9"}
+
+
+@pytest.mark.parametrize(("name", "asked"), KEYED)
+def test_a_hot_key_never_brings_a_replica_over_its_share(name, asked):
+    gateway = Gateway(name, *names(8))
+    for sent in range(400):
+        gateway.send(asked("hot"))
+        most = max(replica.in_flight for replica in gateway.table.members("m"))
+        assert most <= max(ALWAYS, OVER_SHARE * (sent + 1) / 8)
+
+
+@pytest.mark.parametrize(("name", "asked"), KEYED)
+def test_what_a_full_home_passes_on_always_goes_to_the_same_next_one(name, asked):
+    gateway = Gateway(name, *names(10))
+    first = gateway.went_to(asked("key"))
+    gateway.report(first, running=50)
+    second = {gateway.went_to(asked("key")) for _ in range(20)}
+    assert len(second) == 1
+    assert first not in second
+    gateway.report(first)
+    assert gateway.went_to(asked("key")) == first
+
+
+@pytest.mark.parametrize(("name", "asked"), KEYED)
+def test_requests_without_a_key_go_by_load(name, asked):
+    gateway = Gateway(name, "a", "b")
+    gateway.report("a", running=9)
+    pick = gateway.pick(asked(""))
+    assert pick is not None
+    assert (pick.replica.id, pick.why) == ("b", "balance")
+
+
+# -- prefix affinity
+
+
+def test_a_conversations_turns_go_to_the_same_replica():
+    gateway = Gateway("prefix_affinity", *names(10))
+    for talk in ("ann", "bob", "eve"):
+        first = gateway.went_to(turn(talk, 0))
+        assert {gateway.went_to(turn(talk, number)) for number in range(1, 20)} == {first}
+
+
+def test_the_replica_with_the_longest_part_of_the_prompt_is_picked():
+    gateway = Gateway("prefix_affinity", "a", "b")
+    short, long = turn("ann", 0), turn("ann", 8)
+    gateway.policy.sent(short, gateway.replica("a"), 0.0)
+    gateway.policy.sent(long, gateway.replica("b"), 0.0)
+    pick = gateway.pick(turn("ann", 9))
+    assert pick is not None
+    assert (pick.replica.id, pick.why) == ("b", "affinity")
+    assert 8 / 9 * long.tokens <= pick.saved_tokens <= long.tokens
+
+
+def test_a_hot_prefix_never_brings_a_replica_over_its_share():
+    gateway = Gateway("prefix_affinity", *names(8))
+    for sent in range(400):
+        gateway.send(prompt("hot"))
+        most = max(replica.in_flight for replica in gateway.table.members("m"))
+        assert most <= max(ALWAYS, OVER_SHARE * (sent + 1) / 8) + 1
+
+
+def test_a_hot_prefix_leaves_no_replica_idle_while_others_are_full():
+    gateway = Gateway("prefix_affinity", *names(8))
+    for _ in range(80):
+        gateway.send(prompt("hot"))
+    assert min(replica.in_flight for replica in gateway.table.members("m")) >= 1
+
+
+def test_affinity_brings_no_replica_over_twice_what_another_has():
+    gateway = Gateway("prefix_affinity", "a", "b")
+    gateway.policy.sent(prompt("hot"), gateway.replica("a"), 0.0)
+    gateway.report("a", running=ALWAYS + 20)
+    for others, picked in ((10, "b"), (11, "a")):
+        gateway.report("b", running=others)
+        pick = gateway.pick(prompt("hot"))
+        assert pick is not None
+        assert pick.replica.id == picked
+
+
+def test_work_that_waits_outweighs_a_short_prefix_but_not_a_long_one():
+    gateway = Gateway("prefix_affinity", "a", "b")
+    short, long = prompt("short", 128), prompt("long", 8000)
+    for asked in (short, long):
+        gateway.policy.sent(asked, gateway.replica("a"), 0.0)
+    gateway.report("a", waiting_tokens=4000)
+    assert gateway.went_to(long) == "a"
+    assert gateway.went_to(short) == "b"
+
+
+def test_a_prefix_is_not_looked_for_in_a_replica_that_has_gone():
+    gateway = Gateway("prefix_affinity", "a", "b")
+    first = gateway.went_to(prompt("hot"))
+    gateway.members(*({"a", "b"} - {first}))
+    assert gateway.went_to(prompt("hot")) != first
+
+
+def test_gateways_that_do_not_talk_send_a_prompt_to_the_same_home():
+    """Each knows of the other only what replicas report: that requests come from elsewhere."""
+    first, second = Gateway("prefix_affinity", *names(16)), Gateway("prefix_affinity", *names(16))
+    same = 0
+    for i in range(200):
+        for gateway in (first, second):
+            for name in names(16):
+                gateway.report(name, running=4, elsewhere=4)
+        same += first.went_to(prompt(f"prompt {i}")) == second.went_to(prompt(f"prompt {i}"))
+    assert same >= 190
+
+
+def test_prompts_without_a_whole_block_go_by_load():
+    gateway = Gateway("prefix_affinity", "a", "b")
+    gateway.report("a", running=9)
+    assert {gateway.went_to(Asked(tokens=5)) for _ in range(10)} == {"b"}
