@@ -158,7 +158,7 @@ async def test_connections_to_a_replica_are_kept_and_used_again(served: Served):
     clients = set()
 
     async def app(scope, receive, send):
-        clients.add(id(receive.__self__.transport))
+        clients.add(receive.__self__.flow)  # one for each connection
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"{}"})
 

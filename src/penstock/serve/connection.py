@@ -2,6 +2,10 @@
 
 It sits between the relay, which reads from it, and the socket. Per piece it only moves bytes: the parser
 finds where the body is, nothing looks inside. It knows neither tables nor clients.
+
+To `read` costs a future and a task's step for each piece; `pour` hands it on in the socket's own callback.
+
+To `read` costs a future and a task's step for each piece; `pour` hands it on in the socket's own callback.
 """
 
 from __future__ import annotations
@@ -50,6 +54,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._broken: ConnectionError | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._sink: Callable[[bytes], bool] | None = None
         self._pieces: list[bytes] = []
         self._unread_bytes = 0
         self._paused = False
@@ -80,11 +85,30 @@ class Connection(asyncio.Protocol):
         """All body bytes that are here, at least one; nothing when the answer has ended."""
         while not self._pieces and not self.finished:
             await self._news()
-        pieces, self._pieces = self._pieces, []
-        self._unread_bytes = 0
+        piece = self._take()
+        self.go_on()
+        return piece
+
+    async def pour(self, sink: Callable[[bytes], bool]) -> None:
+        """Calls `sink` with body bytes as they come, until the answer has ended; the last are for `read`.
+
+        When `sink` gives False, nothing more is read from the replica until `go_on`.
+        """
+        self._sink = sink
+        try:
+            if self._pieces and not self.finished:
+                self._spill()
+            while not self.finished:
+                await self._news()
+        finally:
+            self._sink = None
+
+    def go_on(self) -> None:
+        """Reads from the replica again."""
         if self._paused:
-            self._resume()
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            self._paused = False
+            if self._transport is not None and self._broken is None:
+                self._transport.resume_reading()
 
     @property
     def heard(self) -> bool:
@@ -134,10 +158,22 @@ class Connection(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _resume(self) -> None:
-        self._paused = False
-        if self._transport is not None and self._broken is None:
-            self._transport.resume_reading()
+    def _take(self) -> bytes:
+        pieces, self._pieces = self._pieces, []
+        self._unread_bytes = 0
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _spill(self) -> None:
+        assert self._sink is not None
+        if self._sink(self._take()):
+            self.go_on()
+        else:
+            self._pause()
+
+    def _pause(self) -> None:
+        if not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
 
     # -- for the event loop
 
@@ -150,9 +186,12 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._fail(f"the replica does not speak HTTP: {error}")
             return
-        if self._unread_bytes > _HIGH_WATER_BYTES and not self._paused and self._transport is not None:
-            self._paused = True
-            self._transport.pause_reading()
+        if self._sink is not None and not self.finished:
+            if self._pieces:
+                self._spill()
+            return
+        if self._unread_bytes > _HIGH_WATER_BYTES:
+            self._pause()
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:

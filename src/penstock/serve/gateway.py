@@ -97,7 +97,7 @@ class Gateway:
             await send({"type": "websocket.close", "code": 1008})
 
     async def _serve(self, request: Request, send: Send) -> None:
-        reply = Reply(send, request.id, request.timing)
+        reply = Reply(send, request.id, request.timing, request.outlet)
         request.metrics = self._unresolved
         error = None
         try:

@@ -13,18 +13,42 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from penstock.engine import ASGIApp
 from penstock.errors import ConfigError, Unavailable
+from penstock.serve.outlet import EXTENSION, Outlet
 
 KEEP_ALIVE_S = 75
 """How long an idle connection is kept; whoever reuses connections to us must let go of them earlier."""
 
 _BACKLOG = 2048
 _MOST_HEAD_BYTES = 64 * 1024
+_UNSENT_BYTES = (
+    64 * 1024
+)  # in the kernel, for one connection; by itself it takes up to 4 MiB for a slow client
 
 
 class _Protocol(HttpToolsProtocol):
-    """Bounds what a client may send before its request's head is complete: the parser itself does not."""
+    """Bounds what a client may send before its request's head is complete: the parser itself does not.
+
+    Gives each answer its `Outlet`.
+    """
 
     _head_bytes: int | None = None  # of the head that is being read
+    _outlets: tuple[Outlet, ...] = ()  # of the answer under way, and of those that are due after it
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        super().connection_made(transport)
+        sock = transport.get_extra_info("socket")
+        if sock.family == socket.AF_UNIX:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNSENT_BYTES)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        for outlet in self._outlets:
+            outlet.lost()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        for outlet in self._outlets:
+            outlet.resume()
 
     def on_message_begin(self) -> None:
         self._head_bytes = 0
@@ -33,6 +57,11 @@ class _Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_bytes = None
         super().on_headers_complete()
+        outlet = Outlet(self.cycle, self.loop)
+        self.cycle.transport = cast(asyncio.Transport, outlet)
+        self.scope["extensions"] = {EXTENSION: outlet}  # pyright: ignore[reportGeneralTypeIssues]
+        waiting = tuple(outlet for outlet in self._outlets if not outlet.over) if self.pipeline else ()
+        self._outlets = (*waiting, outlet)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -136,6 +165,7 @@ def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
         if reuse_port:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _bound_unsent(sock)
         sock.bind(name)
     except OSError as error:
         sock.close()
@@ -144,3 +174,9 @@ def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
             "Stop the program that uses it, or choose another port."
         ) from error
     return sock
+
+
+def _bound_unsent(sock: socket.socket) -> None:
+    """For every connection that `sock` will accept. It does not bound what is on its way to a fast client."""
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # Linux, macOS
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)

@@ -85,14 +85,45 @@ async def _pass_bytes(connection: Connection, reply: Reply, piece: bytes) -> Non
 
 
 async def _pass_events(connection: Connection, reply: Reply, piece: bytes) -> None:
-    rest = b""
+    events = _Events()
     while not connection.exhausted:
-        if rest or not piece.endswith(_EVENT_ENDS):
-            piece, rest = whole_events(rest + piece)
-        if piece:
-            await reply.event(piece)
+        if whole := events.of(piece):
+            await reply.event(whole)
+        if reply.outlet is not None and reply.outlet.takes_chunks:
+            await _pour(connection, reply, events)
         piece = await connection.read()
-    await reply.piece(rest + piece, more=False)
+    await reply.piece(events.rest + piece, more=False)
+
+
+async def _pour(connection: Connection, reply: Reply, events: _Events) -> None:
+    """All but the end of the stream, from one socket's callback to the other socket, without this task."""
+    outlet = reply.outlet
+    assert outlet is not None
+
+    def sink(piece: bytes) -> bool:
+        whole = events.of(piece)
+        return reply.event_now(whole) if whole else True
+
+    outlet.drained = connection.go_on
+    try:
+        await connection.pour(sink)
+    finally:
+        outlet.drained = None
+
+
+class _Events:
+    """Cuts a stream into whole events. rest: the beginning of the next."""
+
+    __slots__ = ("rest",)
+
+    def __init__(self) -> None:
+        self.rest = b""
+
+    def of(self, piece: bytes) -> bytes:
+        """Those that are complete with `piece`."""
+        if self.rest or not piece.endswith(_EVENT_ENDS):
+            piece, self.rest = whole_events(self.rest + piece)
+        return piece
 
 
 def whole_events(stream: bytes) -> tuple[bytes, bytes]:

@@ -15,6 +15,7 @@ from penstock.errors import Error
 from penstock.metrics import Buckets
 from penstock.openai import errors as wire
 from penstock.serve.connection import Headers
+from penstock.serve.outlet import Outlet
 from penstock.serve.timing import Timing
 
 _LAST_WORD_S = 5.0  # for the error event, when the client reads slowly or not at all
@@ -31,11 +32,22 @@ class ClientGone(Exception):
 class Reply:
     """One answer on its way to the client."""
 
-    __slots__ = ("_piece_at", "_request_id", "_send", "broken", "gaps", "status", "streaming", "timing")
+    __slots__ = (
+        "_piece_at",
+        "_request_id",
+        "_send",
+        "broken",
+        "gaps",
+        "outlet",
+        "status",
+        "streaming",
+        "timing",
+    )
 
-    def __init__(self, send: Send, request_id: str, timing: Timing) -> None:
-        """timing: told in the answer's headers."""
+    def __init__(self, send: Send, request_id: str, timing: Timing, outlet: Outlet | None = None) -> None:
+        """timing: told in the answer's headers. outlet: the shorter way, where there is one."""
         self._send = send
+        self.outlet = outlet
         self._request_id = (b"x-request-id", request_id.encode())
         self.timing = timing
         self.gaps: Buckets | None = None  # where the times between a stream's pieces are counted
@@ -67,11 +79,20 @@ class Reply:
 
     async def event(self, body: bytes) -> None:
         """Whole events of a stream."""
+        self._count_gap()
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+    def event_now(self, body: bytes) -> bool:
+        """The same by the outlet, which must be there. False when the client is behind."""
+        assert self.outlet is not None
+        self._count_gap()
+        return self.outlet.chunk(body)
+
+    def _count_gap(self) -> None:
         now = time.monotonic()
         if self.gaps is not None and now - self._piece_at > _ONE_PIECE_S:
             self.gaps.observe(now - self._piece_at)
         self._piece_at = now
-        await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def whole(self, status: int, headers: Headers, body: bytes) -> None:
         """A complete answer of our own."""

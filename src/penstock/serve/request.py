@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
 from penstock.engine import Receive, Scope
 from penstock.errors import Error, MethodNotAllowed, Unauthorized
 from penstock.metrics import RouteMetrics
-from penstock.serve import headers
+from penstock.serve import headers, outlet
 from penstock.serve.connection import Headers
 from penstock.serve.reply import ClientGone, Reply
 from penstock.serve.routes import Route, below
@@ -32,6 +33,7 @@ class Request:
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self.receive = receive
+        self.outlet = outlet.of(scope)
         self.method: str = scope["method"]
         self.path = below(scope.get("root_path", ""), scope["path"])
         self.query: bytes = scope.get("query_string", b"")
@@ -61,7 +63,7 @@ class Request:
         """
         task = asyncio.current_task()
         assert task is not None
-        watch = asyncio.create_task(self._cancel_when_gone(task))
+        stop = self._tell_gone(functools.partial(self._end, task))
         try:
             yield
         except asyncio.CancelledError:
@@ -70,11 +72,20 @@ class Request:
             task.uncancel()
             raise ClientGone from None
         finally:
-            watch.cancel()
+            stop()
 
-    async def _cancel_when_gone(self, task: asyncio.Task[object]) -> None:
+    def _tell_gone(self, gone: Callable[[], None]) -> Callable[[], object]:
+        """Calls `gone` when the client goes. Gives what ends that."""
+        if self.outlet is None:
+            return asyncio.create_task(self._watch(gone)).cancel
+        return self.outlet.tell_gone(gone)
+
+    async def _watch(self, gone: Callable[[], None]) -> None:
         while (await self.receive())["type"] != "http.disconnect":
             pass
+        gone()
+
+    def _end(self, task: asyncio.Task[object]) -> None:
         self.gone = True
         task.cancel()
 
