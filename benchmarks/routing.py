@@ -33,15 +33,16 @@ ENGINE = {
     "max_num_batched_tokens": 8_192,  # vLLM's default for a server on an H100
     "kv_tokens": 192_000,
     "prefill_tokens_per_s": 25_000,
+    "prefill_per_kv_token_ns": 1.3,
     "step_base_ms": 7.0,
     "step_per_request_ms": 0.03,
     "step_per_kv_token_ns": 50.0,
 }
 """An 8B model in bf16 (32 layers, 8 KV heads of 128: 128 KiB of KV a token) on an H100.
 
-prefill: 16 GFLOP a token at 40 % of 990 TFLOP/s. step_base: 16 GB of weights at 3.35 TB/s are 4.8 ms, and
-2 ms of launches and sampling. per KV token: 128 KiB at 2.6 TB/s. kv_tokens: what a card of 48 GB leaves
-beside the weights; one of 80 GB leaves twice as much.
+prefill: 16 GFLOP a token, and 0.5 MFLOP for each token before it, at 40 % of 990 TFLOP/s. step_base: 16 GB
+of weights at 3.35 TB/s are 4.8 ms, and 2 ms of launches and sampling. per KV token: 128 KiB at 2.6 TB/s.
+kv_tokens: what a card of 48 GB leaves beside the weights; one of 80 GB leaves twice as much.
 """
 
 

@@ -89,6 +89,23 @@ def test_a_step_costs_more_with_every_request_that_decodes():
     assert len(emitted) == 8
 
 
+def test_long_contexts_cost_what_the_model_says():
+    options = SimOptions(
+        prefill_tokens_per_s=1000.0,
+        prefill_per_kv_token_ns=1e6,
+        step_per_kv_token_ns=1e6,
+        step_base_ms=0.0,
+        step_per_request_ms=0.0,
+        max_num_batched_tokens=10,
+    )
+    batch = Batch(options)
+    batch.submit(sequence(20, 2))
+    ends = [step(batch)[0] for _ in range(3)]
+    first = 0.010 + 10 * 5 * 1e-3  # ten tokens, each after five others on average
+    second = 0.010 + 10 * 15 * 1e-3
+    assert ends == pytest.approx([first, first + second, first + second + 20 * 1e-3])
+
+
 def test_a_request_that_comes_during_a_step_waits_for_the_next():
     batch = Batch(SimOptions(prefill_tokens_per_s=1000.0, step_base_ms=0.0, step_per_request_ms=0.0))
     early, late = sequence(100, 2), sequence(100, 1, arrival=0.05)

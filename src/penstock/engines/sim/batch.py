@@ -183,12 +183,14 @@ class Batch:
     def _step_s(self) -> float:
         options = self._options
         decoding = prefilling = context = 0
+        attended = 0.0
         for sequence, tokens in self._work.items():
             if tokens == 1 and sequence.made:
                 decoding += 1
                 context += sequence.computed
             else:
                 prefilling += tokens
+                attended += tokens * (sequence.computed + tokens / 2)
         milliseconds = options.step_base_ms + options.step_per_request_ms * decoding
-        nanoseconds = options.step_per_kv_token_ns * context
+        nanoseconds = options.step_per_kv_token_ns * context + options.prefill_per_kv_token_ns * attended
         return milliseconds / 1e3 + nanoseconds / 1e9 + prefilling / options.prefill_tokens_per_s

@@ -13,8 +13,8 @@ class SimOptions(Part):
     """Size, speed and misfortunes of the simulated engine. No step times and free prefill: answers at once.
 
     A step of the engine takes `step_base_ms`, `step_per_request_ms` for each request that decodes in it and
-    `step_per_kv_token_ns` for each token that these look back upon, and its prompt tokens /
-    `prefill_tokens_per_s`.
+    `step_per_kv_token_ns` for each token that these look back upon; and its prompt tokens /
+    `prefill_tokens_per_s`, with `prefill_per_kv_token_ns` for each token that each of them looks back upon.
     """
 
     max_model_len: int = Field(16_384, ge=2, description="Context window, in tokens.")
@@ -34,6 +34,9 @@ class SimOptions(Part):
     )
 
     prefill_tokens_per_s: float = Field(20_000.0, gt=0, description="Speed of prefill; `.inf` makes it free.")
+    prefill_per_kv_token_ns: float = Field(
+        0.0, ge=0, description="Nanoseconds more for each prompt token and each token before it."
+    )
     step_base_ms: float = Field(5.0, ge=0, description="Milliseconds that every step takes.")
     step_per_request_ms: float = Field(0.02, ge=0, description="Milliseconds more for each decoding request.")
     step_per_kv_token_ns: float = Field(
