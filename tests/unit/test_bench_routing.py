@@ -98,7 +98,8 @@ def test_prefix_affinity_costs_nothing_where_nothing_is_shared():
 def test_requests_of_all_gateways_are_served_and_counted():
     row = measured("system", "prefix_affinity", gateways=4, measured_s=5)
     assert row.requests > 100
-    assert routing.tables([row])
+    [text] = routing.tables([row])
+    assert text.splitlines()[-1].split("|")[4].strip() == "4"
 
 
 def test_the_fit_finds_the_speeds_that_times_were_made_with():
