@@ -51,7 +51,7 @@ async def one_after_the_other(served: Served) -> tuple[dict[str, float], dict[st
     """The times of two requests, of which the second comes while the first is at the replica."""
     (replica,) = served.table.members("m")
     async with served.http() as http:
-        first = asyncio.create_task(http.post("/v1/completions", json=completion(500, max_tokens=1)))
+        first = asyncio.create_task(http.post("/v1/completions", json=completion(1000, max_tokens=1)))
         await until(lambda: replica.in_flight)
         second = await http.post("/v1/completions", json=completion(5, max_tokens=1))
         return timing(await first), timing(second)
@@ -62,7 +62,7 @@ async def test_a_turn_in_the_engines_queue_is_told(served: Served):
     await served.replica(max_num_seqs=1, prefill_tokens_per_s=1000, step_base_ms=0)
     first, second = await one_after_the_other(served)
     add_up(second)
-    assert (first["engine-queue"], first["prefill"]) == (0, 500)
+    assert (first["engine-queue"], first["prefill"]) == (0, 1000)
     assert second["engine-queue"] > 0
     assert "queue" not in second
 
@@ -122,7 +122,7 @@ async def test_an_answer_after_the_deadline_was_spent_at_the_replica(served: Ser
     assert answer.status_code == 504
     parts = timing(answer)
     add_up(parts)
-    assert parts["replica"] > 100
+    assert parts["replica"] > parts["total"] / 2
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/metrics"])
