@@ -27,9 +27,9 @@ from typing import Any
 import numpy
 import yaml
 
+from benchmarks import processes
 from benchmarks.command import choices, cleaned_up, refuse_strangers, say
 from benchmarks.contestants import Contestant, Running
-from benchmarks.processes import wait_idle
 from benchmarks.prompts import Turn
 from benchmarks.table import markdown
 from benchmarks.virtual import Client, Fleet, Plan, Tally
@@ -52,6 +52,7 @@ ENGINE: Mapping[str, Any] = {
 PREFIXES, PREFIX_TOKENS, OWN_TOKENS, ANSWER_TOKENS = 12, (1400, 2200), (60, 200), 16
 POLICIES = ("power_of_two", "prefix_affinity")
 _VOCABULARY = (100, 1000)
+_NOISY_CORES = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One round under one policy, real or simulated."""
+    """One round under one policy, real or simulated. foreign_cores: what others took of the machine."""
 
     who: str
     policy: str
@@ -85,6 +86,7 @@ class Result:
     ttft_p50_ms: float
     hit_rate: float
     requests: int
+    foreign_cores: float = 0.0
 
 
 def main() -> None:
@@ -95,7 +97,7 @@ def main() -> None:
         model = make_model(Path(folder))
         speeds = options.speeds or calibrate(model)
         say(f"calibrated: {speeds}")
-        for round_ in range(options.rounds):
+        for round_ in range(options.first, options.first + options.rounds):
             for policy in options.policies:
                 results += compare(model, speeds, policy, round_, options)
     print(_table(results))
@@ -252,19 +254,26 @@ def compare(
 ) -> Iterator[Result]:
     """The real replicas, then the simulated ones."""
     asked = list(requests(round_, options.rate, options.warmup + options.seconds))
-    if not wait_idle(options.idle_limit):
+    if not processes.wait_idle(options.idle_limit):
         say("The machine is not idle.")
     running = start(model, 2, policy)
     try:
+        before, own_s = processes.usage(), time.process_time()
         seen = asyncio.run(_drive(running.port, asked))
+        foreign = _foreign_cores(before, processes.usage(), time.process_time() - own_s)
     finally:
         running.stop()
         running.forget()
     measured = [one for (at, _), one in zip(asked, seen, strict=True) if at >= options.warmup]
     ttft = median(one.ttft_s for one in measured)
     hits = sum(one.cached_tokens for one in measured) / sum(one.prompt_tokens for one in measured)
-    yield _told(Result("real", policy, round_, ttft * 1e3, hits, len(measured)))
+    yield _told(Result("real", policy, round_, ttft * 1e3, hits, len(measured), foreign))
     yield _told(simulate(asked, speeds, policy, round_, options))
+
+
+def _foreign_cores(before: processes.Usage, after: processes.Usage, own_s: float) -> float:
+    ours = sum(after.since(before).values()) + own_s
+    return (after.machine_s - before.machine_s - ours) / (after.at_s - before.at_s)
 
 
 async def _drive(port: int, asked: Sequence[tuple[float, Turn]]) -> list[Seen]:
@@ -332,6 +341,8 @@ def _cells(policy: str, round_: str, real: Sequence[Result], simulated: Sequence
 
 def _told(result: Result) -> Result:
     what = f"TTFT p50 {result.ttft_p50_ms:.1f} ms, hits {result.hit_rate:.1%}"
+    if result.foreign_cores > _NOISY_CORES:
+        what += f" (noisy: others took {result.foreign_cores:.1f} cores)"
     say(f"{result.who} {result.policy} {result.round}: {what}")
     return result
 
@@ -341,6 +352,7 @@ def _options() -> argparse.Namespace:
     add = parser.add_argument
     add("--policies", type=choices(POLICIES), default=list(POLICIES), metavar="NAMES")
     add("--rounds", type=int, default=3, help="other requests in each")
+    add("--first", type=int, default=0, help="number of the first round: other numbers, other requests")
     add("--rate", type=float, default=2.5, help="requests a second, over both replicas")
     add("--warmup", type=float, default=15.0, help="seconds that fill the caches")
     add("--seconds", type=float, default=45.0, help="measured seconds")

@@ -73,7 +73,8 @@ def main() -> None:
         say(_line(rows[-1]))
     print("\n\n".join(tables(rows)))
     if options.json:
-        settings = {"engine": ENGINE, "warmup_s": options.warmup, "measured_s": options.seconds}
+        engine = {**ENGINE, "kv_tokens": options.kv_tokens}
+        settings = {"engine": engine, "warmup_s": options.warmup, "measured_s": options.seconds}
         written = {**settings, "seed": options.seed, "rows": [asdict(row) for row in rows]}
         options.json.write_text(json.dumps(written, indent=1) + "\n")
 
@@ -106,13 +107,16 @@ def _row(workload: Workload, plan: Plan, tally: Tally, cpu_s: float) -> Row:
 
 def tables(rows: Sequence[Row]) -> Iterable[str]:
     """Markdown: one table for each workload, and one of gateways that do not talk to each other."""
+    names = [workload.name for workload in WORKLOADS]
     for workload in WORKLOADS:
         mine = [row for row in rows if row.workload == workload.name and row.gateways == 1]
         if mine:
             yield f"### {workload.title}\n\n" + markdown(_HEAD, [_cells(row, mine) for row in mine])
     several = [row for row in rows if row.gateways > 1]
     if several:
-        lines = [_gateway_cells(row, rows) for row in rows if _has_siblings(row, several)]
+        alike = [row for row in rows if any(_alike(row, other) for other in several)]
+        alike.sort(key=lambda row: (names.index(row.workload), row.gateways))
+        lines = [_gateway_cells(row, rows) for row in alike]
         yield "### several gateways\n\n" + markdown(_GATEWAYS_HEAD, lines)
 
 
@@ -141,10 +145,6 @@ def _gateway_cells(row: Row, rows: Sequence[Row]) -> list[str]:
     return [row.workload, *fleet, hits, f"{row.made_tokens_per_s:,.0f}", ratio]
 
 
-def _has_siblings(row: Row, several: Sequence[Row]) -> bool:
-    return any(_alike(row, other) for other in several)
-
-
 def _alike(row: Row, other: Row) -> bool:
     """But for the number of gateways."""
     left, right = ((r.workload, r.policy, r.replicas) for r in (row, other))
@@ -171,7 +171,7 @@ def _plans(options: argparse.Namespace) -> Iterable[tuple[Workload, Plan]]:
 
 
 def _plan(options: argparse.Namespace, policy: str, replicas: int) -> Plan:
-    engine = SimOptions.model_validate(ENGINE)
+    engine = SimOptions.model_validate({**ENGINE, "kv_tokens": options.kv_tokens})
     return Plan(policy, replicas, 1, options.warmup, options.seconds, engine, options.seed)
 
 
@@ -189,6 +189,7 @@ def _options() -> argparse.Namespace:
     add("--workloads", type=choices(names), default=names, metavar="NAMES", help=f"some of {','.join(names)}")
     add("--warmup", type=float, default=40.0, help="virtual seconds before the measured ones")
     add("--seconds", type=float, default=40.0, help="measured virtual seconds")
+    add("--kv-tokens", type=int, default=ENGINE["kv_tokens"], help="of each replica's cache")
     add("--seed", type=int, default=0, help="other dice")
     add("--quick", action="store_true", help="four replicas, one gateway, two policies: half a minute")
     add("--json", type=Path, default=None, metavar="FILE", help="write everything to this file")
