@@ -162,7 +162,7 @@ def _plans(options: argparse.Namespace) -> Iterable[tuple[Workload, Plan]]:
     workloads = [workload for workload in WORKLOADS if workload.name in options.workloads]
     for workload in workloads:
         for replicas in options.replicas:
-            for name in options.policies:
+            for name in options.policies if replicas <= _LARGE else options.large_policies:
                 yield workload, _plan(options, name, replicas)
     several = [count for count in options.gateways if count > 1]
     for workload in workloads:
@@ -194,11 +194,14 @@ def _options() -> argparse.Namespace:
     add("--quick", action="store_true", help="four replicas, one gateway, two policies: half a minute")
     add("--json", type=Path, default=None, metavar="FILE", help="write everything to this file")
     options = parser.parse_args()
+    options.large_policies = options.policies if options.policies is not _DEFAULT_POLICIES else _ESSENTIAL
     if options.quick:
-        options.replicas, options.gateways, options.policies = [4], [1], [BASELINE, AFFINITY]
+        options.replicas, options.gateways, options.policies = [4], [1], _ESSENTIAL
     return options
 
 
+_LARGE = 32  # replicas; beyond, only the essential policies unless others are asked for
+_ESSENTIAL = [AFFINITY, BASELINE]
 _DEFAULT_POLICIES = [name for name in POLICIES if name != "adapter_affinity"]
 _FIRST_LINE = (__doc__ or "").partition("\n")[0]
 

@@ -86,6 +86,7 @@ class Gateway:
     def __init__(self, plan: Plan, addresses: dict[str, Address]) -> None:
         card = ModelCard(MODEL_ID, 0)
         self._policy = policy(plan.policy)
+        self._learns = self._policy if isinstance(self._policy, Learns) else None
         self.table = Table("node")
         self._reading = Reading(card, self._policy, self.table)
         self.table.limit(MODEL_ID, card.max_ongoing_requests)
@@ -103,8 +104,8 @@ class Gateway:
         if pick is None:
             return None
         place = self.table.take(pick.replica, max(0, asked.tokens - pick.saved_tokens))
-        if isinstance(self._policy, Learns):
-            self._policy.sent(asked, pick.replica, now)
+        if self._learns is not None:
+            self._learns.sent(asked, pick.replica, now)
         return place
 
 

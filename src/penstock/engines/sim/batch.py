@@ -166,8 +166,9 @@ class Batch:
             self.cache_counts.hits += sequence.computed
 
     def _take(self, sequence: Sequence, tokens: int) -> bool:
-        begin = sequence.computed
-        if not self._cache.extend(sequence.blocks, sequence.hashes, begin, begin + tokens):
+        begin, size = sequence.computed, self._options.block_size
+        inside = tokens == 1 and 0 < begin % size < size - 1  # of a block: the usual case of a step
+        if not inside and not self._cache.extend(sequence.blocks, sequence.hashes, begin, begin + tokens):
             return False
         self._work[sequence] = tokens
         return True
