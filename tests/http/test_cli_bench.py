@@ -23,10 +23,10 @@ from penstock.bench.drive import Drive
 from penstock.bench.figures import Figures
 from penstock.bench.figures import figures as figures_of
 from penstock.bench.probe import probe
+from penstock.bench.report import Files, measure
 from penstock.bench.session import Result, Watcher, run
 from penstock.bench.settings import Settings, Words
 from penstock.bench.work import Writer
-from penstock.cli.bench import Files, bench
 from penstock.engine import Receive, Scope, Send
 from penstock.errors import ConfigError, Error, ModelNotFound, Unauthorized, Unavailable
 
@@ -413,7 +413,7 @@ async def test_command_writes_table_json_page_and_records(
 ):
     words = Words(await simulator(served), requests=4, concurrency="1,2", warmup=0.0, input="16", output="4")
     files = Files(tmp_path / "b.json", tmp_path / "b.html", tmp_path / "b.jsonl")
-    assert await asyncio.to_thread(bench, words, files) == 0
+    assert await asyncio.to_thread(measure, words, files) == 0
     out = capsys.readouterr().out
     assert "TTFT ms" in out
     assert "2 streams" in out
@@ -432,7 +432,7 @@ async def test_exit_code_is_1_when_all_failed_or_errors_count(tmp_path: Path):
     async def code(answer: Callable[..., Any], **more: bool) -> int:
         async with service(answer) as url:
             words = Words(url, requests=2, concurrency="1", warmup=0.0)
-            return await asyncio.to_thread(bench, words, Files(), **more)
+            return await asyncio.to_thread(measure, words, Files(), **more)
 
     assert await code(refuse) == 1
     assert await code(lambda number, writer: GOOD if number else TOKEN) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import time
 from collections.abc import Callable, Sequence
@@ -88,7 +89,8 @@ class Crew:
         """Ends the level that runs: open requests are hung up on and handed in as unfinished."""
         self._stopping = True
         for pipe in self._pipes:
-            pipe.send(Stop())
+            with contextlib.suppress(OSError):  # that one has ended; `run` tells
+                pipe.send(Stop())
 
     def close(self) -> None:
         """Workers end with their pipes."""

@@ -110,10 +110,6 @@ class Figures:
         """Requests per second that kept the SLO."""
         return None if self.kept is None or not self.seconds else self.kept / self.seconds
 
-    @property
-    def sent(self) -> int:
-        return self.good + self.failed + self.unfinished
-
 
 def figures(measured: Measured, slo: SLO | None) -> Figures:
     """Everything about one level."""

@@ -126,7 +126,7 @@ async def _first_answer(
                 notes.append("The service gives no usage: events are counted instead of tokens.")
             told = stream.usage.prompt_tokens if stream.usage else None
             return told, replace(work, form=form)
-        refused = refused or f"{error}: {stream.detail}" if stream.detail else error
+        refused = refused or (f"{error}: {stream.detail}" if stream.detail else error)
         if stream.status in _LOCKED:
             raise _unauthorized(stream.status, stream.detail)
         if stream.status == 404:
@@ -151,7 +151,8 @@ async def _ask(client: Client, target: Target, work: Work, words: int) -> tuple[
     asked: Mapping[str, Any]
     text = Tape(f"trial {work.salt}").cut(words, str(words))
     if work.bodies:
-        asked = msgspec.json.decode(work.bodies[0], type=dict[str, Any])
+        # the last: it is asked latest, and a cache may hold it from now on
+        asked = msgspec.json.decode(work.bodies[-1], type=dict[str, Any])
     else:
         asked = {"messages": [{"role": "user", "content": text}]} if work.form.chat else {"prompt": text}
     stream = Stream()

@@ -22,6 +22,7 @@ _LATENCIES = ("ttft", "ttft_later_turns", "itl", "tpot", "e2e")
 def to_json(result: Result) -> dict[str, Any]:
     """Readable without this package. Latencies in milliseconds. Without the API key."""
     words = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(result.settings.words).items()}
+    words = {**words, "url": result.settings.target.url}  # an address may hold a password
     del words["api_key"]
     return {
         "format": FORMAT,

@@ -52,8 +52,8 @@ class Form:
             body["stream_options"] = {"include_usage": True}
         if tokens:
             body[self.limit] = tokens
-            if self.ignore_eos:
-                body["ignore_eos"] = True
+        if self.ignore_eos:
+            body["ignore_eos"] = True
         return Request(msgspec.json.encode({**body, **self.more}), tokens)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import resource
 import signal
 import threading
 from contextlib import suppress
@@ -67,6 +68,8 @@ class Report:
 def main(plan: Plan, pipe: Pipe) -> None:
     """The process. Ctrl-C in the terminal is the parent's business; without a parent there is none."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each open request
     with suppress(BrokenPipeError):
         uvloop.run(_serve(plan, pipe))
 
@@ -104,6 +107,7 @@ class Worker:
         self._plan, self._pipe = plan, pipe
         self._writer, self._client = Writer(plan.work), Client(plan.target)
         self._drive: Drive | None = None
+        self._stopped = False
 
     async def run(self, run: Run) -> None:
         """One level; reports go to the parent meanwhile, and the last of them when all answers have ended."""
@@ -118,13 +122,15 @@ class Worker:
         )
         pulse = Pulse(run.start + run.level.warmup_s)
         reporter = asyncio.create_task(self._report_often(drive))
-        await drive.run(plan.work, self._writer, self._client, plan.target)
+        if not self._stopped:
+            await drive.run(plan.work, self._writer, self._client, plan.target)
         reporter.cancel()
         self._drive = None
         self._report(drive, pulse.end())
 
     def stop(self) -> None:
-        """Ends the level that runs."""
+        """Ends the level that runs; none will run after it."""
+        self._stopped = True
         if self._drive is not None:
             self._drive.stop()
 

@@ -1,66 +1,212 @@
-"""`penstock bench`: options to a run, and a run to a table, JSON and a page."""
+"""The words of `penstock bench`. What it does lies in the room of that name, imported when it runs."""
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from penstock.bench.page import to_html
-from penstock.bench.record import to_json, write_records
-from penstock.bench.screen import Screen
-from penstock.bench.session import Result, run
-from penstock.bench.settings import Settings, Words
-from penstock.bench.table import print_tables
-from penstock.errors import ConfigError
+import typer
 
-_STOPPED = 130  # what a shell gives for SIGINT
+from penstock.cli.arguments import DEFAULT_PORT
+from penstock.cli.failure import fail
+from penstock.errors import Error
 
+BENCH_HELP = """
+Load an OpenAI-compatible service and report what it did: TTFT, ITL, TPOT, tokens per second, errors.
 
-@dataclass(frozen=True, slots=True)
-class Files:
-    """Where to write what, beside the table; None for not at all."""
+URL is any service: ours, vLLM, a hosted one. By default 16 users ask for 30 s, each waiting for its answer,
+with prompts of 512 tokens and answers of 128. Lengths are written `512`, `256-1024`, `normal:512:0.3` or
+`lognormal:512:0.8` (mean and coefficient of variation). Ctrl-C ends it with the report so far.
 
-    json: Path | None = None
-    html: Path | None = None
-    records: Path | None = None
-
-
-def bench(words: Words, files: Files, *, fail_on_errors: bool = False) -> int:
-    """Exit code: 1 when no request succeeded, or one failed and that is to count; 130 when it was stopped.
-
-    Raises: Error when nothing could be measured at all.
-    """
-    settings = Settings.of(words)
-    writers: list[tuple[Path | None, Callable[[Result, Path], object]]] = [
-        (files.json, lambda result, path: path.write_text(json.dumps(to_json(result), indent=1) + "\n")),
-        (files.html, lambda result, path: path.write_text(to_html(result))),
-        (files.records, write_records),
-    ]
-    for path, _ in writers:
-        _refuse_unwritable(path)
-    with Screen(sys.stderr) as screen:
-        result = run(settings, screen)
-    print_tables(result, sys.stdout)
-    for path, write in writers:
-        if path is not None:
-            write(result, path)
-    return _code(result, fail_on_errors)
+- `penstock bench http://127.0.0.1:8000`
+- `penstock bench http://gpu-box:8000 --concurrency 1,16,64 --slo ttft=200ms,itl=30ms --html report.html`
+- `penstock bench http://gpu-box:8000 --rate 5 --input lognormal:1000:0.8 --output 50-400`
+- `penstock bench http://gpu-box:8000 --turns 5 --shared-prefix 2000 --conversations 200`
+- `penstock bench http://gpu-box:8000 --trace conversation_trace.jsonl --seconds 600`
+"""
 
 
-def _refuse_unwritable(path: Path | None) -> None:
-    """Before the run, not after it. An existing file stays as it is until then."""
+def bench(
+    url: Annotated[str, typer.Argument(help="Address of the service.")] = f"http://127.0.0.1:{DEFAULT_PORT}",
+    model: Annotated[
+        str | None, typer.Option(help="Model to ask.", show_default="its first", rich_help_panel="Service")
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(help="Key of the service.", envvar="PENSTOCK_API_KEY", rich_help_panel="Service"),
+    ] = None,
+    endpoint: Annotated[
+        str, typer.Option(help="`chat` or `completions`.", rich_help_panel="Service")
+    ] = "chat",
+    concurrency: Annotated[
+        str | None,
+        typer.Option(
+            help="Users at the same time, one level after the other: `1,16,64`.",
+            show_default="16",
+            rich_help_panel="Load",
+        ),
+    ] = None,
+    rate: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead: requests per second, whatever the answers do: `5` or `1,2,4`.",
+            rich_help_panel="Load",
+        ),
+    ] = None,
+    steady: Annotated[
+        bool,
+        typer.Option("--steady", help="With --rate: even intervals, not Poisson.", rich_help_panel="Load"),
+    ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Instead: arrivals and lengths of a JSONL or CSV file.", rich_help_panel="Load"),
+    ] = None,
+    trace_speed: Annotated[
+        float, typer.Option(help="Play the trace so many times as fast.", min=0.001, rich_help_panel="Load")
+    ] = 1.0,
+    seconds: Annotated[
+        float | None,
+        typer.Option(help="Measured time of each level.", min=0.1, show_default="30", rich_help_panel="Load"),
+    ] = None,
+    requests: Annotated[
+        int | None,
+        typer.Option(help="Requests of each level, instead of a time.", min=1, rich_help_panel="Load"),
+    ] = None,
+    conversations: Annotated[
+        int | None,
+        typer.Option(help="Conversations of each level, instead of a time.", min=1, rich_help_panel="Load"),
+    ] = None,
+    warmup: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds of load before each level's measured time.",
+            min=0,
+            show_default="3",
+            rich_help_panel="Load",
+        ),
+    ] = None,
+    input: Annotated[
+        str | None,
+        typer.Option(
+            help="Tokens of each prompt, or of each turn.", show_default="512", rich_help_panel="Requests"
+        ),
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(help="Tokens of each answer.", show_default="128", rich_help_panel="Requests"),
+    ] = None,
+    turns: Annotated[
+        int, typer.Option(help="Turns of each conversation.", min=1, rich_help_panel="Requests")
+    ] = 1,
+    think: Annotated[
+        float,
+        typer.Option(help="Seconds between an answer and the next turn.", min=0, rich_help_panel="Requests"),
+    ] = 0.0,
+    shared_prefix: Annotated[
+        int,
+        typer.Option(
+            help="Tokens of a system prompt that conversations share.", min=0, rich_help_panel="Requests"
+        ),
+    ] = 0,
+    prefixes: Annotated[
+        int, typer.Option(help="How many such prompts there are.", min=1, rich_help_panel="Requests")
+    ] = 1,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="Ask what this file holds: a request's body in each line.", rich_help_panel="Requests"
+        ),
+    ] = None,
+    body: Annotated[
+        str | None,
+        typer.Option(
+            help="JSON to add to every request: `'{\"temperature\": 0}'`.", rich_help_panel="Requests"
+        ),
+    ] = None,
+    ignore_eos: Annotated[
+        bool | None,
+        typer.Option(
+            help="Make answers exactly as long as asked.",
+            show_default="yes, but for --prompts",
+            rich_help_panel="Requests",
+        ),
+    ] = None,
+    slo: Annotated[
+        str | None,
+        typer.Option(
+            help="What is good enough, for goodput: `ttft=200ms,itl=30ms,tpot=,e2e=`.",
+            rich_help_panel="Report",
+        ),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds until a request has failed.", min=0.1, rich_help_panel="Load")
+    ] = 300.0,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Processes that ask.", min=1, show_default="as many as needed", rich_help_panel="Load"
+        ),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(help="Of lengths and arrivals. Texts are new in every run.", rich_help_panel="Load")
+    ] = 0,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Do not check the certificate.", rich_help_panel="Service")
+    ] = False,
+    json: Annotated[
+        Path | None, typer.Option(help="Write all figures to this file.", rich_help_panel="Report")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page with plots to this file.", rich_help_panel="Report")
+    ] = None,
+    records: Annotated[
+        Path | None,
+        typer.Option(help="Write a line for each request to this file.", rich_help_panel="Report"),
+    ] = None,
+    fail_on_errors: Annotated[
+        bool,
+        typer.Option(
+            "--fail-on-errors",
+            help="Exit with 1 when any request failed, not only when all did.",
+            rich_help_panel="Report",
+        ),
+    ] = False,
+) -> None:
+    from penstock.bench.report import Files, measure
+    from penstock.bench.settings import Words
+
+    words = Words(
+        url=url,
+        model=model,
+        api_key=api_key,
+        insecure=insecure,
+        endpoint=endpoint,
+        concurrency=concurrency,
+        rate=rate,
+        steady=steady,
+        trace=trace,
+        trace_speed=trace_speed,
+        seconds=seconds,
+        requests=requests,
+        conversations=conversations,
+        warmup=warmup,
+        input=input,
+        output=output,
+        turns=turns,
+        think=think,
+        shared_prefix=shared_prefix,
+        prefixes=prefixes,
+        prompts=prompts,
+        body=body,
+        ignore_eos=ignore_eos,
+        slo=slo,
+        timeout=timeout,
+        workers=workers,
+        seed=seed,
+    )
     try:
-        if path is not None:
-            path.open("a").close()
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written ({error.strerror}).") from error
-
-
-def _code(result: Result, fail_on_errors: bool) -> int:
-    if result.stopped:
-        return _STOPPED
-    failed = any(figures.failed for figures in result.figures)
-    return int(not any(figures.good for figures in result.figures) or (fail_on_errors and failed))
+        code = measure(words, Files(json, html, records), fail_on_errors=fail_on_errors)
+    except Error as error:
+        fail("bench", error)
+    sys.exit(code)

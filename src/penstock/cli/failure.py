@@ -1,8 +1,12 @@
-"""The reason of a failure: one sentence or two out of what Ray, Serve and an engine wrapped around it."""
+"""How a command fails, and why: a sentence or two out of what Ray, Serve and an engine wrapped around it."""
 
 from __future__ import annotations
 
 import re
+import sys
+from typing import NoReturn
+
+from penstock.errors import ConfigError, Error
 
 _RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*(?P<name>[A-Z]\w*)(?:\(\w+\))?: (?P<message>\S.*)$", re.MULTILINE)
 _OURS = re.compile(r"\bpenstock\.errors\.\w+: (?P<message>\S.*)$", re.MULTILINE)
@@ -21,3 +25,9 @@ def reason(text: str) -> str:
     else:
         found = text.partition("\n")[0] or "No reason was given."
     return found if len(found) <= _LONGEST else f"{found[:_LONGEST]} ..."
+
+
+def fail(command: str, error: Error) -> NoReturn:
+    """Tells the user and exits: 2 for a mistake in what was written, 1 for anything else."""
+    print(f"penstock {command}: {error}", file=sys.stderr)
+    sys.exit(2 if isinstance(error, ConfigError) else 1)

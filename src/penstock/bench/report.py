@@ -1,0 +1,66 @@
+"""A whole command: settings to a run, and a run to a table, JSON, a page and an exit code."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.bench.page import to_html
+from penstock.bench.record import to_json, write_records
+from penstock.bench.screen import Screen
+from penstock.bench.session import Result, run
+from penstock.bench.settings import Settings, Words
+from penstock.bench.table import print_tables
+from penstock.errors import ConfigError
+
+_STOPPED = 130  # what a shell gives for SIGINT
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Where to write what, beside the table; None for not at all."""
+
+    json: Path | None = None
+    html: Path | None = None
+    records: Path | None = None
+
+
+def measure(words: Words, files: Files, *, fail_on_errors: bool = False) -> int:
+    """Exit code: 1 when no request succeeded, or one failed and that is to count; 130 when it was stopped.
+
+    Raises: Error when nothing could be measured at all.
+    """
+    settings = Settings.of(words)
+    writers: list[tuple[Path | None, Callable[[Result, Path], object]]] = [
+        (files.json, lambda result, path: path.write_text(json.dumps(to_json(result), indent=1) + "\n")),
+        (files.html, lambda result, path: path.write_text(to_html(result))),
+        (files.records, write_records),
+    ]
+    for path, _ in writers:
+        _refuse_unwritable(path)
+    with Screen(sys.stderr) as screen:
+        result = run(settings, screen)
+    print_tables(result, sys.stdout)
+    for path, write in writers:
+        if path is not None:
+            write(result, path)
+    return _code(result, fail_on_errors)
+
+
+def _refuse_unwritable(path: Path | None) -> None:
+    """Before the run, not after it. An existing file stays as it is until then."""
+    try:
+        if path is not None:
+            path.open("a").close()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written ({error.strerror}).") from error
+
+
+def _code(result: Result, fail_on_errors: bool) -> int:
+    if result.stopped:
+        return _STOPPED
+    failed = any(figures.failed for figures in result.figures)
+    return int(not any(figures.good for figures in result.figures) or (fail_on_errors and failed))
