@@ -27,9 +27,7 @@ from benchmarks.workload import MODEL_ID, ROOT
 
 STEP_MS, PER_REQUEST_MS, PREFILL_TOKENS_PER_S = 10.0, 0.02, 20_000.0
 PROMPT_TOKENS = 400
-SHORTEST = (
-    0.5  # of the longest answer; were all as long, streams would march in step and times depend on luck
-)
+SHORTEST = 0.5  # of the longest answer; were all as long, streams would march in step, and luck decide
 FIGURES = ("TTFT p50", "ITL p50", "TPOT p50", "E2E p50", "tok/s")
 _LIMIT_S = 300
 _VLLM = """
@@ -90,7 +88,8 @@ def main() -> int:
     times = {"step_base_ms": STEP_MS, "step_per_request_ms": PER_REQUEST_MS}
     simulator = Replica("sim", **times, prefill_tokens_per_s=PREFILL_TOKENS_PER_S)
     with tempfile.TemporaryDirectory() as name, simulator, Gateway(simulator) as gateway:
-        for number in range(options.rounds):
+        held = len(runs) // (len(CLIENTS) * len(options.streams))
+        for number in range(held, held + options.rounds):
             order = list(CLIENTS) if number % 2 else list(CLIENTS)[::-1]
             for streams in options.streams:
                 for client in order:
@@ -111,9 +110,8 @@ def render(runs: Sequence[dict[str, Any]], waves: int, tokens: int) -> str:
     for streams in sorted({run["streams"] for run in runs}):
         ours, theirs = (_medians(runs, streams, client) for client in CLIENTS)
         if streams == 1:
-            rows.append(
-                ["model", "1", *(f"{value:,.2f}" for value in modelled(_lengths(waves, tokens)).values())]
-            )
+            known = modelled(_lengths(waves, tokens))
+            rows.append(["model", "1", *(f"{value:,.2f}" for value in known.values())])
         for client, row in zip(CLIENTS, (ours, theirs), strict=True):
             rows.append([client, str(streams), *(f"{row[name]:,.2f}" for name in FIGURES)])
         rows.append(

@@ -77,7 +77,7 @@ def remarks(figures: Figures) -> list[str]:
     lag_s = strain.lag_s.p99 if strain.lag_s else 0.0
     if lag_s > LATE_S:
         found.append(
-            f"The client waited for a core: its event loop was {1e3 * lag_s:.1f} ms late (p99), so latencies "
+            f"The client waited for a core: its event loop was {1e3 * lag_s:.1f} ms late (p99), as latencies "
             f"may be; the machine was {strain.machine_cpu:.0%} busy. Run the client on another one."
         )
     return found
