@@ -19,7 +19,7 @@ from served import Served, until
 
 from penstock.bench.client import Client
 from penstock.bench.crew import Measured
-from penstock.bench.drive import Drive
+from penstock.bench.drive import Drive, Plan
 from penstock.bench.figures import Figures
 from penstock.bench.figures import figures as figures_of
 from penstock.bench.probe import probe
@@ -52,11 +52,11 @@ async def measured(url: str, **words: Any) -> Result:
     settings = Settings.of(Words(url, **{**SMALL, **words}))
     found = await probe(settings)
     result, client = Result(settings, found.work, found.notes), Client(settings.target)
+    plan = Plan(settings.target, found.work, settings.timeout_s, settings.think_s)
     for level in settings.levels:
         seen = Measured(level, time.monotonic())
-        limits = {"timeout_s": settings.timeout_s, "think_s": settings.think_s}
-        drive = Drive(level, seen.start, index=0, shares=1, **limits)
-        await drive.run(found.work, Writer(found.work), client, settings.target)
+        drive = Drive(plan, Writer(found.work), client, level, seen.start)
+        await drive.run()
         seen.outcomes = drive.outcomes
         result.levels.append((figures_of(seen, settings.slo), seen))
     client.close()

@@ -14,10 +14,11 @@ from typing import Any
 
 import psutil
 
+from penstock.bench.drive import Plan
 from penstock.bench.load import Level
 from penstock.bench.outcome import Outcome, unpack
 from penstock.bench.pulse import Strain
-from penstock.bench.worker import Plan, Report, Run, Stop, main
+from penstock.bench.worker import Report, Run, Stop, main
 from penstock.errors import Error
 
 _LEAD_S = 0.1  # from the word to the start of a level
@@ -45,7 +46,7 @@ class Crew:
         spawn = multiprocessing.get_context("spawn")
         self._pipes: list[Pipe] = []
         self._processes: list[BaseProcess] = []
-        for index in range(plan.workers):
+        for index in range(plan.shares):
             here, there = spawn.Pipe()
             process = spawn.Process(target=main, args=(replace(plan, index=index), there), daemon=True)
             process.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine
+from dataclasses import dataclass
 
 from penstock.bench.client import Client, NotHTTP, Unreachable
 from penstock.bench.load import WARMING, Level, arrivals
@@ -16,34 +17,43 @@ from penstock.bench.work import Request, Work, Writer
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a worker knows from the beginning. It does share `index` of `shares` of every level."""
+
+    target: Target
+    work: Work
+    timeout_s: float
+    think_s: float = 0.0
+    index: int = 0
+    shares: int = 1
+
+
 class Drive:
-    """Share `index` of `shares` of a level that starts at `start`, in seconds of the monotonic clock.
+    """A level that starts at `start`, in seconds of the monotonic clock.
 
     outcomes: of all requests that have ended, until somebody takes them away.
     """
 
-    def __init__(
-        self, level: Level, start: float, *, index: int, shares: int, timeout_s: float, think_s: float
-    ) -> None:
+    def __init__(self, plan: Plan, writer: Writer, client: Client, level: Level, start: float) -> None:
         self.outcomes: list[Outcome] = []
-        self.open = self.sent = 0
+        self.open = 0
+        self._plan, self._writer, self._client = plan, writer, client
+        self._head = plan.target.head("POST", plan.work.form.path)
         self._level, self._start = level, start
-        self._index, self._shares = index, shares
-        self._timeout_s, self._think_s = timeout_s, think_s
         self._measured_from = start + level.warmup_s
         self._until = None if level.limit_s is None else start + level.limit_s
         self._begun = [0, 0]  # conversations of this share: of the warm-up, and counted ones
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def run(self, work: Work, writer: Writer, client: Client, target: Target) -> None:
+    async def run(self) -> None:
         """From the start until the last answer has ended."""
-        self._work, self._writer, self._client = work, writer, client
-        self._head = target.head("POST", work.form.path)
-        if self._level.concurrency is None:
+        streams = self._level.concurrency
+        if streams is None:
             self._spawn(self._arrive())
         else:
-            for number in range(self._index, self._level.concurrency, self._shares):
-                self._spawn(self._stream(number, self._level.concurrency))
+            for number in range(self._plan.index, streams, self._plan.shares):
+                self._spawn(self._stream(number, streams))
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -76,7 +86,7 @@ class Drive:
         if self._until is not None and now >= self._until:
             return None
         counted = now >= self._measured_from
-        index = self._begun[counted] * self._shares + self._index
+        index = self._begun[counted] * self._plan.shares + self._plan.index
         if counted and self._level.conversations is not None and index >= self._level.conversations:
             return None
         self._begun[counted] += 1
@@ -85,8 +95,8 @@ class Drive:
     # -- open: no answer moves the next request
 
     async def _arrive(self) -> None:
-        for number, begin in enumerate(arrivals(self._level, self._work.seed, self._work.trace)):
-            if number % self._shares == self._index:
+        for number, begin in enumerate(arrivals(self._level, self._plan.work.seed, self._plan.work.trace)):
+            if number % self._plan.shares == self._plan.index:
                 due = self._start + begin.at_s
                 await _sleep_until(due)
                 self._spawn(self._begin(begin.index, begin.counted, due))
@@ -108,7 +118,7 @@ class Drive:
                 request, turn = conversation.send(answer), turn + 1
             except StopIteration:
                 return True
-            due = outcome.ended + self._think_s
+            due = outcome.ended + self._plan.think_s
             await _sleep_until(due)
             if self._until is not None and time.monotonic() >= self._until:
                 return True
@@ -116,9 +126,9 @@ class Drive:
     async def _ask(
         self, request: Request, turn: int, counted: bool, due: float | None
     ) -> tuple[Outcome, str]:
-        stream, sent = Stream(keep_text=self._work.turns > 1), time.monotonic()
+        stream, sent = Stream(keep_text=self._plan.work.turns > 1), time.monotonic()
         error, detail = UNFINISHED, ""
-        self.open, self.sent = self.open + 1, self.sent + 1
+        self.open += 1
         try:
             error, detail = await self._answer(request, stream)
         finally:  # cancelled, too
@@ -135,10 +145,10 @@ class Drive:
     async def _answer(self, request: Request, stream: Stream) -> tuple[str, str]:
         """Reads the whole answer; the kind of failure, if any, and what is known about it."""
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._plan.timeout_s):
                 await self._client.ask(self._head, request.body, stream)
         except TimeoutError:
-            return "timeout", f"not complete after {self._timeout_s:g} s"
+            return "timeout", f"not complete after {self._plan.timeout_s:g} s"
         except Unreachable as error:
             return str(error), str(error.__cause__)
         except NotHTTP as error:

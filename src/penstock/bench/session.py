@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from penstock.bench.crew import Crew, Measured
+from penstock.bench.drive import Plan
 from penstock.bench.figures import Figures, figures
 from penstock.bench.load import Level
 from penstock.bench.probe import probe
 from penstock.bench.settings import Settings
 from penstock.bench.work import Work
-from penstock.bench.worker import Plan
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ def run(settings: Settings, watcher: Watcher) -> Result:
     result = Result(settings, found.work, found.notes)
     watcher.found(result)
     plan = Plan(
-        settings.target, found.work, settings.timeout_s, think_s=settings.think_s, workers=settings.workers
+        settings.target, found.work, settings.timeout_s, think_s=settings.think_s, shares=settings.workers
     )
     crew = Crew(plan)
     try:

@@ -18,26 +18,13 @@ from multiprocessing.connection import Connection as Pipe
 import uvloop
 
 from penstock.bench.client import Client
-from penstock.bench.drive import Drive
+from penstock.bench.drive import Drive, Plan
 from penstock.bench.load import Level
 from penstock.bench.outcome import pack
 from penstock.bench.pulse import Pulse, Strain
-from penstock.bench.target import Target
-from penstock.bench.work import Work, Writer
+from penstock.bench.work import Writer
 
 _REPORT_S = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a worker knows from the beginning. It is number `index` of `workers`."""
-
-    target: Target
-    work: Work
-    timeout_s: float
-    think_s: float = 0.0
-    index: int = 0
-    workers: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,19 +98,11 @@ class Worker:
 
     async def run(self, run: Run) -> None:
         """One level; reports go to the parent meanwhile, and the last of them when all answers have ended."""
-        plan = self._plan
-        drive = self._drive = Drive(
-            run.level,
-            run.start,
-            index=plan.index,
-            shares=plan.workers,
-            timeout_s=plan.timeout_s,
-            think_s=plan.think_s,
-        )
+        drive = self._drive = Drive(self._plan, self._writer, self._client, run.level, run.start)
         pulse = Pulse(run.start + run.level.warmup_s)
         reporter = asyncio.create_task(self._report_often(drive))
         if not self._stopped:
-            await drive.run(plan.work, self._writer, self._client, plan.target)
+            await drive.run()
         reporter.cancel()
         self._drive = None
         self._report(drive, pulse.end())
