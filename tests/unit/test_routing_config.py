@@ -3,10 +3,11 @@
 import pytest
 
 from penstock.config import LLMConfig
+from penstock.config.load import load_configs
 from penstock.config.routing import POLICIES
 from penstock.errors import ConfigError
 from penstock.serve.cards import ModelCard
-from penstock.serve.routing.policies import BY_NAME, policy
+from penstock.serve.routing.policies import BY_NAME, policy, problems
 
 
 def config(**given) -> LLMConfig:
@@ -64,3 +65,10 @@ def test_an_own_class_that_cannot_serve_is_told_with_the_reason_and_what_is_allo
     with pytest.raises(ConfigError, match=why) as told:
         policy(name)
     assert "prefix_affinity" in str(told.value)
+
+
+def test_every_model_whose_policy_cannot_be_had_is_told_with_its_place(tmp_path):
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("model_loading_config: {model_id: m}\nllm_engine: sim\nrouting_policy: no_such:Policy\n")
+    [told] = problems([config(), *load_configs(str(wrong))])
+    assert told.startswith(f"{wrong}:3: routing_policy: 'no_such:Policy' cannot be made")

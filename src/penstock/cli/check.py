@@ -9,6 +9,7 @@ from typing import Any
 from penstock.cli.placement import placement_of
 from penstock.config import Application, LLMConfig, inactive_keys, load_applications, source
 from penstock.config.place import Place
+from penstock.config.routing import POLICIES
 from penstock.engines.check import check_arguments
 from penstock.errors import ConfigError, Error
 
@@ -35,7 +36,7 @@ def check(files: Sequence[str]) -> int:
     if sys.stderr.isatty():
         print("Asking the engines about their arguments ...", file=sys.stderr)
     findings = check_arguments(asked)
-    problems += findings.problems
+    problems += [*findings.problems, *_policy_problems(asked)]
     for file, application in applications:
         try:
             _print(file, application)
@@ -43,6 +44,15 @@ def check(files: Sequence[str]) -> int:
             problems += error.problems or [str(error)]
     _tell(problems, findings.notices)
     return _BAD_CONFIG if problems else 0
+
+
+def _policy_problems(configs: Sequence[LLMConfig]) -> list[str]:
+    own = [config for config in configs if config.routing_policy not in POLICIES]
+    if not own:
+        return []
+    from penstock.serve.routing.policies import problems  # two seconds: it imports Ray
+
+    return problems(own)
 
 
 def _print(file: str, application: Application) -> None:

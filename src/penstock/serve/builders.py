@@ -18,6 +18,7 @@ from penstock.config.problems import config_error
 from penstock.engines.check import check_arguments
 from penstock.serve import cluster
 from penstock.serve.deployments import LLMRouter, LLMServer
+from penstock.serve.routing import policies
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ def _check(configs: Sequence[LLMConfig]) -> None:
     findings = check_arguments(configs)
     for notice in findings.notices:
         log.warning(notice)
-    problems = [*findings.problems, *_missing_accelerators(configs)]
+    problems = [*findings.problems, *policies.problems(configs), *_missing_accelerators(configs)]
     if problems:
         raise config_error(problems)
 

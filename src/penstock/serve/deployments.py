@@ -15,11 +15,13 @@ from ray import serve
 from ray.serve import Application, Deployment
 
 from penstock.config import GatewayConfig, LLMConfig
+from penstock.config.problems import config_error
 from penstock.errors import ConfigError
 from penstock.serve import cluster
 from penstock.serve.cards import ModelCard
 from penstock.serve.ingress import LLMRouter
 from penstock.serve.membership import FleetRouter
+from penstock.serve.routing import policies
 from penstock.serve.server import LLMServer
 
 __all__ = ["LLMRouter", "LLMServer", "ModelDeployment", "RouterDeployment", "VLLMService"]
@@ -77,11 +79,14 @@ class RouterDeployment:
     ) -> Application:
         """An application that serves all `models`: applications from `as_deployment().bind(...)`, or configs.
 
-        Raises: ConfigError for two models of one id, or an application that is no model of ours.
+        Raises: ConfigError for two models of one id, an application that is no model of ours, or a routing
+        policy that cannot be had.
         """
         applications = [_application(model) for model in models]
         configs = [_config(application) for application in applications]
         _refuse_duplicates([config.model_id for config in configs])
+        if problems := policies.problems(configs):
+            raise config_error(problems)
         options = {
             "name": "LLMRouter",
             "max_ongoing_requests": _MANY,

@@ -5,6 +5,8 @@ So it answers exactly as behind an `LLMRouter`: the same errors, ids and limits.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from starlette.responses import Response
 
 from penstock.config import GatewayConfig, LLMConfig
@@ -19,7 +21,8 @@ from penstock.serve.table import Table
 async def alone(config: LLMConfig, address: Address) -> Gateway:
     """A gateway for the one replica at `address`."""
     table = Table(address.node_id)
-    gateway = Gateway(GatewayConfig(), [ModelCard.of(config)], table)
+    card = replace(ModelCard.of(config), routing_policy="power_of_two")  # among one there is no choice
+    gateway = Gateway(GatewayConfig(), [card], table)
     await gateway.start()
     table.set_members(config.model_id, {address.replica_id: address})
     return gateway

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from penstock.config import LLMConfig
 from penstock.config.routing import POLICIES
 from penstock.errors import ConfigError
 from penstock.serve.routing.affinity import AdapterAffinity, SessionAffinity
@@ -44,9 +45,20 @@ def policy(name: str) -> Policy:
     return Own(made)
 
 
+def problems(configs: Sequence[LLMConfig]) -> list[str]:
+    """A sentence, with its place, for every `routing_policy` that cannot be had here."""
+    found: list[str] = []
+    for config in configs:
+        try:
+            policy(config.routing_policy)
+        except ConfigError as error:
+            found.append((config.place / "routing_policy").says(str(error)))
+    return found
+
+
 def _unfit(name: str, why: str) -> ConfigError:
     allowed = ", ".join(POLICIES)
     return ConfigError(
-        f"The routing_policy {name!r} {why}. Allowed are {allowed}, and `my_module:MyPolicy`, "
+        f"{name!r} {why}. Allowed are {allowed}, and `my_module:MyPolicy`, "
         "a class that is made without arguments and can be imported where the gateway runs."
     )

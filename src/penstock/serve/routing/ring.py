@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
 from penstock.serve.table import Replica
@@ -40,12 +40,11 @@ class Ring:
         self._members = members
         for replica in gone:
             for point in _points(replica.id):
-                self._owners.pop(point, None)
+                del self._owners[point]
+                del self._points[bisect_left(self._points, point)]
         for replica in come:
             self._owners.update(dict.fromkeys(_points(replica.id), replica))
-        kept = [point for point in self._points if point in self._owners] if gone else self._points
-        fresh = [point for replica in come for point in _points(replica.id)]
-        self._points = sorted(kept + fresh)
+        self._points = sorted(self._points + [point for replica in come for point in _points(replica.id)])
 
     def after(self, key: int, most: int) -> Iterator[Replica]:
         """Up to `most` different replicas, from the key's own on."""
