@@ -141,7 +141,7 @@ async def _serve_gateway(
     async with asyncio.timeout(_READY_S):
         while len(table.ready(MODEL_ID)) < len(addresses):  # noqa: ASYNC110 - links tell within milliseconds
             await asyncio.sleep(0.01)
-    public = await serve_on(gateway, "127.0.0.1", port, reuse_port=share_port)
+    public = await serve_on(gateway, "127.0.0.1", port, family="bench" if share_port else None)
     _kept.extend((gateway, public))
     return {"port": public.number}
 

@@ -1,11 +1,13 @@
 """The same app behind an outer server with a prefix, as behind Serve, and on a port of its own."""
 
+import asyncio
 import json
 import logging
 import socket
 
 import httpx
 import pytest
+from benchmarks.fleet import Gateway, Replica
 from served import Served, chat
 
 from penstock.errors import ConfigError, Unavailable
@@ -68,15 +70,50 @@ async def test_a_host_of_another_machine_is_an_error_that_names_it():
         await serve_on(app, "no.such.host.invalid", 0)
 
 
-async def test_gateways_may_share_a_port_but_a_stranger_is_seen():
-    first = await serve_on(app, "127.0.0.1", 0, reuse_port=True)
-    second = await serve_on(app, "127.0.0.1", first.number, reuse_port=True)
+async def test_gateways_of_one_family_share_a_port():
+    first = await serve_on(app, "127.0.0.1", 0, family="a")
+    second = await serve_on(app, "127.0.0.1", first.number, family="a")
     with pytest.raises(ConfigError, match="Address already in use"):
         check_free("127.0.0.1", first.number)
     await first.close()
     async with httpx.AsyncClient(verify=False) as http:
         assert (await http.get(f"http://127.0.0.1:{second.number}/")).status_code == 204
+    third = await serve_on(app, "127.0.0.1", first.number, family="a")
     await second.close()
+    await third.close()
+    check_free("127.0.0.1", first.number)
+
+
+async def test_gateways_that_start_together_share_a_port(free_port: int):
+    ports = await asyncio.gather(
+        *(serve_on(app, "127.0.0.1", free_port, family="a") for _ in range(4)), return_exceptions=True
+    )
+    assert [port.number for port in ports] == [free_port] * 4
+    await asyncio.gather(*(port.close() for port in ports))
+
+
+async def test_a_port_is_not_shared_with_strangers():
+    ours = await serve_on(app, "127.0.0.1", 0, family="a")
+    with pytest.raises(ConfigError, match="Stop the program that uses it"):
+        await serve_on(app, "127.0.0.1", ours.number, family="b")
+    await ours.close()
+    careless = bind("127.0.0.1", 0, reuse_port=True)
+    careless.listen()
+    with pytest.raises(ConfigError, match="Stop the program that uses it"):
+        await serve_on(app, "127.0.0.1", careless.getsockname()[1], family="a")
+    careless.close()
+
+
+async def test_when_one_of_two_gateways_dies_the_other_answers():
+    with (
+        Replica("sim") as replica,
+        Gateway(replica, share_port=True) as first,
+        Gateway(replica, port=first.port, share_port=True),
+    ):
+        first.stop()  # kill -9
+        for _ in range(20):
+            async with httpx.AsyncClient(verify=False) as http:
+                assert (await http.get(f"http://127.0.0.1:{first.port}/health")).status_code == 200
 
 
 async def test_a_closed_port_says_so():

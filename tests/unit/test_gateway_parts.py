@@ -2,9 +2,11 @@
 
 import pytest
 
+from penstock.config import GatewayConfig, LLMConfig
 from penstock.errors import BadRequest, ConfigError, MethodNotAllowed, ModelNotFound, NotFound
 from penstock.serve import body, headers, routes, scrape
 from penstock.serve.cards import Catalogue, ModelCard
+from penstock.serve.deployments import LLMRouter
 from penstock.serve.relay import whole_events
 from penstock.serve.routes import By
 
@@ -175,3 +177,15 @@ def test_merged_metrics_declare_each_family_once_and_label_each_sample():
         'e_total{replica="r1"} 3 1700',
         'e_total{replica="r2"} 3 1700',
     ]
+
+
+@pytest.mark.parametrize(
+    ("given", "processes"),
+    [({}, 2), ({"num_replicas": 3}, 3), ({"autoscaling_config": {"max_replicas": 4}}, 4)],
+)
+def test_gateway_processes_are_replicas_of_its_deployment(given: dict[str, object], processes: int):
+    model = LLMConfig(model_loading_config={"model_id": "m"}, llm_engine="sim")
+    made = LLMRouter.as_deployment(given).bind([model], GatewayConfig(processes=2))._bound_deployment
+    scaling = made._deployment_config.autoscaling_config
+    assert (scaling.max_replicas if scaling else made.num_replicas) == processes
+    assert made.init_args[2].processes == processes

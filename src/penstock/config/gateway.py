@@ -37,6 +37,12 @@ class GatewayConfig(Root):
         le=65535,
         description="Own port. Without it the gateway stands behind Ray Serve's HTTP.",
     )
+    processes: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Gateway processes. On their own port they share it; when one dies, the others go on.",
+    )
     api_key: Annotated[SecretStr | None, Field(min_length=1), BeforeValidator(_secret)] = Field(
         default_factory=_key_from_environment,
         description="Key that clients must send. Without it PENSTOCK_API_KEY; "
@@ -47,6 +53,11 @@ class GatewayConfig(Root):
     )
     request_timeout_s: float = Field(default=600.0, gt=0, description="Time limit of one request.")
     max_body_bytes: int = Field(default=64 * 2**20, gt=0, description="Size limit of a request's body.")
+    max_bodies_bytes: int = Field(
+        default=2**30,
+        gt=0,
+        description="Size limit of all bodies that wait for their answers to begin, in each gateway process.",
+    )
     wait_for_replica_s: float = Field(
         default=30.0, ge=0, description="How long a request waits while no replica is there."
     )

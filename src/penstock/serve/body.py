@@ -1,7 +1,8 @@
-"""A request's body: read within its limit, and looked into just far enough to know which model it means.
+"""A request's body: read within its limits, and looked into just far enough to know which model it means.
 
-The body itself goes on to the replica byte for byte. It is kept until the answer has begun, so that another
-replica can be asked.
+The body itself goes on to the replica byte for byte, once all of it is here: `model` may stand at its end,
+and does with OpenAI's own client. It is kept until the answer has begun, in case another replica must be
+asked.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import re
 import msgspec
 
 from penstock.engine import Receive
-from penstock.errors import BadRequest, TooLarge
+from penstock.errors import BadRequest, Overloaded, TooLarge
 from penstock.serve.reply import ClientGone
 
 _MODEL_FIELD = re.compile(rb'[ ;]name="?model"?(;|\r|$)')
 _MOST_PART_HEADERS = 1024
 _MOST_NAME = 512
+_RETRY_AFTER_S = 1
 
 
 _NONE = msgspec.Raw()
@@ -44,26 +46,71 @@ class Fields(msgspec.Struct, frozen=True, gc=False):
 _decode = msgspec.json.Decoder(Fields).decode
 
 
-async def read(receive: Receive, content_length: bytes | None, limit: int) -> bytes:
-    """The whole body. limit: in bytes.
+class Room:
+    """Memory for the bodies of all open requests of one gateway. Units: bytes."""
 
-    Raises: TooLarge as soon as it is known, ClientGone.
-    """
-    if content_length is not None and content_length.isdigit() and int(content_length) > limit:
-        raise _too_large(limit)
-    pieces: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":
-            raise ClientGone
-        piece: bytes = message.get("body", b"")
-        size += len(piece)
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+
+    def take(self, size: int) -> None:
+        """Raises: Overloaded when there is no room for `size` more."""
+        if self.used + size > self.limit:
+            raise Overloaded(
+                f"The bodies of all open requests would be larger than {self.limit} bytes, the limit of this "
+                "server (max_bodies_bytes). Try again later.",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        self.used += size
+
+
+class Body:
+    """One request's body, from `read` to `drop`, and what it says."""
+
+    __slots__ = ("_room", "_taken", "content", "fields")
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._taken = 0
+        self.content = b""
+        self.fields = Fields()
+
+    async def read(self, receive: Receive, content_length: bytes | None, limit: int) -> None:
+        """All of it. limit: in bytes.
+
+        Raises: TooLarge and Overloaded as soon as they are known, ClientGone.
+        """
+        limit = min(limit, self._room.limit)
+        if content_length is not None and content_length.isdigit():
+            self._take(int(content_length), limit)
+        pieces: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                raise ClientGone
+            piece: bytes = message.get("body", b"")
+            size += len(piece)
+            self._take(size, limit)
+            pieces.append(piece)
+            if not message.get("more_body", False):
+                self.content = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+                return
+
+    def drop(self) -> None:
+        """Nobody needs it any more; its fields are views of it. Safe to call twice."""
+        self.content, self.fields = b"", Fields()
+        self._room.used -= self._taken
+        self._taken = 0
+
+    def _take(self, size: int, limit: int) -> None:
         if size > limit:
-            raise _too_large(limit)
-        pieces.append(piece)
-        if not message.get("more_body", False):
-            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            raise TooLarge(
+                f"The request body is larger than {limit} bytes, the limit of this server (max_body_bytes)."
+            )
+        if size > self._taken:
+            self._room.take(size - self._taken)
+            self._taken = size
 
 
 def fields(body: bytes, content_type: bytes) -> Fields:
@@ -98,9 +145,3 @@ def _form_model(body: bytes, content_type: bytes) -> str | None:
             return value.decode(errors="replace") or None
         start = body.find(delimiter, start)
     return None
-
-
-def _too_large(limit: int) -> TooLarge:
-    return TooLarge(
-        f"The request body is larger than {limit} bytes, the limit of this server (max_body_bytes)."
-    )

@@ -87,8 +87,13 @@ class RouterDeployment:
         _refuse_duplicates([config.model_id for config in configs])
         if problems := policies.problems(configs):
             raise config_error(problems)
+        front = gateway or GatewayConfig()
+        scaling = self.given.get("autoscaling_config") or {}
+        if isinstance(most := self.given.get("num_replicas") or scaling.get("max_replicas"), int):
+            front = front.model_copy(update={"processes": most})
         options = {
             "name": "LLMRouter",
+            **({} if "autoscaling_config" in self.given else {"num_replicas": front.processes}),
             "max_ongoing_requests": _MANY,
             "ray_actor_options": {"num_cpus": 0},
             "health_check_period_s": 1.0,
@@ -97,9 +102,7 @@ class RouterDeployment:
             **self.given,
         }
         cards = [ModelCard.of(config) for config in configs]
-        return _deployment(serve.ingress()(self.router), options).bind(
-            applications, cards, gateway or GatewayConfig()
-        )
+        return _deployment(serve.ingress()(self.router), options).bind(applications, cards, front)
 
 
 def _deployment(server: Any, options: Mapping[str, Any]) -> Deployment:

@@ -13,7 +13,7 @@ from penstock.errors import EngineDead
 from penstock.metrics import GatewayMetrics, ModelMetrics
 from penstock.serve import headers, relay, timing
 from penstock.serve.admission import Line
-from penstock.serve.body import Fields
+from penstock.serve.body import Body
 from penstock.serve.cards import ModelCard
 from penstock.serve.connection import Headers
 from penstock.serve.fleet import Fleet
@@ -30,15 +30,14 @@ _MOST_DEATHS = 3
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request as a replica will see it, and what was read of its body. model: as the client named it."""
+    """A request as a replica will see it. model: as the client named it."""
 
     id: str
     method: str
     target: bytes
     headers: Headers
-    body: bytes
+    body: Body
     model: str | None
-    fields: Fields
 
 
 class Dispatch:
@@ -77,7 +76,7 @@ class Dispatch:
         line, tried, deaths = self._lines[model_id], Tried(), 0
         reply.timing.begin(timing.PICK)
         asked = self._readings[model_id].asked(
-            question.model, question.fields, question.headers, len(question.body)
+            question.model, question.body.fields, question.headers, len(question.body.content)
         )
         while True:
             place = await line.take(asked, tried, reply.timing)
@@ -100,7 +99,8 @@ class Dispatch:
         if pool is None:
             raise relay.ReplicaFailed("has left", worked=False)
         own = headers.own(replica.address.secret, self._gateway_id, question.id)
-        head = headers.to_replica(question.method, question.target, question.headers, own, len(question.body))
+        size = len(question.body.content)
+        head = headers.to_replica(question.method, question.target, question.headers, own, size)
         await relay.ask(pool, head, question.body, reply)
 
     def _give_up(self, failed: relay.ReplicaFailed, reply: Reply, deaths: int) -> None:

@@ -19,7 +19,9 @@ from penstock import errors
 from penstock.config import GatewayConfig
 from penstock.engine import Receive, Scope, Send
 from penstock.serve import body, routes, scrape, timing
+from penstock.serve.body import Body, Room
 from penstock.serve.cards import Catalogue, ModelCard
+from penstock.serve.connection import Headers
 from penstock.serve.dispatch import Dispatch, Question
 from penstock.serve.exporters import tracing
 from penstock.serve.fleet import Fleet
@@ -63,6 +65,7 @@ class Gateway:
         self._table = table
         self._id = uuid.uuid4().hex
         self._fleet = Fleet(table, self._id, unreachable)
+        self._room = Room(config.max_bodies_bytes)
         self._dispatch = Dispatch(models, table, self._fleet, self._id, config.wait_for_replica_s)
         self._unresolved = self._dispatch.metrics("").on("")
         self._tracing: Tracing | None = None
@@ -173,15 +176,25 @@ class Gateway:
             request.trace = self._tracing.begin(request)
             passing = request.trace.passed_on(passing)
         request.timing.begin(timing.RECEIVE)
-        content = await body.read(request.receive, fields.get(b"content-length"), self._config.max_body_bytes)
-        request.timing.begin(timing.GATEWAY)
-        said = body.fields(content, fields.get(b"content-type", b""))
-        named = said.model or request.queried("model")
+        content = Body(self._room)
+        reply.begun = content.drop
+        try:
+            await content.read(request.receive, fields.get(b"content-length"), self._config.max_body_bytes)
+            request.timing.begin(timing.GATEWAY)
+            content.fields = body.fields(content.content, fields.get(b"content-type", b""))
+            await self._pass_on(request, route, reply, passing, content)
+        finally:
+            content.drop()
+
+    async def _pass_on(
+        self, request: Request, route: Route, reply: Reply, passing: Headers, content: Body
+    ) -> None:
+        named = content.fields.model or request.queried("model")
         card = self._catalogue.resolve(named)
         request.metrics = self._dispatch.metrics(card.id).on(route.path)
         reply.gaps = request.metrics.inter_token
         method = "GET" if request.method == "HEAD" else request.method
-        question = Question(request.id, method, request.target, passing, content, named, said)
+        question = Question(request.id, method, request.target, passing, content, named)
         async with request.while_connected():
             await self._dispatch.answer(card.id, question, reply)
 

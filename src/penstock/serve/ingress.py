@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
+from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from penstock.config import GatewayConfig
@@ -23,6 +24,11 @@ from penstock.serve.gateway import Gateway, PublicPort, serve_on
 from penstock.serve.table import Table
 
 log = logging.getLogger(__name__)
+
+
+def _family() -> str:
+    """The same in all gateways of one application, also after an update of it."""
+    return f"{ray.get_runtime_context().gcs_address}/{serve.get_replica_context().app_name}"
 
 
 class LLMRouter:
@@ -46,7 +52,8 @@ class LLMRouter:
             )  # starts the handle's router, which Serve tells of replicas
         self._port: PublicPort | None = None
         if gateway.port is not None:
-            self._port = await serve_on(self.gateway, gateway.host, gateway.port)
+            family = _family() if gateway.processes > 1 else None
+            self._port = await serve_on(self.gateway, gateway.host, gateway.port, family=family)
 
     async def _open_network(self, model_id: str) -> None:
         """Replicas on other nodes listen on the network only from now on."""

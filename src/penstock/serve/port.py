@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import resource
 import socket
 from collections.abc import Generator
 from typing import Any, cast
@@ -14,11 +16,15 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from penstock.engine import ASGIApp
 from penstock.errors import ConfigError, Unavailable
 from penstock.serve.outlet import EXTENSION, Outlet
+from penstock.serve.sharing import Mark, claim
+
+log = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 75
 """How long an idle connection is kept; whoever reuses connections to us must let go of them earlier."""
 
 _BACKLOG = 2048
+_FEW_FILES, _MANY_FILES = 4096, 65_536
 _MOST_HEAD_BYTES = 64 * 1024
 _UNSENT_BYTES = (
     64 * 1024
@@ -82,14 +88,15 @@ class _Uvicorn(uvicorn.Server):
 class Port:
     """A listening socket with an app behind it, on the running event loop."""
 
-    def __init__(self, server: uvicorn.Server, sock: socket.socket) -> None:
+    def __init__(self, server: uvicorn.Server, sock: socket.socket, mark: Mark | None) -> None:
         self._server = server
+        self._mark = mark
         self._name = sock.getsockname()
         self._task = asyncio.create_task(server.serve(sockets=[sock]))
 
     @classmethod
-    async def open(cls, app: ASGIApp, sock: socket.socket) -> Port:
-        """Listens on the bound `sock` and owns it from now on.
+    async def open(cls, app: ASGIApp, sock: socket.socket, mark: Mark | None = None) -> Port:
+        """Listens on the bound `sock` and owns it from now on, with the mark of those who share it.
 
         interface="asgi3" is said because uvicorn takes a bound method for an ASGI 2 app.
         """
@@ -108,7 +115,7 @@ class Port:
             backlog=_BACKLOG,
         )
         sock.listen(_BACKLOG)  # connections wait in the backlog from here on, none is refused
-        port = cls(_Uvicorn(config), sock)
+        port = cls(_Uvicorn(config), sock, mark)
         while not port._server.started:
             port.check()
             await asyncio.sleep(0)
@@ -129,16 +136,36 @@ class Port:
         self._server.config.timeout_graceful_shutdown = cast(int, grace_s)
         self._server.should_exit = True
         await self._task
+        if self._mark is not None:
+            self._mark.close()
 
 
-async def serve_on(app: ASGIApp, host: str, port: int, *, reuse_port: bool = False) -> Port:
+async def serve_on(app: ASGIApp, host: str, port: int, *, family: str | None = None) -> Port:
     """Opens the public port.
 
-    reuse_port: several gateways share the port. Linux lets two strangers share it in silence, too, so the one
-    that starts the gateways asks `check_free` first.
+    family: gateways that give the same name share the port. Linux would let strangers share it, too, in
+    silence; here they are refused.
     Raises: ConfigError when the port is taken or the host is not one of this machine's.
     """
-    return await Port.open(app, bind(host, port, reuse_port=reuse_port))
+    _take_files()
+    if family is None:
+        return await Port.open(app, bind(host, port))
+    sock, mark = await claim(port, family, lambda shared: bind(host, port, reuse_port=shared))
+    return await Port.open(app, sock, mark)
+
+
+def _take_files() -> None:
+    """As many open files as this process may have: an open request takes one, and one to its replica."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard < _FEW_FILES:
+        log.warning(
+            "The limit on open files is %d: at most %d requests can be open at once. Raise it: ulimit -n %d.",
+            hard,
+            hard // 2,
+            _MANY_FILES,
+        )
 
 
 def check_free(host: str, port: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from penstock.errors import Error
 from penstock.serve import link, timing
+from penstock.serve.body import Body
 from penstock.serve.connection import Connection, Head
 from penstock.serve.headers import to_client
 from penstock.serve.pool import Pool
@@ -26,7 +27,7 @@ class ReplicaFailed(Exception):
         self.worked = worked
 
 
-async def ask(pool: Pool, head: bytes, body: bytes, reply: Reply) -> None:
+async def ask(pool: Pool, head: bytes, body: Body, reply: Reply) -> None:
     """Sends a request to the pool's replica and its answer to the client. Leaving early aborts it there.
 
     Raises: ReplicaFailed; when `reply` has not started, another replica may be asked.
@@ -44,7 +45,7 @@ async def ask(pool: Pool, head: bytes, body: bytes, reply: Reply) -> None:
         await _ask_anew(pool, head, body, reply)
 
 
-async def _ask_anew(pool: Pool, head: bytes, body: bytes, reply: Reply) -> None:
+async def _ask_anew(pool: Pool, head: bytes, body: Body, reply: Reply) -> None:
     """A kept connection that ends without a word had gone stale, as a rule: a new one tells."""
     reply.timing.begin(timing.CONNECT)
     try:
@@ -53,10 +54,10 @@ async def _ask_anew(pool: Pool, head: bytes, body: bytes, reply: Reply) -> None:
         raise ReplicaFailed(str(error), worked=True) from error
 
 
-async def _exchange(pool: Pool, connection: Connection, head: bytes, body: bytes, reply: Reply) -> None:
+async def _exchange(pool: Pool, connection: Connection, head: bytes, body: Body, reply: Reply) -> None:
     reply.timing.begin(timing.REPLICA)
     try:
-        connection.request(head, body)
+        connection.request(head, body.content)
         await _pass_on(connection, reply)
     finally:
         pool.release(connection)

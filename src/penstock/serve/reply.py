@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 
 from penstock.engine import Send
 from penstock.errors import Error
@@ -36,6 +37,7 @@ class Reply:
         "_piece_at",
         "_request_id",
         "_send",
+        "begun",
         "broken",
         "gaps",
         "outlet",
@@ -48,6 +50,7 @@ class Reply:
         """timing: told in the answer's headers. outlet: the shorter way, where there is one."""
         self._send = send
         self.outlet = outlet
+        self.begun: Callable[[], None] | None = None  # called once the first byte leaves
         self._request_id = (b"x-request-id", request_id.encode())
         self.timing = timing
         self.gaps: Buckets | None = None  # where the times between a stream's pieces are counted
@@ -65,6 +68,8 @@ class Reply:
         self.timing.answer(next((value for name, value in headers if name == _TIMING), None))
         self._piece_at = self.timing.first_byte_at or 0.0
         self.status = status
+        if self.begun is not None:
+            self.begun()
         kind = next((value for name, value in headers if name == b"content-type"), b"")
         self.streaming = kind.startswith(_STREAM[1])
         timing = (_TIMING, self.timing.header())

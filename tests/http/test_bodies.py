@@ -1,0 +1,72 @@
+"""Request bodies in the gateway's memory: bounded over all requests, and let go when the answer begins."""
+
+import asyncio
+
+from served import Served, chat, until
+
+SSE = [(b"content-type", b"text/event-stream")]
+
+
+def gated(gate: asyncio.Event, *, first: bytes = b""):
+    """A replica that streams `first` at once and ends when the gate opens."""
+
+    async def app(scope, receive, send):
+        while (await receive())["more_body"]:
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": SSE})
+        if first:
+            await send({"type": "http.response.body", "body": first, "more_body": True})
+        await gate.wait()
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+    return app
+
+
+async def test_a_body_without_room_is_turned_away_until_another_is_answered(served: Served):
+    gateway = await served.gateway("m", max_bodies_bytes=1000)
+    gate = asyncio.Event()
+    await served.app(gated(gate))
+    async with served.http() as http:
+        first = asyncio.create_task(http.post("/v1/chat/completions", json=chat("x" * 600)))
+        await until(lambda: gateway._room.used)
+        refused = await http.post("/v1/chat/completions", json=chat("x" * 600))
+        small = asyncio.create_task(http.post("/v1/chat/completions", json=chat("x")))
+        gate.set()
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
+        assert "max_bodies_bytes" in refused.json()["error"]["message"]
+        assert refused.headers["retry-after"] == "1"
+        assert (await first).status_code == (await small).status_code == 200
+        assert (await http.post("/v1/chat/completions", json=chat("x" * 600))).status_code == 200
+    assert gateway._room.used == 0
+
+
+async def test_a_body_is_let_go_when_its_answer_begins(served: Served):
+    await served.gateway("m", max_bodies_bytes=1000)
+    gate = asyncio.Event()
+    await served.app(gated(gate, first=b"data: 1\n\n"))
+    async with served.http() as http:
+        request = {"json": chat("x" * 600)}
+        async with http.stream("POST", "/v1/chat/completions", **request) as first:
+            assert await anext(first.aiter_raw())
+            async with http.stream("POST", "/v1/chat/completions", **request) as second:
+                assert second.status_code == 200
+                gate.set()
+
+
+async def test_a_length_counts_before_the_body_comes_and_until_the_client_goes(served: Served):
+    gateway = await served.gateway("m", max_bodies_bytes=1000)
+    await served.replica()
+    _, writer = await asyncio.open_connection("127.0.0.1", served.port.number)
+    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 900\r\n\r\n")
+    await until(lambda: gateway._room.used == 900)
+    async with served.http() as http:
+        assert (await http.post("/v1/chat/completions", json=chat("x" * 600))).status_code == 429
+        writer.transport.abort()
+        await until(lambda: gateway._room.used == 0)
+        assert (await http.post("/v1/chat/completions", json=chat("x" * 600))).status_code == 200
+
+
+async def test_a_body_that_no_room_could_hold_is_413(served: Served):
+    await served.gateway("m", max_bodies_bytes=1000)
+    async with served.http() as http:
+        assert (await http.post("/v1/chat/completions", json=chat("x" * 2000))).status_code == 413
