@@ -182,18 +182,18 @@ async def test_conversations_grow_with_their_turns(served: Served):
 
 
 async def test_open_load_does_not_wait_for_answers(served: Served):
-    """Ten requests a second at a service that takes a second for each: a closed client would send one."""
-    url = await simulator(served, step_base_ms=250)
+    """Ten requests a second at a service that takes 0.4 s for each: one user would send two or three."""
+    url = await simulator(served, step_base_ms=100)
     figures = await only(url, concurrency=None, rate="10", steady=True, requests=None, seconds=1.0)
     assert (figures.good, figures.failed) == (10, 0)
 
 
 async def test_waiting_for_a_full_service_is_the_users_waiting(served: Served):
-    """One request at a time, 0.4 s each, asked ten times at once: the median waits for four before it."""
-    url = await simulator(served, step_base_ms=100, prefill_tokens_per_s=1e9, max_num_seqs=1)
+    """One request at a time, 0.2 s each, asked ten times at once: the median waits for four before it."""
+    url = await simulator(served, step_base_ms=50, prefill_tokens_per_s=1e9, max_num_seqs=1)
     figures = await only(url, concurrency=None, rate="1000", steady=True, requests=10)
     assert figures.e2e is not None
-    assert figures.e2e.p50 == pytest.approx(2.2, rel=0.3)
+    assert figures.e2e.p50 == pytest.approx(1.1, rel=0.3)
 
 
 async def test_trace_gives_times_and_lengths(served: Served, tmp_path: Path):
@@ -293,7 +293,7 @@ def begin_and_stall(number: int, writer: asyncio.StreamWriter) -> None:
 )
 async def test_bad_answers_are_failures_with_a_name(answer: Callable[..., Any], kind: str, begun: bool):
     async with service(answer) as url:
-        figures = await only(url, timeout=1.0, requests=2)
+        figures = await only(url, timeout=0.7, requests=2)
     assert failures(figures) == {(kind, begun): 2}
 
 
@@ -306,7 +306,7 @@ async def test_service_that_vanishes_refuses(served: Served):
             if measured.outcomes:
                 loop.call_soon_threadsafe(begun.set)
 
-    words = Words(url, concurrency="1", seconds=2.0, warmup=0.0, input="16", output="4")
+    words = Words(url, concurrency="1", seconds=1.0, warmup=0.0, input="16", output="4")
     running = asyncio.create_task(asyncio.to_thread(run, Settings.of(words), Seen()))
     await begun.wait()
     await served.port.close(grace_s=0.0)
