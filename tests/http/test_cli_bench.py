@@ -167,6 +167,14 @@ async def test_levels_run_one_after_the_other(served: Served):
     ]
 
 
+@pytest.mark.parametrize("concurrency", ["1", "5"])
+async def test_workers_share_all_requests(served: Served, concurrency: str):
+    """Also where there are fewer users than workers, or not as many for each."""
+    words: dict[str, Any] = {"workers": 3, "concurrency": concurrency, "requests": 11}
+    (figures,) = (await measured_by_processes(await simulator(served), **words)).figures
+    assert figures.good == 11
+
+
 async def test_conversations_grow_with_their_turns(served: Served):
     url = await simulator(served)
     result = await measured_by_processes(

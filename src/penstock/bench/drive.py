@@ -52,8 +52,9 @@ class Drive:
         if streams is None:
             self._spawn(self._arrive())
         else:
-            for number in range(self._plan.index, streams, self._plan.shares):
-                self._spawn(self._stream(number, streams))
+            mine = range(self._plan.index, streams, self._plan.shares)
+            for number in mine:
+                self._spawn(self._stream(number, streams, mine))
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -69,24 +70,28 @@ class Drive:
 
     # -- closed: each stream waits for its answer
 
-    async def _stream(self, number: int, streams: int) -> None:
+    async def _stream(self, number: int, streams: int, mine: range) -> None:
         """One user. Users come one after the other in the first half of the warm-up, not all at once."""
         await _sleep_until(self._start + self._level.warmup_s / 2 * number / streams)
         wait_s = _FIRST_WAIT_S
-        while (next_ := self._next()) is not None:
+        while (next_ := self._next(streams, mine)) is not None:
             if await self._converse(*next_):
                 wait_s = _FIRST_WAIT_S
             else:
                 await asyncio.sleep(wait_s)  # or a service that refuses would be asked without pause
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
-    def _next(self) -> tuple[int, bool] | None:
-        """The number of this share's next conversation and whether it counts; None when there is no more."""
+    def _next(self, streams: int, mine: range) -> tuple[int, bool] | None:
+        """The number of the next conversation and whether it counts; None when there is no more.
+
+        Of every `streams` conversations a share has as many as it has streams; whichever is free takes one.
+        """
         now = time.monotonic()
         if self._until is not None and now >= self._until:
             return None
         counted = now >= self._measured_from
-        index = self._begun[counted] * self._plan.shares + self._plan.index
+        wave, place = divmod(self._begun[counted], len(mine))
+        index = wave * streams + mine[place]
         if counted and self._level.conversations is not None and index >= self._level.conversations:
             return None
         self._begun[counted] += 1
