@@ -26,6 +26,9 @@ _CONNECT_S = 3.0
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 _USER_TIMEOUT_MS = 20_000
 
+STREAM = b"x-penstock-stream"
+"""On a request: the number under which its stream may come on the trunk. On the answer: it comes there."""
+
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -61,6 +64,13 @@ class Connection(asyncio.Protocol):
         self._headers: Headers = []
         self._head: Head | None = None
         self._open = False  # an exchange is under way
+        self._hold: Callable[[int, bool], None] | None = None
+        self._held = False
+        self._riding = False  # the answer's body comes on the trunk
+        self._ridden = False  # ... and has come
+        self._own_ended = False
+        self._stranded = False
+        self.rides = 0
         self.finished = False
         self.exchanges = 0
         self.idle_since = 0.0
@@ -72,6 +82,7 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None
         self._headers, self._head = [], None
         self._open, self.finished = True, False
+        self._riding = self._ridden = self._own_ended = False
         self.exchanges += 1
         self._transport.writelines([head, body] if body else [head])
 
@@ -85,7 +96,7 @@ class Connection(asyncio.Protocol):
         """All body bytes that are here, at least one; nothing when the answer has ended."""
         while not self._pieces and not self.finished:
             await self._news()
-        piece = self._take()
+        piece = self._unread()
         self.go_on()
         return piece
 
@@ -105,6 +116,9 @@ class Connection(asyncio.Protocol):
 
     def go_on(self) -> None:
         """Reads from the replica again."""
+        if self._held and self._hold is not None:
+            self._held = False
+            self._hold(self.rides, False)
         if self._paused:
             self._paused = False
             if self._transport is not None and self._broken is None:
@@ -132,18 +146,50 @@ class Connection(asyncio.Protocol):
 
     @property
     def paused(self) -> bool:
-        """Whether the socket is left unread because the reader is behind."""
-        return self._paused
+        """Whether the replica is held back because the reader is behind."""
+        return self._paused or self._held
 
     @property
     def unread_bytes(self) -> int:
         """Body bytes held for the reader."""
         return self._unread_bytes
 
+    def say(self, piece: bytes) -> None:
+        """Sends more of a request whose body has no end yet."""
+        if self._transport is not None:
+            self._transport.write(piece)
+
     def abort(self) -> None:
         """Ends it at once; the replica takes an unfinished request for abandoned."""
         if self._transport is not None:
             self._transport.abort()
+
+    # -- for the trunk
+
+    def ride(self, number: int, hold: Callable[[int, bool], None]) -> None:
+        """The next answer's body may come by `take`. hold: told `number`, and whether it is to pause."""
+        self.rides, self._hold, self._held, self._stranded = number, hold, False, False
+
+    def take(self, piece: bytes, last: bool) -> None:
+        """A piece of the answer's body that came on the trunk."""
+        if last:
+            self._ridden = True
+            self._finish()
+        if piece:
+            self.on_body(piece)
+        if self._sink is not None and not self.finished:
+            if self._pieces:
+                self._spill()
+            return
+        if self._unread_bytes > _HIGH_WATER_BYTES:
+            self._hold_back()
+        self._wake()
+
+    def strand(self) -> None:
+        """The trunk has ended: a body that comes on it is lost."""
+        self._stranded = True
+        if self._riding and not self._ridden:
+            self._fail("the replica's trunk has ended")
 
     async def _news(self) -> None:
         if self._broken is not None:
@@ -158,15 +204,17 @@ class Connection(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _take(self) -> bytes:
+    def _unread(self) -> bytes:
         pieces, self._pieces = self._pieces, []
         self._unread_bytes = 0
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _spill(self) -> None:
         assert self._sink is not None
-        if self._sink(self._take()):
+        if self._sink(self._unread()):
             self.go_on()
+        elif self._riding:
+            self._hold_back()
         else:
             self._pause()
 
@@ -174,6 +222,15 @@ class Connection(asyncio.Protocol):
         if not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
+
+    def _hold_back(self) -> None:
+        if not self._held and self._hold is not None:
+            self._held = True
+            self._hold(self.rides, True)
+
+    def _finish(self) -> None:
+        if self._own_ended and (self._ridden or not self._riding):
+            self._open, self.finished = False, True
 
     # -- for the event loop
 
@@ -216,13 +273,17 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self._head = Head(self._parser.get_status_code(), self._headers)
+        self._riding = self._hold is not None and self._head.header(STREAM) is not None
+        if self._riding and self._stranded:
+            self._fail("the replica's trunk has ended")
 
     def on_body(self, body: bytes) -> None:
         self._pieces.append(body)
         self._unread_bytes += len(body)
 
     def on_message_complete(self) -> None:
-        self._open, self.finished = False, True
+        self._own_ended = True
+        self._finish()
         if not self._parser.should_keep_alive():
             self._broken = ConnectionAbortedError("the replica keeps this connection no longer")
 

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from penstock.serve import link
-from penstock.serve.connection import Connection
 from penstock.serve.pool import Pool
 from penstock.serve.table import Replica, Table
 
@@ -64,7 +63,7 @@ class Fleet:
         while True:
             hellos, now = replica.hellos, asyncio.get_running_loop().time()
             try:
-                await self._listen(replica, await pool.connect())
+                await self._listen(replica, pool)
             except ConnectionRefusedError:
                 if now >= ask_due and not replica.address.is_local(self._table.node_id):
                     ask_due = now + _ASK_AGAIN_S if await self._ask_for_network(replica.model_id) else now
@@ -73,18 +72,37 @@ class Fleet:
             retry_s = _RETRY_FIRST_S if replica.hellos > hellos else min(2 * retry_s, _RETRY_MOST_S)
             await asyncio.sleep(retry_s)
 
-    async def _listen(self, replica: Replica, connection: Connection) -> None:
+    async def _listen(self, replica: Replica, pool: Pool) -> None:
         def said(word: link.Hello | link.Report) -> None:
             if isinstance(word, link.Hello):
                 self._table.hello(replica, word)
             else:
                 self._table.report(replica, word)
 
+        connection = await pool.connect()
+        carrying = asyncio.create_task(self._carry(replica, pool))
         try:
             await link.listen(connection, replica.address.secret, self._gateway_id, said)
         finally:
             self._table.lost(replica)
             connection.abort()
+            carrying.cancel()
+
+    async def _carry(self, replica: Replica, pool: Pool) -> None:
+        """Keeps its trunk while the link lasts. Without one, streams come on connections of their own."""
+        while True:
+            try:
+                await self._deal(replica, pool)
+            except (OSError, TimeoutError) as error:
+                log.debug("trunk of replica %s of %s: %s", replica.id, replica.model_id, error)
+            await asyncio.sleep(_RETRY_MOST_S)
+
+    async def _deal(self, replica: Replica, pool: Pool) -> None:
+        carrier = await pool.connect()
+        try:
+            await pool.trunk.follow(carrier, replica.address.secret, self._gateway_id)
+        finally:
+            carrier.abort()
 
     async def _ask_for_network(self, model_id: str) -> bool:
         """Whether it was asked for now: one question serves all replicas of a model that refuse together."""

@@ -18,7 +18,9 @@ from penstock.engine import ASGIApp, Load, Message, Receive, Scope, Send, Spent,
 from penstock.engine import watch as watching
 from penstock.errors import EngineDead, Unavailable
 from penstock.openai.errors import envelope, headers
-from penstock.serve import link
+from penstock.serve import link, trunk
+from penstock.serve.connection import STREAM
+from penstock.serve.trunk import Sender
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +41,7 @@ class Guard:
         self._links_end = False
         self._changed = asyncio.Event()  # set, and replaced, when links have something to say at once
         self._by_gateway: Counter[bytes] = Counter()
+        self._trunks: dict[bytes, Sender] = {}
         self.open: set[asyncio.Task[object]] = set()
 
     def say_draining(self) -> None:
@@ -54,6 +57,8 @@ class Guard:
         """Every gateway takes this replica for dead."""
         self._links_end = True
         self._tell_links()
+        for sender in self._trunks.values():
+            sender.close()
 
     def die(self, reason: str) -> None:
         """The engine is dead: ends the links, and what is open."""
@@ -80,15 +85,15 @@ class Guard:
         gateway = fields.get(link.GATEWAY, b"")
         if scope["path"] == link.PATH:
             return await self._talk(gateway, receive, send)
+        if scope["path"] == trunk.PATH:
+            return await self._carry(gateway, receive, send)
         if self._refusal is not None:
             return await _turn_away(send, self._refusal, link.UNTOUCHED)
         scope["headers"] = [field for field in scope["headers"] if not field[0].startswith(b"x-penstock-")]
-        return await self._pass(gateway, scope, receive, send)
+        answer = _Answer(send, self._trunks.get(gateway), int(fields.get(STREAM, 0)))
+        return await self._pass(gateway, scope, receive, answer)
 
-    async def _pass(self, gateway: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-        watch = Watch()
-        watching.set(watch)
-        answer = _Answer(send, watch)
+    async def _pass(self, gateway: bytes, scope: Scope, receive: Receive, answer: _Answer) -> None:
         task = asyncio.current_task()
         assert task is not None
         self.open.add(task)
@@ -102,9 +107,19 @@ class Guard:
         finally:
             self.open.discard(task)
             self._by_gateway[gateway] -= 1
+            answer.close()
         if self._refusal is not None and not answer.started:
-            await _turn_away(send, self._refusal, link.INTERRUPTED)
+            await _turn_away(answer.direct, self._refusal, link.INTERRUPTED)
         # What has started and not ended is cut by uvicorn as soon as we return.
+
+    async def _carry(self, gateway: bytes, receive: Receive, send: Send) -> None:
+        """The trunk, until it ends here or there."""
+        sender = self._trunks[gateway] = Sender()
+        try:
+            await sender.talk(receive, send)
+        finally:
+            if self._trunks.get(gateway) is sender:
+                del self._trunks[gateway]
 
     async def _talk(self, gateway: bytes, receive: Receive, send: Send) -> None:
         """The link: hello, then reports, until it is ended here or there."""
@@ -144,15 +159,20 @@ class Guard:
 class _Answer:
     """ASGI send that holds the start back until the first body byte, and no dying engine's error gets out.
 
-    By then the engine knows where its time went: it stands in the answer's `Server-Timing`.
+    By then the engine knows where its time went: it stands in the answer's `Server-Timing`. The pieces of a
+    stream go to the trunk, where there is one; its head and its end go directly.
     """
 
-    __slots__ = ("_arrived_at", "_send", "_start", "_watch", "started")
+    __slots__ = ("_arrived_at", "_number", "_sender", "_start", "_watch", "direct", "started")
 
-    def __init__(self, send: Send, watch: Watch) -> None:
+    def __init__(self, direct: Send, sender: Sender | None, number: int) -> None:
+        """number: of the stream on the trunk; 0 when the gateway wants nothing there."""
         self._arrived_at = time.monotonic()
-        self._watch = watch
-        self._send = send
+        self._watch = Watch()
+        watching.set(self._watch)
+        self.direct = direct
+        self._sender = sender if number else None
+        self._number = number
         self._start: Message | None = None
         self.started = False
 
@@ -162,13 +182,36 @@ class _Answer:
             self._start = message
             return
         start, self._start = self._start, None
-        if message.get("body", b"").startswith(_FAILURES) or (start and start["status"] >= 500):
+        body: bytes = message.get("body", b"")
+        if body.startswith(_FAILURES) or (start and start["status"] >= 500):
             await asyncio.sleep(_DYING_S)  # where it was a death, the guard cancels us here
         if start is not None:
             self.started = True
-            timing = (b"server-timing", self._timing())
-            await self._send({**start, "headers": [*start["headers"], timing]})
-        await self._send(message)
+            await self.direct({**start, "headers": [*start["headers"], *self._own_headers(start)]})
+        if self._sender is None:
+            await self.direct(message)
+        else:
+            await self._send_by(self._sender, body, message.get("more_body", False))
+
+    def _own_headers(self, start: Message) -> list[tuple[bytes, bytes]]:
+        fields = [(b"server-timing", self._timing())]
+        kinds = [value for name, value in start["headers"] if name.lower() == b"content-type"]
+        if self._sender is not None and kinds and kinds[0].startswith(b"text/event-stream"):
+            self._sender.join(self._number)
+            fields.append((STREAM, b"%d" % self._number))
+        else:
+            self._sender = None
+        return fields
+
+    async def _send_by(self, sender: Sender, body: bytes, more: bool) -> None:
+        await sender.send(self._number, body, last=not more)
+        if not more:
+            await self.direct({"type": "http.response.body", "body": b""})
+
+    def close(self) -> None:
+        """The app has left."""
+        if self._sender is not None and self.started:
+            self._sender.leave(self._number)
 
     def _timing(self) -> bytes:
         """In milliseconds. front: all around the engine, such as chat template, tokens and JSON."""

@@ -7,6 +7,7 @@ import asyncio
 from penstock.serve.address import Address
 from penstock.serve.connection import Connection, connect
 from penstock.serve.port import KEEP_ALIVE_S
+from penstock.serve.trunk import Receiver
 
 _IDLE_S = KEEP_ALIVE_S - 15  # let go of a connection well before the replica does
 
@@ -19,6 +20,7 @@ class Pool:
         self._node_id = node_id
         self._idle: dict[Connection, None] = {}  # the last one in is the first one out: the rest can age
         self._closed = False
+        self.trunk = Receiver()
 
     async def acquire(self) -> Connection:
         """An idle connection, or a new one.

@@ -57,10 +57,16 @@ async def _ask_anew(pool: Pool, head: bytes, body: Body, reply: Reply) -> None:
 async def _exchange(pool: Pool, connection: Connection, head: bytes, body: Body, reply: Reply) -> None:
     reply.timing.begin(timing.REPLICA)
     try:
-        connection.request(head, body.content)
+        connection.request(with_line(head, pool.trunk.join(connection)), body.content)
         await _pass_on(connection, reply)
     finally:
+        pool.trunk.leave(connection)
         pool.release(connection)
+
+
+def with_line(head: bytes, line: bytes) -> bytes:
+    """A request's head with one more header line."""
+    return head[:-2] + line + b"\r\n"
 
 
 async def _pass_on(connection: Connection, reply: Reply) -> None:

@@ -1,0 +1,158 @@
+"""Streams whose pieces come on the trunk: complete, in order, each at its client's own pace."""
+
+import asyncio
+
+import httpx
+import pytest
+from served import Served, chat, until
+
+from penstock.serve.connection import STREAM
+from penstock.serve.trunk import Receiver, Sender
+
+SSE = [(b"content-type", b"text/event-stream")]
+CHAT = "/v1/chat/completions"
+
+
+class Steps:
+    """An app whose streams all get a piece at each step, as those of an engine do. It is told how fast."""
+
+    def __init__(self, steps: int, event_bytes: int = 40) -> None:
+        self.steps, self.event_bytes = steps, event_bytes
+        self.asked: list[bytes | None] = []
+        self.sent = 0
+
+    async def __call__(self, scope, receive, send):
+        self.asked.append(dict(scope["headers"]).get(STREAM))
+        await send({"type": "http.response.start", "status": 200, "headers": SSE})
+        for step in range(self.steps):
+            event = b"data: %d %s\n\n" % (step, b"x" * self.event_bytes)
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+            self.sent += 1
+            await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+
+@pytest.fixture
+def dealt(monkeypatch) -> list[int]:
+    """Sizes of what came on trunks in one piece, in frames."""
+    frames: list[int] = []
+    take = Receiver._deal
+
+    def count(self, data: bytes) -> bytes:
+        before = data.count(b"data: ")
+        frames.append(before)
+        return take(self, data)
+
+    monkeypatch.setattr(Receiver, "_deal", count)
+    return frames
+
+
+async def numbers(http: httpx.AsyncClient) -> list[str]:
+    answer = await http.post(CHAT, json=chat(stream=True))
+    return [line.split()[1] for line in answer.text.splitlines() if line.startswith("data: ")]
+
+
+async def until_trunk(served: Served) -> None:
+    """The link tells that a replica is ready, the trunk follows it."""
+    pools = served._gateway._fleet._pools.values()
+    await until(lambda: pools and all(pool.trunk._carrier is not None for pool in pools))
+
+
+async def test_streams_arrive_whole_and_in_order_many_in_a_piece(served: Served, dealt: list[int]):
+    await served.gateway("m")
+    await served.app(Steps(200))
+    await until_trunk(served)
+    async with served.http() as http:
+        answers = await asyncio.gather(*(numbers(http) for _ in range(20)))
+    assert all(answer == [*map(str, range(200)), "[DONE]"] for answer in answers)
+    assert sum(dealt) == 20 * 201
+    assert max(dealt) > 10
+
+
+async def test_json_answers_stay_on_their_own_connections(served: Served, dealt: list[int]):
+    await served.gateway("m")
+    await served.replica()
+    await until_trunk(served)
+    async with served.http() as http:
+        assert (await http.post(CHAT, json=chat())).json()["choices"]
+    assert not dealt
+
+
+async def test_clients_neither_send_nor_see_a_streams_number(served: Served):
+    await served.gateway("m")
+    app = Steps(1)
+    await served.app(app)
+    await until_trunk(served)
+    async with served.http() as http:
+        answer = await http.post(CHAT, json=chat(stream=True), headers={STREAM.decode(): "77"})
+    assert app.asked == [None]
+    assert STREAM.decode() not in answer.headers
+
+
+async def test_a_client_that_does_not_read_stops_its_own_stream_alone(served: Served):
+    await served.gateway("m")
+    slow, quick = Steps(500, event_bytes=20_000), Steps(50)
+
+    async def app(scope, receive, send):
+        await (slow if (b"x-slow", b"1") in scope["headers"] else quick)(scope, receive, send)
+
+    await served.app(app)
+    await until_trunk(served)
+    async with served.http() as http:
+        request = http.build_request("POST", CHAT, json=chat(stream=True), headers={"x-slow": "1"})
+        answer = await http.send(request, stream=True)
+        pool = next(iter(served._gateway._fleet._pools.values()))
+        await until(lambda: any(connection.paused for connection in pool.trunk._streams.values()))
+        sent = slow.sent
+        assert await numbers(http) == [*map(str, range(50)), "[DONE]"]
+        assert slow.sent - sent < 5
+        assert slow.sent < 500
+        text = (await answer.aread()).decode()
+        await answer.aclose()
+    assert [line.split()[1] for line in text.splitlines() if line] == [*map(str, range(500)), "[DONE]"]
+
+
+async def test_a_client_that_leaves_frees_its_stream(served: Served):
+    await served.gateway("m")
+    await served.replica(step_base_ms=5)
+    await until_trunk(served)
+    pool = next(iter(served._gateway._fleet._pools.values()))
+    async with served.http() as http:
+        async with http.stream(
+            "POST", CHAT, json=chat(stream=True, max_tokens=5000, ignore_eos=True)
+        ) as answer:
+            await anext(answer.aiter_lines())
+            assert pool.trunk._streams
+        await until(lambda: not pool.trunk._streams)
+        await until(lambda: not served.table.ready("m")[0].in_flight)
+
+
+async def test_a_trunk_that_breaks_ends_its_streams_with_an_error_and_comes_back(served: Served):
+    await served.gateway("m")
+    await served.replica(step_base_ms=5)
+    await until_trunk(served)
+    pool = next(iter(served._gateway._fleet._pools.values()))
+    async with served.http() as http:
+        long = chat(stream=True, max_tokens=5000, ignore_eos=True)
+        async with http.stream("POST", CHAT, json=long) as answer:
+            lines = answer.aiter_lines()
+            told = [await anext(lines)]
+            pool.trunk._carrier.abort()
+            told += [line async for line in lines]
+        assert any('"error"' in line for line in told)
+        assert not any("[DONE]" in line for line in told)
+        await until_trunk(served)
+        assert (await http.post(CHAT, json=chat(stream=True))).text.endswith("data: [DONE]\n\n")
+
+
+async def test_without_a_trunk_streams_come_on_their_own_connections(served: Served, monkeypatch, dealt):
+    async def refuse(self, receive, send):
+        await send({"type": "http.response.start", "status": 404, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    monkeypatch.setattr(Sender, "talk", refuse)  # as a replica of an older version would
+    await served.gateway("m")
+    await served.app(Steps(30))
+    async with served.http() as http:
+        assert await numbers(http) == [*map(str, range(30)), "[DONE]"]
+    assert not dealt
