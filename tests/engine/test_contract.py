@@ -133,6 +133,24 @@ async def test_metrics_carry_vllms_names_and_the_model(under_test: Served):
     assert f'model_name="{MODEL_ID}"' in metrics
 
 
+async def test_metrics_count_what_the_prefix_cache_was_asked_and_gave(under_test: Served):
+    tokens = (await ask(under_test, "/tokenize", model=MODEL_ID, prompt="wheel " * 100))["tokens"]
+    prompt = {"prompt": tokens, "max_tokens": 1}
+    await ask(under_test, "/v1/completions", **COMPLETION | prompt)
+    before = [await counted(under_test, name) for name in ("queries", "hits")]
+    await ask(under_test, "/v1/completions", **COMPLETION | prompt)
+    after = [await counted(under_test, name) for name in ("queries", "hits")]
+    hits = (len(tokens) - 1) // BLOCK_SIZE * BLOCK_SIZE
+    assert [new - old for new, old in zip(after, before, strict=True)] == [len(tokens), hits]
+
+
+async def counted(served: Served, what: str) -> float:
+    lines = (await served.http.get("/metrics")).text.splitlines()
+    return sum(
+        float(line.split()[-1]) for line in lines if line.startswith(f"vllm:prefix_cache_{what}_total{{")
+    )
+
+
 async def test_health_is_ok_while_it_lives(under_test: Served):
     assert (await under_test.http.get("/health")).status_code == 200
     await under_test.engine.check_health()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Tokens
 
+import httpx
 import pytest
 
 from penstock.config import LLMConfig
@@ -184,3 +185,15 @@ async def test_a_delta_tells_how_much_of_the_prompt_was_cached():
         deltas = sim.generate([tokenizer.EOS] * 100, {"max_tokens": 2, "ignore_eos": True})
         assert [delta.cached_tokens async for delta in deltas] == [cached, cached]
     await sim.stop()
+
+
+@pytest.mark.parametrize("told", [True, False])
+async def test_usage_tells_the_cached_tokens_when_it_is_to(told: bool):
+    sim = engine(enable_prompt_tokens_details=told)
+    await sim.start()
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(sim.app()), base_url="http://sim") as client:
+        body = {"prompt": "word " * 50, "max_tokens": 1}
+        usages = [(await client.post("/v1/completions", json=body)).json()["usage"] for _ in range(2)]
+    await sim.stop()
+    details = [usage.get("prompt_tokens_details") for usage in usages]
+    assert details == ([{"cached_tokens": 0}, {"cached_tokens": 96}] if told else [None, None])
