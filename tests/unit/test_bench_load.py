@@ -119,6 +119,12 @@ def test_conversations_share_their_prefix_only() -> None:
     assert one["messages"][1] != other["messages"][1]
 
 
+def test_every_level_has_prefixes_of_its_own() -> None:
+    writer = Writer(work(shared_prefix=200))
+    (one,), (other,) = bodies(writer, 0, level=0), bodies(writer, 0, level=1)
+    assert one["messages"][0] != other["messages"][0]
+
+
 def test_there_are_as_many_prefixes_as_asked() -> None:
     writer = Writer(work(shared_prefix=20, prefixes=3))
     assert len({bodies(writer, i)[0]["messages"][0]["content"] for i in range(50)}) == 3

@@ -89,7 +89,8 @@ class Writer:
         name = f"{level}/{index}"
         if self._work.trace:
             return self._traced(self._work.trace[index], name)
-        return self._written(Random(f"{index} {self._work.seed}"), name)
+        random = Random(f"{index} {self._work.seed}")
+        return self._written(random, self._prefix(random, level), name)
 
     def _own(self, index: int) -> Conversation:
         """The user's own body; his limit on tokens stays unless lengths were asked for."""
@@ -108,10 +109,8 @@ class Writer:
         asked = {"messages": [_user(text)]} if self._form.chat else {"prompt": text}
         yield self._form.request(asked, arrival.output_tokens)
 
-    def _written(self, random: Random, name: str) -> Conversation:
-        prefix, messages, prompt = self._prefix(random), [], ""
-        if prefix:
-            messages, prompt = [{"role": "system", "content": prefix}], prefix
+    def _written(self, random: Random, prefix: str, name: str) -> Conversation:
+        messages, prompt = [{"role": "system", "content": prefix}] if prefix else [], prefix
         overhead = 0.0 if prefix else self._work.ruler.overhead
         for turn in range(self._work.turns):
             tokens = self._work.input.draw(random)
@@ -124,13 +123,13 @@ class Writer:
             messages, prompt = [*messages, {"role": "assistant", "content": answer}], prompt + answer
             overhead = 0.0
 
-    def _prefix(self, random: Random) -> str:
-        """One of the prefixes that conversations share; it bears the template's overhead."""
+    def _prefix(self, random: Random, level: int) -> str:
+        """One of those that conversations of a level share, or nothing; it bears the template's overhead."""
         ruler, tokens = self._work.ruler, self._work.shared_prefix
         if not tokens:
             return ""
         which = random.randrange(self._work.prefixes)
-        return self._tape.cut(ruler.words(tokens - ruler.overhead), f"prefix {which}")
+        return self._tape.cut(ruler.words(tokens - ruler.overhead), f"prefix {level}/{which}")
 
 
 def _user(text: str) -> dict[str, str]:
