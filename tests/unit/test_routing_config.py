@@ -6,6 +6,7 @@ from penstock.config import LLMConfig
 from penstock.config.load import load_configs
 from penstock.config.routing import POLICIES
 from penstock.errors import ConfigError
+from penstock.serve import LLMRouter, build_openai_app
 from penstock.serve.cards import ModelCard
 from penstock.serve.routing.policies import BY_NAME, policy, problems
 
@@ -72,3 +73,15 @@ def test_every_model_whose_policy_cannot_be_had_is_told_with_its_place(tmp_path)
     wrong.write_text("model_loading_config: {model_id: m}\nllm_engine: sim\nrouting_policy: no_such:Policy\n")
     [told] = problems([config(), *load_configs(str(wrong))])
     assert told.startswith(f"{wrong}:3: routing_policy: 'no_such:Policy' cannot be made")
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda model: build_openai_app({"llm_configs": [model]}),
+        lambda model: LLMRouter.as_deployment().bind([model]),
+    ],
+)
+def test_a_policy_that_cannot_be_had_is_told_before_anything_starts(build):
+    with pytest.raises(ConfigError, match="model 'm': routing_policy: 'no_such:Policy' cannot be made"):
+        build(config(routing_policy="no_such:Policy"))

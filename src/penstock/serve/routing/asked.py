@@ -20,7 +20,7 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     session: what the client calls its conversation or its user.
     blocks: a hash for each block of the prompt, of all that goes before and the block itself: equal blocks at
     equal places mean equal prefixes. Where they end is `blocks.ENDS`. In this process only.
-    home: a hash of some first half of the prompt, the same in every process.
+    home: a hash of some beginning of its first turn, the same in every process.
     """
 
     adapter: str = ""

@@ -15,7 +15,7 @@ from penstock.serve.routing.blocks import BYTES_PER_TOKEN, ENDS
 from penstock.serve.table import Replica
 
 ENTRIES = 2**18
-"""Blocks of all replicas of one model, in one gateway. A prompt of 4 KB has 16, of 100 KB 53."""
+"""Blocks of all replicas of a model, in one gateway: 80 MB when full. 4 KB of prompt are 16, 100 KB 53."""
 
 EXPIRY_S = 1800.0
 """A block unused for so long is forgotten: a cache may also be emptied by command."""
