@@ -9,6 +9,7 @@ cache is full and is prefilled again later, as far as its blocks are not found a
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from penstock.engine import Load, Spent
@@ -110,6 +111,10 @@ class Batch:
             self._admit(budget)
         self._now += self._step_s()
         return self._now
+
+    def work(self) -> Collection[tuple[Sequence, int]]:
+        """The step that has begun: how many tokens of which sequence."""
+        return self._work.items()
 
     def end_step(self) -> list[Sequence]:
         """The sequences that have made a token in the step; those that are complete have left the batch."""
