@@ -5,9 +5,11 @@ vLLM's scheduler and block pool run here without a model; what a model would sam
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -116,7 +118,8 @@ def vllm_scheduler(kv_blocks: int):
     init_none_hash(sha256)
     given = {**LIMITS, "block_size": BLOCK_SIZE, "enable_prefix_caching": True, "async_scheduling": False}
     arguments = EngineArgs(penstock.demo_model(), **given)
-    config = arguments.create_engine_config()
+    with patch.dict(os.environ):  # it sets variables for engines of this process
+        config = arguments.create_engine_config()
     config.cache_config.num_gpu_blocks = kv_blocks + 1
     spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32)
     blocks = KVCacheConfig(kv_blocks + 1, [], [KVCacheGroupSpec(["layer"], spec)])  # one it keeps for itself
