@@ -96,6 +96,9 @@ CONTESTANTS = (
     ),
     Contestant("penstock", "penstock serve", penstock_serve),
     Contestant("penstock-serve-run", "Penstock, serve.run", _serve_app("penstock")),
+    Contestant(
+        "penstock-haproxy", "Penstock, serve.run, HAProxy", _serve_app("penstock"), environment=_haproxy
+    ),
 )
 
 

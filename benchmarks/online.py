@@ -117,7 +117,7 @@ def _options() -> argparse.Namespace:
     add = parser.add_argument
     add("--only", type=choices(names), default=names, metavar="NAMES", help=f"some of {','.join(names)}")
     add("--executor", type=choices(EXECUTORS), default=list(EXECUTORS), help="mp, uni, or mp,uni (both)")
-    add("--streams", type=numbers, default=[1, 16, 64], metavar="N,N", help="concurrent requests")
+    add("--streams", type=numbers, default=[1, 16, 64, 256], metavar="N,N", help="concurrent requests")
     add("--rounds", type=int, default=3, help="how often the whole circle is gone through")
     add("--seconds", type=float, default=10.0, help="measured seconds of each run")
     add("--warmup", type=float, default=3.0, help="seconds of load before each measured run")

@@ -2,6 +2,7 @@
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from demo_questions import QUESTIONS
@@ -62,3 +63,5 @@ def test_served_answers_are_those_of_plain_transformers(client):
     assert len(answers) >= 20
     assert answers == plain(questions)
     assert {reason for _, reason in answers} == {"stop"}
+    logs = Path("/tmp/ray/session_latest/logs").glob("worker-*.err")
+    assert any("Requests come through Ray Serve's proxy" in log.read_text(errors="replace") for log in logs)

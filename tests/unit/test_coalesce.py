@@ -7,7 +7,7 @@ import pytest
 from penstock.serve.coalesce import Coalesced
 
 
-async def answered(pieces: list[bytes], interval_s: float) -> list[dict]:
+async def answered(pieces: list[bytes]) -> list[dict]:
     """The messages that reach Serve when an app sends `pieces` without a pause."""
     sent: list[dict] = []
 
@@ -20,18 +20,18 @@ async def answered(pieces: list[bytes], interval_s: float) -> list[dict]:
     async def send(message):
         sent.append(message)
 
-    await Coalesced(app, interval_s)({"type": "http"}, None, send)
+    await Coalesced(app)({"type": "http"}, None, send)
     return sent
 
 
 async def test_pieces_of_one_moment_leave_together_after_the_first_two():
-    sent = await answered([b"role", b"one", b"two", b"three"], 60)
+    sent = await answered([b"role", b"one", b"two", b"three"])
     assert [message.get("body") for message in sent] == [None, b"role", b"one", b"twothree", b"end"]
     assert [message.get("more_body", False) for message in sent] == [False, True, True, True, False]
 
 
 async def test_an_answer_in_one_piece_passes_as_it_is():
-    assert [message.get("body") for message in await answered([], 60)] == [None, b"end"]
+    assert [message.get("body") for message in await answered([])] == [None, b"end"]
 
 
 async def test_held_pieces_leave_while_the_app_is_silent():
@@ -46,7 +46,7 @@ async def test_held_pieces_leave_while_the_app_is_silent():
         if message["body"] == b"two":
             arrived.set()
 
-    running = asyncio.create_task(Coalesced(app, 0.001)({"type": "http"}, None, send))
+    running = asyncio.create_task(Coalesced(app)({"type": "http"}, None, send))
     await asyncio.wait_for(arrived.wait(), 5)
     silent.set()
     await running
@@ -65,4 +65,25 @@ async def test_a_client_that_is_gone_ends_the_app():
 
     send.calls = 0
     with pytest.raises(ConnectionResetError):
-        await Coalesced(app, 0)({"type": "http"}, None, send)
+        await Coalesced(app)({"type": "http"}, None, send)
+
+
+async def test_the_more_streams_are_open_the_longer_their_pieces_are_held():
+    all_open, end = asyncio.Event(), asyncio.Event()
+    intervals: list[float] = []
+
+    async def app(scope, receive, send):
+        intervals.append(coalesced.interval_s())
+        if len(intervals) == 300:
+            all_open.set()
+        await end.wait()
+
+    coalesced = Coalesced(app, pieces_per_s=1000)
+    asked = [asyncio.create_task(coalesced({"type": "http"}, None, None)) for _ in range(300)]
+    await asyncio.wait_for(all_open.wait(), 5)
+    end.set()
+    await asyncio.gather(*asked)
+    assert intervals[:10] == [0.01] * 10
+    assert intervals[49] == 0.05
+    assert intervals[-1] == 0.1
+    assert coalesced.interval_s() == 0.01

@@ -1,17 +1,21 @@
 """Fewer and larger pieces for Serve's own HTTP, which spends some 300 us on each, whatever its size.
 
-Stands between the gateway and Serve, only where Serve brings the requests. What a stream makes within
-10 ms leaves together; its first pieces, and with them the first token, leave at once.
+Stands between the gateway and Serve, only where Serve brings the requests. What a stream makes within 10 ms
+leaves together, within more where many streams are open; its first pieces, and with them the first token,
+leave at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 
 from penstock.engine import ASGIApp, Message, Receive, Scope, Send
 
-_INTERVAL_S = 0.01
+_PIECES_PER_S = 1000
+"""Of all streams together: some third of a core, of what Serve's proxy and the ingress replica take."""
+_LEAST_S, _MOST_S = 0.01, 0.1
 _AT_ONCE = 2
 """Pieces never held: a chat stream opens with an event without text, the second has the first token."""
 
@@ -19,17 +23,24 @@ _AT_ONCE = 2
 class Coalesced:
     """ASGI around `app`."""
 
-    def __init__(self, app: ASGIApp, interval_s: float = _INTERVAL_S) -> None:
+    def __init__(self, app: ASGIApp, pieces_per_s: float = _PIECES_PER_S) -> None:
         self._app = app
-        self._interval_s = interval_s
+        self._pieces_per_s = pieces_per_s
+        self._streams = 0
+
+    def interval_s(self) -> float:
+        """How long a stream's pieces are held now."""
+        return min(max(_LEAST_S, self._streams / self._pieces_per_s), _MOST_S)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        answer = _Answer(send, self._interval_s)
+        answer = _Answer(send, self.interval_s)
+        self._streams += 1
         try:
             await self._app(scope, receive, answer.send)
         finally:
+            self._streams -= 1
             answer.close()
         return None
 
@@ -37,7 +48,7 @@ class Coalesced:
 class _Answer:
     """One answer on its way out. `send` is called by one task, as ASGI has it."""
 
-    def __init__(self, send: Send, interval_s: float) -> None:
+    def __init__(self, send: Send, interval_s: Callable[[], float]) -> None:
         self._send = send
         self._interval_s = interval_s
         self._passed = 0
@@ -61,7 +72,7 @@ class _Answer:
     async def _flush(self) -> None:
         while self._held:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._interval_s):
+                async with asyncio.timeout(self._interval_s()):
                     await self._ending.wait()
             body, self._held = b"".join(self._held), []
             await self._send({"type": "http.response.body", "body": body, "more_body": True})
