@@ -82,6 +82,27 @@ def watched(ask: Callable[[], Spent]) -> None:
         found.ask = ask
 
 
+class Shortcut(Protocol):
+    """A way for pieces of an answer that has begun, past the layers of the engine's app."""
+
+    @property
+    def open(self) -> bool:
+        """Whether it may be taken. What went by the app before comes before, what goes by it later after."""
+        ...
+
+    def push(self, piece: bytes) -> bool:
+        """Sends now. False when the reader is behind: await `room` before the next one."""
+        ...
+
+    async def room(self) -> None:
+        """Returns when the next piece may follow."""
+        ...
+
+
+shortcut: ContextVar[Shortcut | None] = ContextVar("shortcut", default=None)
+"""Set in a request's context by whoever serves the engine's app; an engine need not know it."""
+
+
 def silent(phase: str) -> None:
     """The `Progress` of those who do not ask."""
 

@@ -15,6 +15,8 @@ import pytest
 import pytest_asyncio
 from enginetest import MODEL_ID, Served, serve, until, vllm_config
 
+from penstock.engine import shortcut
+
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),
@@ -204,3 +206,96 @@ async def test_a_client_that_leaves_aborts_its_request(recorded: Recorded) -> No
     await until(lambda: bool(recorded.recorders[CHAT].sent))
     ((chunks, expected),) = recorded.take(CHAT)
     assert chunks == expected[: len(chunks)]
+
+
+class Way:
+    """A shortcut that keeps what is sent by it, and in what order with what goes by the app."""
+
+    open = True
+
+    def __init__(self, pieces: list[bytes], room_after: int | None = None) -> None:
+        """room_after: pieces after which the reader is behind, each time."""
+        self.pieces = pieces
+        self.room_after = room_after
+        self.pushed = self.waited = 0
+        self.behind = False
+
+    def push(self, piece: bytes) -> bool:
+        self.pieces.append(piece)
+        self.pushed += 1
+        self.behind = self.room_after is not None and self.pushed % self.room_after == 0
+        return not self.behind
+
+    async def room(self) -> None:
+        if self.behind:
+            self.waited += 1
+            await asyncio.sleep(0.005)  # a few steps of the engine
+
+
+async def _by(app: Any, way: Way | None, body: dict[str, Any]) -> list[str]:
+    """The pieces of an answer, masked, whichever way they come."""
+    pieces: list[bytes] = way.pieces if way else []
+    content = json.dumps(body).encode()
+
+    async def receive() -> dict[str, Any]:
+        nonlocal content
+        if content is None:
+            await asyncio.Event().wait()
+        message, content = {"type": "http.request", "body": content}, None
+        return message
+
+    async def send(message: Any) -> None:
+        if piece := message.get("body"):
+            pieces.append(piece)
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": CHAT, "query_string": b"", "headers": headers}
+    scope |= {"asgi": {"version": "3.0"}, "http_version": "1.1", "root_path": ""}
+
+    async def answer() -> None:
+        shortcut.set(way)
+        await app(scope, receive, send)
+
+    await asyncio.create_task(answer())
+    return [_masked(piece) for piece in pieces]
+
+
+async def test_by_the_shortcut_comes_the_same_in_the_same_order(recorded: Recorded) -> None:
+    app, draw = recorded.served.engine.app(), random.Random(3)
+    pushed = 0
+    for _ in range(40):
+        body = {"model": MODEL_ID, "stream": True} | _body(draw, CHAT)
+        way = Way([])
+        short, long = await _by(app, way, body), await _by(app, None, body)
+        assert _text(short) == _text(long)
+        assert (short[0], _end(short)) == (long[0], _end(long))
+        pushed += way.pushed
+    assert pushed > 200
+    recorded.take(CHAT)
+
+
+async def test_a_reader_that_falls_behind_gets_all_of_it_merged(recorded: Recorded) -> None:
+    app = recorded.served.engine.app()
+    body = {"model": MODEL_ID, "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+    body |= {"max_tokens": 150, "ignore_eos": True, "temperature": 0}
+    body |= {"stream_options": {"include_usage": True}}
+    way = Way([], room_after=3)
+    slow, quick = await _by(app, way, body), await _by(app, None, body)
+    assert way.waited > 5
+    assert len(slow) < len(quick)
+    assert _text(slow) == _text(quick)
+    assert slow[-2:] == quick[-2:]  # usage and [DONE]
+    recorded.take(CHAT)
+
+
+def _end(chunks: list[str]) -> list[Any]:
+    """Why it ended, and what was counted; the text of its last chunk depends on what came merged."""
+    assert chunks[-1] == "data: [DONE]\n\n"
+    told = [json.loads(chunk[6:]) for chunk in chunks[-3:-1]]
+    choices = [choice for chunk in told for choice in chunk["choices"] if choice["finish_reason"]]
+    return [[(choice["finish_reason"], choice["stop_reason"]) for choice in choices], told[-1].get("usage")]
+
+
+def _text(chunks: list[str]) -> str:
+    told = [json.loads(chunk[6:])["choices"] for chunk in chunks if not chunk.endswith("[DONE]\n\n")]
+    return "".join(choice["delta"].get("content", "") for choices in told for choice in choices)

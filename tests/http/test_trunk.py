@@ -156,3 +156,20 @@ async def test_without_a_trunk_streams_come_on_their_own_connections(served: Ser
     async with served.http() as http:
         assert await numbers(http) == [*map(str, range(30)), "[DONE]"]
     assert not dealt
+
+
+async def test_a_replica_that_leaves_finishes_its_streams_and_then_its_trunk_ends(served: Served):
+    await served.gateway("m")
+    replica = await served.replica(step_base_ms=5)
+    await until_trunk(served)
+    pool = next(iter(served._gateway._fleet._pools.values()))
+    async with served.http() as http:
+        long = chat(stream=True, max_tokens=100, ignore_eos=True)
+        async with http.stream("POST", CHAT, json=long) as answer:
+            lines = answer.aiter_lines()
+            told = [await anext(lines)]
+            served.remove("m", replica.address)
+            told += [line async for line in lines]
+    assert "data: [DONE]" in told
+    await until(lambda: pool.trunk._carrier is None)
+    await until(lambda: not served._gateway._fleet._carrying)

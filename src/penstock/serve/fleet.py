@@ -35,11 +35,15 @@ class Fleet:
         self._asked: dict[str, float] = {}
         self._tasks: dict[Replica, asyncio.Task[None]] = {}
         self._pools: dict[Replica, Pool] = {}
+        self._carrying: set[asyncio.Task[None]] = set()
 
     def join(self, replica: Replica) -> None:
         """Begins to follow a member."""
-        self._pools[replica] = Pool(replica.address, self._table.node_id)
-        self._tasks[replica] = asyncio.create_task(self._follow(replica, self._pools[replica]))
+        pool = self._pools[replica] = Pool(replica.address, self._table.node_id)
+        self._tasks[replica] = asyncio.create_task(self._follow(replica, pool))
+        carrying = asyncio.create_task(self._carry(replica, pool))
+        self._carrying.add(carrying)
+        carrying.add_done_callback(self._carrying.discard)
 
     def leave(self, replica: Replica) -> None:
         """Lets a member go; what it is answering goes on."""
@@ -51,10 +55,12 @@ class Fleet:
         return self._pools.get(replica)
 
     async def close(self) -> None:
-        """Ends all links and idle connections."""
-        tasks = list(self._tasks.values())
+        """Ends all links, trunks and idle connections."""
+        tasks = [*self._tasks.values(), *self._carrying]
         for replica in list(self._tasks):
             self.leave(replica)
+        for carrying in self._carrying:
+            carrying.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _follow(self, replica: Replica, pool: Pool) -> None:
@@ -80,17 +86,15 @@ class Fleet:
                 self._table.report(replica, word)
 
         connection = await pool.connect()
-        carrying = asyncio.create_task(self._carry(replica, pool))
         try:
             await link.listen(connection, replica.address.secret, self._gateway_id, said)
         finally:
             self._table.lost(replica)
             connection.abort()
-            carrying.cancel()
 
     async def _carry(self, replica: Replica, pool: Pool) -> None:
-        """Keeps its trunk while the link lasts. Without one, streams come on connections of their own."""
-        while True:
+        """Keeps its trunk, once it has left only for the streams that are open."""
+        while self._pools.get(replica) is pool:
             try:
                 await self._deal(replica, pool)
             except (OSError, TimeoutError) as error:

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from penstock.engine import ASGIApp, Load, Message, Receive, Scope, Send, Spent, Watch
+from penstock.engine import ASGIApp, Load, Message, Receive, Scope, Send, Spent, Watch, shortcut
 from penstock.engine import watch as watching
 from penstock.errors import EngineDead, Unavailable
 from penstock.openai.errors import envelope, headers
@@ -170,6 +170,7 @@ class _Answer:
         self._arrived_at = time.monotonic()
         self._watch = Watch()
         watching.set(self._watch)
+        shortcut.set(self)
         self.direct = direct
         self._sender = sender if number else None
         self._number = number
@@ -191,7 +192,7 @@ class _Answer:
         if self._sender is None:
             await self.direct(message)
         else:
-            await self._send_by(self._sender, body, message.get("more_body", False))
+            await self._carry(self._sender, body, last=not message.get("more_body", False))
 
     def _own_headers(self, start: Message) -> list[tuple[bytes, bytes]]:
         fields = [(b"server-timing", self._timing())]
@@ -203,10 +204,24 @@ class _Answer:
             self._sender = None
         return fields
 
-    async def _send_by(self, sender: Sender, body: bytes, more: bool) -> None:
-        await sender.send(self._number, body, last=not more)
-        if not more:
+    async def _carry(self, sender: Sender, body: bytes, last: bool) -> None:
+        await sender.room(self._number)
+        sender.push(self._number, body, last)
+        if last:
             await self.direct({"type": "http.response.body", "body": b""})
+
+    # -- the engine's shortcut
+
+    @property
+    def open(self) -> bool:
+        return self.started and self._sender is not None
+
+    def push(self, piece: bytes) -> bool:
+        return self._sender is None or self._sender.push(self._number, piece)
+
+    async def room(self) -> None:
+        if self._sender is not None:
+            await self._sender.room(self._number)
 
     def close(self) -> None:
         """The app has left."""

@@ -50,6 +50,7 @@ class Pool:
     def close(self) -> None:
         """Ends idle connections; those in use end when they are released."""
         self._closed = True
+        self.trunk.close()
         for connection in list(self._idle):
             connection.abort()
 

@@ -46,21 +46,25 @@ class Sender:
         """No more of them."""
         self._may_go.pop(stream, None)
 
-    async def send(self, stream: int, piece: bytes, last: bool) -> None:
-        """Waits while the gateway cannot take more; then it goes with all others of this turn of the loop.
+    def push(self, stream: int, piece: bytes, last: bool = False) -> bool:
+        """Goes with all others of this turn of the loop. False when the next one must wait: see `room`.
 
         On a closed trunk it goes nowhere: the gateway ends the stream's own connection, too.
         """
+        if self._closed:
+            return True
+        self._frames += (_FRAME.pack(stream, len(piece) << 1 | last), piece)
+        self._waiting_bytes += len(piece)
+        self._news.set()
+        return self._waiting_bytes <= _MOST_WAITING_BYTES and self._may_go[stream].is_set()
+
+    async def room(self, stream: int) -> None:
+        """Returns when the gateway can take the stream's next piece."""
         while self._waiting_bytes > _MOST_WAITING_BYTES and not self._closed:
             self._sent.clear()
             await self._sent.wait()
         if not self._may_go[stream].is_set():
             await self._may_go[stream].wait()
-        if self._closed:
-            return
-        self._frames += (_FRAME.pack(stream, len(piece) << 1 | last), piece)
-        self._waiting_bytes += len(piece)
-        self._news.set()
 
     async def talk(self, receive: Receive, send: Send) -> None:
         """Answers the gateway's request for the trunk, until it is closed here or there."""
@@ -111,10 +115,11 @@ class Receiver:
         self._numbers = itertools.count(1)
         self._streams: dict[int, Connection] = {}
         self._carrier: Connection | None = None
+        self._closing = False
 
     def join(self, connection: Connection) -> bytes:
         """The header line for the next request on `connection`; empty while there is no trunk."""
-        if self._carrier is None:
+        if self._carrier is None or self._closing:
             return b""
         number = next(self._numbers)
         self._streams[number] = connection
@@ -124,6 +129,14 @@ class Receiver:
     def leave(self, connection: Connection) -> None:
         """Its exchange has ended. What still comes for it is dropped."""
         self._streams.pop(connection.rides, None)
+        if self._closing:
+            self.close()
+
+    def close(self) -> None:
+        """Ends the trunk when its last stream has left."""
+        self._closing = True
+        if self._carrier is not None and not self._streams:
+            self._carrier.abort()
 
     async def follow(self, carrier: Connection, secret: str, gateway_id: str) -> None:
         """Deals out what comes on `carrier`; it always ends by raising.
@@ -137,6 +150,8 @@ class Receiver:
         if head.status != 200:
             raise ConnectionAbortedError(f"the replica refused the trunk with status {head.status}")
         self._carrier = carrier
+        if self._closing:
+            self.close()
         try:
             rest = b""
             while piece := await carrier.read():

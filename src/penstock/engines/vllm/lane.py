@@ -10,10 +10,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 from pydantic_core import to_json
 from vllm.outputs import RequestOutput
+from vllm.v1.engine.output_processor import RequestOutputCollector
+
+from penstock.engine import Shortcut, shortcut
+from penstock.engines.vllm.timing import collector
 
 Chunks = AsyncGenerator[str | bytes, None]
 Outputs = AsyncGenerator[Any, None]
@@ -70,9 +75,14 @@ async def _stream(fed: _Fed, own: Chunks, label: str) -> Chunks:
                 break
         else:
             return
-        head, tail = frame
-        async for text in fed.middle():
-            yield head + to_json(text) + tail
+        way, taken = shortcut.get(), collector.get()
+        if way is not None and way.open and taken is not None:
+            with _Tap(taken, fed, frame, way) as tap:
+                async for text in fed.middle():
+                    await tap.send(text)
+        else:
+            async for text in fed.middle():
+                yield frame.around(text)
         async for chunk in own:
             yield chunk
     finally:
@@ -80,14 +90,25 @@ async def _stream(fed: _Fed, own: Chunks, label: str) -> Chunks:
         await fed.outputs.aclose()
 
 
-def _frame(chunk: str | bytes, label: str, text: str | None) -> tuple[bytes, bytes] | None:
-    """What stands before and after the text in a chunk that carries `text` and nothing else that changes."""
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """What stands before and after the text in each chunk."""
+
+    head: bytes
+    tail: bytes
+
+    def around(self, text: str) -> bytes:
+        return self.head + to_json(text) + self.tail
+
+
+def _frame(chunk: str | bytes, label: str, text: str | None) -> _Frame | None:
+    """That of a chunk which carries `text` and nothing else that changes."""
     if text is None:
         return None
     head, found, tail = str(chunk).partition(label + to_json(text).decode())
     if not found or not _PLAIN_END.fullmatch(tail):
         return None
-    return (head + label).encode(), tail.encode()
+    return _Frame((head + label).encode(), tail.encode())
 
 
 class _Fed:
@@ -118,15 +139,58 @@ class _Fed:
         try:
             async for item in self.outputs:
                 output = _output(item)
-                one = output.outputs[0]
-                if output.finished or one.finish_reason is not None:
+                if _is_last(output):
+                    one = output.outputs[0]
                     one.token_ids = [*self._token_ids, *one.token_ids]  # it counts the tokens that it sees
                     self._next = item
                     return
-                self._token_ids += one.token_ids
-                yield one.text
+                yield self.skip(output)
         except Exception as error:
             self._error = error
+
+    def skip(self, output: RequestOutput) -> str:
+        """The text of an output that vLLM's generator will not see."""
+        self._token_ids += output.outputs[0].token_ids
+        return output.outputs[0].text
+
+
+class _Tap:
+    """Sends outputs by the shortcut as the engine hands them over, without waking their request's task.
+
+    The last one, an error, and all while the reader is behind take the usual way: into the collector, which
+    merges them, and out of it by the task.
+    """
+
+    def __init__(self, taken: RequestOutputCollector, fed: _Fed, frame: _Frame, way: Shortcut) -> None:
+        self._taken = taken
+        self._fed = fed
+        self._frame = frame
+        self._way = way
+        self._flows = True
+
+    def __enter__(self) -> Self:
+        self._taken.put = self._put
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        del self._taken.put  # the method of its class is found again
+
+    async def send(self, text: str) -> None:
+        """For the task. What comes while it waits goes into the collector: it comes after."""
+        self._flows = False
+        await self._way.room()
+        self._flows = self._way.push(self._frame.around(text))
+
+    def _put(self, output: Any) -> None:
+        usual = self._taken.output is not None or not isinstance(output, RequestOutput)
+        if usual or not self._flows or _is_last(output):
+            RequestOutputCollector.put(self._taken, output)
+        else:
+            self._flows = self._way.push(self._frame.around(self._fed.skip(output)))
+
+
+def _is_last(output: RequestOutput) -> bool:
+    return output.finished or output.outputs[0].finish_reason is not None
 
 
 def _output(item: Any) -> RequestOutput:

@@ -6,6 +6,7 @@ when the request is taken. Only importing `front` imports this file: it imports 
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import Any
 
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -14,12 +15,16 @@ from vllm.v1.metrics.stats import RequestStateStats
 
 from penstock.engine import Spent, watched
 
+collector: ContextVar[RequestOutputCollector | None] = ContextVar("collector", default=None)
+"""Of the request that the running task has handed to the engine last."""
+
 
 class TimedLLM(AsyncLLM):
     """As its base, which calls `add_request` for every request, generating or pooling."""
 
     async def add_request(self, *args: Any, **kwargs: Any) -> RequestOutputCollector:
         taken = await super().add_request(*args, **kwargs)
+        collector.set(taken)
         stats = self._stats(taken.request_id)
         if stats is not None:
             watched(lambda: spent(stats))
