@@ -34,7 +34,8 @@ def guarded(tmp_path: Path):
         program = tmp_path / "program.py"
         program.write_text(
             "import os, signal, subprocess, sys, time\n"
-            "signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where the tests run under nohup\n"
+            "for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):\n"
+            "    signal.signal(signum, signal.SIG_DFL)  # tests under nohup, or in a shell's background, ignore some\n"
             "from penstock.cli.processes import guarded\n"
             f"STUBBORN, ORPHAN_MAKER = {STUBBORN!r}, {ORPHAN_MAKER!r}\n"
             f"{textwrap.dedent(work)}\n"
