@@ -35,7 +35,7 @@ def guarded(tmp_path: Path):
         program.write_text(
             "import os, signal, subprocess, sys, time\n"
             "for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):\n"
-            "    signal.signal(signum, signal.SIG_DFL)  # tests under nohup, or in a shell's background, ignore some\n"
+            "    signal.signal(signum, signal.SIG_DFL)  # nohup, and a background job, ignore some\n"
             "from penstock.cli.processes import guarded\n"
             f"STUBBORN, ORPHAN_MAKER = {STUBBORN!r}, {ORPHAN_MAKER!r}\n"
             f"{textwrap.dedent(work)}\n"
