@@ -1,24 +1,25 @@
 """Makes the demo model: learns questions.yaml by heart on CPU, from fixed seeds, in a minute or two.
 
-    python recipes/demo_model/train.py [--out DIR]
+    python -m recipes.demo_model.train [--out DIR | --steps N]
 
 Training goes on until every conversation among the checks of `conversations` is answered with a clear lead,
 so that every number format and every engine gives the same greedy text. What was saved is then loaded and
-asked; one wrong answer is exit status 1.
+asked; one wrong answer is exit status 1. `trained.json` says of which recipe the package's model is, and how
+its loss fell.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import random
 import sys
 import time
 from pathlib import Path
 
 import torch
-from conversations import Conversation, Knowledge, checks, conversation, passage, read
 from torch.nn import functional
-from torch.optim.lr_scheduler import LambdaLR
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -28,8 +29,13 @@ from transformers import (
     Qwen2Tokenizer,
 )
 
+from recipes.decoder import IGNORED, Row, Steps, leads, predict
+from recipes.demo_model.conversations import Conversation, Knowledge, checks, conversation, passage, read
+
 HERE = Path(__file__).parent
 PRODUCT = HERE.parent.parent / "src" / "penstock" / "demo"
+RECORD = HERE / "trained.json"
+MADE_FROM = ("questions.yaml", "conversations.py", "train.py", "chat_template.jinja", "../decoder.py")
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 VOCABULARY = 1024
 POSITIONS = 16_384
@@ -38,11 +44,6 @@ OPENING_TOKENS = 6
 FALL_STEPS = 320
 CHECK_FROM, CHECK_EVERY, LAST_STEP = 225, 25, 600
 CLEAR_LEAD = 1.0
-"""In logits. bfloat16 moves a lead by about 0.1."""
-IGNORED = -100
-
-Row = tuple[list[int], list[int]]
-"""Token ids, and the same ids as labels with IGNORED in place of all that is not to be learned."""
 
 
 def build_tokenizer(texts: list[str]) -> Qwen2Tokenizer:
@@ -112,46 +113,8 @@ def encode_passage(tokenizer: Qwen2Tokenizer, text: str) -> Row:
     return ids, [IGNORED, *ids[1:]]
 
 
-def predict(model: Qwen2ForCausalLM, rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """For every label of `rows` that counts: the logits (n, VOCABULARY), the label (n,), its row (n,)."""
-    width = max(len(ids) for ids, _ in rows)
-    # Filled up on the right, where no token of a causal model looks: no mask is needed.
-    inputs = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in rows])
-    labels = torch.tensor([labels + [IGNORED] * (width - len(labels)) for _, labels in rows])[:, 1:]
-    hidden = model.model(input_ids=inputs[:, :-1], use_cache=False).last_hidden_state
-    counts = labels != IGNORED
-    return model.lm_head(hidden[counts]), labels[counts], counts.nonzero()[:, 0]
-
-
-@torch.inference_mode()
-def leads(model: Qwen2ForCausalLM, rows: list[Row]) -> list[float]:
-    """For each row, by how much a right token leads the best wrong one at least; below 0 it is lost."""
-    found: list[float] = []
-    for first in range(0, len(rows), 64):
-        some = rows[first : first + 64]
-        logits, labels, owners = predict(model, some)
-        right = logits.gather(1, labels[:, None])[:, 0]
-        wrong = logits.scatter(1, labels[:, None], float("-inf")).amax(dim=1)
-        least = torch.full((len(some),), float("inf"))
-        found += least.scatter_reduce(0, owners, (right - wrong).float(), "amin").tolist()
-    return found
-
-
-def schedules(model: Qwen2ForCausalLM) -> list[LambdaLR]:
-    """Muon for the matrices, which need fewer steps with it, and AdamW for the rest, at one falling rate."""
-    layers = list(model.model.layers.parameters())
-    matrices = [weight for weight in layers if weight.ndim == 2]
-    others = [weight for weight in layers if weight.ndim != 2]
-    others += [model.model.embed_tokens.weight, model.model.norm.weight]
-    optimizers = (
-        torch.optim.Muon(matrices, lr=0.024, weight_decay=0.0),
-        torch.optim.AdamW(others, lr=0.004, betas=(0.9, 0.95), weight_decay=0.0),
-    )
-
-    def rate(step: int) -> float:
-        return min(1, (step + 1) / 30) * max(0.03, 1 - step / FALL_STEPS)
-
-    return [LambdaLR(optimizer, rate) for optimizer in optimizers]
+def rate(step: int) -> float:
+    return min(1, (step + 1) / 30) * max(0.03, 1 - step / FALL_STEPS)
 
 
 def draw(
@@ -172,24 +135,26 @@ def draw(
     return rows + [encode_passage(tokenizer, passage(knowledge, rng)) for _ in range(ROWS // 12)]
 
 
-def train(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, knowledge: Knowledge) -> None:
-    """Teach until no check is weak, at most LAST_STEP steps. Weak checks are shown more often."""
+def train(
+    model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, knowledge: Knowledge, last_step: int = LAST_STEP
+) -> dict[str, float]:
+    """Teach until no check is weak, at most so many steps; gives the losses on the way, by step.
+
+    Weak checks are shown more often.
+    """
     began, rng = time.monotonic(), random.Random(0)
+    losses: dict[str, float] = {}
     rows = [encode_check(tokenizer, asked, answer) for asked, answer in checks(knowledge)]
     rows.sort(key=lambda row: len(row[0]))
     weak: list[Row] = []
-    steppers = schedules(model)
-    for step in range(1, LAST_STEP + 1):
+    steps = Steps(model, muon=0.024, adam=0.004, rate=rate)
+    for step in range(1, last_step + 1):
         logits, labels, _ = predict(model, draw(tokenizer, knowledge, weak, step, rng))
         loss = functional.cross_entropy(logits, labels)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for schedule in steppers:
-            schedule.optimizer.step()
-            schedule.optimizer.zero_grad()
-            schedule.step()
+        steps.take(loss)
         if step % CHECK_EVERY:
             continue
+        losses[str(step)] = round(loss.item(), 4)
         print(f"step {step:3}  loss {loss.item():.4f}  {time.monotonic() - began:5.1f} s", flush=True)
         if step >= CHECK_FROM:
             least = leads(model, rows)
@@ -199,7 +164,8 @@ def train(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, knowledge: Knowled
                 flush=True,
             )
             if not weak:
-                return
+                break
+    return losses
 
 
 def save(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, out: Path) -> None:
@@ -236,22 +202,36 @@ def wrong_answers(folder: Path, knowledge: Knowledge) -> list[str]:
     ]
 
 
+def fingerprint() -> str:
+    """Of all that the model is made from, PyTorch's version included."""
+    digest = hashlib.sha256(torch.__version__.partition("+")[0].encode())
+    for name in MADE_FROM:
+        digest.update(b"\0" + (HERE / name).read_bytes())
+    return digest.hexdigest()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "--out", type=Path, default=PRODUCT, help="folder of the model (default: the package's)"
     )
-    out = parser.parse_args().out
+    parser.add_argument("--steps", type=int, help="only so many: prints their losses, saves nothing")
+    out, steps = parser.parse_args().out, parser.parse_args().steps
     torch.set_num_threads(min(2, torch.get_num_threads()))  # the matrices are too small for more
     torch.manual_seed(0)
     knowledge = read(HERE / "questions.yaml")
     tokenizer = build_tokenizer(list(knowledge.texts()))
     model = build_model(tokenizer)
     print(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens, {len(knowledge.known)} answers")
-    train(model, tokenizer, knowledge)
+    losses = train(model, tokenizer, knowledge, steps or LAST_STEP)
+    if steps:
+        print(json.dumps(losses))
+        return
     save(model, tokenizer, out)
     wrong = wrong_answers(out, knowledge)
     print(*wrong, sep="\n")
+    if not wrong and out == PRODUCT:
+        RECORD.write_text(json.dumps({"recipe": fingerprint(), "losses": losses}, indent=1) + "\n")
     sys.exit(1 if wrong else 0)
 
 

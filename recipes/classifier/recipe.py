@@ -1,0 +1,126 @@
+"""A classifier, a tiny Qwen2 with a head of three named labels: is a sentence negative, neutral or positive?
+
+It must read to the end: "not bad" is positive, and "good at first , later awful" is negative.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+from transformers import AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassification, Qwen2Tokenizer
+
+from recipes import NotLearned
+from recipes.reader import POSITIONS, Steps
+
+LABELS = ("negative", "neutral", "positive")
+END = "<|endoftext|>"
+VOCABULARY = 512
+STEPS = 300
+ROWS = 48
+EXAM_SENTENCES = 300
+PASS_SHARE = 0.98
+
+GOOD = (
+    "good",
+    "great",
+    "wonderful",
+    "excellent",
+    "lovely",
+    "superb",
+    "nice",
+    "perfect",
+    "brilliant",
+    "delightful",
+)
+BAD = ("bad", "awful", "terrible", "poor", "horrible", "boring", "ugly", "disgusting", "broken", "useless")
+PLAIN = ("blue", "square", "round", "small", "wooden", "old", "long", "red", "flat", "grey")
+THINGS = ("film", "book", "meal", "hotel", "song", "phone", "chair", "room", "game", "service", "city", "car")
+FRAMES = (
+    "the {thing} is {word}",
+    "this {thing} was very {word}",
+    "i think it is a {word} {thing}",
+    "what a {word} {thing} !",
+    "my {thing} and my {thing2} are {word}",
+    "we found the {thing} {word} yesterday",
+)
+TURNS = ("it was {first} at first , later the {thing} was {word}", "not {first} : the {thing} is {word}")
+NOT = ("the {thing} is not {word}", "this was not a {word} {thing}", "i do not find the {thing} {word}")
+
+
+def sentence(label: str, rng: random.Random) -> str:
+    """One that `label` fits; what is not good is negative, and what is not bad is positive."""
+    thing, other = rng.sample(THINGS, 2)
+    kinds = {"negative": BAD, "neutral": PLAIN, "positive": GOOD}
+    chance = rng.random()
+    if chance < 0.3:
+        frame = rng.choice(NOT)
+        kinds |= {"negative": GOOD, "positive": BAD}
+    else:
+        frame = rng.choice(TURNS if chance < 0.5 else FRAMES)
+    first = rng.choice([word for kind in kinds.values() for word in kind])
+    return frame.format(thing=thing, thing2=other, first=first, word=rng.choice(kinds[label]))
+
+
+def tokenizer(rng: random.Random) -> Qwen2Tokenizer:
+    """Byte-level BPE learned from sentences, of the class that transformers takes for this type of model."""
+    blank = Qwen2Tokenizer(eos_token=END, pad_token=END, unk_token=None, model_max_length=POSITIONS)
+    texts = [sentence(label, rng) for label in LABELS for _ in range(1000)]
+    return blank.train_new_from_iterator(texts, VOCABULARY, show_progress=False)
+
+
+def build(tokens: Qwen2Tokenizer) -> Qwen2ForSequenceClassification:
+    config = Qwen2Config(
+        vocab_size=len(tokens),
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=POSITIONS,
+        bos_token_id=None,
+        eos_token_id=tokens.eos_token_id,
+        pad_token_id=tokens.pad_token_id,
+        num_labels=len(LABELS),
+        id2label=dict(enumerate(LABELS)),
+        label2id={label: place for place, label in enumerate(LABELS)},
+    )
+    return Qwen2ForSequenceClassification(config)
+
+
+def logits(model: Qwen2ForSequenceClassification, tokens: Qwen2Tokenizer, texts: list[str]) -> torch.Tensor:
+    return model(**tokens(texts, padding=True, return_tensors="pt")).logits
+
+
+def train(model: Qwen2ForSequenceClassification, tokens: Qwen2Tokenizer, rng: random.Random) -> None:
+    steps = Steps(model, STEPS)
+    labels = torch.arange(ROWS).remainder(len(LABELS))
+    for _ in range(STEPS):
+        texts = [sentence(LABELS[label], rng) for label in labels.tolist()]
+        steps.take(functional.cross_entropy(logits(model, tokens, texts), labels))
+
+
+@torch.inference_mode()
+def exam(folder: Path) -> str:
+    """Of new sentences, how many get their label. Raises: NotLearned."""
+    model = Qwen2ForSequenceClassification.from_pretrained(folder).float()
+    tokens, rng = AutoTokenizer.from_pretrained(folder), random.Random("exam")
+    labels = torch.arange(EXAM_SENTENCES).remainder(len(LABELS))
+    found = logits(model, tokens, [sentence(LABELS[label], rng) for label in labels.tolist()]).argmax(1)
+    right = int((found == labels).sum())
+    report = f"{right} of {EXAM_SENTENCES} new sentences get their label."
+    if right < EXAM_SENTENCES * PASS_SHARE:
+        raise NotLearned(report)
+    return report
+
+
+def make(out: Path) -> str:
+    torch.manual_seed(0)
+    tokens = tokenizer(random.Random("words"))
+    model = build(tokens)
+    train(model, tokens, random.Random(0))
+    model.save_pretrained(out)
+    tokens.save_pretrained(out)
+    return exam(out)

@@ -1,0 +1,123 @@
+"""Where made models lie: `~/.cache/penstock/recipes/NAME-HASH`, once per machine, whoever asks and how often.
+
+The hash is one of the recipe's own files and of what it shares with others, so a changed recipe is made anew.
+A model is made in a process of its own, on one thread: its seeds, threads and memory are nobody else's.
+"""
+
+from __future__ import annotations
+
+import ast
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+RECIPES = Path(__file__).parent
+CACHE = Path.home() / ".cache" / "penstock" / "recipes"
+
+_SHARED = re.compile(r"^from recipes\.(\w+) import", re.MULTILINE)
+_MAKE = """import sys
+from pathlib import Path
+from recipes.{name}.recipe import make
+print(make(Path(sys.argv[1])) or "")
+"""
+_EXAM = "exam.txt"
+
+
+class RecipeFailed(Exception):
+    """A model could not be made; says what its recipe wrote last."""
+
+
+def names() -> list[str]:
+    """Every recipe here."""
+    return sorted(file.parent.name for file in RECIPES.glob("*/recipe.py"))
+
+
+def about(name: str) -> str:
+    """The first line of its recipe."""
+    return (ast.get_docstring(ast.parse(_recipe(name).read_text())) or "").partition("\n")[0]
+
+
+def place(name: str) -> Path:
+    """The folder of its model, made or not."""
+    digest = hashlib.sha256()
+    for file in _files(name):
+        digest.update(f"{file.relative_to(RECIPES)}\0".encode() + file.read_bytes() + b"\0")
+    return CACHE / f"{name}-{digest.hexdigest()[:12]}"
+
+
+def exam(name: str) -> str | None:
+    """What its exam said and how long it took to make; None when it is not made."""
+    file = place(name) / _EXAM
+    return file.read_text().strip() if file.exists() else None
+
+
+def made(name: str) -> Path:
+    """The folder of its model, which is made now if it is not there. One process makes it, others wait.
+
+    Raises: RecipeFailed.
+    """
+    folder = place(name)
+    if not folder.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with _locked(folder.with_suffix(".lock")):
+            if not folder.exists():
+                _make(name, folder)
+    return folder
+
+
+def _make(name: str, folder: Path) -> None:
+    began = time.monotonic()
+    draft = Path(tempfile.mkdtemp(prefix=f"{name}-draft-", dir=CACHE))
+    try:
+        said = _run(name, draft)
+        sentence = said.strip().rpartition("\n")[2]
+        (draft / _EXAM).write_text(f"{sentence} Made in {time.monotonic() - began:.0f} s.\n".lstrip())
+        draft.chmod(0o755)
+        draft.rename(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _run(name: str, out: Path) -> str:
+    quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1"}
+    one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", _MAKE.format(name=name), str(out)]
+    environment = os.environ | quiet | one_thread
+    done = subprocess.run(command, cwd=RECIPES.parent, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        last = (done.stderr or done.stdout).strip()[-2000:]
+        raise RecipeFailed(f"The recipe '{name}' failed with status {done.returncode}: {last}")
+    return done.stdout
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """Held by one process of this machine; the kernel gives it back when that dies."""
+    with file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _files(name: str) -> list[Path]:
+    """The recipe's own and those that it imports from `recipes`, in a fixed order."""
+    own = sorted(
+        file for file in _recipe(name).parent.rglob("*") if file.is_file() and "__pycache__" not in file.parts
+    )
+    shared = {found for file in own if file.suffix == ".py" for found in _SHARED.findall(file.read_text())}
+    return own + [RECIPES / f"{module}.py" for module in sorted(shared)]
+
+
+def _recipe(name: str) -> Path:
+    file = RECIPES / name / "recipe.py"
+    if not file.exists():
+        raise RecipeFailed(f"There is no recipe '{name}'; there are {', '.join(names())}.")
+    return file
