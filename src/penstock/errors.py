@@ -3,16 +3,21 @@
 Error
 ├── BadRequest            400  what the client sent cannot be served
 │   ├── PromptTooLong     400
+│   ├── AdapterBroken     400  the adapter that the request names cannot be loaded
 │   └── Unauthorized      401
 ├── NotFound              404  no such path or adapter
 │   ├── ModelNotFound     404  the request names a model that is not served here
+│   ├── EndpointNotSupported 404  this model has another task
+│   ├── SourceNotFound    404  no files where a model or adapter was said to be
 │   └── MethodNotAllowed  405  the path exists, for other methods
 ├── TooLarge              413  body over the limit
 ├── Overloaded            429  the queue is full: try again later
 ├── Unsupported           501  this engine lacks the operation
 ├── Unavailable           503  no replica can take the request now
-│   └── EngineDead        503  the engine behind this replica is gone
+│   ├── EngineDead        503  the engine behind this replica is gone
+│   └── DownloadFailed    503  files of a model or adapter could not be fetched
 ├── DeadlineExceeded      504  the request's own time limit passed
+├── OwnCodeFailed         500  what the operator wrote around a model failed: a hook, an endpoint
 ├── ConfigError           what a user wrote in a config, every fault of it at once
 └── EngineStartFailed     the engine could not start; says the engine's own reason
 """
@@ -49,6 +54,12 @@ class PromptTooLong(BadRequest):
     code = "context_length_exceeded"
 
 
+class AdapterBroken(BadRequest):
+    """The adapter that the request names is there, but cannot be loaded: the message says why."""
+
+    code = "adapter_broken"
+
+
 class Unauthorized(BadRequest):
     """The API key is missing or wrong."""
 
@@ -71,6 +82,18 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
 
+class SourceNotFound(NotFound):
+    """No files where a model or adapter was said to be: folder, repository, bucket or URL."""
+
+    code = "source_not_found"
+
+
+class EndpointNotSupported(NotFound):
+    """The path exists, for models of another task."""
+
+    code = "endpoint_not_supported"
+
+
 class MethodNotAllowed(NotFound):
     """The path exists, for other methods."""
 
@@ -79,7 +102,7 @@ class MethodNotAllowed(NotFound):
 
 
 class TooLarge(Error):
-    """The request body is over the gateway's limit."""
+    """The request body, or a file in it, is over a limit of the server."""
 
     status = 413
     type = "invalid_request_error"
@@ -116,12 +139,24 @@ class EngineDead(Unavailable):
     code = "engine_dead"
 
 
+class DownloadFailed(Unavailable):
+    """Files of a model or adapter could not be fetched. Fact `passing`: whether a later try may succeed."""
+
+    code = "download_failed"
+
+
 class DeadlineExceeded(Error):
     """The request's own time limit passed."""
 
     status = 504
     type = "server_error"
     code = "deadline_exceeded"
+
+
+class OwnCodeFailed(Error):
+    """A preprocessor, a postprocessor or an endpoint of the operator's own has failed; the log says why."""
+
+    code = "own_code_failed"
 
 
 class EngineStartFailed(Error):

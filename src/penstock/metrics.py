@@ -140,7 +140,7 @@ class GatewayMetrics:
         )
         self.picks = Counter(
             "penstock_picks",
-            "Replicas chosen, by reason: 'affinity', 'balance', or 'queue' (the first that had room).",
+            "Replicas chosen, by reason; docs/routing.md has a list.",
             ["model", "outcome"],
             registry=registry,
         )
@@ -150,6 +150,15 @@ class GatewayMetrics:
         )
         self.ready = Gauge(
             "penstock_ready_replicas", "Replicas that may be picked.", ["model"], registry=registry
+        )
+        self.adapters = Gauge(
+            "penstock_adapters_loaded",
+            "Adapters loaded, in all replicas together.",
+            ["model"],
+            registry=registry,
+        )
+        self.adapter_loads = Counter(
+            "penstock_adapter_loads", "Times that a replica loaded an adapter.", ["model"], registry=registry
         )
         registry.register(_Latencies(self._models))
 

@@ -4,6 +4,8 @@ import pytest
 
 from penstock.config import LLMConfig, accelerator_kind, check_accelerator
 
+pytestmark = pytest.mark.parity("S8")
+
 NO_GPU = [{"CPU": 8.0}]
 ONE_L4 = [{"CPU": 8.0, "GPU": 1.0, "accelerator_type:L4": 1.0}]
 

@@ -5,6 +5,8 @@ import pytest
 from penstock.config import LLMConfig
 from penstock.errors import ConfigError
 
+pytestmark = pytest.mark.parity("S5")
+
 
 def deployed(**options):
     return LLMConfig(model_loading_config={"model_id": "m"}, deployment_config=options)

@@ -7,6 +7,8 @@ import pytest
 from penstock.config import LLMConfig, LLMServingArgs, load_applications, load_configs
 from penstock.errors import ConfigError
 
+pytestmark = pytest.mark.parity("S1")
+
 ONE = "model_loading_config:\n  model_id: a\n"
 
 

@@ -7,8 +7,10 @@ import sys
 import pytest
 
 import penstock
-from penstock.config import GatewayConfig, LLMConfig, LoraConfig, ModelLoadingConfig, inactive_keys
+from penstock.config import GatewayConfig, LLMConfig, LoraConfig, ModelLoadingConfig
 from penstock.errors import ConfigError
+
+pytestmark = pytest.mark.parity("S2")
 
 
 def config(**values):
@@ -190,18 +192,6 @@ def test_a_server_class_that_is_no_class_is_refused():
         config(server_cls="penstock.config:load_configs").server_class(object)
 
 
-def test_keys_without_effect_are_named():
-    sentences = inactive_keys(config(lora_config={}, callback_config={"callback_class": "a.B"}))
-    assert sentences == [
-        "`lora_config` is accepted, but has no effect in this version.",
-        "`callback_config` is accepted, but has no effect in this version.",
-    ]
-
-
-def test_a_plain_config_has_no_keys_without_effect():
-    assert inactive_keys(config()) == []
-
-
 def test_a_fault_is_a_value_error_too():
     with pytest.raises(ValueError, match="llm_engine"):
         config(llm_engine="x")
@@ -213,3 +203,35 @@ def test_configs_import_neither_ray_nor_an_engine():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == ""
+
+
+@pytest.mark.parity("S6")
+def test_a_variable_takes_its_value_from_the_environment(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MY_HUB_TOKEN", "hf_1")
+    read = config(runtime_env={"env_vars": {"HF_TOKEN": "${MY_HUB_TOKEN}", "PATTERN": "a${b}", "A": "b"}})
+    assert read.runtime_env == {"env_vars": {"HF_TOKEN": "hf_1", "PATTERN": "a${b}", "A": "b"}}
+    assert "hf_1" not in repr(read)
+
+
+@pytest.mark.parity("S6")
+def test_a_variable_that_is_not_set_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("MY_HUB_TOKEN", raising=False)
+    (told,) = problems(runtime_env={"env_vars": {"HF_TOKEN": "${MY_HUB_TOKEN}"}})
+    assert told.startswith(
+        "runtime_env: env_vars names ${MY_HUB_TOKEN}, which the environment of this process"
+    )
+
+
+@pytest.mark.parity("S6")
+def test_the_signature_of_a_url_is_masked():
+    source = "https://files.example/m?se=2026&X-Amz-Signature=pw_1&sig=pw_2"
+    read = config(lora_config={"adapters": {"a": source}})
+    assert "pw_" not in repr(read)
+    assert "files.example/m?se=2026" in repr(read)
+
+
+@pytest.mark.parity("S6")
+def test_a_login_in_a_url_is_masked():
+    read = config(runtime_env={"env_vars": {"HTTPS_PROXY": "http://me:pw_1@proxy:8080"}})
+    assert "pw_1" not in repr(read)
+    assert "proxy:8080" in repr(read)

@@ -5,6 +5,8 @@ import pytest
 from penstock.config import LLMConfig
 from penstock.config.options import DEFAULTS, deployment_name
 
+pytestmark = pytest.mark.parity("S5")
+
 
 def config(**values) -> LLMConfig:
     fixed = {"model_loading_config": {"model_id": "m"}, "accelerator_config": {"kind": "cpu"}}
@@ -81,6 +83,31 @@ def test_runtime_env_layers_win_one_over_the_other_key_by_key():
         "working_dir": "s3://w.zip",
         "pip": ["x"],
     }
+
+
+def test_folders_of_a_runtime_env_are_given_to_serve_as_uris(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = {"working_dir": "code", "py_modules": ["/srv/tools", "s3://bucket/more.zip"]}
+    options = config(runtime_env=given).get_serve_options()
+    assert options["ray_actor_options"]["runtime_env"] == {
+        "working_dir": f"local://{tmp_path}/code",
+        "py_modules": ["local:///srv/tools", "s3://bucket/more.zip"],
+    }
+
+
+@pytest.mark.parity("S6")
+def test_secrets_stand_in_no_option_of_serve():
+    variables = {
+        "HF_TOKEN": "s1",
+        "AWS_SECRET_ACCESS_KEY": "s2",
+        "HTTPS_PROXY": "http://me:s3@proxy:1",
+        "A": "b",
+    }
+    options = config(
+        runtime_env={"env_vars": variables},
+        deployment_config={"ray_actor_options": {"runtime_env": {"env_vars": {"DB_PASSWORD": "s4"}}}},
+    ).get_serve_options("VLLM:", default_runtime_env={"env_vars": {"JOB_API_KEY": "s5"}})
+    assert options["ray_actor_options"]["runtime_env"] == {"env_vars": {"A": "b"}}
 
 
 def test_without_an_environment_none_is_passed():

@@ -13,6 +13,8 @@ from penstock.config.placement import (
 )
 from penstock.errors import ConfigError
 
+pytestmark = pytest.mark.parity("S7")
+
 GPU = {"accelerator_config": {"kind": "gpu"}}
 CPU = {"accelerator_config": {"kind": "cpu"}}
 TP2 = {"engine_kwargs": {"tensor_parallel_size": 2}}

@@ -3,7 +3,7 @@
 from penstock.config.accelerators import accelerator_kind, check_accelerator
 from penstock.config.gateway import GatewayConfig, LLMServingArgs
 from penstock.config.load import Application, load_applications, load_configs
-from penstock.config.model import LLMConfig, inactive_keys
+from penstock.config.model import LLMConfig
 from penstock.config.parts import (
     AcceleratorConfig,
     BucketSource,
@@ -28,7 +28,6 @@ __all__ = [
     "Settings",
     "accelerator_kind",
     "check_accelerator",
-    "inactive_keys",
     "load_applications",
     "load_configs",
 ]

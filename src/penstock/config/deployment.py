@@ -74,11 +74,18 @@ class AutoscalingOptions(Part):
 class RuntimeEnv(Part):
     """Ray's `runtime_env`: what is put into place on a node before a replica's process starts there."""
 
-    env_vars: dict[str, str] = Field(default={}, description="Environment variables; merged key by key.")
-    working_dir: str | None = Field(
-        default=None, description="Folder or URI that becomes the working directory."
+    env_vars: dict[str, str] = Field(
+        default={},
+        description="Environment variables; merged key by key. `${NAME}`: the value that NAME has "
+        "where the config is read.",
     )
-    py_modules: list[Any] | None = Field(default=None, description="Python modules to ship.")
+    working_dir: str | None = Field(
+        default=None,
+        description="Folder, the same on every node, or URI of an archive: it becomes the working directory.",
+    )
+    py_modules: list[Any] | None = Field(
+        default=None, description="Python modules: folders that are on every node, or URIs of archives."
+    )
     py_executable: str | None = Field(default=None, description="The Python to run.")
     excludes: list[str] | None = Field(default=None, description="Files of working_dir to leave out.")
     pip: Any = Field(default=None, description="Packages to install with pip.")

@@ -13,7 +13,7 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from penstock.config import deployment, gateway, load, model, parts, routing
+from penstock.config import deployment, gateway, load, model, parts, processing, routing
 from penstock.config.annotations import describe
 from penstock.config.options import DEFAULTS
 from penstock.config.part import Shape
@@ -91,6 +91,8 @@ _SECTIONS: Sequence[tuple[str, type[BaseModel]]] = (
     ("deployment_config.backpressure_config", deployment.BackpressureOptions),
     ("deployment_config.gang_scheduling_config", deployment.GangOptions),
     ("runtime_env", deployment.RuntimeEnv),
+    ("preprocessor_options", processing.PreprocessorOptions),
+    ("postprocessor_options", processing.PostprocessorOptions),
     ("lora_config", parts.LoraConfig),
     ("callback_config", parts.CallbackConfig),
     ("experimental_configs", parts.ExperimentalConfigs),
@@ -101,13 +103,13 @@ _SECTIONS: Sequence[tuple[str, type[BaseModel]]] = (
 )
 
 _NOTES: Mapping[type[BaseModel], str] = {
-    model.LLMConfig: "`lora_config`, `callback_config` and a `bucket_uri` are accepted, and logged as having "
-    "no effect yet.\n\nThe names of `engine_kwargs` are vLLM's own, those of its OpenAI server included "
+    model.LLMConfig: "The names of `engine_kwargs` are vLLM's own, those of its OpenAI server included "
     "(`chat_template`, `tool_call_parser`, ...). What Penstock sets itself (`model`, `served_model_name`, "
     "`tokenizer`, `host`, `port`, `api_key`) is refused with the field to use.",
     deployment.RuntimeEnv: "The job's own environment, then `ray_actor_options.runtime_env`, then this one; "
-    "the later wins, `env_vars` key by key. Values of names that look like secrets (`HF_TOKEN`) are masked "
-    "in `repr` and in messages.",
+    "the later wins, `env_vars` key by key. Values of names that look like secrets (`HF_TOKEN`, `*_KEY`, "
+    "`*SECRET*`, `*PASSWORD*`) and URLs with a password are masked in `repr` and in messages, and reach the "
+    "replica without standing in Serve's or Ray's state.",
 }
 
 

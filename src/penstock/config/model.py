@@ -7,10 +7,10 @@ Field names are those that users know from the mission documents. What follows f
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from penstock.config.accelerators import Kind, Nodes, accelerator_kind
 from penstock.config.deployment import DeploymentOptions, RuntimeEnv
@@ -29,8 +29,10 @@ from penstock.config.parts import (
 from penstock.config.place import Place
 from penstock.config.placement import executor
 from penstock.config.problems import unknown
+from penstock.config.processing import PostprocessorOptions, PreprocessorOptions, checked_hook
 from penstock.config.root import Root
 from penstock.config.routing import DEFAULT_POLICY, RoutingConfig, checked_policy
+from penstock.config.variables import with_variables
 from penstock.errors import ConfigError
 
 DEMO_MODEL_ID = "penstock-demo"
@@ -79,6 +81,22 @@ class LLMConfig(Root):
     server_cls: Any = Field(
         default=None, description="Own server class, or its import path `package.module:Class`."
     )
+    preprocessor: Any = Field(
+        default=None,
+        description="Your own code before the engine: a class, a function or its path `my_module:Name`. "
+        "See docs/preprocessing.md.",
+    )
+    preprocessor_options: Annotated[dict[str, Any], Shape(PreprocessorOptions)] | None = Field(
+        default=None,
+        description="Options of its own deployment; without any, or with `arguments` alone, it runs in "
+        "the replica.",
+    )
+    postprocessor: Any = Field(
+        default=None, description="Your own code after the engine, named in the same way."
+    )
+    postprocessor_options: Annotated[dict[str, Any], Shape(PostprocessorOptions)] | None = Field(
+        default=None, description="Its arguments."
+    )
     callback_config: CallbackConfig | None = Field(default=None, description="Hooks around the start.")
     experimental_configs: Annotated[dict[str, Any], Shape(ExperimentalConfigs)] = Field(
         default={}, description="Options that may change."
@@ -89,6 +107,11 @@ class LLMConfig(Root):
         description="Time limit of the engine's start. Half an hour reads 140 GB of weights at 100 MB/s; "
         "it is there for starts that hang.",
     )
+
+    @field_validator("runtime_env")
+    @classmethod
+    def _from_the_environment(cls, environment: dict[str, Any] | None) -> dict[str, Any] | None:
+        return with_variables(environment) if environment else environment
 
     @field_validator("llm_engine")
     @classmethod
@@ -108,6 +131,18 @@ class LLMConfig(Root):
         if value is None or isinstance(value, type) or (isinstance(value, str) and "." in value):
             return value
         raise ValueError("must be a class or an import path such as `my_package.my_module:MyServer`.")
+
+    @field_validator("preprocessor", "postprocessor")
+    @classmethod
+    def _callable_or_path(cls, value: Any) -> Any:
+        return checked_hook(value)
+
+    @model_validator(mode="after")
+    def _options_of_something(self) -> Self:
+        for field in ("preprocessor", "postprocessor"):
+            if getattr(self, f"{field}_options") is not None and getattr(self, field) is None:
+                raise ValueError(f"{field}_options are given, but no {field}.")
+        return self
 
     @property
     def place(self) -> Place:
@@ -168,6 +203,17 @@ class LLMConfig(Root):
         kind = AcceleratorConfig(kind=accelerator_kind(self, nodes))
         return self.model_copy(update={"accelerator_config": kind, "engine_kwargs": kwargs})
 
+    def with_source(self, source: str) -> Self:
+        """The same config with another `model_source`."""
+        loading = self.model_loading_config.model_copy(update={"model_source": source})
+        return self.model_copy(update={"model_loading_config": loading})
+
+    def with_secrets(self, variables: Mapping[str, str]) -> Self:
+        """The same config, carrying these variables to the replica: no option that Serve shows has them."""
+        environment = self.runtime_env or {}
+        carried = {**environment, "env_vars": {**environment.get("env_vars", {}), **variables}}
+        return self.model_copy(update={"runtime_env": carried}) if variables else self
+
     def server_class(self, default: type[Any]) -> type[Any]:
         """The class that `server_cls` names, else `default`.
 
@@ -188,16 +234,3 @@ def _imported(path: str, config: LLMConfig) -> type[Any]:
     if not isinstance(found, type):
         raise ConfigError(where.says(f"{path!r} is not a class."))
     return found
-
-
-def inactive_keys(config: LLMConfig) -> list[str]:
-    """A sentence for every key that is accepted but has no effect yet. Builders log them."""
-    sources: Sequence[tuple[str, bool]] = (
-        ("lora_config", config.lora_config is not None),
-        ("callback_config", config.callback_config is not None),
-        (
-            "model_loading_config.model_source.bucket_uri",
-            isinstance(config.model_loading_config.model_source, BucketSource),
-        ),
-    )
-    return [f"`{name}` is accepted, but has no effect in this version." for name, given in sources if given]

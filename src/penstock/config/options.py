@@ -6,10 +6,12 @@ Our defaults differ from Serve's where an LLM differs from a small function; eac
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.config.accelerators import Nodes
 from penstock.config.placement import place
+from penstock.config.secret import parted
 
 if TYPE_CHECKING:
     from penstock.config.model import LLMConfig
@@ -42,7 +44,7 @@ def serve_options(
     """Keyword arguments for `serve.deployment(...).options(...)`."""
     given = {name: value for name, value in config.deployment_config.items() if name != "ray_actor_options"}
     placement = place(config, nodes)
-    environment = runtime_env(config, default_runtime_env)
+    environment, _ = without_secrets(runtime_env(config, default_runtime_env))
     options = {
         "name": deployment_name(config.model_id, name_prefix),
         **DEFAULTS,
@@ -69,4 +71,26 @@ def runtime_env(config: LLMConfig, default: Mapping[str, Any] | None = None) -> 
     for layer in layers:
         variables = {**merged.get("env_vars", {}), **layer.get("env_vars", {})}
         merged = {**merged, **layer, **({"env_vars": variables} if variables else {})}
-    return merged
+    return with_uris(merged)
+
+
+def with_uris(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """A runtime_env whose folders are URIs: Serve takes no paths; these mean the folders of each node."""
+    folder, modules = environment.get("working_dir"), environment.get("py_modules")
+    uris: dict[str, Any] = {"working_dir": _uri(folder)} if folder else {}
+    if modules:
+        uris["py_modules"] = [_uri(module) for module in modules]
+    return {**environment, **uris}
+
+
+def _uri(folder: Any) -> Any:
+    if not isinstance(folder, str) or "://" in folder:
+        return folder
+    return f"local://{Path(folder).expanduser().absolute()}"
+
+
+def without_secrets(environment: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """A runtime_env as anyone may see it in Serve's and Ray's state, and its secret variables."""
+    shown, hidden = parted(environment.get("env_vars") or {})
+    rest = {name: value for name, value in environment.items() if name != "env_vars"}
+    return {**rest, **({"env_vars": shown} if shown else {})}, hidden

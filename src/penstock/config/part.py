@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 from pydantic_core import core_schema
+
+from penstock.config.secret import masked
 
 BRANCH = "~"
 """Tags of union branches start with it, so that they can be told from keys of the file."""
@@ -17,6 +19,11 @@ class Part(BaseModel):
     """A piece of configuration."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Pydantic's hook for `repr` and `str`: secrets are masked."""
+        for name, value in super().__repr_args__():
+            yield name, masked(value)
 
 
 @dataclass(frozen=True, slots=True)

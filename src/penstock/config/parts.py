@@ -9,19 +9,24 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from penstock.config.part import BRANCH, Part
 
+ADAPTER_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}$"
+"""One folder's name that file systems take; nothing that leads out of the folder of all adapters."""
+
 
 class ExtraFile(Part):
-    """A file beside the weights."""
+    """A file or folder from elsewhere."""
 
-    bucket_uri: str = Field(description="Where the file is.")
-    destination_path: str = Field(description="Where it goes on the replica's node.")
+    bucket_uri: str = Field(min_length=1, description="Where it is: any source.")
+    destination_path: str = Field(
+        min_length=1, description="Where it goes: a path within the model's folder, or an absolute one."
+    )
 
 
 class BucketSource(Part):
-    """A model in object storage. Accepted, without effect yet."""
+    """A model from a mirror, with further files."""
 
-    bucket_uri: str = Field(min_length=1, description="Folder of the model (`s3://...`, `gs://...`).")
-    extra_files: list[ExtraFile] = Field(default=[], description="Further files to fetch.")
+    bucket_uri: str = Field(min_length=1, description="Folder of the model: any source.")
+    extra_files: list[ExtraFile] = Field(default=[], description="What is fetched besides.")
 
 
 def _source_kind(value: object) -> str:
@@ -41,25 +46,56 @@ class ModelLoadingConfig(Part):
     model_id: str = Field(min_length=1, description="The name that clients use.")
     model_source: ModelSource | None = Field(
         default=None,
-        description="Hub id, local folder, or `demo` for the model that ships with Penstock. "
-        "Without it, the model_id.",
+        description="Hub id, local folder, `s3://`, `gs://` or any URL that fsspec knows; `demo` for the "
+        "model that ships with Penstock. Without it, the model_id. See docs/sources.md.",
     )
-    tokenizer_source: str | None = Field(
-        default=None, min_length=1, description="Hub id or folder of the tokenizer, if not the model's own."
+    tokenizer_source: ModelSource | None = Field(
+        default=None, description="The same for the tokenizer, if it is not the model's own."
     )
+
+
+AdapterName = Annotated[str, Field(pattern=ADAPTER_NAME)]
 
 
 class LoraConfig(Part):
-    """Adapters that are loaded on demand. Accepted, without effect yet."""
+    """Adapters that are loaded on demand: clients name one as `MODEL_ID:ADAPTER`."""
 
     dynamic_lora_loading_path: str | None = Field(
-        default=None, description="Folder or URI that holds adapters."
+        default=None,
+        min_length=1,
+        description="Folder or URL (`s3://`, `gs://`, any that fsspec knows) with a folder for each adapter, "
+        "named as the adapter.",
+    )
+    adapters: dict[AdapterName, Annotated[str, Field(min_length=1)]] = Field(
+        default={}, description="Sources of further adapters by name: hub ids, folders, URLs."
+    )
+    pinned: list[AdapterName] = Field(
+        default=[], description="Loaded before the replica is ready, and never evicted."
+    )
+    refresh_interval_s: float | None = Field(
+        default=30.0,
+        gt=0,
+        description="How often sources of loaded adapters are looked at for a change; `null` for never.",
     )
     max_num_adapters_per_replica: int = Field(
         default=16, gt=0, description="Adapters in one replica at a time."
     )
     download_timeout_s: float | None = Field(default=None, gt=0, description="Time limit of one download.")
     max_download_tries: int = Field(default=3, gt=0, description="Tries of one download.")
+
+    @model_validator(mode="after")
+    def _pins_fit(self) -> Self:
+        if len(self.pinned) > self.max_num_adapters_per_replica:
+            raise ValueError(
+                f"pins {len(self.pinned)} adapters where max_num_adapters_per_replica is "
+                f"{self.max_num_adapters_per_replica}; raise it, or pin fewer."
+            )
+        if self.dynamic_lora_loading_path is None and (lost := set(self.pinned) - self.adapters.keys()):
+            raise ValueError(
+                f"pins {', '.join(sorted(lost))}, but says of no source: name it in `adapters`, "
+                "or set `dynamic_lora_loading_path`."
+            )
+        return self
 
 
 class AcceleratorConfig(Part):
@@ -92,11 +128,16 @@ class PlacementGroupConfig(Part):
 
 
 class CallbackConfig(Part):
-    """Hooks around the start of a replica. Accepted, without effect yet."""
+    """Your own steps around the preparation of a replica's node."""
 
-    callback_class: Any = Field(default=None, description="Class or its import path.")
+    callback_class: Any = Field(
+        default=None,
+        description="A subclass of `penstock.serve.CallbackBase`, or its import path `package.module:Class`.",
+    )
     callback_kwargs: dict[str, Any] = Field(default={}, description="Arguments of the class.")
-    raise_error_on_callback: bool = Field(default=True, description="Whether a failing hook stops the start.")
+    raise_error_on_callback: bool = Field(
+        default=True, description="Whether a failing step stops the start; else it is logged."
+    )
 
 
 class ExperimentalConfigs(Part):

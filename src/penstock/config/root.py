@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Self
 
 from pydantic import PrivateAttr
@@ -10,7 +9,6 @@ from pydantic import PrivateAttr
 from penstock.config.part import Part
 from penstock.config.place import Place
 from penstock.config.problems import told
-from penstock.config.secret import masked
 
 
 class Root(Part):
@@ -41,8 +39,3 @@ class Root(Part):
     def place(self) -> Place:
         """Where this config was read; empty for one built in Python."""
         return self._place
-
-    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
-        """Pydantic's hook for `repr` and `str`: secrets are masked."""
-        for name, value in super().__repr_args__():
-            yield name, masked(value)

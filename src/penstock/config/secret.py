@@ -1,12 +1,20 @@
-"""Which names look like secrets, and values without them: for `repr`, logs and error messages."""
+"""Which names and values look like secrets, and values without them: for `repr`, logs, messages and state."""
 
 from __future__ import annotations
 
 import re
 import typing
+from collections.abc import Mapping
 from typing import Any
 
-_SECRET = re.compile(r"(TOKEN|KEY|CREDENTIALS?)_?\d*$|SECRET|PASSWORD|PASSWD", re.IGNORECASE)
+_SECRET = re.compile(r"(TOKEN|KEY|CREDENTIALS?)_?\d*$|SECRET|PASSWORD|PASSWD|ACCESS_KEY", re.IGNORECASE)
+_STARS = "*" * 10
+_LOGIN = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]*(?=@)")
+"""User and password in a URL, as in `HTTPS_PROXY`."""
+_SIGNATURE = re.compile(
+    r"(?<=[?&])([\w-]*(?:sig|signature|token|key|credential|secret|password)=)[^&\s]+", re.IGNORECASE
+)
+"""In a signed URL."""
 
 
 def is_secret(name: str) -> bool:
@@ -15,10 +23,18 @@ def is_secret(name: str) -> bool:
 
 
 def masked(value: Any) -> Any:
-    """`value` with everything under a secret-looking name replaced by stars."""
+    """`value` with stars in place of what has a secret-looking name, and of logins and signatures in URLs."""
     if isinstance(value, dict):
         entries = typing.cast("dict[Any, Any]", value)
-        return {k: "**********" if is_secret(str(k)) and v else masked(v) for k, v in entries.items()}
+        return {k: _STARS if is_secret(str(k)) and v else masked(v) for k, v in entries.items()}
     if isinstance(value, list):
         return [masked(item) for item in typing.cast("list[Any]", value)]
-    return value
+    if not isinstance(value, str):
+        return value
+    return _SIGNATURE.sub(rf"\1{_STARS}", _LOGIN.sub(_STARS, value))
+
+
+def parted(variables: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Environment variables that everybody may see, and those that nobody may."""
+    hidden = {name: text for name, text in variables.items() if is_secret(name) or masked(text) != text}
+    return {name: text for name, text in variables.items() if name not in hidden}, hidden

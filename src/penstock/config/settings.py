@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, SecretStr
@@ -39,6 +40,17 @@ class Settings(Part):
         min_length=1,
         description="Import path of the engine class to use for every model, for tests.",
     )
+
+    cache: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Folder for downloaded models and adapters; by default `~/.cache/penstock`.",
+    )
+
+    def cache_folder(self) -> Path:
+        """Where we keep what can be fetched or computed again."""
+        usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
+        return Path(self.cache).expanduser() if self.cache else usual
 
     @classmethod
     def read(cls, environment: Mapping[str, str] | None = None) -> Self:

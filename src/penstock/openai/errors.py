@@ -1,16 +1,34 @@
-"""Errors as OpenAI clients read them: one envelope, as a body or as the last event of a stream.
+"""Errors as clients read them: one envelope, as a body or as the last event of a stream.
 
-The gateway and every engine write through here, so a client sees one form whatever failed. `code` is always a
-string that a program can compare; only `str(error)`, which is public by contract, leaves the process.
+The gateway and every engine write through here, so a client sees one form whatever failed: OpenAI's, and on
+the paths of Anthropic's Messages that one's. `code` is always a string that a program can compare; only
+`str(error)`, which is public by contract, leaves the process.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
 from penstock.errors import Error
 
 CONTENT_TYPE = b"application/json"
+
+_MESSAGES = "/v1/messages"
+_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    501: "invalid_request_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""Anthropic's word for each status; all others are `api_error`."""
 
 
 class Detail(msgspec.Struct, frozen=True):
@@ -28,15 +46,31 @@ class Envelope(msgspec.Struct, frozen=True):
     error: Detail
 
 
+class AnthropicEnvelope(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
+    """The same where Anthropic's clients ask."""
+
+    error: Detail
+
+
 _encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How clients read errors: as a body, and as a stream's last event, after which no `[DONE]` follows."""
+
+    envelope: Callable[[Error], bytes]
+    event: Callable[[Error], bytes]
+
+
+def form(path: str) -> Form:
+    """That of a request's path."""
+    return _ANTHROPIC if path.startswith(_MESSAGES) else _OPENAI
 
 
 def envelope(error: Error) -> bytes:
     """JSON body for `error`. Fact `param` names the field of the request that is at fault."""
-    param = error.facts.get("param")
-    return _encode(
-        Envelope(Detail(str(error), error.type, None if param is None else str(param), error.code))
-    )
+    return _encode(Envelope(_detail(error, error.type)))
 
 
 def error_event(error: Error) -> bytes:
@@ -51,3 +85,21 @@ def headers(error: Error, body: bytes) -> list[tuple[bytes, bytes]]:
     if wait_s is not None:
         fields.append((b"retry-after", str(max(1, round(float(wait_s)))).encode()))
     return fields
+
+
+def _detail(error: Error, kind: str) -> Detail:
+    param = error.facts.get("param")
+    return Detail(str(error), kind, None if param is None else str(param), error.code)
+
+
+def _anthropic(error: Error) -> bytes:
+    """Their `type` and `message`; our `param` and `code` stand beside them, as everywhere."""
+    return _encode(AnthropicEnvelope(_detail(error, _KINDS.get(error.status, "api_error"))))
+
+
+def _anthropic_event(error: Error) -> bytes:
+    return b"event: error\ndata: " + _anthropic(error) + b"\n\n"
+
+
+_OPENAI = Form(envelope, error_event)
+_ANTHROPIC = Form(_anthropic, _anthropic_event)

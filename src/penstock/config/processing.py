@@ -1,0 +1,54 @@
+"""The user's own code around a model: how it is named, and its options.
+
+The code itself is found and called in `hook`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from penstock.config.deployment import DeploymentOptions
+from penstock.config.part import Part
+
+_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+class PreprocessorOptions(DeploymentOptions):
+    """Options of Serve's deployment (as in `deployment_config`), and these."""
+
+    arguments: dict[str, Any] = Field(default={}, description="Arguments of the class.")
+    timeout_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="How long a request waits for the deployment's answer, tries included.",
+    )
+
+
+class PostprocessorOptions(Part):
+    """Options of the code behind the engine."""
+
+    arguments: dict[str, Any] = Field(default={}, description="Arguments of the class.")
+
+
+def checked_hook(value: Any) -> Any:
+    """Raises: ValueError for what is neither callable nor a path."""
+    if value is None or callable(value) or (isinstance(value, str) and _PATH.fullmatch(value)):
+        return value
+    raise ValueError("must be a class, a function, or an import path such as `my_module:Preprocessor`.")
+
+
+def own_deployment(options: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Serve's options of a preprocessor that is a deployment by itself; None when it runs in the replica."""
+    given = {name: value for name, value in (options or {}).items() if name not in ("arguments",)}
+    if not given:
+        return None
+    return {name: value for name, value in given.items() if name != "timeout_s"}
+
+
+def timeout_s(options: Mapping[str, Any] | None) -> float:
+    """Of one request's wait for the deployment."""
+    return float((options or {}).get("timeout_s", PreprocessorOptions.model_fields["timeout_s"].default))

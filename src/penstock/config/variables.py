@@ -1,0 +1,30 @@
+"""`env_vars: {HF_TOKEN: ${HF_TOKEN}}`: values from the environment of whoever reads the config.
+
+So a secret need not stand in a file, nor in the config that Serve keeps of a deployed application.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_REFERENCE = re.compile(r"\$\{(\w+)\}")
+
+
+def with_variables(runtime_env: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with each value `${NAME}` of its `env_vars` replaced by the variable's value.
+
+    Raises: ValueError naming all that are not set.
+    """
+    variables: Mapping[str, Any] = runtime_env.get("env_vars") or {}
+    named = {key: found[1] for key, text in variables.items() if (found := _REFERENCE.fullmatch(str(text)))}
+    missing = [name for name in named.values() if name not in os.environ]
+    if missing:
+        raise ValueError(
+            f"env_vars names {', '.join(f'${{{name}}}' for name in missing)}, which the environment of this "
+            "process does not have; set it, or write a value."
+        )
+    filled = {key: os.environ[name] for key, name in named.items()}
+    return {**runtime_env, "env_vars": {**variables, **filled}} if filled else dict(runtime_env)

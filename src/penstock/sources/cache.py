@@ -1,0 +1,96 @@
+"""The cache of downloaded folders: `~/.cache/penstock/sources/<source>/<version>/`.
+
+A version appears by a rename, whole. Whoever downloads holds the source's lock, which dies with its process;
+what was left unfinished is taken up by the next one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from penstock.config import Settings
+from penstock.errors import DownloadFailed
+from penstock.sources.hold import LOCK, is_held, marked
+
+_LOOK_S = 0.1
+_KEPT_S = 600.0
+"""Between `fetch` and the end of reading what it gave."""
+
+_PARTIAL = ".partial"
+
+
+class Slot:
+    """One source's place in the cache."""
+
+    def __init__(self, source: str, shown: str) -> None:
+        name = re.sub(r"[^\w.-]+", "--", shown)[-80:]
+        key = hashlib.sha256(source.encode()).hexdigest()[:8]
+        self.shown = shown
+        self.folder = Settings.read().cache_folder() / "sources" / f"{name}-{key}"
+
+    def find(self, version: str) -> Path | None:
+        """The whole folder of this version, if it is here."""
+        folder = self.folder / version
+        try:
+            os.utime(folder)
+        except OSError:
+            return None
+        return folder
+
+    def newest(self) -> Path | None:
+        """The version that was used last."""
+        return max(self._versions(), key=lambda folder: folder.stat().st_mtime, default=None)
+
+    @contextmanager
+    def locked(self, deadline: float) -> Generator[None]:
+        """Only one process at a time is inside.
+
+        Raises: DownloadFailed when another one still is at `deadline`.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / LOCK).open("a") as handle:
+            while True:
+                with suppress(BlockingIOError):
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                if time.monotonic() > deadline:
+                    raise DownloadFailed(
+                        f"'{self.shown}' was not here in time: another process is still downloading it."
+                    )
+                time.sleep(_LOOK_S)
+            yield
+
+    def partial(self, version: str) -> Path:
+        """Where this version is put together; with what a former try has left."""
+        folder = self.folder / f"{version}{_PARTIAL}"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def publish(self, version: str) -> Path:
+        """The partial folder becomes the version; older ones that nobody uses go."""
+        folder = self.folder / version
+        (self.folder / f"{version}{_PARTIAL}").rename(folder)
+        self._sweep(folder)
+        return folder
+
+    def _sweep(self, newest: Path) -> None:
+        for unfinished in self.folder.glob(f"*{_PARTIAL}"):
+            shutil.rmtree(unfinished, ignore_errors=True)
+        for folder in self._versions():
+            if folder != newest and time.time() - folder.stat().st_mtime > _KEPT_S and not is_held(folder):
+                gone = folder.rename(folder.with_name(f"{folder.name}{_PARTIAL}"))  # never half a version
+                shutil.rmtree(gone, ignore_errors=True)
+                marked(folder).unlink(missing_ok=True)
+
+    def _versions(self) -> list[Path]:
+        if not self.folder.is_dir():
+            return []
+        return [path for path in self.folder.iterdir() if path.is_dir() and path.suffix != _PARTIAL]

@@ -1,0 +1,96 @@
+"""The sources of a config's model and tokenizer, as folders of this node.
+
+What an engine reads in a way of its own (a `load_format` that streams, a file of one format) stays as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.config.parts import BucketSource
+from penstock.sources.fetch import Only, fetch, fetch_all
+from penstock.sources.hold import hold
+from penstock.sources.hub import is_hub_id
+from penstock.sources.transfer import Watch, silent
+from penstock.sources.weights import model_files, tokenizer_files
+
+if TYPE_CHECKING:
+    from penstock.config import LLMConfig
+
+_USUAL_FORMATS = (None, "auto", "hf", "safetensors")
+_OWN_WAYS = {"download_dir", "hf_token", "ignore_patterns"}
+"""Engine arguments by which a user says how the engine itself shall download."""
+
+
+def is_here(config: LLMConfig) -> bool:
+    """Whether there is nothing to fetch."""
+    loading = config.model_loading_config
+    sources = [config.model_source, *([loading.tokenizer_source] if loading.tokenizer_source else [])]
+    return all(isinstance(one, str) and not _is_ours(one, config) for one in sources) and not _extra(config)
+
+
+def brought(config: LLMConfig, files: Only = model_files, watch: Watch = silent) -> LLMConfig:
+    """The same config, with folders of this node in place of sources elsewhere. Downloads what is not here.
+
+    files: which of the model's, see `fetch`.
+
+    Raises: SourceNotFound, DownloadFailed; what `watch` raises.
+    """
+    loading, limit_s = config.model_loading_config, config.engine_start_timeout_s
+    given = {"model_source": loading.model_source, "tokenizer_source": loading.tokenizer_source}
+    model = loading.model_source
+    if isinstance(model, BucketSource) or _is_ours(config.model_source, config):
+        given["model_source"] = _folder(
+            model or config.model_source, config.engine_kwargs.get("revision"), files, limit_s, watch
+        )
+    tokenizer = loading.tokenizer_source
+    if isinstance(tokenizer, BucketSource) or (tokenizer and _is_ours(tokenizer, config)):
+        revision = config.engine_kwargs.get("tokenizer_revision")
+        given["tokenizer_source"] = _folder(tokenizer, revision, tokenizer_files, limit_s, watch)
+    return config.model_copy(update={"model_loading_config": loading.model_copy(update=given)})
+
+
+def _is_ours(source: str, config: LLMConfig) -> bool:
+    if Path(source).expanduser().exists():
+        return False
+    kwargs = config.engine_kwargs
+    if kwargs.get("load_format") not in _USUAL_FORMATS or kwargs.keys() & _OWN_WAYS:
+        return False
+    return "://" in source or source.startswith(("/", "./", "../", "~")) or is_hub_id(source)
+
+
+def _extra(config: LLMConfig) -> bool:
+    model = config.model_loading_config.model_source
+    return isinstance(model, BucketSource) and bool(model.extra_files)
+
+
+def _folder(
+    source: str | BucketSource, revision: str | None, only: Only, limit_s: float, watch: Watch
+) -> str:
+    bucket = source if isinstance(source, BucketSource) else BucketSource(bucket_uri=source)
+    uri = (
+        f"{bucket.bucket_uri}@{revision}" if revision and is_hub_id(bucket.bucket_uri) else bucket.bucket_uri
+    )
+    extra = [(one.bucket_uri, one.destination_path) for one in bucket.extra_files]
+    within = [(origin, to) for origin, to in extra if not Path(to).is_absolute()]
+    folder = fetch_all(uri, within, timeout_s=limit_s, only=only, watch=watch)
+    hold(folder)
+    for origin, to in extra:
+        if Path(to).is_absolute():
+            _place(fetch(origin, timeout_s=limit_s, watch=watch), Path(to), Path(origin).name)
+    return str(folder)
+
+
+def _place(folder: Path, destination: Path, name: str) -> None:
+    """Copies what was fetched to where the user wants it: a file as `destination`, a folder's files below."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    alone = len(files) == 1 and files[0] == folder / name
+    for path in files:
+        to = destination if alone else destination / path.relative_to(folder)
+        to.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = to.with_name(f"{to.name}.{os.getpid()}")
+        shutil.copyfile(path, unfinished)
+        unfinished.replace(to)

@@ -1,0 +1,61 @@
+"""One small file from anywhere, whole in memory: a picture of a row, say. Nothing is cached."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from penstock.errors import DownloadFailed, SourceNotFound
+from penstock.sources import bucket, url
+from penstock.sources.store import shown
+from penstock.sources.trouble import pause_s, told
+
+_TRIES = 3
+_BUCKETS = ("s3", "gs")
+
+
+def read(source: str) -> bytes:
+    """Its bytes. source: a path, `file://`, `s3://`, `gs://`, or any URL fsspec knows. Blocks.
+
+    Raises: SourceNotFound; DownloadFailed, whose fact `passing` says whether a later try may succeed.
+    """
+    for attempt in range(_TRIES):
+        try:
+            return _bytes(source)
+        except Exception as error:
+            trouble = told(error)
+            if trouble.missing:
+                raise SourceNotFound(f"{shown(source)} cannot be read: {trouble.why}.") from error
+            if not trouble.passing or attempt == _TRIES - 1:
+                sentence = f"{shown(source)} cannot be read: {trouble.why}."
+                raise DownloadFailed(sentence, passing=trouble.passing) from error
+            time.sleep(pause_s(attempt))
+    raise AssertionError
+
+
+def _bytes(source: str) -> bytes:
+    scheme = urlsplit(source).scheme if "://" in source else ""
+    if scheme in _BUCKETS:
+        where = source.partition("://")[2]
+        with _client(scheme, where.partition("/")[0], _environment()).open_input_stream(where) as stream:
+            return stream.read()
+    if scheme in ("", "file"):
+        path = Path(unquote(urlsplit(source).path) if scheme else source)
+        if path.is_dir():
+            raise FileNotFoundError(source)
+        return path.read_bytes()
+    return url.read(source)
+
+
+@cache
+def _client(scheme: str, name: str, environment: tuple[str | None, ...]) -> Any:  # pyarrow has no types
+    return bucket.client(scheme, name)
+
+
+def _environment() -> tuple[str | None, ...]:
+    """What a kept client was made from."""
+    return tuple(os.environ.get(name) for name in bucket.VARIABLES)

@@ -1,0 +1,63 @@
+"""What every kind of source can do, and its name as it may be shown."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit, urlunsplit
+
+Count = Callable[[int], None]
+"""Is told of bytes that have arrived, from any thread; what it raises ends the transfer."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class File:
+    """One file of a source. name: its path below the source; version: differs when its content does."""
+
+    name: str
+    size_bytes: int
+    version: str = ""
+
+
+class Store(Protocol):
+    """Where a source is. Its calls raise what the client below it raises; `trouble` puts it into words."""
+
+    shown: str
+    discreet: bool
+    """Its URL holds more than may be shown, and what its client raises may repeat that."""
+    part_bytes: int | None
+    """Larger files are read in parts of this size, side by side; None: in one piece."""
+
+    def files(self) -> list[File]:
+        """Every file below the source; none when there is no such folder."""
+        ...
+
+    def children(self) -> list[str]:
+        """Names of the folders directly below it, sorted."""
+        ...
+
+    def copy(self, file: File, to: Path, start: int, end: int, count: Count) -> None:
+        """Writes bytes `start` to `end` of `file` into the file `to`, at the same place."""
+        ...
+
+
+def digest(files: Iterable[File]) -> str:
+    """Twelve letters that change when any of the files does."""
+    lines = "\n".join(f"{file.name}\0{file.size_bytes}\0{file.version}" for file in sorted(files))
+    return hashlib.sha256(lines.encode()).hexdigest()[:12]
+
+
+def cause(store: Store, error: Exception) -> Exception | None:
+    """For `raise ... from`, which logs show: nothing where it could tell a secret."""
+    return None if store.discreet else error
+
+
+def shown(source: str) -> str:
+    """`source` without the credentials that a URL may hold: user, password, query (signatures)."""
+    if "://" not in source:
+        return source
+    url = urlsplit(source)
+    return urlunsplit((url.scheme, url.netloc.rpartition("@")[2], url.path, "", ""))

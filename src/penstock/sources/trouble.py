@@ -1,0 +1,118 @@
+"""What a failed listing or download means, in one sentence, and whether another try could help.
+
+Every client has errors of its own, and some only texts: they are told apart here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """why: the end of a sentence; passing: another try may succeed; missing: there is no such thing."""
+
+    why: str
+    passing: bool = False
+    missing: bool = False
+
+
+_DENIED = Trouble("access is denied: the credentials are missing or wrong, or lack the right to read it")
+_NO_BUCKET = Trouble("there is no such bucket", missing=True)
+_NO_FILE = Trouble("there is no such file or folder", missing=True)
+_NO_REPOSITORY = Trouble(
+    "the hub has no such repository, or it is private and HF_TOKEN may not read it", missing=True
+)
+_GATED = Trouble("the repository is gated: accept its terms on the hub, and set HF_TOKEN")
+_OFFLINE = Trouble("the hub is switched off (HF_HUB_OFFLINE), and its cache does not have it")
+_SLOW_DOWN = Trouble("the server asks to slow down", passing=True)
+_SERVER_FAILED = Trouble("the server failed", passing=True)
+_LATE = Trouble("the server did not answer in time", passing=True)
+_LOST = Trouble("the connection was lost", passing=True)
+_UNREACHABLE = Trouble("the server cannot be reached", passing=True)
+
+_STATUSES = {401: _DENIED, 403: _DENIED, 404: _NO_FILE, 408: _LATE, 410: _NO_FILE, 429: _SLOW_DOWN}
+
+_CLASSES = {
+    "GatedRepoError": _GATED,
+    "RepositoryNotFoundError": _NO_REPOSITORY,
+    "RevisionNotFoundError": Trouble("the repository has no such revision", missing=True),
+    "EntryNotFoundError": _NO_FILE,
+    "OfflineModeIsEnabled": _OFFLINE,
+    "LocalEntryNotFoundError": _OFFLINE,
+    "TimeoutException": _LATE,
+    "TimeoutError": _LATE,
+    "ConnectError": _UNREACHABLE,
+    "ClientConnectorError": _UNREACHABLE,
+    "ConnectionRefusedError": _UNREACHABLE,
+    "TransportError": _LOST,
+    "ClientPayloadError": _LOST,
+    "ServerDisconnectedError": _LOST,
+    "ConnectionError": _LOST,
+    "NoBucket": _NO_BUCKET,
+    "FileNotFoundError": _NO_FILE,
+}
+"""By name, nearest class first: most of these belong to packages that need not be installed."""
+
+_TEXTS = [
+    (r"NO_SUCH_BUCKET|[Bb]ucket '.*' not found|bucket does not exist", _NO_BUCKET),
+    (r"EXPIRED_TOKEN|ExpiredToken", Trouble("the credentials have expired")),
+    (
+        r"ACCESS_DENIED|SIGNATURE_DOES_NOT_MATCH|INVALID_ACCESS_KEY|INVALID_CLIENT_TOKEN|UNRECOGNIZED_CLIENT"
+        r"|PERMISSION_DENIED|UNAUTHENTICATED",
+        _DENIED,
+    ),
+    (r"NO_SUCH_KEY|RESOURCE_NOT_FOUND|Path does not exist", _NO_FILE),
+    (r"SLOW_DOWN|THROTTLING|RESOURCE_EXHAUSTED", _SLOW_DOWN),
+    (r"INTERNAL_FAILURE|SERVICE_UNAVAILABLE", _SERVER_FAILED),
+    (r"(curlCode: |CURL error \[)28\b|REQUEST_TIMEOUT|DEADLINE_EXCEEDED", _LATE),
+    (r"(curlCode: |CURL error \[)(6|7)\b", _UNREACHABLE),
+    (r"curlCode: \d+|CURL error \[\d+|NETWORK_CONNECTION", _LOST),
+    (r"Status\((UNAVAILABLE|INTERNAL|UNKNOWN)", _SERVER_FAILED),
+]
+"""What Arrow's clients say: they raise plain OSErrors."""
+
+
+def told(error: BaseException) -> Trouble:
+    """The trouble behind `error`."""
+    if isinstance(error, ShortFile):
+        return Trouble(str(error), passing=True)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Trouble("there is no space left on the disk")
+    if isinstance(error, PermissionError):
+        return Trouble("this user may not write there") if error.filename else _DENIED
+    if isinstance(error, ImportError):
+        return Trouble(f"a package for it is not installed ({error})")
+    return _by_class(error) or _by_status(error) or _by_text(error) or _other(error)
+
+
+def pause_s(attempt: int) -> float:
+    """Before the try after `attempt`."""
+    return 0.25 * 2**attempt
+
+
+def _by_class(error: BaseException) -> Trouble | None:
+    return next((_CLASSES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _CLASSES), None)
+
+
+def _by_status(error: BaseException) -> Trouble | None:
+    status = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
+    if not isinstance(status, int):
+        said = re.search(r"HTTP status (\d{3})", str(error))
+        status = int(said[1]) if said else 0
+    return _STATUSES.get(status) or (_SERVER_FAILED if status >= 500 else None)
+
+
+def _by_text(error: BaseException) -> Trouble | None:
+    return next((trouble for pattern, trouble in _TEXTS if re.search(pattern, str(error))), None)
+
+
+def _other(error: BaseException) -> Trouble:
+    """Its text may hold anything, and goes to the log as the cause."""
+    return Trouble(f"unexpected {type(error).__name__}, see the log", passing=isinstance(error, OSError))
+
+
+class ShortFile(OSError):
+    """Fewer bytes came than the listing had promised, and no error."""

@@ -1,0 +1,87 @@
+"""Every other URL, by fsspec and whichever file system is installed for its scheme."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import fsspec
+from fsspec.callbacks import Callback
+from fsspec.core import url_to_fs
+
+from penstock.sources.store import Count, File, shown
+
+_VERSIONS = (
+    "ETag",
+    "etag",
+    "md5",
+    "content_md5",
+    "generation",
+    "mtime",
+    "LastModified",
+    "last_modified",
+    "created",
+)
+
+
+class Url:
+    """Files below a URL; a file by itself is a source with one file."""
+
+    part_bytes: int | None = None
+
+    def __init__(self, url: str) -> None:
+        self.shown = shown(url)
+        self.discreet = self.shown != url
+        self._fs, path = url_to_fs(url)
+        self._path = path.rstrip("/")
+        self._alone = self.shown.rpartition("/")[2]  # its name if it is a file: no signature is part of it
+
+    def files(self) -> list[File]:
+        found = [self._file(path, info) for path, info in self._find().items()]
+        if not found:
+            self._fs.ls(self._path)  # says why: `find` takes every failure for an empty folder
+        return sorted(file for file in found if file.name)
+
+    def children(self) -> list[str]:
+        entries = self._fs.ls(self._path, detail=True)
+        names = [entry["name"].rstrip("/") for entry in entries if entry["type"] == "directory"]
+        return sorted({name.rpartition("/")[2] for name in names if name != self._path})
+
+    def copy(self, file: File, to: Path, start: int, end: int, count: Count) -> None:
+        alone = file.name == self._alone and self._fs.isfile(self._path)
+        path = self._path if alone else f"{self._path}/{file.name}"
+        counting = _Counting(count)
+        self._fs.get_file(path, str(to), callback=counting)
+        count(max(0, end - counting.came))  # some file systems tell nothing on the way
+
+    def _find(self) -> dict[str, dict[str, Any]]:
+        self._fs.invalidate_cache()  # a listing that fsspec keeps would hide every change
+        return self._fs.find(self._path, detail=True)
+
+    def _file(self, path: str, info: dict[str, Any]) -> File:
+        if info.get("size") is None:  # a listing of a web server says only names
+            info = self._fs.info(path)
+        name = self._alone if path == self._path else path.removeprefix(f"{self._path}/")
+        version = next((str(info[key]) for key in _VERSIONS if info.get(key)), "")
+        return File(name, int(info.get("size") or 0), version)
+
+
+def read(url: str) -> bytes:
+    """One file, whole. Raises: FileNotFoundError also where no file system has such URLs."""
+    if url.partition("://")[0] not in fsspec.available_protocols():
+        raise FileNotFoundError(url)
+    with fsspec.open(url, "rb") as file:
+        return cast("Any", file).read()
+
+
+class _Counting(Callback):
+    """fsspec's callback, as a count of bytes."""
+
+    def __init__(self, count: Count) -> None:
+        super().__init__()
+        self._count = count
+        self.came = 0
+
+    def relative_update(self, inc: int = 1) -> None:
+        self.came += inc
+        self._count(inc)

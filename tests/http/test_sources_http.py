@@ -1,0 +1,82 @@
+"""A model on a plain web server, by fsspec."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from penstock import sources
+from penstock.errors import DownloadFailed, SourceNotFound
+
+pytestmark = pytest.mark.parity("S10")
+
+SECRET = "sesame"
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Files below `signed` want a signature."""
+
+    def do_GET(self) -> None:
+        if self.path.startswith("/signed/") and not self.path.endswith(f"?sig={SECRET}"):
+            return self.send_error(403)
+        return super().do_GET()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A server of the folder `web`, with `model/config.json` and `model/sub/weights`."""
+    (tmp_path / "web" / "model" / "sub").mkdir(parents=True)
+    (tmp_path / "web" / "model" / "config.json").write_text("{}")
+    (tmp_path / "web" / "signed").mkdir()
+    (tmp_path / "web" / "signed" / "template").write_text("t")
+    (tmp_path / "web" / "model" / "sub" / "weights").write_bytes(bytes(100_000))
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path / "web")))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_the_files_that_a_web_server_lists_are_fetched(url: str):
+    folder = sources.fetch(f"{url}/model")
+    assert (folder / "config.json").read_text() == "{}"
+    assert (folder / "sub" / "weights").stat().st_size == 100_000
+    assert sources.children(f"{url}/model/") == ["sub"]
+
+
+def test_a_signed_file_has_its_plain_name(url: str):
+    signed = f"{url}/signed/template?sig={SECRET}"
+    assert [path.name for path in sources.fetch(signed).iterdir()] == ["template"]
+    folder = sources.fetch_all(f"{url}/model", [(signed, "chat_template.jinja")])
+    assert (folder / "chat_template.jinja").read_text() == "t"
+
+
+@pytest.mark.parity("S6")
+@pytest.mark.parametrize("path", ["/signed/template?wrong-sig", "/nowhere?sig"])
+def test_neither_an_error_nor_its_cause_tells_a_signature_or_a_login(url: str, path: str):
+    with pytest.raises((DownloadFailed, SourceNotFound)) as caught:
+        sources.fetch(url.replace("://", f"://me:{SECRET}@") + f"{path}={SECRET}", tries=1)
+    logged = "".join(traceback.format_exception(caught.value))
+    assert f"'{url}{path.partition('?')[0]}'" in logged
+    assert SECRET not in logged
+
+
+def test_a_page_that_is_not_there_is_named(url: str):
+    with pytest.raises(SourceNotFound, match="/nowhere' was not found"):
+        sources.fetch(f"{url}/nowhere")
+
+
+def test_a_web_server_that_is_down_is_told_without_the_login_of_its_url():
+    with pytest.raises(DownloadFailed) as caught:
+        sources.fetch("http://me:secret@127.0.0.1:9/model", tries=1)  # the port of "discard"
+    assert str(caught.value) == "'http://127.0.0.1:9/model' cannot be read: the server cannot be reached."

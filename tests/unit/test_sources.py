@@ -1,0 +1,212 @@
+"""Folders and fsspec URLs become folders on this node, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from penstock import sources
+from penstock.errors import DownloadFailed, SourceNotFound
+from penstock.sources import trouble
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def adapters() -> Iterator[str]:
+    """A folder in fsspec's memory with adapters `a` and `b`."""
+    memory = fsspec.filesystem("memory")
+    for name in ("a", "b"):
+        memory.pipe_file(f"/adapters/{name}/adapter_config.json", b"{}")
+        memory.pipe_file(f"/adapters/{name}/weights/part.bin", name.encode() * 1000)
+    yield "memory://adapters"
+    memory.rm("/adapters", recursive=True)
+
+
+def contents(folder: Path) -> dict[str, int]:
+    return {p.relative_to(folder).as_posix(): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
+
+
+def test_a_local_folder_is_used_as_it_is(tmp_path: Path, cache: Path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    assert sources.fetch(str(tmp_path / "model")) == tmp_path / "model"
+    assert sources.fetch(f"file://{tmp_path}/model") == tmp_path / "model"
+    assert not cache.exists()
+
+
+def test_a_url_is_downloaded_once(adapters: str):
+    first = sources.fetch(f"{adapters}/a")
+    assert contents(first) == {"adapter_config.json": 2, "weights/part.bin": 1000}
+    touched = (first / "adapter_config.json").stat().st_mtime_ns
+    assert sources.fetch(f"{adapters}/a") == first
+    assert (first / "adapter_config.json").stat().st_mtime_ns == touched
+
+
+def test_a_changed_file_changes_the_stamp_and_the_folder(adapters: str):
+    before, first = sources.stamp(f"{adapters}/a"), sources.fetch(f"{adapters}/a")
+    assert sources.stamp(f"{adapters}/a") == before
+    fsspec.filesystem("memory").pipe_file("/adapters/a/adapter_config.json", b"[]")
+    assert sources.stamp(f"{adapters}/a") != before
+    second = sources.fetch(f"{adapters}/a")
+    assert second != first
+    assert (first / "adapter_config.json").read_text() == "{}"
+    assert (second / "adapter_config.json").read_text() == "[]"
+
+
+def test_a_changed_local_file_changes_the_stamp(tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
+    before = sources.stamp(str(tmp_path))
+    (tmp_path / "new.json").write_text("[]")
+    (tmp_path / "new.json").rename(tmp_path / "config.json")
+    assert sources.stamp(str(tmp_path)) != before
+
+
+def test_children_are_the_folders_directly_below(adapters: str, tmp_path: Path):
+    (tmp_path / "x" / "y").mkdir(parents=True)
+    (tmp_path / "file").touch()
+    assert sources.children(adapters) == ["a", "b"]
+    assert sources.children(str(tmp_path)) == ["x"]
+
+
+def test_only_wanted_files_are_fetched(adapters: str):
+    assert set(contents(sources.fetch(f"{adapters}/a", only=["*.bin"]))) == {"weights/part.bin"}
+    with pytest.raises(SourceNotFound, match="none of the files that are wanted"):
+        sources.fetch(f"{adapters}/a", only=["*.safetensors"])
+
+
+def test_extra_files_come_from_elsewhere(adapters: str, tmp_path: Path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    extra = [(str(tmp_path / "tokenizer.json"), "tokenizer.json"), (f"{adapters}/b/weights", "more")]
+    assert set(contents(sources.fetch_all(f"{adapters}/a", extra))) == {
+        "adapter_config.json",
+        "weights/part.bin",
+        "tokenizer.json",
+        "more/part.bin",
+    }
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (
+            "memory://adapters/nowhere",
+            "'memory://adapters/nowhere' was not found: there is no such file or folder.",
+        ),
+        ("/no/such/folder", "'/no/such/folder' does not exist on this node"),
+        ("./no-such-folder", "'./no-such-folder' does not exist on this node"),
+        ("nosuch://user:secret@host/x", "'nosuch://host/x' cannot be read: Protocol not known: nosuch"),
+        ("abfs://container/model", "'abfs://container/model' cannot be read: Install adlfs"),
+    ],
+)
+def test_a_source_that_is_not_there_is_named(source: str, said: str):
+    with pytest.raises(SourceNotFound) as caught:
+        sources.fetch(source)
+    assert str(caught.value).startswith(said)
+
+
+def test_progress_counts_to_the_whole_and_can_end_the_download(adapters: str):
+    seen: list[tuple[int, int]] = []
+    sources.fetch(f"{adapters}/a", watch=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (1002, 1002)
+
+    def enough(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sources.fetch(f"{adapters}/b", watch=enough)
+    assert set(contents(sources.fetch(f"{adapters}/b"))) == {"adapter_config.json", "weights/part.bin"}
+
+
+def test_a_time_limit_ends_the_download(adapters: str):
+    with pytest.raises(DownloadFailed, match="was not finished in time"):
+        sources.fetch(f"{adapters}/a", timeout_s=-1)
+
+
+def test_a_folder_that_cannot_be_written_is_named(adapters: str, cache: Path):
+    cache.write_text("a file where the cache should be")
+    with pytest.raises(DownloadFailed, match=f"cannot be put into {cache}"):
+        sources.fetch(f"{adapters}/a")
+
+
+def test_former_versions_go_when_nobody_uses_them(adapters: str):
+    former = []
+    for text in (b"1", b"22", b"333"):
+        fsspec.filesystem("memory").pipe_file("/adapters/a/adapter_config.json", text)
+        former.append(sources.fetch(f"{adapters}/a"))
+    held, free, _ = former
+    sources.hold(held)
+    long_ago = time.time() - 3600
+    for folder in (held, free):
+        os.utime(folder, (long_ago, long_ago))
+    fsspec.filesystem("memory").pipe_file("/adapters/a/adapter_config.json", b"4444")
+    sources.fetch(f"{adapters}/a")
+    assert held.exists()
+    assert not free.exists()
+
+
+DOWNLOADER = """
+import sys
+from penstock import sources
+def watch(done, total):
+    print("downloading", flush=True)
+    sys.stdin.read(1)
+print(sources.fetch(sys.argv[1], watch=watch), flush=True)
+"""
+
+
+def test_a_killed_downloader_leaves_neither_lock_nor_half_a_folder(tmp_path: Path, cache: Path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "big").write_bytes(bytes(1 << 20))
+    source = f"local://{tmp_path}/a"  # fsspec's own name for this machine: copied, as any other URL
+    process = subprocess.Popen(
+        [sys.executable, "-c", DOWNLOADER, source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout
+        assert process.stdout.readline() == "downloading\n"
+        assert [path for path in cache.glob("sources/*/*") if path.is_dir() and path.suffix == ""] == []
+        process.kill()
+    assert contents(sources.fetch(source, timeout_s=60)) == {"big": 1 << 20}
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "passing"),
+    [
+        (OSError("AWS Error ACCESS_DENIED during ListObjectsV2 operation"), "access is denied", False),
+        (OSError("AWS Error NO_SUCH_BUCKET during ListObjectsV2 operation"), "no such bucket", False),
+        (OSError("AWS Error NETWORK_CONNECTION during HeadObject: curlCode: 7, Could not connect"),
+         "cannot be reached", True),
+        (OSError(28, "No space left on device"), "no space left", False),
+        (ConnectionResetError(104, "Connection reset by peer"), "connection was lost", True),
+        (TimeoutError(), "did not answer in time", True),
+    ],
+)  # fmt: skip
+def test_errors_of_clients_are_told_apart(error: Exception, said: str, passing: bool):
+    told = trouble.told(error)
+    assert said in told.why
+    assert told.passing == passing
+
+
+def test_weights_come_in_one_format():
+    names = [
+        "config.json",
+        "model.safetensors",
+        "pytorch_model.bin",
+        "tf_model.h5",
+        "onnx/model.onnx",
+        "t.json",
+    ]
+    assert sources.model_files(names) == ["config.json", "model.safetensors", "t.json"]
+    assert "pytorch_model.bin" in sources.model_files(["config.json", "pytorch_model.bin"])
