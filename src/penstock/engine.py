@@ -6,9 +6,12 @@ It knows neither Ray nor HTTP servers; an engine speaks HTTP through the ASGI ap
 
 from __future__ import annotations
 
+import re
+import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -29,12 +32,26 @@ Prompt = str | list[int] | Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What an engine feels right now. Units: requests, tokens; kv_usage as a share from 0 to 1."""
+    """What an engine feels right now. Units: requests, tokens; kv_usage as a share from 0 to 1.
+
+    unseen: of those running, how many came since its scheduler last spoke, and may still have to wait.
+    """
 
     running: int = 0
     waiting: int = 0
     waiting_tokens: int = 0
     kv_usage: float = 0.0
+    unseen: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """How likely a token was. logprob: natural logarithm. rank: 1 for the likeliest. text: of the token."""
+
+    token_id: int
+    logprob: float
+    rank: int | None = None
+    text: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +60,7 @@ class Delta:
 
     Units: prompt_tokens and cached_tokens count tokens of the whole prompt.
     finish_reason is "stop", "length" or "abort" on the last delta of an output, else None.
+    logprobs, where asked for: for each token itself, then the likeliest others.
     """
 
     text: str
@@ -51,7 +69,7 @@ class Delta:
     finish_reason: str | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    logprobs: Any = None
+    logprobs: tuple[tuple[Logprob, ...], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +121,47 @@ shortcut: ContextVar[Shortcut | None] = ContextVar("shortcut", default=None)
 """Set in a request's context by whoever serves the engine's app; an engine need not know it."""
 
 
+using_adapter: ContextVar[str | None] = ContextVar("using_adapter", default=None)
+"""The loaded adapter that the running request is for, by the engine's name of it; None for the base model.
+
+Set around a request by whoever keeps it loaded meanwhile; obeyed by the engine's app and by `generate`.
+"""
+
+
+kept_here: ContextVar[str] = ContextVar("kept_here", default="")
+"""Set in a request's context by a replica, to its id: part of the ids of what its engine keeps for later."""
+
+
+def plain_name(adapter: str) -> str:
+    """What clients call an adapter that the engine knows as `adapter`: all before the last "@"."""
+    return adapter.rpartition("@")[0] or adapter
+
+
+class Prepared:
+    """An engine prompt that the user's code made in place of a request's own messages, prompt or input.
+
+    The request then holds `sign` there, a text of our own, so that an engine's app finds what to replace.
+    """
+
+    __slots__ = ("_prompt", "sign", "taken")
+
+    SIGN = re.compile("prepared-[0-9a-f]{32}")
+
+    def __init__(self, prompt: Prompt) -> None:
+        self._prompt = prompt
+        self.sign = f"prepared-{uuid.uuid4().hex}"
+        self.taken = False
+
+    def take(self) -> Prompt:
+        """The prompt, for the engine's own `generate`."""
+        self.taken = True
+        return self._prompt
+
+
+prepared: ContextVar[Prepared | None] = ContextVar("prepared", default=None)
+"""Set in a request's context by a preprocessor's layer; an engine's app must heed it, or refuse."""
+
+
 def silent(phase: str) -> None:
     """The `Progress` of those who do not ask."""
 
@@ -128,13 +187,41 @@ class Engine(Protocol):
         ...
 
     def generate(
-        self, prompt: Prompt, params: Mapping[str, Any], *, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        params: Mapping[str, Any],
+        *,
+        request_id: str | None = None,
+        adapter: str | None = None,
     ) -> AsyncGenerator[Delta, None]:
         """Stream of deltas; closing it aborts the request inside the engine.
 
         params: sampling parameters by their OpenAI or vLLM names (`max_tokens`, `temperature`, `stop`, ...).
+        adapter: one that is loaded; without it, `using_adapter`.
         Raises: BadRequest, PromptTooLong, EngineDead.
         """
+        ...
+
+    async def load_adapter(self, name: str, path: Path) -> None:
+        """Makes the adapter in folder `path` known as `name`; HTTP requests call it `model:name`.
+
+        A name stands for the same weights for ever: caches may be kept by it. So a newer one that replaces
+        another gets a name of its own, `NAME@...`; answers call it by its `plain_name`. Does nothing when it
+        is loaded.
+        Raises: AdapterBroken, and nothing has changed; Unsupported when the engine was started without room
+        for adapters.
+        """
+        ...
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forgets it, and frees its memory when what still runs on it has ended, as in the background.
+
+        No new request may ask for it. Does nothing when it is not loaded.
+        """
+        ...
+
+    def adapters(self) -> frozenset[str]:
+        """Names of those that are loaded."""
         ...
 
     async def check_health(self) -> None:

@@ -22,7 +22,7 @@ KV_BLOCKS = 160
 """So few that a handful of long prompts overwrite each other in the cache."""
 
 
-def vllm_config(source: str = "demo", **engine_kwargs: object) -> LLMConfig:
+def vllm_config(source: object = "demo", **engine_kwargs: object) -> LLMConfig:
     return LLMConfig(
         model_loading_config={"model_id": MODEL_ID, "model_source": source},
         accelerator_config={"kind": "cpu"},

@@ -20,7 +20,7 @@ from penstock.engines.vllm import version
 from penstock.engines.vllm.engine import VLLMEngine
 from penstock.errors import EngineStartFailed
 
-PHASES = ["import", "download", "load", "warm up"]
+PHASES = ["download", "import", "load", "warm up"]
 
 
 def engine(source: Path | str = "demo", **engine_kwargs: Any) -> VLLMEngine:

@@ -5,6 +5,8 @@ import pytest
 from penstock.config import LLMConfig
 from penstock.engines.check import check_arguments
 
+pytestmark = pytest.mark.parity("S2")
+
 
 def sim(model_id="m", **engine_kwargs) -> LLMConfig:
     return LLMConfig(

@@ -6,11 +6,12 @@ import asyncio
 import itertools
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from pathlib import Path
 
 import pytest
 
 from penstock.config import LLMConfig
-from penstock.engine import Delta
+from penstock.engine import Delta, using_adapter
 from penstock.engines import engine_class
 from penstock.engines.sim import tokenizer
 from penstock.engines.sim.batch import Batch, Sequence
@@ -19,7 +20,18 @@ from penstock.engines.sim.engine import SimEngine
 from penstock.engines.sim.options import SimOptions
 from penstock.engines.sim.reply import plan
 from penstock.engines.sim.scheduler import Clock
-from penstock.errors import BadRequest, ConfigError, EngineDead, EngineStartFailed, Error, PromptTooLong
+from penstock.errors import (
+    AdapterBroken,
+    BadRequest,
+    ConfigError,
+    EngineDead,
+    EngineStartFailed,
+    Error,
+    ModelNotFound,
+    PromptTooLong,
+)
+
+pytestmark = pytest.mark.parity("X16")
 
 _numbers = itertools.count(1)
 TEXT = "The quick brown fox jumps over the lazy dog, ünïcode and 漢字 included.\n\n  Two spaces."
@@ -363,3 +375,57 @@ def test_an_unknown_option_is_refused_with_the_nearest():
 def test_a_cache_smaller_than_one_request_is_refused():
     with pytest.raises(ConfigError, match="kv_tokens"):
         SimEngine(config(kv_tokens=10))
+
+
+# -- adapters
+
+
+def adapter_folder(tmp_path: Path, config: str = "{}") -> Path:
+    (tmp_path / "adapter_config.json").write_text(config)
+    return tmp_path
+
+
+async def started(**options: object) -> SimEngine:
+    engine = SimEngine(config(**options))
+    await engine.start()
+    return engine
+
+
+async def test_an_adapters_answer_names_it(tmp_path: Path):
+    engine = await started()
+    await engine.load_adapter("pirate@2", adapter_folder(tmp_path))
+    assert engine.adapters() == {"pirate@2"}
+    token = using_adapter.set("pirate@2")
+    under = "".join([delta.text async for delta in engine.generate("ahoy", {})])
+    using_adapter.reset(token)
+    named = "".join([delta.text async for delta in engine.generate("ahoy", {}, adapter="pirate@2")])
+    assert under == named == "[pirate@2] ahoy"
+    await engine.unload_adapter("pirate@2")
+    assert engine.adapters() == frozenset()
+    with pytest.raises(ModelNotFound, match="pirate@2"):
+        await anext(engine.generate("ahoy", {}, adapter="pirate@2"))
+    await engine.stop()
+
+
+async def test_an_adapter_that_is_none_is_refused_with_the_reason(tmp_path: Path):
+    engine = await started()
+    with pytest.raises(AdapterBroken, match=r"'pirate' cannot be loaded: it has no readable adapter_config"):
+        await engine.load_adapter("pirate@1", tmp_path)
+    with pytest.raises(AdapterBroken, match="is no JSON"):
+        await engine.load_adapter("pirate@1", adapter_folder(tmp_path, "{"))
+    assert engine.adapters() == frozenset()
+    await engine.stop()
+
+
+async def cached_tokens(engine: SimEngine, adapter: str | None) -> int:
+    deltas = engine.generate("x " * 200, {"max_tokens": 1}, adapter=adapter)
+    return [delta.cached_tokens async for delta in deltas][-1]
+
+
+async def test_an_adapter_shares_no_cache_with_its_base(tmp_path: Path):
+    engine = await started(block_size=16)
+    await engine.load_adapter("pirate", adapter_folder(tmp_path))
+    found = [await cached_tokens(engine, adapter) for adapter in (None, "pirate", "pirate", None)]
+    assert found[:2] == [0, 0]
+    assert found[2] == found[3] > 0
+    await engine.stop()

@@ -41,6 +41,16 @@ def test_a_user_who_sizes_the_kv_cache_has_decided(decided: dict[str, float]):
     } | decided
 
 
+def test_structures_are_held_by_one_library_unless_the_user_names_another():
+    def structures(**given: object) -> object:
+        return with_defaults(given, Shape(False, False, 1))["structured_outputs_config"]
+
+    assert structures() == {"backend": "xgrammar"}
+    compact = {"disable_any_whitespace": True}
+    assert structures(structured_outputs_config=compact) == {"backend": "xgrammar"} | compact
+    assert structures(structured_outputs_config={"backend": "auto"}) == {"backend": "auto"}
+
+
 def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("os.environ", {"OMP_NUM_THREADS": "8", "VLLM_PLUGINS": "theirs"})
     environment.prepare(Shape(cpu=True, tiny=True, workers=2))

@@ -95,7 +95,7 @@ async def test_a_prompt_over_the_window_has_a_code_of_its_own():
 async def test_a_validators_dump_becomes_a_sentence():
     dump = "1 validation error:\n  {'loc': 'body.x', 'msg': 'Field required', 'input': {'secret': 1}}"
     _, error = await refusal(400, vllm_says(dump, "body.x"))
-    assert error["message"] == "body.x: Field required."
+    assert error["message"] == "x: Field required."
 
 
 @pytest.mark.parametrize(

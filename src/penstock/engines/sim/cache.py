@@ -22,12 +22,15 @@ class Hashes(Protocol):
 
 
 class Chain:
-    """Hashes of a prompt and the reply to it, each computed when it is asked for."""
+    """Hashes of a prompt and an adapter's reply to it, each computed when it is asked for."""
 
-    def __init__(self, prompt: Sequence[int], reply: Reply, block_size: int) -> None:
+    def __init__(
+        self, prompt: Sequence[int], reply: Reply, block_size: int, adapter: str | None = None
+    ) -> None:
         self._prompt = prompt
         self._reply = reply
         self._size = block_size
+        self._root = hash(adapter) if adapter else 0
         self._hashes: list[int] = []
 
     def __getitem__(self, index: int, /) -> int:
@@ -41,7 +44,7 @@ class Chain:
         if len(tokens) < self._size:
             said, begun = self._reply.token_ids, start + len(tokens) - len(self._prompt)
             tokens += tuple(said[i % len(said)] for i in range(begun, begun + self._size - len(tokens)))
-        before = self._hashes[-1] if self._hashes else 0
+        before = self._hashes[-1] if self._hashes else self._root
         self._hashes.append(hash((before, tokens)))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.engine import Delta, Prompt, Send
+from penstock.engine import Delta, Prompt, Send, prepared, using_adapter
 from penstock.engines.sim import metrics, prompt, tokenizer, vectors, wire
 from penstock.engines.sim.events import CHAT, COMPLETION, DONE, Answer, Form, Output
 from penstock.errors import BadRequest, Error, ModelNotFound
@@ -88,12 +88,18 @@ class Endpoints:
         await self._generate(call, request, request.one(), COMPLETION)
 
     async def _generate(self, call: Call, request: wire.Generate, asked: Prompt, form: Form) -> None:
-        self._check_model(request.model)
+        adapter = self._adapter(request.model)
         request_id = call.headers.get(b"x-request-id", b"").decode("latin-1") or uuid.uuid4().hex
         outputs = [Output() for _ in range(request.n)]
         with_details = self._engine.options.enable_prompt_tokens_details
-        answer = Answer(form, request_id, self._engine.model_id, outputs, with_details)
-        deltas = self._engine.generate(asked, msgspec.structs.asdict(request), request_id=request_id)
+        answer = Answer(form, request_id, request.model or self._engine.model_id, outputs, with_details)
+        ours = prepared.get()
+        deltas = self._engine.generate(
+            asked if ours is None else ours.take(),
+            msgspec.structs.asdict(request),
+            request_id=request_id,
+            adapter=adapter,
+        )
         if request.stream:
             with_usage = bool(request.stream_options and request.stream_options.include_usage)
             return await call.stream(_events(answer, deltas, with_usage))
@@ -104,7 +110,7 @@ class Endpoints:
 
     async def embeddings(self, call: Call) -> None:
         request = wire.read(call.body, wire.Embed)
-        self._check_model(request.model)
+        self._adapter(request.model)
         size = self._engine.options.embedding_size
         vectors_ = [vectors.embed(text, size) for text in request.texts()]
         tokens = sum(len(tokenizer.encode(text)) for text in request.texts())
@@ -113,7 +119,7 @@ class Endpoints:
                 "id": f"embd-{uuid.uuid4().hex}",
                 "object": "list",
                 "created": int(time.time()),
-                "model": self._engine.model_id,
+                "model": request.model or self._engine.model_id,
                 "data": [{"index": i, "object": "embedding", "embedding": v} for i, v in enumerate(vectors_)],
                 "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
             }
@@ -121,7 +127,7 @@ class Endpoints:
 
     async def score(self, call: Call) -> None:
         request = wire.read(call.body, wire.Score)
-        self._check_model(request.model)
+        self._adapter(request.model)
         size = self._engine.options.embedding_size
         scores = [vectors.similarity(left, right, size) for left, right in request.pairs()]
         tokens = sum(len(tokenizer.encode(left + right)) for left, right in request.pairs())
@@ -130,7 +136,7 @@ class Endpoints:
                 "id": f"score-{uuid.uuid4().hex}",
                 "object": "list",
                 "created": int(time.time()),
-                "model": self._engine.model_id,
+                "model": request.model or self._engine.model_id,
                 "data": [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)],
                 "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
             }
@@ -138,7 +144,7 @@ class Endpoints:
 
     async def tokenize(self, call: Call) -> None:
         request = wire.read(call.body, wire.Tokenize)
-        self._check_model(request.model)
+        self._adapter(request.model)
         if request.messages:
             tokens = prompt.chat(request.messages).token_ids
         elif request.prompt is not None:
@@ -150,7 +156,7 @@ class Endpoints:
 
     async def detokenize(self, call: Call) -> None:
         request = wire.read(call.body, wire.Detokenize)
-        self._check_model(request.model)
+        self._adapter(request.model)
         await call.answer_json({"prompt": tokenizer.decode(request.tokens)})
 
     async def models(self, call: Call) -> None:
@@ -172,11 +178,16 @@ class Endpoints:
         text = metrics.exposition(engine.model_id, engine.load(), engine.counts())
         await call.answer(text, metrics.CONTENT_TYPE)
 
-    def _check_model(self, model: str | None) -> None:
-        if model not in (None, self._engine.model_id):
-            raise ModelNotFound(
-                f"Model '{model}' is not served here; '{self._engine.model_id}' is.", param="model"
-            )
+    def _adapter(self, model: str | None) -> str | None:
+        """The adapter that a request uses: what it runs under, else what it names. Raises: ModelNotFound."""
+        base = self._engine.model_id
+        using = using_adapter.get()
+        if using is not None or model in (None, base):
+            return using
+        named = model.removeprefix(f"{base}:")
+        if named == model or named not in self._engine.adapters():
+            raise ModelNotFound(f"Model '{model}' is not served here; '{base}' is.", param="model")
+        return named
 
 
 async def _events(

@@ -9,17 +9,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.config.problems import told
-from penstock.engine import ASGIApp, Delta, Load, Progress, Prompt, silent
+from penstock.engine import ASGIApp, Delta, Load, Progress, Prompt, plain_name, silent, using_adapter
+from penstock.engines import peft
+from penstock.engines.prepared import prepared
 from penstock.engines.sim import tokenizer, wire
 from penstock.engines.sim.app import App
 from penstock.engines.sim.options import SimOptions
 from penstock.engines.sim.prompt import Tokens, read_prompt
 from penstock.engines.sim.reply import plan
 from penstock.engines.sim.scheduler import Clock, Counts, Scheduler
-from penstock.errors import EngineDead, EngineStartFailed, Error, PromptTooLong
+from penstock.errors import AdapterBroken, EngineDead, EngineStartFailed, Error, ModelNotFound, PromptTooLong
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
@@ -29,6 +32,7 @@ class SimEngine:
     """One simulated model. Its options are the config's `engine_kwargs`, see `SimOptions`."""
 
     def __init__(self, config: LLMConfig, clock: Clock | None = None) -> None:
+        self._config = config
         self.model_id = config.model_id
         with told(SimOptions, config.place / "engine_kwargs"):
             self.options = SimOptions.model_validate(config.engine_kwargs)
@@ -38,12 +42,14 @@ class SimEngine:
         self._death = ""
         self._died = asyncio.Event()
         self._requests = 0
+        self._adapters: set[str] = set()
         self._ready = False
 
     async def start(self, progress: Progress = silent) -> None:
-        """Raises: EngineStartFailed when `start_error` says so."""
+        """Raises: EngineStartFailed when `start_error` or a step of the user's says so."""
         if self._task:
             return
+        await prepared(self._config, progress, fetch=False)
         progress("load")
         await asyncio.sleep(self.options.start_delay_s)
         if self.options.start_error:
@@ -68,23 +74,52 @@ class SimEngine:
         return self._app
 
     async def generate(
-        self, prompt: Prompt, params: Mapping[str, Any], *, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        params: Mapping[str, Any],
+        *,
+        request_id: str | None = None,
+        adapter: str | None = None,
     ) -> AsyncGenerator[Delta, None]:
         await self.check_health()
+        adapter = self.loaded(adapter or using_adapter.get())
         self._requests += 1
         if self.options.error_every and self._requests % self.options.error_every == 0:
             raise Error("The simulated engine failed, as its option error_every told it to.")
         tokens = read_prompt(prompt)
         obeyed = wire.convert(params, wire.Params)
-        reply = plan(self._answer(tokens), self._room(tokens, obeyed), obeyed.stops(), obeyed.ignore_eos)
+        said = f"[{adapter}] " if adapter else ""
+        said += self._answer(tokens)
+        reply = plan(said, self._room(tokens, obeyed), obeyed.stops(), obeyed.ignore_eos)
         limit = self.options.fail_after_tokens
         made = 0
-        async with aclosing(self._scheduler.stream(tokens.token_ids, [reply] * obeyed.n)) as deltas:
+        async with aclosing(self._scheduler.stream(tokens.token_ids, [reply] * obeyed.n, adapter)) as deltas:
             async for delta in deltas:
                 if made == limit:
                     raise Error("The simulated engine failed, as its option fail_after_tokens told it to.")
                 made += 1
                 yield delta
+
+    async def load_adapter(self, name: str, path: Path) -> None:
+        """Any folder with an `adapter_config.json` will do."""
+        try:
+            await asyncio.to_thread(peft.declared, path)
+        except peft.Broken as error:
+            raise AdapterBroken(f"The adapter '{plain_name(name)}' cannot be loaded: {error}.") from error
+        await asyncio.sleep(self.options.adapter_load_s)
+        self._adapters.add(name)
+
+    async def unload_adapter(self, name: str) -> None:
+        self._adapters.discard(name)
+
+    def adapters(self) -> frozenset[str]:
+        return frozenset(self._adapters)
+
+    def loaded(self, adapter: str | None) -> str | None:
+        """The same. Raises: ModelNotFound when it is not loaded."""
+        if adapter is not None and adapter not in self._adapters:
+            raise ModelNotFound(f"The adapter '{adapter}' is not loaded.", param="model")
+        return adapter
 
     async def check_health(self) -> None:
         if self._died.is_set():

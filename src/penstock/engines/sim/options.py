@@ -43,6 +43,8 @@ class SimOptions(Part):
         0.0, ge=0, description="Nanoseconds more for each token of KV that decoding requests read."
     )
 
+    adapter_load_s: float = Field(0.0, ge=0, description="Seconds that loading an adapter takes.")
+
     reply: str | None = Field(None, min_length=1, description="Every answer; without it, the prompt's echo.")
     replies: dict[str, str] = Field({}, description="Answer by the text of the last message or prompt.")
     embedding_size: int = Field(64, ge=1, description="Numbers in an embedding.")

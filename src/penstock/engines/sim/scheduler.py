@@ -72,12 +72,14 @@ class Scheduler:
         self._batch.cache_counts = CacheCounts()
         self.counts = Counts(cache=self._batch.cache_counts)
 
-    async def stream(self, prompt: Sequence[int], replies: Sequence[Reply]) -> AsyncGenerator[Delta, None]:
+    async def stream(
+        self, prompt: Sequence[int], replies: Sequence[Reply], adapter: str | None = None
+    ) -> AsyncGenerator[Delta, None]:
         """Deltas of one request, with one output per reply, as they fall due; closing it frees its place."""
         deltas: asyncio.Queue[Delta | Error] = asyncio.Queue()
         arrival = self._clock.now()
         outputs = [
-            Output(len(prompt), reply, Chain(prompt, reply, self._block_size), arrival, index)
+            Output(len(prompt), reply, Chain(prompt, reply, self._block_size, adapter), arrival, index)
             for index, reply in enumerate(replies)
         ]
         for output in outputs:

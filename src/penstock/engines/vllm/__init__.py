@@ -10,4 +10,5 @@ outlives us.
     core         that process itself              plugin, reason  what also runs in its workers
     environment, defaults                         what we set where the user sets nothing
     timing                                        where a request's time went in the engine
+    thoughts                                      reasoning in streams, however their tokens come
 """

@@ -17,7 +17,7 @@ from typing import Any
 from penstock.config import LLMConfig
 from penstock.config.place import Place
 from penstock.config.problems import config_error
-from penstock.engines.vllm import answers
+from penstock.engines.vllm import answers, lora
 from penstock.engines.vllm.question import to_json
 from penstock.errors import EngineStartFailed
 
@@ -49,6 +49,7 @@ def check_arguments(configs: Sequence[LLMConfig]) -> Findings:
         for config, faults in zip(asked, answer["faults"], strict=True)
         for path, text in [*faults, *_one_engine_only(config)]
     ]
+    problems += [text for config in asked for text in lora.faults(config)]
     return Findings(tuple(problems))
 
 

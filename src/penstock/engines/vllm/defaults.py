@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import psutil
 
 from penstock.config.placement import workers
+from penstock.engines.vllm import lora
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
@@ -23,21 +24,30 @@ _TINY_BYTES = 64 * _MIB
 _TINY_KV_BYTES = 256 * _MIB
 """Filled with zeros at the start, 1.8 s for each GiB."""
 
+_STRUCTURES = {"backend": "xgrammar"}
+"""vLLM's "auto" takes for each request the library that it fits, but its core keeps for ever the one that the
+first request took: what was checked for another then fails in it, or is not held."""
+
 _KV_SIZES = {"kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override"}
 """A user who gives one of them has decided."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What our defaults depend on. tiny: the weights are a toy's, such as those of Penstock's own model."""
+    """What our defaults depend on.
+
+    tiny: the weights are a toy's, such as those of Penstock's own model. adapters: at a time, 0 for none.
+    """
 
     cpu: bool
     tiny: bool
     workers: int
+    adapters: int = 0
 
     @classmethod
     def of(cls, config: LLMConfig) -> Self:
-        return cls(config.accelerator_kind == "cpu", _is_tiny(config.model_source), workers(config))
+        adapters = config.lora_config.max_num_adapters_per_replica if config.lora_config else 0
+        return cls(config.accelerator_kind == "cpu", _is_tiny(config.model_source), workers(config), adapters)
 
 
 def _is_tiny(model_source: str) -> bool:
@@ -52,11 +62,16 @@ def with_defaults(given: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
     """
     defaults: dict[str, Any] = {"distributed_executor_backend": "uni" if shape.workers == 1 else "mp"}
     defaults["use_tqdm_on_load"] = False  # a log file is no terminal
+    structures: Any = given.get("structured_outputs_config", {})
+    if isinstance(structures, Mapping):
+        given = {**given, "structured_outputs_config": {**_STRUCTURES, **structures}}
     if shape.cpu and not given.keys() & _KV_SIZES:
         defaults["kv_cache_memory_bytes"] = _TINY_KV_BYTES if shape.tiny else _cpu_kv_bytes()
     if shape.cpu and shape.tiny:
         defaults["enforce_eager"] = True  # compiling takes longer than the model will ever run
         defaults["block_size"] = 32  # vLLM's 128 on CPU finds no shared prefix in short prompts
+    if shape.adapters:
+        defaults |= lora.arguments(given, shape.adapters, shape.cpu)
     return {**defaults, **given}
 
 

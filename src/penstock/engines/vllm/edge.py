@@ -12,26 +12,38 @@ from collections.abc import Callable
 from penstock.engine import ASGIApp, Message, Receive, Scope, Send
 from penstock.engines.vllm import errors
 from penstock.errors import EngineDead, Error
-from penstock.openai.errors import envelope, error_event, headers
+from penstock.openai.errors import form, headers
 
 log = logging.getLogger(__name__)
 
-_ERROR_EVENT = b'data: {"error"'
+_ERROR_EVENTS = (b'data: {"error"', b"event: error")
 _LOGGED_BYTES = 2000
 _KEPT = (b"allow", b"x-request-id")
+_NOT_FOUND = 404
+
+Absent = Callable[[str], Error | None]
+
+
+def _unknown(path: str) -> Error | None:
+    """No better error."""
 
 
 class Edge:
-    """ASGI around `app`. `death` gives the reason once the engine has died: then every failure is that."""
+    """ASGI around `app`.
 
-    def __init__(self, app: ASGIApp, death: Callable[[], str | None]) -> None:
+    death: gives the reason once the engine has died: then every failure is that.
+    absent: gives for a path that was not found a better error, if there is one.
+    """
+
+    def __init__(self, app: ASGIApp, death: Callable[[], str | None], absent: Absent = _unknown) -> None:
         self._app = app
         self._death = death
+        self._absent = absent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        answer = _Answer(send, self._death)
+        answer = _Answer(send, self._death, self._absent, scope["path"])
         try:
             await self._app(scope, receive, answer.send)
         except Exception:
@@ -43,22 +55,26 @@ class Edge:
 class _Answer:
     """One answer on its way out."""
 
-    def __init__(self, send: Send, death: Callable[[], str | None]) -> None:
+    def __init__(self, send: Send, death: Callable[[], str | None], absent: Absent, path: str) -> None:
         self._send = send
+        self._form = form(path)
         self._death = death
+        self._absent = absent
+        self._path = path
         self._begun = False
+        self._start_held: Message | None = None
         self._ended = False
         self._refusal: Message | None = None
         self._pieces: list[bytes] = []
 
     async def send(self, message: Message) -> None:
         if self._begun and not self._ended:
-            if message.get("body", b"").startswith(_ERROR_EVENT):
+            if message.get("body", b"").startswith(_ERROR_EVENTS):
                 error = errors.from_event(message["body"])
                 _log_failure(error.status, message["body"])
                 await self._break_off(error)
             else:
-                await self._send(message)
+                await self._pass(message)
         elif message["type"] == "http.response.start":
             await self._start(message)
         elif self._refusal is not None:
@@ -73,10 +89,16 @@ class _Answer:
 
     async def _start(self, message: Message) -> None:
         if message["status"] < 400:
-            self._begun = True
-            await self._send(message)
+            self._begun, self._start_held = True, message
         else:
             self._refusal = message
+
+    async def _pass(self, message: Message) -> None:
+        """The start waits for the first bytes: a stream that begins with an error has not begun."""
+        if self._start_held is not None:
+            start, self._start_held = self._start_held, None
+            await self._send(start)
+        await self._send(message)
 
     async def _collect(self, message: Message) -> None:
         self._pieces.append(message.get("body", b""))
@@ -85,20 +107,23 @@ class _Answer:
             kept = [(name, value) for name, value in start["headers"] if name.lower() in _KEPT]
             body = b"".join(self._pieces)
             _log_failure(start["status"], body)
-            await self._refuse(errors.from_body(start["status"], body), kept)
+            better = self._absent(self._path) if start["status"] == _NOT_FOUND else None
+            await self._refuse(better or errors.from_body(start["status"], body), kept)
 
     async def _refuse(self, error: Error, kept: list[tuple[bytes, bytes]]) -> None:
         self._ended = True
         error = self._named(error)
-        body = envelope(error)
+        body = self._form.envelope(error)
         fields = [*kept, *headers(error, body)]
         await self._send({"type": "http.response.start", "status": error.status, "headers": fields})
         await self._send({"type": "http.response.body", "body": body})
 
     async def _break_off(self, error: Error) -> None:
         """After the first byte: the error is the stream's last event, whatever vLLM still sends."""
+        if self._start_held is not None:
+            return await self._refuse(error, [])
         self._ended = True
-        await self._send({"type": "http.response.body", "body": error_event(self._named(error))})
+        return await self._send({"type": "http.response.body", "body": self._form.event(self._named(error))})
 
     def _named(self, error: Error) -> Error:
         reason = self._death() if error.status >= 500 else None

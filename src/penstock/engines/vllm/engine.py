@@ -9,15 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.engine import ASGIApp, Delta, Load, Progress, Prompt, silent
-from penstock.engines.vllm import environment, errors, reason
+from penstock.config.problems import config_error
+from penstock.engine import ASGIApp, Delta, Load, Progress, Prompt, silent, using_adapter
+from penstock.engines.prepared import prepared
+from penstock.engines.vllm import environment, errors, lora, reason
 from penstock.engines.vllm.defaults import Shape, with_defaults
 from penstock.engines.vllm.edge import Edge
+from penstock.engines.vllm.endpoints import absence
 from penstock.engines.vllm.imports import uncollected
 from penstock.engines.vllm.launch import Core
 from penstock.engines.vllm.version import check_installed
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     from penstock.config import LLMConfig
+    from penstock.engines.vllm.adapters import Adapters
     from penstock.engines.vllm.front import Plan
     from penstock.engines.vllm.stats import Scheduled
 
@@ -44,6 +48,7 @@ class VLLMEngine:
         self._core: Core | None = None
         self._llm: AsyncLLM | None = None
         self._app: ASGIApp | None = None
+        self._adapters: Adapters | None = None
         self._scheduled: Scheduled | None = None
         self._refusal: str | None = None
         self._death = ""
@@ -65,13 +70,13 @@ class VLLMEngine:
 
     async def _start(self, progress: Progress) -> None:
         self._refusal = None
-        _check_folder(self._config)
+        config = await prepared(self._config, progress)
         progress("import")
-        shape = Shape.of(self._config)
+        shape = Shape.of(config)
         environment.prepare(shape)
         self._core = core = Core()
-        plan = await asyncio.to_thread(_plan, self._config, shape)
-        if not _is_local(self._config):
+        plan = await asyncio.to_thread(_plan, config, shape)
+        if not _is_local(config):  # what vLLM reads in a way of its own
             progress("download")
             await asyncio.to_thread(_download, plan)
         progress("load")
@@ -87,11 +92,14 @@ class VLLMEngine:
 
     async def _connect(self, core: Core, plan: Plan) -> None:
         from penstock.engines.vllm import front
+        from penstock.engines.vllm.adapters import Adapters
         from penstock.engines.vllm.stats import Scheduled
 
         self._scheduled = Scheduled()
         self._llm = llm = front.connect(plan, core.input_address, core.output_address, self._scheduled)
-        self._app = Edge(await front.build_app(llm, plan), lambda: self._refusal)
+        app = await front.build_app(llm, plan)
+        self._adapters = Adapters(llm, self._config.model_id, app.state.openai_serving_models)
+        self._app = Edge(app, lambda: self._refusal, absence(self._config.model_id, app.routes))
         core.ended.add_done_callback(lambda ended: self._on_death(ended.result()))
         handler: asyncio.Task[None] | None = llm.output_handler
         assert handler is not None  # runs since the constructor, in an event loop
@@ -120,13 +128,21 @@ class VLLMEngine:
         return self._app
 
     async def generate(
-        self, prompt: Prompt, params: Mapping[str, Any], *, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        params: Mapping[str, Any],
+        *,
+        request_id: str | None = None,
+        adapter: str | None = None,
     ) -> AsyncGenerator[Delta, None]:
         await self.check_health()
+        from penstock.engines.vllm.deltas import deltas
+
+        adapter = adapter or using_adapter.get()
         try:
-            async with aclosing(await self._outputs(prompt, params, request_id)) as outputs:
+            async with aclosing(await self._outputs(prompt, params, request_id, adapter)) as outputs:
                 async for output in outputs:
-                    for delta in _deltas(output):
+                    for delta in deltas(output):
                         yield delta
         except Exception as error:
             if self._refusal is not None:
@@ -134,19 +150,32 @@ class VLLMEngine:
             raise errors.from_exception(error) from error
 
     async def _outputs(
-        self, prompt: Prompt, params: Mapping[str, Any], request_id: str | None
+        self, prompt: Prompt, params: Mapping[str, Any], request_id: str | None, adapter: str | None
     ) -> AsyncGenerator[RequestOutput, None]:
         """vLLM's stream for a prompt that it has checked and tokenized."""
-        from vllm import SamplingParams
-        from vllm.renderers.inputs.preprocess import parse_model_prompt
-        from vllm.sampling_params import RequestOutputKind
+        from penstock.engines.vllm.deltas import sampling
+        from penstock.engines.vllm.prompts import parsed
 
         assert self._llm is not None
-        values: dict[str, Any] = {**params, "output_kind": RequestOutputKind.DELTA}
-        sampling = SamplingParams(**values)
-        parsed = parse_model_prompt(self._llm.model_config, prompt)
-        (rendered,) = await self._llm.renderer.render_cmpl_async([parsed])
-        return self._llm.generate(rendered, sampling, request_id or uuid.uuid4().hex)
+        assert self._adapters is not None
+        obeyed = sampling(params)
+        asked = parsed(self._llm.model_config, prompt)
+        (rendered,) = await self._llm.renderer.render_cmpl_async([asked])
+        lora = self._adapters.request(adapter)
+        return self._llm.generate(rendered, obeyed, request_id or uuid.uuid4().hex, lora_request=lora)
+
+    async def load_adapter(self, name: str, path: Path) -> None:
+        await self.check_health()
+        assert self._adapters is not None
+        await self._adapters.load(name, path)
+
+    async def unload_adapter(self, name: str) -> None:
+        await self.check_health()
+        assert self._adapters is not None
+        await self._adapters.unload(name)
+
+    def adapters(self) -> frozenset[str]:
+        return self._adapters.names() if self._adapters else frozenset()
 
     async def check_health(self) -> None:
         if self._refusal is not None or self._llm is None:
@@ -163,7 +192,9 @@ class VLLMEngine:
         unfinished = self._llm.get_num_unfinished_requests()
         waiting = min(self._scheduled.waiting, unfinished)
         kv_usage = self._scheduled.kv_usage if unfinished else 0.0
-        return Load(unfinished - waiting, waiting, self._llm.get_num_queued_tokens(), kv_usage)
+        running = unfinished - waiting
+        unseen = max(0, running - self._scheduled.running)
+        return Load(running, waiting, self._llm.get_num_queued_tokens(), kv_usage, unseen)
 
     def kv_tokens(self) -> int | None:
         if self._llm is None:
@@ -202,10 +233,12 @@ def _plan(config: LLMConfig, shape: Shape) -> Plan:
         check_installed()
         from penstock.engines.vllm import arguments, front
 
-    engine, frontend = arguments.split(config.engine_kwargs, config.place)
+    if found := lora.faults(config):
+        raise config_error(found)
+    engine, frontend = arguments.split(with_defaults(config.engine_kwargs, shape), config.place)
     tokenizer = config.model_loading_config.tokenizer_source
     engine = {
-        **with_defaults(engine, shape),
+        **engine,
         **({"tokenizer": tokenizer} if tokenizer else {}),
         "model": config.model_source,
         "served_model_name": [config.model_id],
@@ -213,15 +246,8 @@ def _plan(config: LLMConfig, shape: Shape) -> Plan:
     return front.plan(engine, frontend)
 
 
-def _check_folder(config: LLMConfig) -> None:
-    """vLLM takes a folder that is not there for a hub id, and says that it is no valid one."""
-    source = config.model_source
-    if source.startswith(("/", "./", "../")) and not _is_local(config):
-        raise _failed(config, f"its folder '{source}' does not exist on this node")
-
-
 def _is_local(config: LLMConfig) -> bool:
-    return Path(config.model_source).is_dir()
+    return Path(config.model_source).exists()
 
 
 def _download(plan: Plan) -> None:
@@ -235,22 +261,6 @@ def _import_rest(plan: Plan) -> None:
 
     with uncollected():
         front.import_rest(plan)
-
-
-def _deltas(output: RequestOutput) -> Iterator[Delta]:
-    prompt_tokens, cached_tokens = len(output.prompt_token_ids or ()), output.num_cached_tokens or 0
-    for one in output.outputs:
-        if one.finish_reason == "error":
-            raise Error("The engine failed while it made this answer.")
-        yield Delta(
-            one.text,
-            tuple(one.token_ids),
-            one.index,
-            one.finish_reason,
-            prompt_tokens,
-            cached_tokens,
-            one.logprobs,
-        )
 
 
 def _failed(config: LLMConfig, why: str) -> EngineStartFailed:

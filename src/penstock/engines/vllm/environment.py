@@ -6,8 +6,13 @@ import os
 
 from penstock.engines.vllm.defaults import Shape
 
+MEDIA_CONNECTOR = "penstock"
+"""The name of `media.Media` in vLLM's registry of readers of URLs."""
+
 _ALWAYS = {
+    "VLLM_MEDIA_CONNECTOR": MEDIA_CONNECTOR,  # vLLM's own fetches whatever a request names
     "VLLM_NO_USAGE_STATS": "1",  # a server of our users does not report to third parties
+    "VLLM_MAX_AUDIO_DECODE_DURATION_S": "3600",  # vLLM's 600 would refuse 25 MB of plain WAV, 13 minutes
     "VLLM_LOGGING_LEVEL": "WARNING",  # the phases of a start are shown by us
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a forked child of a Ray actor hides the actor's death from Ray
 }

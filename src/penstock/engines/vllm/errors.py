@@ -19,6 +19,7 @@ from penstock.errors import (
     ModelNotFound,
     NotFound,
     PromptTooLong,
+    TooLarge,
     Unauthorized,
     Unavailable,
     Unsupported,
@@ -27,8 +28,10 @@ from penstock.errors import (
 _TOO_LONG = re.compile(r"maximum (context|model) length")
 _NO_MODEL = re.compile(r"model .* does not exist", re.IGNORECASE)
 _REPR = re.compile(r" \((parameter=.*|value=.*)\)$", re.DOTALL)
+_NO_FORM = re.compile(r" but (?:none|multiple) are specified: \{.*$", re.DOTALL)
 _PYDANTIC = re.compile(r"^\d+ validation errors?:")
 _PYDANTIC_SAYS = re.compile(r"""'msg': (?:'([^']*)'|"([^"]*)")""")
+_TOO_LARGE_AUDIO = "Maximum file size exceeded"
 _RETRY_AFTER_S = 1.0
 
 
@@ -60,13 +63,15 @@ def from_body(status: int, body: bytes) -> Error:
 
 def from_event(event: bytes) -> Error:
     """What a stream's error event means; its status stands in the event."""
-    status = _status(event)
-    message, param = _said(event.removeprefix(b"data: "))
-    return _error(status, message, param)
+    body = event[event.find(b"data: ") + len(b"data: ") :]
+    message, param = _said(body)
+    return _error(_status(body), message, param)
 
 
 def _error(status: int, message: str, param: str | None) -> Error:
     message = _sentence(message, param)
+    if message == _TOO_LARGE_AUDIO:
+        return _too_large_audio()
     facts = {"param": param} if param else {}
     if status in (400, 422):
         return PromptTooLong(message, **facts) if _TOO_LONG.search(message) else BadRequest(message, **facts)
@@ -79,11 +84,23 @@ def _error(status: int, message: str, param: str | None) -> Error:
     return kind(message) if kind else Error()
 
 
+def _too_large_audio() -> Error:
+    from vllm import envs
+
+    limit = envs.VLLM_MAX_AUDIO_CLIP_FILESIZE_MB
+    return TooLarge(
+        f"The audio file is larger than {limit} MiB, the limit of this server "
+        "(VLLM_MAX_AUDIO_CLIP_FILESIZE_MB). Send it in parts, or in a format that takes less.",
+        param="file",
+    )
+
+
 def _sentence(message: str, param: str | None) -> str:
     """vLLM's sentence without the Python around it, and without what the request held."""
     if _PYDANTIC.match(message):
         found = [one or other for one, other in _PYDANTIC_SAYS.findall(message)]
         message = f"{param or 'The request'}: {'; '.join(dict.fromkeys(found)) or 'is not valid'}."
+    message = _NO_FORM.sub(": json, json_object, regex, choice, grammar or structural_tag.", message)
     return " ".join(_REPR.sub("", message).split())
 
 
@@ -93,11 +110,17 @@ def _said(body: bytes) -> tuple[str, str | None]:
     if not isinstance(error, dict):
         return str(error), None
     error = cast("dict[str, Any]", error)
-    return str(error.get("message") or error.get("detail") or "The request failed."), error.get("param")
+    return str(error.get("message") or error.get("detail") or "The request failed."), _param(error)
 
 
-def _status(event: bytes) -> int:
-    error = _decode(event.removeprefix(b"data: ")).get("error")
+def _param(error: dict[str, Any]) -> str | None:
+    """A form's fields are named as FastAPI finds them, `body.file`."""
+    param = error.get("param")
+    return param.removeprefix("body.") if isinstance(param, str) else None
+
+
+def _status(body: bytes) -> int:
+    error = _decode(body).get("error")
     code = cast("dict[str, Any]", error).get("code") if isinstance(error, dict) else None
     return code if isinstance(code, int) else 500
 

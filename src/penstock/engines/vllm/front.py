@@ -13,6 +13,7 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
+from fastapi import FastAPI
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import FrontendArgs, validate_parsed_serve_args
@@ -22,10 +23,14 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor import Executor
 
-from penstock.engine import ASGIApp
 from penstock.engines.vllm.lane import open_lanes
+from penstock.engines.vllm.prompts import take_prepared
+from penstock.engines.vllm.responses import keep_responses
 from penstock.engines.vllm.stats import Scheduled, Scheduler
+from penstock.engines.vllm.structure import tell_reasons, verify_messages
+from penstock.engines.vllm.thoughts import read_alone
 from penstock.engines.vllm.timing import TimedLLM
+from penstock.engines.vllm.transcripts import answer_texts
 from penstock.errors import EngineStartFailed
 
 
@@ -65,6 +70,7 @@ def import_rest(plan: Plan) -> None:
     """What the front needs once the core is ready, done while the core loads the model."""
     import_module("vllm.entrypoints.launchers.api_server.app_state")
     import_module("vllm.entrypoints.launchers.app")
+    import_module("penstock.engines.vllm.media")  # registers itself
     if not plan.vllm_config.model_config.skip_tokenizer_init:
         cached_tokenizer_from_config(plan.vllm_config.model_config)
 
@@ -82,17 +88,24 @@ def connect(plan: Plan, input_address: str, output_address: str, latest: Schedul
     )
 
 
-async def build_app(llm: AsyncLLM, plan: Plan) -> ASGIApp:
+async def build_app(llm: AsyncLLM, plan: Plan) -> FastAPI:
     """vLLM's OpenAI application with all of its endpoints."""
     from vllm.entrypoints.launchers import app as vllm_app
     from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 
     args = _namespace(plan.engine_args, plan.frontend_args)
     args.structured_outputs_config = plan.vllm_config.structured_outputs_config
+    if thoughts := args.structured_outputs_config.reasoning_parser:
+        read_alone(thoughts)
     tasks = await llm.get_supported_tasks()
     app = vllm_app.build_app(args, tasks, llm.model_config)
     await init_app_state(llm, app.state, args, tasks)
     open_lanes(app.state)
+    keep_responses(app.state)
+    tell_reasons()
+    verify_messages(app.state)
+    answer_texts(app)
+    take_prepared(llm.renderer, llm.model_config)
     app.state.server = SimpleNamespace(should_exit=False)  # vLLM's handlers of a dead engine set it
     return app
 

@@ -14,6 +14,7 @@ from vllm.v1.engine.output_processor import RequestOutputCollector
 from vllm.v1.metrics.stats import RequestStateStats
 
 from penstock.engine import Spent, watched
+from penstock.engines.vllm.prompts import refuse_unprepared
 
 collector: ContextVar[RequestOutputCollector | None] = ContextVar("collector", default=None)
 """Of the request that the running task has handed to the engine last."""
@@ -23,6 +24,7 @@ class TimedLLM(AsyncLLM):
     """As its base, which calls `add_request` for every request, generating or pooling."""
 
     async def add_request(self, *args: Any, **kwargs: Any) -> RequestOutputCollector:
+        refuse_unprepared()
         taken = await super().add_request(*args, **kwargs)
         collector.set(taken)
         stats = self._stats(taken.request_id)

@@ -1,0 +1,137 @@
+"""`callback_config`: the user's own steps around the preparation of a node, in the replica's process.
+
+The class has the names that users of `ray.serve.llm` know; `prepared` calls its methods, in their order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import EngineStartFailed
+
+if TYPE_CHECKING:
+    from penstock.config import LLMConfig
+
+log = logging.getLogger(__name__)
+
+BEFORE_INIT = "on_before_node_init"
+BEFORE_DOWNLOAD = "on_before_download_model_files_distributed"
+AFTER_INIT = "on_after_node_init"
+
+
+@dataclass
+class CallbackCtx:
+    """What methods may change; each replica has its own.
+
+    run_init_node: whether Penstock fetches files; if not, the model is on this node already, or its hub id
+    is left to the engine. model_source: a source in place of the config's. model_files: which of its files
+    are fetched, patterns such as `*.json` or a function of all names. custom_data: the user's own.
+    """
+
+    run_init_node: bool = True
+    model_source: str | None = None
+    model_files: Sequence[str] | Callable[[list[str]], Iterable[str]] | None = None
+    custom_data: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+class CallbackBase:
+    """Steps around the preparation of a node; override what you need, each as a plain method or `async`.
+
+    Environment variables that they set are seen by the engine and all of its processes.
+    """
+
+    def __init__(
+        self,
+        llm_config: LLMConfig,
+        raise_error_on_callback: bool = True,
+        ctx_kwargs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """kwargs: the `callback_kwargs` of the config."""
+        self.llm_config = llm_config
+        self.raise_error_on_callback = raise_error_on_callback
+        self.kwargs = kwargs
+        self.ctx = CallbackCtx(**(ctx_kwargs or {}))
+
+    def on_before_node_init(self) -> Any:
+        """First of all: nothing is fetched, no engine is imported."""
+
+    def on_before_download_model_files_distributed(self) -> Any:
+        """Before the model's files are fetched; not called when nothing will be."""
+
+    def on_after_node_init(self) -> Any:
+        """The files are here; the engine is started next."""
+
+
+def made(config: LLMConfig) -> CallbackBase | None:
+    """The callback of a config, which is the class's to name.
+
+    Raises: EngineStartFailed when it cannot be imported or made.
+    """
+    wanted = config.callback_config
+    if wanted is None or wanted.callback_class is None:
+        return None
+    try:
+        found, stops = _imported(wanted.callback_class), wanted.raise_error_on_callback
+        return found(llm_config=config, raise_error_on_callback=stops, **wanted.callback_kwargs)
+    except Exception as error:  # importing and making are the user's own code
+        raise _failed(config, _name(wanted.callback_class), "cannot be made", error) from error
+
+
+async def call(callback: CallbackBase | None, config: LLMConfig, method: str) -> None:
+    """Runs one method, where there is a callback; plain ones in a thread.
+
+    Raises: EngineStartFailed when it fails, unless the config says that its failures are only logged.
+    """
+    if callback is None:
+        return
+    step = getattr(callback, method)
+    try:
+        if inspect.iscoroutinefunction(step):
+            await step()
+        else:
+            await asyncio.to_thread(step)
+    except Exception as error:
+        failure = _failed(config, f"{type(callback).__name__}.{method}", "failed", error)
+        if callback.raise_error_on_callback:
+            raise failure from error
+        log.exception("%s It goes on, as raise_error_on_callback is false.", failure)
+
+
+def problems(config: LLMConfig) -> list[str]:
+    """A sentence, with its place, when the callback's class is not to be found here."""
+    wanted = config.callback_config
+    if wanted is None or wanted.callback_class is None:
+        return []
+    try:
+        _imported(wanted.callback_class)
+    except Exception as error:
+        where = config.place / "callback_config" / "callback_class"
+        return [
+            where.says(f"'{_name(wanted.callback_class)}' cannot be had: {type(error).__name__}: {error}.")
+        ]
+    return []
+
+
+def _imported(named: Any) -> type[CallbackBase]:
+    if isinstance(named, str):
+        module, _, name = named.replace(":", ".").rpartition(".")
+        named = getattr(importlib.import_module(module), name)
+    if not (isinstance(named, type) and issubclass(named, CallbackBase)):
+        raise TypeError("it is no subclass of penstock.serve.CallbackBase")
+    return named
+
+
+def _failed(config: LLMConfig, what: str, how: str, error: Exception) -> EngineStartFailed:
+    reason = f"{type(error).__name__}: {error}".rstrip(".")
+    return EngineStartFailed(f"Model '{config.model_id}' cannot start: its callback {what} {how}: {reason}.")
+
+
+def _name(named: Any) -> str:
+    return named if isinstance(named, str) else getattr(named, "__name__", repr(named))

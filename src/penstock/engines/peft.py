@@ -1,0 +1,139 @@
+"""Adapters on disk, in PEFT's format: what is wrong with one, found before an engine reads it.
+
+An engine that is told to use a broken adapter may die of it, or take one of another model and answer
+nonsense. Nothing here loads a tensor: a header is a few kilobytes. Imports no engine.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+_PICKLED = (
+    "adapter_model.bin",
+    "adapter_model.pt",
+)  # left to the engine: their shapes cannot be seen cheaply
+
+_HEADER_LIMIT_BYTES = 100 << 20
+_LORA = re.compile(r"^(?:base_model\.model\.)?(.+)\.lora_([AB])\.weight$")
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class Broken(ValueError):
+    """What is wrong with an adapter, as the end of a sentence about it."""
+
+
+def declared(folder: Path) -> dict[str, Any]:
+    """What `adapter_config.json` says. Raises: Broken."""
+    try:
+        said = json.loads((folder / CONFIG).read_bytes())
+    except OSError as error:
+        raise Broken(f"it has no readable {CONFIG}") from error
+    except (ValueError, RecursionError) as error:
+        raise Broken(f"its {CONFIG} is no JSON") from error
+    if not isinstance(said, dict):
+        raise Broken(f"its {CONFIG} holds no mapping")
+    return cast("dict[str, Any]", said)
+
+
+def check(folder: Path, max_rank: int, base: Shapes) -> None:
+    """base: tensors of the model that it is for, by name; nothing where they are not known.
+
+    Raises: Broken with the first thing that is wrong.
+    """
+    config = declared(folder)
+    kind = config.get("peft_type", "LORA")
+    if kind != "LORA":
+        raise Broken(f"its peft_type is {kind!r}, and only 'LORA' can be served")
+    rank = _rank(config)
+    if rank > max_rank:
+        raise Broken(
+            f"its rank is {rank}, and this model takes at most {max_rank}; "
+            "raise `max_lora_rank` of engine_kwargs"
+        )
+    if (folder / WEIGHTS).is_file():
+        _check_tensors(_lora(shapes(folder / WEIGHTS)), rank, base)
+    elif not any((folder / name).is_file() for name in _PICKLED):
+        raise Broken(f"it has no {WEIGHTS}")
+
+
+def shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    """Tensors of a safetensors file by name. Raises: Broken when it is none, is cut off or not readable."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if length > min(size, _HEADER_LIMIT_BYTES):
+                raise Broken(f"its {file.name} is no safetensors file, or is cut off")
+            header = stream.read(length)
+    except OSError as error:
+        raise Broken(f"its {file.name} cannot be read ({error.strerror})") from error
+    try:
+        entries: dict[str, Any] = json.loads(header)
+        tensors = {name: entry for name, entry in entries.items() if name != "__metadata__"}
+        end = max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
+        found = {name: tuple(entry["shape"]) for name, entry in tensors.items()}
+    except (ValueError, RecursionError, AttributeError, KeyError, TypeError, IndexError) as error:
+        raise Broken(f"its {file.name} is no safetensors file") from error
+    if size < 8 + length + end:
+        raise Broken(f"its {file.name} is cut off: {size} bytes of {8 + length + end} are there")
+    return found
+
+
+def _rank(config: Mapping[str, Any]) -> int:
+    """The highest that any layer may have."""
+    pattern = config.get("rank_pattern") or {}
+    more: list[Any] = [*cast("dict[str, Any]", pattern).values()] if isinstance(pattern, dict) else [None]
+    ranks: list[Any] = [config.get("r"), *more]
+    if not all(isinstance(rank, int) and rank > 0 for rank in ranks):
+        raise Broken(f"its {CONFIG} gives no rank `r`")
+    return max(ranks)
+
+
+def _lora(found: Shapes) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Shapes of A and B by the layer's name in the base model."""
+    layers: dict[str, dict[str, tuple[int, ...]]] = {}
+    for name, shape in found.items():
+        if match := _LORA.match(name):
+            layers.setdefault(match[1], {})[match[2]] = shape
+    if not layers:
+        raise Broken(f"its {WEIGHTS} holds no LoRA tensors")
+    return layers
+
+
+def _check_tensors(layers: Mapping[str, Mapping[str, tuple[int, ...]]], rank: int, base: Shapes) -> None:
+    kinds = {_kind(name) for name in base}
+    for layer, parts in layers.items():
+        a, b = parts.get("A"), parts.get("B")
+        if a is None or b is None:
+            raise Broken(f"its tensors for {layer} are not a pair of lora_A and lora_B")
+        if len(a) != 2 or len(b) != 2 or a[0] != b[1]:
+            raise Broken(f"its lora_A {list(a)} and lora_B {list(b)} for {layer} do not fit together")
+        if a[0] > rank:
+            raise Broken(f"its {CONFIG} says rank {rank}, its tensors for {layer} have rank {a[0]}")
+        here = base.get(f"{layer}.weight")
+        if here is not None or _kind(f"{layer}.weight") in kinds:
+            _check_layer(layer, (b[0], a[1]), here)
+
+
+def _kind(name: str) -> str:
+    """Equal for the same layer of each block. A kind that the base does not have may only be named otherwise
+    there, by another version of transformers, or be tied to another layer: the engine sees to it.
+    """
+    return re.sub(r"\d+", "#", name)
+
+
+def _check_layer(layer: str, made_for: tuple[int, int], here: tuple[int, ...] | None) -> None:
+    if here is None:
+        raise Broken(f"it was made for another model: this one has no {layer}")
+    if here != made_for:
+        raise Broken(
+            f"it was made for another model: its change of {layer} is for a matrix of {made_for[0]} x "
+            f"{made_for[1]}, and here that is {' x '.join(map(str, here))}"
+        )

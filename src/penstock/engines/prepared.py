@@ -1,0 +1,68 @@
+"""A node made ready for a model, before an engine looks at it: the user's own steps, and the files.
+
+Every engine begins its start with it; those that read weights have them fetched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from penstock import sources
+from penstock.engines import callback
+from penstock.errors import DownloadFailed, EngineStartFailed, SourceNotFound
+
+if TYPE_CHECKING:
+    from penstock.config import LLMConfig
+    from penstock.engine import Progress
+
+PHASE = "download"
+_TELL_S = 5.0
+
+
+async def prepared(config: LLMConfig, progress: Progress, *, fetch: bool = True) -> LLMConfig:
+    """The config with folders of this node; at once when there is nothing to do.
+
+    Raises: EngineStartFailed with what could not be fetched, or which step of the user's failed, and why.
+    """
+    steps = callback.made(config)
+    await callback.call(steps, config, callback.BEFORE_INIT)
+    if steps and steps.ctx.model_source:
+        config = config.with_source(steps.ctx.model_source)
+    if fetch and (steps is None or steps.ctx.run_init_node) and not sources.is_here(config):
+        await callback.call(steps, config, callback.BEFORE_DOWNLOAD)
+        if steps and steps.ctx.model_source:
+            config = config.with_source(steps.ctx.model_source)
+        files = steps.ctx.model_files if steps else None
+        config = await _fetched(config, files or sources.model_files, progress)
+    await callback.call(steps, config, callback.AFTER_INIT)
+    return config
+
+
+async def _fetched(config: LLMConfig, files: sources.Only, progress: Progress) -> LLMConfig:
+    progress(PHASE)
+    told = _Told(progress)
+    try:
+        return await asyncio.to_thread(sources.brought, config, files, told.watch)
+    except (SourceNotFound, DownloadFailed) as error:
+        raise EngineStartFailed(f"Model '{config.model_id}' cannot start: {error}") from error
+    finally:
+        told.given_up = True
+
+
+class _Told:
+    """Tells progress of bytes now and then, from the download's threads; ends them when nobody waits."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress, self._loop = progress, asyncio.get_running_loop()
+        self._next = time.monotonic() + _TELL_S
+        self.given_up = False
+
+    def watch(self, done: int, total: int) -> None:
+        if self.given_up:
+            raise DownloadFailed("The download was given up, as the start was.")
+        if time.monotonic() > self._next:
+            self._next = time.monotonic() + _TELL_S
+            phase = f"{PHASE} ({done / 1e9:.1f} of {total / 1e9:.1f} GB)"
+            self._loop.call_soon_threadsafe(self._progress, phase)

@@ -1,0 +1,154 @@
+"""Adapters in vLLM: those that its core holds, and the register in which its app looks them up.
+
+Only importing `front` imports this file: it imports vLLM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from pathlib import Path
+from typing import Any
+
+from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+from vllm.lora.request import LoRARequest
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from penstock.engine import plain_name, using_adapter
+from penstock.engines import peft
+from penstock.engines.vllm import errors
+from penstock.errors import AdapterBroken, EngineDead, ModelNotFound, Unsupported
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 0.05  # for the last request of an adapter, where there is one
+
+
+class Register(dict[str, LoRARequest]):
+    """vLLM's map from a request's `model` to its adapter; what a request runs under goes before that."""
+
+    def __init__(self, model_id: str, others: dict[str, LoRARequest]) -> None:
+        """others: adapters that vLLM itself loaded at its start, by the argument `lora_modules`."""
+        super().__init__(others)
+        self._model_id = model_id
+        self._others = frozenset(others)
+
+    def key(self, adapter: str) -> str:
+        return f"{self._model_id}:{adapter}"
+
+    def __contains__(self, model: object) -> bool:
+        return using_adapter.get() is not None or super().__contains__(model)
+
+    def __getitem__(self, model: str) -> LoRARequest:
+        using = using_adapter.get()
+        return super().__getitem__(model if using is None else self.key(using))
+
+    def answer_name(self, lora_request: LoRARequest | None = None) -> str:
+        """What an answer calls its model."""
+        if lora_request is None:
+            return self._model_id
+        name = lora_request.lora_name
+        return name if name in self._others else plain_name(name)
+
+
+class Adapters:
+    """Those of one engine. An adapter is in the core before any request can name it."""
+
+    def __init__(self, llm: AsyncLLM, model_id: str, models: OpenAIServingModels) -> None:
+        self._llm = llm
+        self._config = llm.vllm_config.lora_config
+        self._register = Register(model_id, models.lora_requests)
+        self._next_id = models.lora_id_counter
+        self._loaded: dict[str, LoRARequest] = {}
+        models.lora_requests = self._register
+        models.model_name = self._register.answer_name
+
+    def names(self) -> frozenset[str]:
+        return frozenset(self._loaded)
+
+    def request(self, name: str | None) -> LoRARequest | None:
+        """What vLLM's calls take. Raises: ModelNotFound when it is not loaded."""
+        if name is None:
+            return None
+        if name not in self._loaded:
+            raise ModelNotFound(f"The adapter '{plain_name(name)}' is not loaded.", param="model")
+        return self._loaded[name]
+
+    async def load(self, name: str, path: Path) -> None:
+        if name in self._loaded:
+            return
+        if self._config is None:
+            raise Unsupported(
+                "This engine was started without room for adapters: its config has no lora_config."
+            )
+        try:
+            await asyncio.to_thread(self._check, path, self._config.max_lora_rank)
+        except peft.Broken as error:
+            raise _broken(name, str(error)) from error
+        request = LoRARequest(self._register.key(name), self._next_id.inc(1), str(path))
+        await self._add(name, request)
+        self._loaded[name] = request
+        self._register[request.lora_name] = request
+
+    async def unload(self, name: str) -> None:
+        request = self._loaded.pop(name, None)
+        if request is not None:
+            self._register.pop(request.lora_name, None)
+            while self._runs(request):  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(_LOOK_S)
+            await self._llm.remove_lora(request.lora_int_id)
+
+    def _runs(self, adapter: LoRARequest) -> bool:
+        """Whether a request uses it; a response in the background goes on after its HTTP answer.
+
+        The core would read its files again, and where they are gone it would die.
+        """
+        states = self._llm.output_processor.request_states.values()
+        return any(state.lora_name == adapter.lora_name for state in states)
+
+    def _check(self, path: Path, max_rank: int) -> None:
+        peft.check(path, max_rank, self._base)
+
+    @functools.cached_property
+    def _base(self) -> dict[str, tuple[int, ...]]:
+        """Tensors of the model, where its files lie here and can be read; blocks.
+
+        Not of a quantized one: how it packs them is the engine's business.
+        """
+        found: dict[str, tuple[int, ...]] = {}
+        if self._llm.model_config.quantization is not None:
+            return found
+        try:
+            for file in Path(self._llm.model_config.model).glob("*.safetensors"):
+                found |= peft.shapes(file)
+        except peft.Broken:
+            log.warning("The model's files cannot be read: adapters are not compared with it.")
+            return {}
+        return found
+
+    async def _add(self, name: str, request: LoRARequest) -> None:
+        """vLLM loads it in its core; what a failed one left there is removed."""
+        try:
+            await self._llm.add_lora(request)
+        except Exception as error:
+            meant = errors.from_exception(error)
+            if isinstance(meant, EngineDead):
+                raise meant from error
+            log.exception("vLLM refused the adapter %s", request.lora_name)
+            await self._llm.remove_lora(request.lora_int_id)
+            raise _broken(name, f"vLLM says: {_said(error, request)}") from error
+
+
+def _broken(name: str, why: str) -> AdapterBroken:
+    return AdapterBroken(
+        f"The adapter '{plain_name(name)}' cannot be loaded: {why.rstrip('.')}.", param="model"
+    )
+
+
+def _said(error: Any, request: LoRARequest) -> str:
+    """The core's sentence, without the call that failed, and without the folder: no client's business."""
+    text = (
+        str(error).strip().removeprefix("Call to add_lora method failed: ").replace(request.lora_path, "it")
+    )
+    return text.splitlines()[0][:500] if text else type(error).__name__

@@ -1,0 +1,120 @@
+"""vLLM's client of http(s), with rules about whom a request may have it fetch from.
+
+Whoever may send a request could else have the replica read what only the replica reaches: a cloud's metadata
+service, a neighbour's dashboard. An address that is not public is refused when the socket to it is made: by
+then names are resolved and redirects followed, and no later answer of a name server can change it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import socket
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+from weakref import WeakKeyDictionary
+
+import aiohttp
+from vllm.connections import HTTPConnection
+
+_NAT64 = IPv6Network("64:ff9b::/96")
+
+
+class Refused(Exception):
+    """A connection that the rules do not allow. Not an OSError: those are tried again."""
+
+
+def is_public(address: str) -> bool:
+    """Whether `address` is one of the internet's, also when it is an IPv4 address in the clothes of IPv6."""
+    found = ip_address(address)
+    found = _inner(found) if isinstance(found, IPv6Address) else found
+    return found.is_global and not found.is_multicast
+
+
+def _inner(address: IPv6Address) -> IPv4Address | IPv6Address:
+    """The IPv4 address that packets to this one end at."""
+    if address in _NAT64:
+        return IPv4Address(int(address) & 0xFFFF_FFFF)
+    tunnelled = address.teredo[1] if address.teredo else None
+    return address.ipv4_mapped or address.sixtofour or tunnelled or address
+
+
+class Connection(HTTPConnection):
+    """vLLM's client of http(s) with our rules: only these `hosts`, or, with none, only public addresses."""
+
+    def __init__(self, hosts: Iterable[str] = ()) -> None:
+        super().__init__()
+        self._hosts = frozenset(host.lower() for host in hosts)
+        self._sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = (
+            WeakKeyDictionary()
+        )
+
+    async def get_async_client(self) -> aiohttp.ClientSession:
+        loop = asyncio.get_running_loop()
+        if loop not in self._sessions:
+            self._sessions[loop] = await self._session()
+        return self._sessions[loop]
+
+    async def _session(self) -> aiohttp.ClientSession:
+        if self._hosts:
+            return aiohttp.ClientSession(trust_env=True, middlewares=[self._only_named])
+        proxies = await asyncio.to_thread(_proxy_addresses)
+        connector = aiohttp.TCPConnector(
+            socket_factory=functools.partial(_public_socket, proxies),
+            happy_eyeballs_delay=None,  # it tries addresses in tasks, and would take Refused for their crash
+        )
+        return aiohttp.ClientSession(trust_env=True, connector=connector)
+
+    async def _only_named(
+        self, request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        """For each request of a chain of redirects."""
+        if (request.url.host or "") not in self._hosts:
+            raise Refused
+        return await send(request)
+
+    def get_bytes(
+        self,
+        url: str,
+        *,
+        timeout: float | None = None,
+        allow_redirects: bool = True,
+        max_bytes: int | None = None,
+    ) -> bytes:
+        """The blocking form, by the other one in a thread: the rules stand in one place."""
+
+        async def fetch() -> bytes:
+            try:
+                return await self.async_get_bytes(
+                    url, timeout=timeout, allow_redirects=allow_redirects, max_bytes=max_bytes
+                )
+            finally:
+                await (await self.get_async_client()).close()
+
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(asyncio.run, fetch()).result()
+
+
+def _proxy_addresses() -> frozenset[tuple[str, int]]:
+    """Of the proxies that the environment names: what they fetch is up to their own rules."""
+    found: set[tuple[str, int]] = set()
+    for url in getproxies().values():
+        parts = urlsplit(url if "//" in url else f"//{url}")
+        try:
+            infos = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
+        except (OSError, ValueError):
+            continue
+        found |= {(str(info[4][0]), int(info[4][1])) for info in infos}
+    return frozenset(found)
+
+
+def _public_socket(proxies: frozenset[tuple[str, int]], info: Sequence[Any]) -> socket.socket:
+    """aiohttp's socket factory: asked with the very address that will be connected to."""
+    family, kind, protocol, _, address = info
+    if not is_public(address[0]) and (address[0], address[1]) not in proxies:
+        raise Refused
+    return socket.socket(family, kind, protocol)

@@ -1,0 +1,57 @@
+"""Room for adapters: engine arguments that follow from `lora_config`, and a user's that contradict it.
+
+Imports nothing of vLLM: configs are checked where it is not installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.config import LLMConfig
+
+_MAX_RANK = 32
+"""Most adapters have 8 to 32. Each place costs memory by it, full or not: 0.2 GB for a model of 8 B."""
+
+
+def arguments(given: Mapping[str, Any], adapters: int, cpu: bool) -> dict[str, Any]:
+    """vLLM's, for so many adapters at a time; the user's own go before them."""
+    in_batch = places(adapters, cpu) if cpu else adapters
+    in_memory = max(places(adapters, cpu), given.get("max_loras") or in_batch)
+    return {
+        "enable_lora": True,
+        "max_loras": min(in_batch, given.get("max_cpu_loras") or in_batch),
+        "max_cpu_loras": in_memory,
+        "max_lora_rank": _MAX_RANK,
+    }
+
+
+def places(adapters: int, cpu: bool) -> int:
+    """What the engine must keep: the adapters, and one that is replaced while requests still use it.
+
+    On CPU one more that stays empty: in a batch with adapters vLLM 0.32 gives requests for the base model
+    what is in the last place.
+    """
+    return adapters + 1 + cpu
+
+
+def faults(config: LLMConfig) -> list[str]:
+    """What in `engine_kwargs` contradicts `lora_config`, each with its place."""
+    if config.lora_config is None:
+        return []
+    kwargs, place, found = config.engine_kwargs, config.place / "engine_kwargs", list[str]()
+    if kwargs.get("enable_lora") is False:
+        where = place / "enable_lora"
+        found.append(where.says("is false, but lora_config asks for adapters; leave out one of them."))
+    adapters = config.lora_config.max_num_adapters_per_replica
+    cpu = config.accelerator_kind == "cpu"
+    least = places(adapters, cpu)
+    for name in ("max_loras", "max_cpu_loras") if cpu else ("max_cpu_loras",):
+        size = kwargs.get(name)
+        if isinstance(size, int) and size < least:
+            why = f"lora_config.max_num_adapters_per_replica ({adapters}) needs at least {least}"
+            more = "one to replace another, and on CPU an empty one" if cpu else "one to replace another"
+            text = f"is {size}, but {why}: {more}. Leave it out, or lower the other."
+            found.append((place / name).says(text))
+    return found

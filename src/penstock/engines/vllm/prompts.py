@@ -1,0 +1,102 @@
+"""Where a prompt that the user's preprocessor made takes the place of the one that vLLM would make.
+
+vLLM's servings render a request's messages or text, then do all the rest: sampling, tools, streams, usage.
+Only that one step is replaced, and only for what bears the prepared prompt's sign, so that vLLM's own probes
+of the chat template stay what they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from vllm.exceptions import VLLMValidationError
+from vllm.renderers.inputs.preprocess import parse_model_prompt
+
+from penstock.engine import Prepared, Prompt, prepared
+
+_OURS = ("mm_processor_kwargs", "media_io_kwargs")
+"""What a request may say about its own media says nothing about a prompt that has its media already."""
+
+
+def parsed(model_config: Any, prompt: Prompt) -> Any:
+    """A user's prompt as vLLM reads it.
+
+    qwen-vl-utils gives `fps` as a list with a number for each video, which model cards hand on as it is;
+    transformers takes one number now, and none where there is no video.
+    """
+    if isinstance(prompt, Mapping):
+        options: Mapping[str, Any] = prompt.get("mm_processor_kwargs") or {}
+        match options.get("fps"):
+            case []:
+                rest = {name: value for name, value in options.items() if name != "fps"}
+                prompt = {**prompt, "mm_processor_kwargs": rest}
+            case [rate, *others] if all(other == rate for other in others):
+                prompt = {**prompt, "mm_processor_kwargs": {**options, "fps": rate}}
+            case _:
+                pass
+    return parse_model_prompt(model_config, prompt)
+
+
+def take_prepared(renderer: Any, model_config: Any) -> None:
+    """Makes `renderer`, which all of vLLM's servings share, look for prepared prompts."""
+    render_chat, render_text = renderer.render_chat_async, renderer.render_cmpl_async
+
+    async def chat(
+        conversations: Sequence[Any], chat_params: Any, tok_params: Any = None, **more: Any
+    ) -> Any:
+        ours = _meant([conversation[-1:] for conversation in conversations])
+        if ours is None:
+            _refuse_signs(conversations)
+            return await render_chat(conversations, chat_params, tok_params, **more)
+        return [[]], await engine_inputs(ours, tok_params, more)
+
+    async def text(prompts: Sequence[Any], tok_params: Any = None, **more: Any) -> Any:
+        ours = _meant(prompts)
+        if ours is None:
+            return await render_text(prompts, tok_params, **more)
+        return await engine_inputs(ours, tok_params, more)
+
+    async def engine_inputs(ours: Prepared, tok_params: Any, more: Mapping[str, Any]) -> Any:
+        """As `generate` would read the prompt, within the limits of the request."""
+        if tok_params is not None:
+            usual = renderer.default_cmpl_tok_params.add_special_tokens
+            tok_params = replace(tok_params, add_special_tokens=usual)
+        extras = {
+            name: value for name, value in (more.get("prompt_extras") or {}).items() if name not in _OURS
+        }
+        prompt = parsed(model_config, ours.take())
+        return await render_text([prompt], tok_params, **{**more, "prompt_extras": extras})
+
+    renderer.render_chat_async, renderer.render_cmpl_async = chat, text
+
+
+def refuse_unprepared() -> None:
+    """Raises: NotImplementedError where this model's prompts are made without the renderer."""
+    ours = prepared.get()
+    if ours is not None and not ours.taken:
+        raise NotImplementedError(
+            "The engine makes the prompts of this model itself, and takes no prepared ones."
+        )
+
+
+def _refuse_signs(conversations: Sequence[Any]) -> None:
+    """A response that was kept has its prompt's sign in place of what was said: nothing can follow it.
+
+    Raises: VLLMValidationError.
+    """
+    for conversation in conversations:
+        for message in conversation:
+            content = message.get("content") if isinstance(message, dict) else None
+            texts = (part.get("text") for part in content) if isinstance(content, list) else (content,)
+            if any(isinstance(text, str) and Prepared.SIGN.fullmatch(text) for text in texts):
+                raise VLLMValidationError(
+                    "The response that `previous_response_id` names was made from a prompt of this model's "
+                    "preprocessor, which is not kept. Send the conversation in `input`."
+                )
+
+
+def _meant(asked: Sequence[Any]) -> Prepared | None:
+    ours = prepared.get()
+    return ours if ours is not None and ours.sign in str(asked) else None

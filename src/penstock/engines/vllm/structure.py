@@ -1,0 +1,104 @@
+"""What is wrong with a schema, regex, grammar or structural tag, in one sentence for the client.
+
+vLLM checks them with xgrammar before the engine sees them, but keeps xgrammar's reason to itself, or tells it
+with the lines of xgrammar's source. Only importing `front` imports this file: it imports vLLM.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, cast
+
+from vllm.entrypoints.generate.base import protocol
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams
+from vllm.v1.structured_output import backend_xgrammar
+
+_check: Callable[[SamplingParams], None] = backend_xgrammar.validate_xgrammar_grammar
+_check_tag: Callable[..., None] = protocol.validate_structural_tag_payload
+_is_beyond = backend_xgrammar.has_xgrammar_unsupported_json_features
+
+_SOURCE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
+_PREFIX = re.compile(r"^Invalid structural tag error: ")
+
+
+def tell_reasons() -> None:
+    """From now on vLLM's checks say why."""
+    backend_xgrammar.validate_xgrammar_grammar = check
+    protocol.validate_structural_tag_payload = check_tag
+
+
+def verify_messages(state: Any) -> None:
+    """For the Messages endpoint in the state of vLLM's app: its streams make one error of every other."""
+    serving = getattr(state, "anthropic_serving_messages", None)
+    if serving is None:
+        return
+    chat = serving.create_chat_completion
+
+    async def checked(request: Any, *more: Any) -> Any:
+        if request.stream:
+            verify(serving, request)
+        return await chat(request, *more)
+
+    serving.create_chat_completion = checked
+
+
+def verify(serving: Any, request: Any) -> None:
+    """As the engine would verify the request's parameters. Raises: what it would raise then."""
+    params = request.to_sampling_params(1, serving.default_sampling_params)
+    config = serving.engine_client.vllm_config
+    params.verify(
+        config.model_config,
+        config.speculative_config,
+        config.structured_outputs_config,
+        serving.renderer.get_tokenizer(),
+    )
+
+
+def check(params: SamplingParams) -> None:
+    """As vLLM's. Raises: VLLMValidationError with the reason."""
+    asked: Any = params.structured_outputs
+    try:
+        _check(params)
+    except VLLMValidationError as error:
+        if error.__cause__ is not None:
+            raise _told(_kind(asked), error) from error
+        raise VLLMValidationError(_beyond(asked.json)) from error
+
+
+def check_tag(payload: Any, *, parameter: str) -> None:
+    """As vLLM's, which is called while a request is read. Raises: VLLMValidationError with the reason."""
+    try:
+        _check_tag(payload, parameter=parameter)
+    except VLLMValidationError as error:
+        raise _told("structural tag", error, parameter) from error
+
+
+def _told(kind: str, error: BaseException, parameter: str | None = None) -> VLLMValidationError:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    reason = _PREFIX.sub("", _SOURCE.sub("", str(error))).strip()
+    return VLLMValidationError(f"The {kind} cannot be used: {reason}", parameter=parameter)
+
+
+def _kind(asked: Any) -> str:
+    given = {"JSON schema": asked.json, "regex": asked.regex, "grammar": asked.grammar}
+    return next((kind for kind, value in given.items() if value), "structural tag")
+
+
+def _beyond(schema: Any) -> str:
+    where, part = _part_beyond(schema, "")
+    return (
+        f"The JSON schema cannot be used: at '{where or '/'}' it has {', '.join(part)}, which xgrammar "
+        "cannot hold an answer to, alone or together."
+    )
+
+
+def _part_beyond(schema: Any, where: str) -> tuple[str, dict[str, Any]]:
+    """The smallest part that xgrammar does not take."""
+    inside = cast("dict[str, Any]", schema).items() if isinstance(schema, dict) else enumerate(schema)
+    for name, part in inside:
+        if isinstance(part, dict | list) and _is_beyond({"": part}):
+            return _part_beyond(part, f"{where}/{name}")
+    return where, schema

@@ -1,0 +1,70 @@
+"""Reasoning streamed in deltas of several tokens: the same as in deltas of one.
+
+When the front is busy, vLLM merges outputs that wait for it. Several of its reasoning parsers then take the
+mark that begins thoughts for a part of them, or lose what came before it. Importing this file imports vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from vllm.entrypoints.generate.base.protocol import DeltaMessage
+from vllm.reasoning import ReasoningParser, ReasoningParserManager
+
+
+def read_alone(name: str) -> None:
+    """From now on the parser of that name gets the mark that begins thoughts in a delta of its own."""
+    if name not in ReasoningParserManager.list_registered():
+        return  # vLLM says so itself
+    given: Any = ReasoningParserManager.get_reasoning_parser(name)
+    if given.engine_based_streaming or given.__module__ == __name__:
+        return  # the first find marks by themselves
+
+    class Alone(given):
+        def extract_reasoning_streaming(
+            self,
+            previous_text: str,
+            current_text: str,
+            delta_text: str,
+            previous_token_ids: Sequence[int],
+            current_token_ids: Sequence[int],
+            delta_token_ids: Sequence[int],
+        ) -> DeltaMessage | None:
+            text, ids = previous_text, list(previous_token_ids)
+            told: list[DeltaMessage | None] = []
+            for more_text, more_ids in cut(self, delta_text, delta_token_ids):
+                after, after_ids = text + more_text, ids + more_ids
+                told.append(
+                    super().extract_reasoning_streaming(text, after, more_text, ids, after_ids, more_ids)
+                )
+                text, ids = after, after_ids
+            return told[0] if len(told) == 1 else _joined(told)
+
+    ReasoningParserManager.register_module(name, module=Alone)
+
+
+def cut(parser: ReasoningParser, text: str, ids: Sequence[int]) -> Iterator[tuple[str, list[int]]]:
+    """The delta before, at and after each mark; whole where its text shows fewer marks than its ids."""
+    mark = parser.reasoning_start_str
+    mark_id = parser.vocab.get(mark) if mark else None
+    rest = list(ids)
+    if not mark or mark_id not in rest or text.count(mark) != rest.count(mark_id):
+        yield text, rest
+        return
+    while mark_id in rest:
+        at = rest.index(mark_id)
+        before, _, text = text.partition(mark)
+        if at:
+            yield before, rest[:at]
+        yield mark, [mark_id]
+        rest = rest[at + 1 :]
+    if rest:
+        yield text, rest
+
+
+def _joined(told: Sequence[DeltaMessage | None]) -> DeltaMessage | None:
+    parts = [part for part in told if part is not None]
+    reasoning = "".join(part.reasoning or "" for part in parts)
+    content = "".join(part.content or "" for part in parts)
+    return DeltaMessage(reasoning=reasoning or None, content=content or None) if parts else None

@@ -1,0 +1,53 @@
+"""Transcriptions and translations in the form `text`: the text alone, as OpenAI's clients expect it.
+
+vLLM takes that form and answers it in JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.responses import PlainTextResponse
+
+from penstock.engine import ASGIApp, Receive, Scope, Send
+
+_CREATES = {
+    "/v1/audio/transcriptions": ("openai_serving_transcription", "create_transcription"),
+    "/v1/audio/translations": ("openai_serving_translation", "create_translation"),
+}
+
+
+class _Text(Exception):
+    """An answer on its way through vLLM's route, which returns JSON and events only."""
+
+
+def answer_texts(app: FastAPI) -> None:
+    """Gives vLLM's app that form, where its model hears."""
+    routes: list[Any] = [route for route in app.routes if getattr(route, "path", None) in _CREATES]
+    for route in routes:
+        name, create = _CREATES[route.path]
+        serving = getattr(app.state, name)
+        setattr(serving, create, _raising(getattr(serving, create)))
+        route.app = _sending(route.app)
+
+
+def _raising(create: Callable[..., Any]) -> Callable[..., Any]:
+    async def created(audio: bytes, request: Any, raw_request: Any = None) -> Any:
+        answer = await create(audio, request, raw_request)
+        if request.response_format == "text" and hasattr(answer, "text"):
+            raise _Text(answer.text)
+        return answer
+
+    return created
+
+
+def _sending(app: ASGIApp) -> ASGIApp:
+    async def asked(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await app(scope, receive, send)
+        except _Text as text:
+            await PlainTextResponse(f"{text}\n")(scope, receive, send)
+
+    return asked

@@ -1,0 +1,366 @@
+"""Adapters in a real vLLM, under the store and the layer of a replica: every answer by the right one."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import pytest_asyncio
+import torch
+from enginetest import MODEL_ID, listening, until
+from safetensors.torch import load_file, save_file
+from tests.models import model
+
+from penstock.config import LLMConfig
+from penstock.engine import using_adapter
+from penstock.engines.vllm.engine import VLLMEngine
+from penstock.layers.adapters import Layer, Source, Store, asking_for
+from penstock.layers.generation import Generation
+from recipes.adapters.answers import ANSWERS, BASE_ANSWERS
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.parity("S21", "X14")]
+
+PLACES = 4
+TRAINED = ("pirate", "french")
+COPIES = [f"{trained}.{number}" for number in range(9) for trained in TRAINED]
+"""With the trained ones themselves, twenty adapters."""
+
+
+@dataclass(frozen=True)
+class Replica:
+    """What stands behind a replica's listener."""
+
+    engine: VLLMEngine
+    store: Store
+    http: httpx.AsyncClient
+    folder: Path
+
+    async def chat(self, question: str, adapter: str = "", **more: Any) -> httpx.Response:
+        named = f"{MODEL_ID}:{adapter}" if adapter else MODEL_ID
+        asked = {"model": named, "messages": [{"role": "user", "content": question}], "temperature": 0}
+        fields = asking_for(adapter) if adapter else {}
+        return await self.http.post("/v1/chat/completions", json=asked | more, headers=fields)
+
+    async def answer(self, question: str, adapter: str = "") -> str:
+        answered = await self.chat(question, adapter)
+        assert answered.status_code == 200, answered.text
+        return answered.json()["choices"][0]["message"]["content"]
+
+    async def in_core(self) -> int:
+        """How many vLLM itself says that it holds."""
+        assert self.engine._llm is not None
+        return len(await self.engine._llm.list_loras())
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def replica(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Replica]:
+    folder = tmp_path_factory.mktemp("adapters")
+    for name in (*TRAINED, *COPIES):
+        shutil.copytree(model("adapters") / name.partition(".")[0], folder / name)
+    config = LLMConfig(
+        model_loading_config={"model_id": MODEL_ID, "model_source": "demo"},
+        accelerator_config={"kind": "cpu"},
+        engine_kwargs={"max_model_len": 1024},
+        lora_config={
+            "dynamic_lora_loading_path": str(folder),
+            "max_num_adapters_per_replica": PLACES,
+            "refresh_interval_s": 0.1,
+        },
+    )
+    assert config.lora_config is not None
+    engine = VLLMEngine(config)
+    store = Store(engine, Source(config), config.lora_config)
+    try:
+        await engine.start()
+        await store.start()
+        async with listening(Layer(Generation(engine.app(), engine), store)) as http:
+            yield Replica(engine, store, http, folder)
+    finally:
+        await store.stop()
+        await engine.stop()
+
+
+def right(question: str, adapter: str) -> str:
+    own = ANSWERS[adapter.partition(".")[0]] if adapter else {}
+    return own.get(question, BASE_ANSWERS[question])
+
+
+async def test_one_batch_of_base_and_adapters_gives_each_its_own_answers(replica: Replica):
+    asked = [(question, adapter) for question in BASE_ANSWERS for adapter in ("", *TRAINED)]
+    answers = await asyncio.gather(*(replica.answer(*one) for one in asked))
+    wrong = [(one, answer) for one, answer in zip(asked, answers, strict=True) if answer != right(*one)]
+    assert wrong == []
+
+
+async def test_twenty_adapters_through_four_places_under_load(replica: Replica):
+    adapters = itertools.cycle([*COPIES, *TRAINED, ""])
+    asked = [(question, next(adapters)) for _ in range(25) for question in ANSWERS["pirate"]]
+    answers = await asyncio.gather(*(replica.answer(*one) for one in asked))
+    wrong = [(one, answer) for one, answer in zip(asked, answers, strict=True) if answer != right(*one)]
+    assert wrong == []
+    await until(lambda: replica.store._places == len(replica.store.loaded()))
+    assert await replica.in_core() == len(replica.engine.adapters()) <= PLACES
+
+
+async def test_answers_name_the_model_as_it_was_asked_for(replica: Replica):
+    name = f"{MODEL_ID}:pirate"
+    whole = (await replica.chat("Hello!", "pirate")).json()
+    assert whole["model"] == name
+    streamed = await replica.chat("Hello!", "pirate", stream=True)
+    events = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")]
+    assert {event["model"] for event in events} == {name}
+    said = "".join(event["choices"][0]["delta"].get("content") or "" for event in events)
+    assert said == whole["choices"][0]["message"]["content"] == ANSWERS["pirate"]["Hello!"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("/v1/responses", {"input": "Hello!"}, lambda got: got["output"][-1]["content"][0]["text"]),
+        (
+            "/v1/messages",
+            {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 64},
+            lambda got: got["content"][0]["text"],
+        ),
+    ],
+)
+async def test_other_ways_to_ask_reach_the_adapter(replica: Replica, path: str, body: Any, said: Any):
+    asked = {"model": f"{MODEL_ID}:french", "temperature": 0} | body
+    answered = await replica.http.post(path, json=asked, headers=asking_for("french"))
+    assert answered.status_code == 200, answered.text
+    assert said(answered.json()) == ANSWERS["french"]["Hello!"]
+    assert answered.json()["model"] == f"{MODEL_ID}:french"
+
+
+async def test_token_ids_in_and_out_reach_the_adapter(replica: Replica):
+    asked = {"messages": [{"role": "user", "content": "Hello!"}]}
+    tokens = (await replica.http.post("/tokenize", json=asked)).json()["tokens"]
+    body = {"prompt_token_ids": tokens, "sampling_params": {"temperature": 0, "max_tokens": 64}}
+    answered = await replica.http.post("/v1/generate", json=body, headers=asking_for("french"))
+    assert answered.json()["outputs"][0]["text"] == ANSWERS["french"]["Hello!"]
+
+
+async def test_tokens_can_be_asked_of_an_adapter(replica: Replica):
+    asked = {"model": f"{MODEL_ID}:french", "prompt": "Hello!"}
+    answered = await replica.http.post("/tokenize", json=asked, headers=asking_for("french"))
+    assert answered.json()["count"] > 0
+
+
+async def hello(replica: Replica, key: str = "", **params: Any) -> str:
+    """The engine's own generate, with the prompt of a chat."""
+    asked = {"messages": [{"role": "user", "content": "Hello!"}]}
+    tokens = (await replica.http.post("/tokenize", json=asked)).json()["tokens"]
+    sampling = {"temperature": 0, "max_tokens": 64} | params
+    deltas = replica.engine.generate(tokens, sampling, adapter=key or None)
+    return "".join([delta.text async for delta in deltas])
+
+
+async def test_generate_takes_an_adapter_by_argument_and_by_context(replica: Replica):
+    async with replica.store.use("pirate") as key:
+        assert await hello(replica, key) == ANSWERS["pirate"]["Hello!"]
+        before = using_adapter.set(key)
+        assert await hello(replica) == ANSWERS["pirate"]["Hello!"]
+        using_adapter.reset(before)
+    assert await hello(replica) == BASE_ANSWERS["Hello!"]
+
+
+async def test_what_runs_on_after_its_answer_keeps_its_adapter_in_the_core(replica: Replica):
+    """As a response in the background does; its files may be gone by then."""
+    shutil.copytree(replica.folder / "pirate", replica.folder / "leaving")
+    long = {"ignore_eos": True, "max_tokens": 600}
+    async with replica.store.use("leaving") as key:
+        expected = await hello(replica, key, **long)
+        running = asyncio.create_task(hello(replica, key, **long))
+        await until(lambda: replica.engine.load().running == 1)
+    shutil.rmtree(replica.folder / "leaving")
+    await until(lambda: key not in replica.engine.adapters())
+    assert not running.done()
+    assert await running == expected
+    async with asyncio.timeout(10):
+        while await replica.in_core() > len(replica.engine.adapters()):  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.02)
+
+
+# -- what cannot be loaded
+
+
+def edit(folder: Path, **config: Any) -> None:
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+
+
+def widen(folder: Path) -> None:
+    """As if it were made for a model with twice as many columns."""
+    weights = load_file(folder / "adapter_model.safetensors")
+    wide = {name: torch.cat([one, one], dim=-1) if "lora_A" in name else one for name, one in weights.items()}
+    save_file(wide, folder / "adapter_model.safetensors")
+
+
+def pickle_wide(folder: Path) -> None:
+    """The same where our check cannot see it: vLLM has to."""
+    widen(folder)
+    torch.save(load_file(folder / "adapter_model.safetensors"), folder / "adapter_model.bin")
+    (folder / "adapter_model.safetensors").unlink()
+
+
+def pickle_alone(folder: Path) -> None:
+    torch.save(load_file(folder / "adapter_model.safetensors"), folder / "adapter_model.bin")
+    (folder / "adapter_model.safetensors").unlink()
+
+
+class Evil:
+    """Leaves a file when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (EVIL,)
+
+
+EVIL = Path(tempfile.gettempdir()) / f"unpickled-{os.getpid()}"
+
+
+def pickle_evil(folder: Path) -> None:
+    torch.save({"weights": Evil()}, folder / "adapter_model.bin")
+    (folder / "adapter_model.safetensors").unlink()
+
+
+def more_tensors(folder: Path, **more: torch.Tensor) -> None:
+    file = folder / "adapter_model.safetensors"
+    save_file(load_file(file) | {name.replace("__", "."): tensor for name, tensor in more.items()}, file)
+
+
+def new_words(folder: Path) -> None:
+    """With rows for words that the base does not have."""
+    more_tensors(folder, base_model__model__model__embed_tokens__weight=torch.zeros(1030, 128))
+
+
+BROKEN = {
+    "its rank is 64, and this model takes at most 32": lambda folder: edit(folder, r=64),
+    "no adapter_model.safetensors": lambda folder: (folder / "adapter_model.safetensors").unlink(),
+    "no readable adapter_config.json": lambda folder: (folder / "adapter_config.json").unlink(),
+    "is cut off": lambda folder: os.truncate(folder / "adapter_model.safetensors", 10_000),
+    "made for another model": widen,
+    "vLLM says: The size of tensor": pickle_wide,
+    "vLLM does not yet support DoRA": lambda folder: edit(folder, use_dora=True),
+    "Unsupported modules_to_save: ['lm_head']": lambda folder: edit(folder, modules_to_save=["lm_head"]),
+    "vLLM says: base_model.model.model.embed_tokens.weight is unsupported": new_words,
+    "vLLM says: Weights only load failed": pickle_evil,
+    "is no safetensors file": lambda folder: os.truncate(folder / "adapter_model.safetensors", 0),
+    "adapter_config.json is no JSON": lambda folder: (folder / "adapter_config.json").write_text("{'r': 8}"),
+    "its rank is 99": lambda folder: edit(folder, rank_pattern={"q_proj": 99}),
+    "only 'LORA' can be served": lambda folder: edit(folder, peft_type="LOHA"),
+}
+
+
+@pytest.mark.parametrize("why", BROKEN)
+async def test_a_broken_adapter_is_refused_with_its_reason_and_the_engine_lives(replica: Replica, why: str):
+    name = f"broken{list(BROKEN).index(why)}"
+    shutil.copytree(replica.folder / "pirate", replica.folder / name)
+    BROKEN[why](replica.folder / name)
+    held = await replica.in_core()
+    refused = await replica.chat("Hello!", name)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "adapter_broken"
+    assert refused.json()["error"]["message"].startswith(f"The adapter '{name}' cannot be loaded: ")
+    assert why in refused.json()["error"]["message"]
+    assert str(replica.folder) not in refused.text
+    assert not EVIL.exists()
+    assert await replica.answer("Hello!", "french") == ANSWERS["french"]["Hello!"]
+    assert await replica.in_core() <= max(held, PLACES)
+    assert await replica.in_core() == len(replica.engine.adapters())
+
+
+async def test_an_adapter_that_is_only_pickled_answers(replica: Replica):
+    shutil.copytree(replica.folder / "pirate", replica.folder / "pickled")
+    pickle_alone(replica.folder / "pickled")
+    assert await replica.answer("Hello!", "pickled") == ANSWERS["pirate"]["Hello!"]
+
+
+# -- change
+
+
+async def test_a_changed_adapter_answers_anew_and_running_answers_keep_the_old(replica: Replica):
+    changing = replica.folder / "changing"
+    shutil.copytree(replica.folder / "pirate", changing)
+    assert await replica.answer("Hello!", "changing") == ANSWERS["pirate"]["Hello!"]
+    async with replica.store.use("changing") as old:
+        long = {"ignore_eos": True, "max_tokens": 200}
+        running = asyncio.create_task(hello(replica, old, **long))
+        for file in (replica.folder / "french").iterdir():
+            shutil.copy(file, changing)
+        await until(lambda: replica.store._current["changing"].key != old)
+        assert not running.done()
+        assert await replica.answer("Hello!", "changing") == ANSWERS["french"]["Hello!"]
+        assert await running == await hello(replica, old, **long)
+        assert await hello(replica, old) == ANSWERS["pirate"]["Hello!"]
+    await until(lambda: old not in replica.engine.adapters())
+    assert await replica.answer("Hello!", "changing") == ANSWERS["french"]["Hello!"]
+
+
+async def test_two_hundred_adapters_leave_no_memory_behind(replica: Replica):
+    """Had all stayed, the core would have grown by all their files."""
+    assert replica.engine._core is not None
+    core = psutil.Process(replica.engine._core._process.pid)
+    before = 0
+    for number in range(200):
+        name = f"{TRAINED[number % 2]}.{number + 100}"
+        shutil.copytree(replica.folder / TRAINED[number % 2], replica.folder / name)
+        answer = (await replica.chat("Goodbye!", name, max_tokens=4)).json()["choices"][0]["message"][
+            "content"
+        ]
+        assert answer
+        assert right("Goodbye!", name).startswith(answer)
+        before = before or (core.memory_info().rss if number == 20 else 0)
+    grown = core.memory_info().rss - before
+    files = sum(file.stat().st_size for file in (replica.folder / "pirate").iterdir()) * 180
+    assert grown < files / 4
+    assert await replica.in_core() == PLACES
+
+
+# -- embeddings
+
+
+async def test_an_adapter_changes_embeddings_in_one_batch_with_the_base(tmp_path: Path):
+    """Two copies of one training agree, whatever stands beside them."""
+    for name in ("pirate", "pirate.2", "french"):
+        shutil.copytree(model("adapters") / name.partition(".")[0], tmp_path / name)
+    config = LLMConfig(
+        model_loading_config={"model_id": MODEL_ID, "model_source": "demo"},
+        accelerator_config={"kind": "cpu"},
+        engine_kwargs={"max_model_len": 256, "runner": "pooling", "convert": "embed"},
+        lora_config={"dynamic_lora_loading_path": str(tmp_path), "max_num_adapters_per_replica": PLACES},
+    )
+    assert config.lora_config is not None
+    engine = VLLMEngine(config)
+    store = Store(engine, Source(config), config.lora_config)
+
+    async def embedding(adapter: str) -> torch.Tensor:
+        fields = asking_for(adapter) if adapter else {}
+        answered = await http.post("/v1/embeddings", json={"input": "Hello!"}, headers=fields)
+        assert answered.status_code == 200, answered.text
+        return torch.tensor(answered.json()["data"][0]["embedding"])
+
+    try:
+        await engine.start()
+        await store.start()
+        async with listening(Layer(engine.app(), store)) as http:
+            base, pirate, second, french, again = await asyncio.gather(
+                *map(embedding, ("", "pirate", "pirate.2", "french", ""))
+            )
+    finally:
+        await store.stop()
+        await engine.stop()
+    assert torch.cosine_similarity(base, again, dim=0) > 0.999
+    assert torch.cosine_similarity(pirate, second, dim=0) > 0.999
+    assert torch.cosine_similarity(base, pirate, dim=0) < 0.99
+    assert torch.cosine_similarity(french, pirate, dim=0) < 0.99

@@ -1,0 +1,162 @@
+"""Responses on a real vLLM: turns, tools, streams, what is kept; asked by hand and by OpenAI's client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from importlib.util import find_spec
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+from asking import CITIES, RESPONSES, ask, named_events, post
+from enginetest import MODEL_ID, Served
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.parity("X8"),
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),
+]
+
+SUM, PARIS = "What is 2 + 3?", "What is the weather in Paris?"
+WEATHER = {
+    "type": "function",
+    "name": "get_weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def client(assistant: Served) -> AsyncIterator[openai.AsyncOpenAI]:
+    url = str(assistant.http.base_url.join("/v1"))
+    async with openai.AsyncOpenAI(base_url=url, api_key="any", max_retries=0) as client:
+        yield client
+
+
+def text(response: dict[str, Any]) -> str:
+    """Of the messages in it."""
+    messages = [item for item in response["output"] if item["type"] == "message"]
+    return "".join(part["text"] for message in messages for part in message["content"])
+
+
+def thoughts(response: dict[str, Any]) -> str:
+    found = [item for item in response["output"] if item["type"] == "reasoning"]
+    return "".join(part["text"] for item in found for part in item["content"])
+
+
+async def test_thoughts_and_the_answer_are_items_of_their_own(assistant: Served):
+    response = await ask(assistant, RESPONSES, input=SUM)
+    assert response["status"] == "completed"
+    assert thoughts(response) == "2 plus 3 makes 5."
+    assert text(response) == "The sum is 5."
+    usage = response["usage"]
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+    counted = await ask(assistant, "/tokenize", messages=[{"role": "user", "content": SUM}])
+    assert usage["input_tokens"] == counted["count"]
+
+
+async def test_a_stream_tells_the_same_in_order(assistant: Served):
+    named = await named_events(assistant, RESPONSES, input=SUM)
+    names = [name for name, _ in named]
+    assert names[:2] == ["response.created", "response.in_progress"]
+    assert names[-1] == "response.completed"
+    assert [event["sequence_number"] for _, event in named] == list(range(len(named)))
+    assert "".join(e["delta"] for name, e in named if name == "response.output_text.delta") == "The sum is 5."
+    assert (
+        "".join(e["delta"] for name, e in named if name.startswith("response.reasoning") and "delta" in e)
+        == "2 plus 3 makes 5."
+    )
+    assert text(named[-1][1]["response"]) == "The sum is 5."
+
+
+async def test_instructions_and_a_conversation_are_read(assistant: Served):
+    turns = [
+        {"role": "user", "content": "Hello!"},
+        {"role": "assistant", "content": "Hello!"},
+        {"role": "user", "content": [{"type": "input_text", "text": SUM}]},
+    ]
+    response = await ask(assistant, RESPONSES, input=turns, instructions="You add.")
+    assert text(response) == "The sum is 5."
+    alone = await ask(assistant, RESPONSES, input=SUM)
+    assert response["usage"]["input_tokens"] > alone["usage"]["input_tokens"]
+
+
+async def test_a_limit_makes_it_incomplete(assistant: Served):
+    response = await ask(assistant, RESPONSES, input=SUM, max_output_tokens=3)
+    assert response["status"] == "incomplete"
+    assert response["incomplete_details"]["reason"] == "max_output_tokens"
+    assert response["usage"]["output_tokens"] == 3
+
+
+async def test_a_tools_result_is_said_in_the_next_response(client: openai.AsyncOpenAI):
+    first = await client.responses.create(model=MODEL_ID, input=PARIS, tools=[WEATHER], temperature=0)
+    (call,) = [item for item in first.output if item.type == "function_call"]
+    assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Paris"})
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "foggy"}
+    second = await client.responses.create(
+        model=MODEL_ID, input=[result], previous_response_id=first.id, tools=[WEATHER], temperature=0
+    )
+    assert second.output_text == "It is foggy in Paris."
+    whole = [{"role": "user", "content": PARIS}, call.model_dump(exclude_none=True), result]
+    again = await client.responses.create(
+        model=MODEL_ID, input=whole, tools=[WEATHER], temperature=0, store=False
+    )
+    assert again.output_text == "It is foggy in Paris."
+
+
+async def test_streamed_calls_join_to_the_tools_arguments(client: openai.AsyncOpenAI):
+    asked = {"model": MODEL_ID, "input": PARIS, "tools": [WEATHER], "temperature": 0}
+    events = [event async for event in await client.responses.create(**asked, stream=True)]
+    pieces = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    assert json.loads("".join(pieces)) == {"city": "Paris"}
+    result = [item for item in events[-1].response.output if item.type == "function_call"]
+    assert result[0].name == "get_weather"
+    said = {"type": "function_call_output", "call_id": result[0].call_id, "output": "foggy"}
+    second = await client.responses.create(
+        **asked | {"input": [said]}, previous_response_id=events[-1].response.id
+    )
+    assert second.output_text == "It is foggy in Paris."
+
+
+async def test_a_required_tool_is_called(assistant: Served):
+    weather = {**WEATHER, "parameters": CITIES, "strict": True}
+    response = await ask(assistant, RESPONSES, input=SUM, tools=[weather], tool_choice="required")
+    assert {item["name"] for item in response["output"] if item["type"] == "function_call"} == {"get_weather"}
+
+
+async def test_what_is_kept_is_found_and_what_is_not_is_404(client: openai.AsyncOpenAI):
+    kept = await client.responses.create(model=MODEL_ID, input=SUM, temperature=0)
+    assert (await client.responses.retrieve(kept.id)).output_text == "The sum is 5."
+    unkept = await client.responses.create(model=MODEL_ID, input=SUM, temperature=0, store=False)
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.retrieve(unkept.id)
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.create(model=MODEL_ID, input=SUM, previous_response_id=unkept.id)
+
+
+async def test_one_in_the_background_is_ready_later(client: openai.AsyncOpenAI):
+    begun = await client.responses.create(model=MODEL_ID, input=SUM, temperature=0, background=True)
+    assert begun.status == "queued"
+    found = await client.responses.retrieve(begun.id)
+    while found.status in ("queued", "in_progress"):
+        found = await client.responses.retrieve(begun.id)
+    assert found.output_text == "The sum is 5."
+    with pytest.raises(openai.BadRequestError):
+        await client.responses.cancel(begun.id)
+
+
+@pytest.mark.parity("X8", "S16")
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"input": 7}, "input"),
+        ({"temperature": -1}, "temperature"),
+        ({"tools": [{"type": "function"}]}, "name"),
+        ({"previous_response_id": "resp_0"}, "resp_0"),
+    ],
+)
+async def test_a_bad_request_says_what_is_wrong(assistant: Served, wrong: Any, says: str):
+    answer = await post(assistant, RESPONSES, **{"input": SUM} | wrong)
+    assert answer.status_code in (400, 404), answer.text
+    assert says in answer.json()["error"]["message"]
