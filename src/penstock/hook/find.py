@@ -1,0 +1,131 @@
+"""From what a config names to a callable: imported, and made when it is a class."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.config.options import runtime_env
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.config import LLMConfig
+
+PREPROCESSOR, POSTPROCESSOR = "preprocessor", "postprocessor"
+
+_CODE = {"working_dir", "py_modules", "py_executable", "pip", "uv", "conda", "image_uri", "container"}
+"""What in a runtime_env makes other modules importable."""
+
+
+def made(config: LLMConfig, field: str) -> Callable[..., Any]:
+    """The callable of `field`; a class is made, with its `arguments` and, if it takes one, the `llm_config`.
+
+    Raises: ConfigError with its place when it cannot be imported or made.
+    """
+    where = config.place / field
+    named = getattr(config, field)
+    try:
+        found = _imported(named) if isinstance(named, str) else named
+        given = _given(found, _arguments(config, field), config)
+        _check(found, given)
+        return found(**given) if isinstance(found, type) else found
+    except Exception as error:  # importing and making are the user's own code
+        raise ConfigError(where.says(f"{_shown(named)} cannot be made: {_why(error)}.")) from error
+
+
+def problems(config: LLMConfig) -> list[str]:
+    """A sentence, with its place, for every hook that cannot be found, made or called. Makes none.
+
+    What a runtime_env brings to the replicas need not be here.
+    """
+    found: list[str] = []
+    for field in (PREPROCESSOR, POSTPROCESSOR):
+        if (named := getattr(config, field)) is None:
+            continue
+        try:
+            hook = _imported(named) if isinstance(named, str) else named
+            _check(hook, _given(hook, _arguments(config, field), config))
+        except Exception as error:  # importing is the user's own code
+            if isinstance(error, ImportError) and _brings_code(config, field):
+                continue  # it may be there when the replica starts; what is not there then, is told then
+            found.append((config.place / field).says(f"{_shown(named)} cannot be used: {_why(error)}."))
+    return found
+
+
+def takes_two(ask: Callable[..., Any]) -> bool:
+    """Whether it wants the context, too."""
+    kinds = [parameter.kind for parameter in inspect.signature(ask).parameters.values()]
+    places = [kind for kind in kinds if kind in (inspect.Parameter.POSITIONAL_ONLY, _PLACED)]
+    return len(places) >= 2 or inspect.Parameter.VAR_POSITIONAL in kinds
+
+
+_PLACED = inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
+def _brings_code(config: LLMConfig, field: str) -> bool:
+    actor = (getattr(config, f"{field}_options") or {}).get("ray_actor_options") or {}
+    return not _CODE.isdisjoint({**runtime_env(config), **(actor.get("runtime_env") or {})})
+
+
+def _imported(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _arguments(config: LLMConfig, field: str) -> Mapping[str, Any]:
+    options: Mapping[str, Any] = getattr(config, f"{field}_options") or {}
+    return options.get("arguments", {})
+
+
+def _given(found: Any, arguments: Mapping[str, Any], config: LLMConfig) -> dict[str, Any]:
+    """What a class is made with."""
+    if not isinstance(found, type):
+        if arguments:
+            raise TypeError("`arguments` are for a class, and this is none")
+        return {}
+    wants = "llm_config" in inspect.signature(found).parameters and "llm_config" not in arguments
+    return {**arguments, **({"llm_config": config} if wants else {})}
+
+
+def _check(found: Any, given: Mapping[str, Any]) -> None:
+    """Raises: TypeError for what cannot be made with `given`, or called with a request."""
+    called = found
+    if isinstance(found, type):
+        inspect.signature(found).bind(**given)
+        called = next((vars(kind)["__call__"] for kind in found.__mro__ if "__call__" in vars(kind)), None)
+        if called is None:
+            raise TypeError("it has no method `__call__(self, request)`")
+    elif not callable(found):
+        raise TypeError("it is not callable")
+    if any(map(inspect.isgeneratorfunction, _codes(called))) or any(
+        map(inspect.isasyncgenfunction, _codes(called))
+    ):
+        raise TypeError("it yields; it must return one value")
+    _check_places(called, 1 if isinstance(found, type) else 0)
+
+
+def _check_places(called: Any, before: int) -> None:
+    """before: places that are not ours, such as `self`."""
+    signature = inspect.signature(called)
+    for count in (1, 2):
+        try:
+            signature.bind(*[None] * (before + count))
+            return
+        except TypeError:
+            continue
+    raise TypeError(f"it takes {signature}; it must take (request) or (request, context)")
+
+
+def _codes(called: Any) -> tuple[Any, Any]:
+    """A function, or the method of an object that is called like one."""
+    return called, getattr(called, "__call__", None)  # noqa: B004
+
+
+def _shown(named: Any) -> str:
+    return repr(named) if isinstance(named, str) else getattr(named, "__name__", repr(named))
+
+
+def _why(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).rstrip('.')}"

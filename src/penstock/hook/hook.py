@@ -1,0 +1,77 @@
+"""A hook, ready to be called: plain functions in threads, coroutines on the loop, faults in our words."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import BadRequest, Error, OwnCodeFailed
+from penstock.hook import find
+from penstock.hook.context import Context
+from penstock.hook.threads import Threads
+
+if TYPE_CHECKING:
+    from penstock.config import LLMConfig
+
+log = logging.getLogger(__name__)
+
+_SHOWN_CHARACTERS = 1000
+
+
+class Hook:
+    """`await hook(value, context)`. One for a replica or an actor, whatever the number of requests."""
+
+    def __init__(self, config: LLMConfig, field: str) -> None:
+        """field: `preprocessor` or `postprocessor`. Raises: ConfigError when it cannot be made."""
+        self._field = field
+        self._ask = find.made(config, field)
+        self._takes_context = find.takes_two(self._ask)
+        self._waits = _is_async(self._ask)
+        self._threads = Threads(field)
+
+    async def __call__(self, value: Any, context: Context) -> Any:
+        """What the user's code returns.
+
+        Raises: BadRequest with the text of its ValueError; Error, which tells nothing, for anything else.
+        """
+        try:
+            if self._waits:
+                return await self._call(value, context)
+            answer = await self._threads.run(self._call, value, context)
+            return await answer if inspect.isawaitable(answer) else answer
+        except Exception as error:
+            raise self.fault(error, context) from error
+
+    def now(self, value: Any, context: Context) -> Any:
+        """The same without a thread, for what comes many times a second; a coroutine is given as it is.
+
+        Raises: what the user's code raises.
+        """
+        return self._call(value, context)
+
+    def fault(self, error: Exception, context: Context) -> Error:
+        """`error` of the user's code as an answer."""
+        clients = self._field == find.PREPROCESSOR
+        return fault(f"The {self._field} of this model", error, context.request_id, clients=clients)
+
+    def _call(self, value: Any, context: Context) -> Any:
+        return self._ask(value, context) if self._takes_context else self._ask(value)
+
+
+def fault(what: str, error: Exception, request_id: str, *, clients: bool = True) -> Error:
+    """`error` of the user's code as an answer. What is not the client's fault is logged, and not told.
+
+    clients: a ValueError is about what the client sent.
+    """
+    if isinstance(error, Error):
+        return error
+    if clients and isinstance(error, ValueError) and str(error):
+        return BadRequest(str(error)[:_SHOWN_CHARACTERS])
+    log.error("%s failed on request %s", what, request_id, exc_info=error)
+    return OwnCodeFailed(f"{what} failed; the log of its replica says why.")
+
+
+def _is_async(ask: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(ask) or inspect.iscoroutinefunction(getattr(ask, "__call__", None))  # noqa: B004

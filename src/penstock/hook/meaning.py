@@ -1,0 +1,95 @@
+"""What a preprocessor's return value means: an edited request, or a prompt for the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from operator import index
+from typing import Any, cast
+
+from penstock.engine import Prompt
+
+PROMPT_KEYS = frozenset(
+    {
+        "prompt",
+        "prompt_token_ids",
+        "prompt_embeds",
+        "multi_modal_data",
+        "multi_modal_uuids",
+        "mm_processor_kwargs",
+        "cache_salt",
+    }
+)
+"""A dict of these alone, with one of the first three, is a prompt for the engine."""
+
+_INPUTS = ("messages", "prompt", "input")
+_ENGINE_ONLY = ("multi_modal_data", "prompt_token_ids")
+
+
+@dataclass(frozen=True, slots=True)
+class Meant:
+    """The request to go on with; the engine prompt that stands in for its input, if there is one.
+
+    sampling: parameters beside that prompt, by the names of chat completions.
+    """
+
+    request: Mapping[str, Any]
+    prompt: Prompt | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+def meant(returned: Any, request: Mapping[str, Any]) -> Meant:
+    """Reads what the preprocessor returned for `request`.
+
+    Raises: TypeError saying what a preprocessor may return.
+    """
+    if isinstance(returned, tuple):
+        prompt, sampling = _pair(cast("tuple[Any, ...]", returned))
+        return Meant(request, _plain(prompt), sampling)
+    if not isinstance(returned, Mapping):
+        raise _unclear(f"returned {'nothing' if returned is None else f'a {type(returned).__name__}'}")
+    found = cast("Mapping[str, Any]", returned)
+    if is_prompt(found):
+        return Meant(request, _plain(found))
+    if beside := [name for name in _ENGINE_ONLY if name in found]:
+        raise _unclear(f"returned {beside[0]!r} beside fields of a request")
+    if any(name in request and name not in found for name in _INPUTS):
+        raise _unclear(f"returned a dict with the keys {', '.join(map(repr, sorted(found))) or 'of none'}")
+    return Meant(found)
+
+
+def is_prompt(value: Mapping[str, Any]) -> bool:
+    """Whether `value` is an engine prompt and nothing else."""
+    return PROMPT_KEYS.issuperset(value) and any(
+        (isinstance(value.get("prompt"), str), "prompt_token_ids" in value, "prompt_embeds" in value)
+    )
+
+
+def _plain(prompt: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With token ids as engines take them, whatever a tokenizer made (an array, a tensor); the rest as is."""
+    ids = prompt.get("prompt_token_ids")
+    if ids is None:
+        return prompt
+    try:
+        return {**prompt, "prompt_token_ids": [index(token_id) for token_id in ids]}
+    except TypeError as error:
+        raise _unclear("returned 'prompt_token_ids' that are no sequence of whole numbers") from error
+
+
+def _pair(returned: tuple[Any, ...]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    if len(returned) != 2:
+        raise _unclear(f"returned {len(returned)} values")
+    prompt, sampling = returned
+    if not isinstance(prompt, Mapping) or not is_prompt(cast("Mapping[str, Any]", prompt)):
+        raise _unclear("returned a pair whose first is no engine prompt")
+    if not isinstance(sampling, Mapping | None):
+        raise _unclear(f"returned a pair whose second is a {type(sampling).__name__}")
+    return cast("Mapping[str, Any]", prompt), cast("Mapping[str, Any]", sampling or {})
+
+
+def _unclear(what: str) -> TypeError:
+    return TypeError(
+        f"The preprocessor {what}. It may return the request as a dict, an engine prompt "
+        f"(a dict of {', '.join(sorted(PROMPT_KEYS))}), or a pair: an engine prompt and a dict of sampling "
+        "parameters, by the names of chat completions."
+    )

@@ -1,0 +1,35 @@
+"""Where plain functions of the user's run: threads of their own, so that none of ours wait for theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+
+class Threads:
+    """`await threads.run(function, ...)`. None is started before it is needed."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._pool: ThreadPoolExecutor | None = None
+
+    async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What it returns, called in the context of the running task."""
+        if self._pool is None:
+            most = min(32, (os.cpu_count() or 1) + 4)  # Python's own default
+            self._pool = ThreadPoolExecutor(most, self._name)
+        inside = contextvars.copy_context()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, lambda: inside.run(_called, function, arguments))
+
+
+def _called(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Raises: RuntimeError for what would end the event loop, or keep whoever waits there for ever."""
+    try:
+        return function(*arguments)
+    except (StopIteration, SystemExit) as error:
+        raise RuntimeError(f"It raised {error!r}.") from error
