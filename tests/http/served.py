@@ -6,7 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,14 @@ import httpx
 import openai
 
 from penstock.config import GatewayConfig, LLMConfig
+from penstock.door.address import Address
 from penstock.engine import ASGIApp, Load
 from penstock.engines.sim.engine import SimEngine
-from penstock.serve.address import Address
+from penstock.layers.adapters import Layer, Source, Store
 from penstock.serve.admission import Line
 from penstock.serve.cards import ModelCard
 from penstock.serve.gateway import Gateway
+from penstock.serve.guard import Adapters
 from penstock.serve.listener import Listener
 from penstock.serve.port import Port, serve_on
 from penstock.serve.table import Table
@@ -27,16 +29,22 @@ from penstock.serve.table import Table
 NODE = "this-node"
 
 
-def sim_config(model_id: str, **options: Any) -> LLMConfig:
-    return LLMConfig(model_loading_config={"model_id": model_id}, llm_engine="sim", engine_kwargs=options)
+def sim_config(model_id: str, lora: dict[str, Any] | None = None, **options: Any) -> LLMConfig:
+    return LLMConfig(
+        model_loading_config={"model_id": model_id},
+        llm_engine="sim",
+        engine_kwargs=options,
+        lora_config=lora,
+    )
 
 
 class Replica:
-    """A simulated engine behind its own listener, on this loop."""
+    """A simulated engine behind its own listener, on this loop; with `lora` it takes adapters."""
 
-    def __init__(self, engine: SimEngine, listener: Listener) -> None:
+    def __init__(self, engine: SimEngine, listener: Listener, adapters: Store | None) -> None:
         self.engine = engine
         self.listener = listener
+        self.adapters = adapters
 
     @property
     def address(self) -> Address:
@@ -44,10 +52,15 @@ class Replica:
 
     @classmethod
     async def start(cls, model_id: str, *, node_id: str = NODE, **options: Any) -> Replica:
-        engine = SimEngine(sim_config(model_id, **options))
+        config = sim_config(model_id, **options)
+        engine, adapters = SimEngine(config), None
         await engine.start()
+        app = engine.app()
+        if config.lora_config is not None:
+            adapters = Store(engine, Source(config), config.lora_config, lambda: listener.tell())
+            app = Layer(app, adapters)
         listener = await Listener.open(
-            engine.app(),
+            app,
             load=engine.load,
             node_id=node_id,
             node_host="127.0.0.1",
@@ -57,12 +70,35 @@ class Replica:
                 "kv_tokens": engine.kv_tokens(),
             },
             wait_dead=engine.wait_dead,
+            adapters=adapters,
         )
-        return cls(engine, listener)
+        if adapters is not None:
+            await adapters.start()
+        return cls(engine, listener, adapters)
 
     async def stop(self) -> None:
         await self.listener.close()
+        if self.adapters is not None:
+            await self.adapters.stop()
         await self.engine.stop()
+
+
+class Slots:
+    """A replica's adapters, put there by hand. asked: how often they were listed."""
+
+    def __init__(self, *loaded: str) -> None:
+        self.names = set(loaded)
+        self.asked = 0
+        self.error: Exception | None = None
+
+    def loaded(self) -> Iterable[str]:
+        return self.names
+
+    async def listed(self) -> Sequence[str]:
+        self.asked += 1
+        if self.error is not None:
+            raise self.error
+        return sorted(self.names)
 
 
 class ReplicaProcess:
@@ -121,10 +157,18 @@ class Served:
             await self.until_ready(model_id, replica.address)
         return replica
 
-    async def app(self, app: ASGIApp, model_id: str = "m", load: Callable[[], Load] = Load) -> Listener:
+    async def app(
+        self,
+        app: ASGIApp,
+        model_id: str = "m",
+        load: Callable[[], Load] = Load,
+        adapters: Adapters | None = None,
+    ) -> Listener:
         """Any ASGI app as a replica, where the simulator cannot misbehave as needed."""
         info = {"model_id": model_id, "max_model_len": 8}
-        listener = await Listener.open(app, load=load, node_id=NODE, node_host=None, info=info)
+        listener = await Listener.open(
+            app, load=load, node_id=NODE, node_host=None, info=info, adapters=adapters
+        )
         self._stops.append(listener.close)
         self.add(model_id, listener.address)
         if self.port is not None:

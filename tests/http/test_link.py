@@ -6,9 +6,9 @@ import signal
 
 from served import NODE, Replica, Served, chat, until
 
+from penstock.door import link
+from penstock.door.connection import Connection, connect
 from penstock.engine import Load
-from penstock.serve import link
-from penstock.serve.connection import Connection, connect
 
 
 async def words(replica: Replica, gateway_id: str = "g") -> asyncio.Queue[link.Hello | link.Report]:

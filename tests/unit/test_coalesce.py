@@ -6,6 +6,8 @@ import pytest
 
 from penstock.serve.coalesce import Coalesced
 
+pytestmark = pytest.mark.parity("S32")
+
 
 async def answered(pieces: list[bytes]) -> list[dict]:
     """The messages that reach Serve when an app sends `pieces` without a pause."""

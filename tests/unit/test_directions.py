@@ -8,14 +8,35 @@ import penstock
 ROOT = Path(penstock.__file__).parent
 GROUND = {"errors", "lifeline", "progress", "metrics", "__init__"}
 # Each room may import the rooms after it, and the ground.
-ROOMS = ["cli", "bench", "serve", "engines", "engine", "openai", "config"]
+ROOMS = [
+    "cli",
+    "bench",
+    "data",
+    "serve",
+    "layers",
+    "door",
+    "engines",
+    "hook",
+    "call",
+    "engine",
+    "sources",
+    "openai",
+    "config",
+]
 # Rooms that stand beside each other: neither knows of the other, nor of what only the other needs.
-APART = {"bench": {"serve", "engines", "engine", "config"}}
+APART = {
+    "bench": {"data", "serve", "layers", "door", "engines", "engine", "sources", "config"},
+    "data": {"serve"},
+}
 # Foreign packages and the only rooms that may name them.
 EDGES = {
     "vllm": {"engines/vllm"},
-    "ray": {"serve", "cli"},
+    "ray": {"serve", "data", "cli"},
     "uvicorn": {"serve"},
+    "pyarrow": {"sources/bucket.py", "data"},
+    "pandas": {"data"},
+    "fsspec": {"sources/url.py", "data/place.py"},
+    "huggingface_hub": {"sources/hub.py"},
     "opentelemetry": {"serve/tracing.py"},
 }
 PEERS = ("ray.llm", "ray.serve.llm", "ray.data.llm")

@@ -17,8 +17,8 @@ def form(*parts: str) -> bytes:
     return "".join(f"--ab\r\n{part}\r\n" for part in parts).encode() + b"--ab--\r\n"
 
 
-def catalogue(*ids: str, default: str | None = None) -> Catalogue:
-    return Catalogue([ModelCard(model_id, 1) for model_id in ids], default)
+def catalogue(*ids: str, default: str | None = None, adapter_slots: int = 0) -> Catalogue:
+    return Catalogue([ModelCard(model_id, 1, adapter_slots=adapter_slots) for model_id in ids], default)
 
 
 @pytest.mark.parametrize(
@@ -60,22 +60,38 @@ def test_a_form_without_boundary_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("name", "model_id"),
-    [("a", "a"), ("a:x", "a"), ("a:b", "a:b"), ("a:b:x", "a:b"), ("a:bb", "a"), ("o/c:x:y", "o/c")],
+    ("name", "model_id", "adapter"),
+    [
+        ("a", "a", ""),
+        ("a:x", "a", "x"),
+        ("a:b", "a:b", ""),
+        ("a:b:x", "a:b", "x"),
+        ("a:bb", "a", "bb"),
+        ("o/c:x:y", "o/c", "x:y"),
+    ],
 )
-def test_the_longest_id_that_fits_is_meant(name: str, model_id: str):
-    assert catalogue("a", "a:b", "o/c").resolve(name).id == model_id
+def test_the_longest_id_that_fits_is_meant_and_the_rest_is_the_adapter(
+    name: str, model_id: str, adapter: str
+):
+    card, rest = catalogue("a", "a:b", "o/c", adapter_slots=1).resolve(name)
+    assert (card.id, rest) == (model_id, adapter)
 
 
-@pytest.mark.parametrize("name", ["b", ":", ":a", "aa:x", "o", "o/c/d"])
+@pytest.mark.parity("S21")
+def test_a_model_that_takes_no_adapters_says_what_to_set():
+    with pytest.raises(BadRequest, match=r"'a' takes no adapters.*lora_config\.dynamic_lora_loading_path"):
+        catalogue("a").resolve("a:x")
+
+
+@pytest.mark.parametrize("name", ["b", ":", ":a", "a:", "aa:x", "o", "o/c/d"])
 def test_other_names_are_not_found(name: str):
     with pytest.raises(ModelNotFound, match="'a', 'o/c'"):
         catalogue("a", "o/c").resolve(name)
 
 
 def test_the_default_is_the_configured_or_the_only_model():
-    assert catalogue("a").resolve(None).id == "a"
-    assert catalogue("a", "b", default="b").resolve("").id == "b"
+    assert catalogue("a").resolve(None)[0].id == "a"
+    assert catalogue("a", "b", default="b").resolve("")[0].id == "b"
     with pytest.raises(BadRequest, match="'a', 'b'"):
         catalogue("a", "b").resolve(None)
 

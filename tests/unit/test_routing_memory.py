@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.serve.address import Address
+from penstock.door.address import Address
 from penstock.serve.routing.blocks import ENDS
 from penstock.serve.routing.memory import Memory
 from penstock.serve.table import Replica

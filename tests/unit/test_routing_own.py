@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.serve.address import Address
+from penstock.door.address import Address
+from penstock.door.link import Report
 from penstock.serve.candidates import Candidates
-from penstock.serve.link import Report
 from penstock.serve.routing import Asked, Pick, policy
 from penstock.serve.routing.own import Own
 from penstock.serve.table import Replica, Table

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 
 from penstock.config.routing import POLICIES
-from penstock.serve.address import Address
-from penstock.serve.link import Hello, Report
+from penstock.door.address import Address
+from penstock.door.link import Hello, Report
 from penstock.serve.routing import Asked, Pick, Policy, policy
 from penstock.serve.routing.asked import Learns
 from penstock.serve.routing.balance import ALWAYS, OVER_SHARE
 from penstock.serve.routing.blocks import blocks, home
 from penstock.serve.table import Replica, Table, Taken, Tried
+
+pytestmark = pytest.mark.parity("S20")
 
 
 @pytest.fixture(autouse=True)

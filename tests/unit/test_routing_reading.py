@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from penstock.door.address import Address
+from penstock.door.link import Hello
 from penstock.serve import body
-from penstock.serve.address import Address
-from penstock.serve.cards import ModelCard
-from penstock.serve.link import Hello
+from penstock.serve.cards import Catalogue, ModelCard
 from penstock.serve.routing import Asked, policy
 from penstock.serve.routing.blocks import ENDS, LOOKED_AT, blocks, home
 from penstock.serve.routing.reading import Reading
@@ -32,8 +32,9 @@ def asked(
 ) -> Asked:
     content = json.dumps(request).encode() if not isinstance(request, bytes) else request
     fields = body.fields(content, b"application/json")
-    reading = Reading(ModelCard("m", 1, **card), policy(name), table(replicas))
-    return reading.asked(fields.model, fields, headers, len(content))
+    made = ModelCard("m", 1, adapter_slots=4, **card)
+    _, adapter = Catalogue([made], None).resolve(fields.model)
+    return Reading(made, policy(name), table(replicas)).asked(adapter, fields, headers, len(content))
 
 
 def table(replicas: int) -> Table:

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from penstock.serve.address import Address
+from penstock.door.address import Address
 from penstock.serve.routing.ring import Ring, hash_of
 from penstock.serve.table import Replica
 

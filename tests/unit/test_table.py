@@ -2,8 +2,8 @@
 
 import random
 
-from penstock.serve.address import Address
-from penstock.serve.link import Hello, Report
+from penstock.door.address import Address
+from penstock.door.link import Hello, Report
 from penstock.serve.routing.asked import Asked
 from penstock.serve.routing.power_of_two import PowerOfTwo
 from penstock.serve.table import REQUEST_TOKENS, Replica, Table, Tried

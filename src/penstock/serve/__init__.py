@@ -1,10 +1,13 @@
 """Online serving: one fleet of engines behind one OpenAI-compatible gateway, on Ray Serve."""
 
 from penstock.config import GatewayConfig, LLMConfig, LLMServingArgs
+from penstock.engines.callback import CallbackBase
 from penstock.serve.builders import build_llm_deployment, build_openai_app
 from penstock.serve.deployments import LLMRouter, LLMServer, VLLMService
+from penstock.serve.endpoints import endpoint
 
 __all__ = [
+    "CallbackBase",
     "GatewayConfig",
     "LLMConfig",
     "LLMRouter",
@@ -13,4 +16,5 @@ __all__ = [
     "VLLMService",
     "build_llm_deployment",
     "build_openai_app",
+    "endpoint",
 ]

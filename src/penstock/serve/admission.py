@@ -25,7 +25,11 @@ class _Waiter:
     place: asyncio.Future[Taken]
     asked: Asked
     tried: Tried
+    only: Replica | None = None
     timer: asyncio.TimerHandle | None = None
+
+    def takes(self, replica: Replica) -> bool:
+        return replica is self.only if self.only else replica not in self.tried
 
 
 class Line:
@@ -48,27 +52,34 @@ class Line:
         self._wait_s = wait_for_replica_s
         self._returned: dict[_Waiter, None] = {}
         self._queued: dict[_Waiter, None] = {}
-        table.limit(card.id, card.max_ongoing_requests)
+        table.limit(card.id, card.max_ongoing_requests, card.adapter_slots)
 
     def __len__(self) -> int:
         return len(self._returned) + len(self._queued)
 
-    async def take(self, asked: Asked, tried: Tried, times: Timing) -> Taken:
+    async def take(self, asked: Asked, tried: Tried, times: Timing, only: Replica | None = None) -> Taken:
         """A place in a replica, held until `give_back`.
 
         tried: replicas that failed this request; with some, it was admitted before and is not refused.
+        only: the one replica that can answer it, because it keeps what the request refers to.
         Raises: Overloaded when the line is full, Unavailable when no replica became ready in time.
         """
         times.begin(PICK)
-        if not self._queued or tried:
+        if not self._queued or tried or only:
             now = asyncio.get_running_loop().time()
-            pick = self._policy.pick(asked, self._table.candidates(self._card.id, tried), now)
+            pick = self._pick(asked, tried, only, now)
             if pick is not None:
                 return self._place(asked, pick, now)
         if not tried:
             self._refuse_when_full()
         times.begin(QUEUE)
-        return await self._wait(asked, tried)
+        return await self._wait(asked, tried, only)
+
+    def _pick(self, asked: Asked, tried: Tried, only: Replica | None, now: float) -> Pick | None:
+        candidates = self._table.candidates(self._card.id, tried)
+        if only is None:
+            return self._policy.pick(asked, candidates, now)
+        return Pick(only, "kept") if only in candidates else None
 
     def give_back(self, place: Taken) -> None:
         """The request has ended there; the next one in the line may go."""
@@ -91,7 +102,8 @@ class Line:
         self._metrics.picked(pick.why)
         if self._learns is not None:
             self._learns.sent(asked, pick.replica, now)
-        return self._table.take(pick.replica, max(0, asked.tokens - pick.saved_tokens))
+        tokens = max(0, asked.tokens - pick.saved_tokens)
+        return self._table.take(pick.replica, tokens, asked.adapter)
 
     def _refuse_when_full(self) -> None:
         most = self._card.max_queued_requests
@@ -105,9 +117,9 @@ class Line:
             retry_after_s=_RETRY_AFTER_S,
         )
 
-    async def _wait(self, asked: Asked, tried: Tried) -> Taken:
-        waiter = _Waiter(asyncio.get_running_loop().create_future(), asked, tried)
-        line = self._returned if tried else self._queued
+    async def _wait(self, asked: Asked, tried: Tried, only: Replica | None) -> Taken:
+        waiter = _Waiter(asyncio.get_running_loop().create_future(), asked, tried, only)
+        line = self._returned if tried or only else self._queued  # one that waits for `only` holds up nobody
         line[waiter] = None
         self._set_timer(waiter)
         try:
@@ -123,7 +135,7 @@ class Line:
                 waiter.timer.cancel()
 
     def _grant(self, waiter: _Waiter, replica: Replica) -> bool:
-        if replica not in self._table.candidates(self._card.id) or replica in waiter.tried:
+        if replica not in self._table.candidates(self._card.id) or not waiter.takes(replica):
             return False
         self._returned.pop(waiter, None)
         self._queued.pop(waiter, None)
@@ -140,7 +152,7 @@ class Line:
         """Ends a wait for a replica. A wait for room among ready ones goes on to the deadline."""
         if waiter.place.done():
             return
-        if any(replica not in waiter.tried for replica in self._table.ready(self._card.id)):
+        if any(waiter.takes(replica) for replica in self._table.ready(self._card.id)):
             self._set_timer(waiter)
         else:
             waiter.place.set_exception(self._unavailable())

@@ -37,10 +37,12 @@ class Fields(msgspec.Struct, frozen=True, gc=False):
     instructions: msgspec.Raw = _NONE
     messages: msgspec.Raw = _NONE
     prompt: msgspec.Raw = _NONE
+    prompt_token_ids: msgspec.Raw = _NONE
     input: msgspec.Raw = _NONE
     cache_salt: msgspec.Raw = _NONE
     prompt_cache_key: msgspec.Raw = _NONE
     user: msgspec.Raw = _NONE
+    previous_response_id: msgspec.Raw = _NONE
 
 
 _decode = msgspec.json.Decoder(Fields).decode
@@ -72,7 +74,7 @@ class Body:
     def __init__(self, room: Room) -> None:
         self._room = room
         self._taken = 0
-        self.content = b""
+        self.content: bytes | bytearray = b""
         self.fields = Fields()
 
     async def read(self, receive: Receive, content_length: bytes | None, limit: int) -> None:
@@ -83,19 +85,18 @@ class Body:
         limit = min(limit, self._room.limit)
         if content_length is not None and content_length.isdigit():
             self._take(int(content_length), limit)
-        pieces: list[bytes] = []
-        size = 0
-        while True:
+        more = True
+        while more:
             message = await receive()
             if message["type"] != "http.request":
                 raise ClientGone
             piece: bytes = message.get("body", b"")
-            size += len(piece)
-            self._take(size, limit)
-            pieces.append(piece)
-            if not message.get("more_body", False):
-                self.content = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-                return
+            more = message.get("more_body", False)
+            self._take(len(self.content) + len(piece), limit)
+            if self.content:
+                self.content += piece
+            else:  # grows in place: pieces that are kept to be joined would take the memory twice
+                self.content = bytearray(piece) if more else piece
 
     def drop(self) -> None:
         """Nobody needs it any more; its fields are views of it. Safe to call twice."""
@@ -113,15 +114,18 @@ class Body:
             self._taken = size
 
 
-def fields(body: bytes, content_type: bytes) -> Fields:
+def fields(body: bytes | bytearray, content_type: bytes, free: bool = False) -> Fields:
     """What a JSON object or a multipart form says; of a form, its `model` alone.
 
+    free: a body of another content type may be anything, and says nothing.
     Raises: BadRequest when the body is no JSON object or `model` no text.
     """
     if not body:
         return Fields()
     if content_type.lower().startswith(b"multipart/form-data"):
         return Fields(_form_model(body, content_type))
+    if free and content_type and b"json" not in content_type.lower():
+        return Fields()
     try:
         return _decode(body)
     except msgspec.ValidationError as error:
@@ -130,7 +134,7 @@ def fields(body: bytes, content_type: bytes) -> Fields:
         raise BadRequest(f"The request body is not valid JSON: {error}.") from None
 
 
-def _form_model(body: bytes, content_type: bytes) -> str | None:
+def _form_model(body: bytes | bytearray, content_type: bytes) -> str | None:
     """Skips from boundary to boundary, so that megabytes of audio cost nothing."""
     _, found, rest = content_type.partition(b"boundary=")
     delimiter = b"--" + rest.split(b";")[0].strip().strip(b'"')

@@ -13,8 +13,10 @@ from typing import Any
 
 from ray.serve import Application
 
-from penstock.config import LLMConfig, LLMServingArgs, check_accelerator, inactive_keys
+from penstock import hook
+from penstock.config import LLMConfig, LLMServingArgs, check_accelerator
 from penstock.config.problems import config_error
+from penstock.engines import callback
 from penstock.engines.check import check_arguments
 from penstock.serve import cluster
 from penstock.serve.deployments import LLMRouter, LLMServer
@@ -27,7 +29,6 @@ def build_llm_deployment(
     llm_config: LLMConfig, *, deployment_cls: type[LLMServer] | None = None
 ) -> Application:
     """One model: an application by itself, or a part of a larger one."""
-    _announce(llm_config)
     return llm_config.server_class(deployment_cls or LLMServer).as_deployment().bind(llm_config)
 
 
@@ -44,18 +45,22 @@ def build_openai_app(args: Mapping[str, Any] | LLMServingArgs) -> Application:
     return router.bind(models, serving.gateway)
 
 
-def _announce(config: LLMConfig) -> None:
-    for sentence in inactive_keys(config):
-        log.warning("%s: %s", config.model_id, sentence)
-
-
 def _check(configs: Sequence[LLMConfig]) -> None:
     findings = check_arguments(configs)
     for notice in findings.notices:
         log.warning(notice)
-    problems = [*findings.problems, *policies.problems(configs), *_missing_accelerators(configs)]
+    problems = [
+        *findings.problems,
+        *policies.problems(configs),
+        *_hooks(configs),
+        *_missing_accelerators(configs),
+    ]
     if problems:
         raise config_error(problems)
+
+
+def _hooks(configs: Sequence[LLMConfig]) -> list[str]:
+    return [problem for config in configs for problem in (*hook.problems(config), *callback.problems(config))]
 
 
 def _missing_accelerators(configs: Sequence[LLMConfig]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -11,7 +11,7 @@ import msgspec
 from penstock.config import LLMConfig
 from penstock.config.options import DEFAULTS
 from penstock.config.routing import DEFAULT_POLICY, SESSION_HEADER
-from penstock.errors import BadRequest, ConfigError, ModelNotFound
+from penstock.errors import BadRequest, ConfigError, ModelNotFound, NotFound
 
 _NAMED = 20  # models named in an error
 
@@ -21,7 +21,8 @@ class ModelCard:
     """One model. Units: created in seconds since 1970; limits in requests, -1 for a queue without limit.
 
     max_model_len: what is known before a replica told its own. engine_metrics: whether /metrics shows theirs.
-    scales: whether the model may have more than one replica.
+    scales: whether the model may have more than one replica. adapter_slots: adapters that a replica holds at
+    a time; 0 for a model that takes none. paths: what its server answers beside the usual endpoints.
     """
 
     id: str
@@ -34,9 +35,11 @@ class ModelCard:
     routing_policy: str = DEFAULT_POLICY
     session_header: str = SESSION_HEADER
     scales: bool = True
+    adapter_slots: int = 0
+    paths: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, config: LLMConfig, max_model_len: int | None = None) -> ModelCard:
+    def of(cls, config: LLMConfig, max_model_len: int | None = None, paths: Sequence[str] = ()) -> ModelCard:
         """The card of a configured model, made now."""
         given = {name: value for name, value in config.deployment_config.items() if value is not None}
         options = {**DEFAULTS, **given}
@@ -50,16 +53,20 @@ class ModelCard:
             routing_policy=config.routing_policy,
             session_header=config.routing_config.session_header.lower(),
             scales=options.get("num_replicas", 1) != 1 or "autoscaling_config" in options,
+            adapter_slots=config.lora_config.max_num_adapters_per_replica if config.lora_config else 0,
+            paths=tuple(paths),
         )
 
 
 class _Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """A model as OpenAI clients read it, with the context window that vLLM adds."""
+    """A model as OpenAI clients read it, with what vLLM adds: the context window, and an adapter's base."""
 
     id: str
     object: str = "model"
     created: int
     owned_by: str
+    root: str
+    parent: str | None
     max_model_len: int | None
 
 
@@ -81,48 +88,91 @@ class Catalogue:
         only = cards[0].id if len(cards) == 1 else None
         self._default = default_model or only
 
-    def resolve(self, name: str | None) -> ModelCard:
-        """The model that `name` means: its id, or `id:adapter`, longest id first; without one, the default.
+    def resolve(self, name: str | None) -> tuple[ModelCard, str]:
+        """The model and the adapter that `name` means: an id, or `id:adapter`, longest id first.
 
-        Raises: ModelNotFound, or BadRequest when no name is given and no model is the default.
+        Without a name, the default model; "" stands for no adapter.
+        Raises: ModelNotFound; BadRequest when no name is given and no model is the default, or when the model
+        takes no adapters.
         """
         if not name:
             if self._default is None:
                 raise BadRequest(f"The request names no model; name one of {self._known()}.", param="model")
-            return self.cards[self._default]
+            return self.cards[self._default], ""
+        card, adapter = self.find(name)
+        if adapter and not card.adapter_slots:
+            raise BadRequest(
+                f"Model '{card.id}' takes no adapters, but '{name[:200]}' names one: its config has no "
+                f"lora_config. Set lora_config.dynamic_lora_loading_path, or ask for '{card.id}'.",
+                param="model",
+            )
+        return card, adapter
+
+    def find(self, name: str) -> tuple[ModelCard, str]:
+        """What stands before and behind the colon, the longest id first. Raises: ModelNotFound."""
         base = name
         while base not in self.cards:
             base, colon, _ = base.rpartition(":")
             if not colon:
-                raise self._not_found(name)
-        return self.cards[base]
+                raise self._not_found(name, self._known())
+        if name == f"{base}:":
+            raise self._not_found(name, self._known())
+        return self.cards[base], name[len(base) + 1 :]
 
-    def show(self, model_id: str, max_model_len: int | None) -> bytes:
-        """JSON of one model. Raises: ModelNotFound."""
-        if model_id not in self.cards:
-            raise self._not_found(model_id)
-        return msgspec.json.encode(_shown(self.cards[model_id], max_model_len))
+    def resolve_for(self, path: str, name: str | None) -> tuple[ModelCard, str]:
+        """The same for a path that only some models have; without a name, the only one that has it.
 
-    def show_all(self, max_model_lens: dict[str, int | None]) -> bytes:
-        """JSON of all models, in the order of the configuration."""
-        shown = [_shown(card, max_model_lens.get(card.id)) for card in self.cards.values()]
+        Raises: NotFound when the model that `name` means does not have it.
+        """
+        having = [card for card in self.cards.values() if path in card.paths]
+        card, adapter = (having[0], "") if not name and len(having) == 1 else self.resolve(name)
+        if card not in having:
+            others = ", ".join(f"'{other.id}'" for other in having[:_NAMED])
+            raise NotFound(f"The model '{card.id}' has no path '{path}'; it is a path of {others}.")
+        return card, adapter
+
+    def show(
+        self, card: ModelCard, adapter: str, max_model_len: int | None, adapters: Sequence[str]
+    ) -> bytes:
+        """JSON of one model, or of one of its `adapters`. Raises: ModelNotFound."""
+        if adapter and adapter not in adapters:
+            known = _some([card.id, *(f"{card.id}:{name}" for name in adapters)])
+            raise self._not_found(f"{card.id}:{adapter}", known)
+        return msgspec.json.encode(_shown(card, max_model_len, adapter))
+
+    def show_all(
+        self, max_model_lens: Mapping[str, int | None], adapters: Mapping[str, Sequence[str]]
+    ) -> bytes:
+        """JSON of all models in the order of the configuration, each with its adapters behind it."""
+        shown = [
+            _shown(card, max_model_lens.get(card.id), adapter)
+            for card in self.cards.values()
+            for adapter in ("", *adapters.get(card.id, ()))
+        ]
         return msgspec.json.encode(_List(data=shown))
 
-    def _not_found(self, name: str) -> ModelNotFound:
+    def _not_found(self, name: str, known: str) -> ModelNotFound:
         return ModelNotFound(
-            f"The model '{name[:200]}' is not served here. Served are {self._known()}.", param="model"
+            f"The model '{name[:200]}' is not served here. Served are {known}.", param="model"
         )
 
     def _known(self) -> str:
-        names = [f"'{model_id}'" for model_id in self.cards]
-        rest = f" and {len(names) - _NAMED} more (GET /v1/models)" if len(names) > _NAMED else ""
-        return (", ".join(names[:_NAMED]) or "none") + rest
+        return _some(list(self.cards))
 
 
-def _shown(card: ModelCard, max_model_len: int | None) -> _Shown:
+def _some(names: Sequence[str]) -> str:
+    """For an error."""
+    quoted = [f"'{name}'" for name in names]
+    rest = f" and {len(names) - _NAMED} more (GET /v1/models)" if len(names) > _NAMED else ""
+    return (", ".join(quoted[:_NAMED]) or "none") + rest
+
+
+def _shown(card: ModelCard, max_model_len: int | None, adapter: str) -> _Shown:
     return _Shown(
-        id=card.id,
+        id=f"{card.id}:{adapter}" if adapter else card.id,
         created=card.created,
         owned_by=card.owned_by,
+        root=card.id,
+        parent=card.id if adapter else None,
         max_model_len=max_model_len or card.max_model_len,
     )

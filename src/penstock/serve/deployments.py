@@ -15,10 +15,12 @@ from ray import serve
 from ray.serve import Application, Deployment
 
 from penstock.config import GatewayConfig, LLMConfig
+from penstock.config.options import runtime_env, without_secrets
 from penstock.config.problems import config_error
 from penstock.errors import ConfigError
-from penstock.serve import cluster
+from penstock.serve import cluster, preprocessor
 from penstock.serve.cards import ModelCard
+from penstock.serve.endpoints import paths
 from penstock.serve.ingress import LLMRouter
 from penstock.serve.membership import FleetRouter
 from penstock.serve.routing import policies
@@ -26,7 +28,9 @@ from penstock.serve.server import LLMServer
 
 __all__ = ["LLMRouter", "LLMServer", "ModelDeployment", "RouterDeployment", "VLLMService"]
 
-_configs: weakref.WeakKeyDictionary[Application, LLMConfig] = weakref.WeakKeyDictionary()
+_models: weakref.WeakKeyDictionary[Application, tuple[LLMConfig, type[LLMServer]]] = (
+    weakref.WeakKeyDictionary()
+)
 _MANY = 1_000_000  # open requests of one gateway process: the gateway itself admits by model
 
 
@@ -56,10 +60,15 @@ class ModelDeployment:
             **self.given,
             "request_router_config": router,
         }
-        application = _deployment(self.server, options).bind(
-            llm_config.resolved(cluster.nodes()), **arguments
+        if (own := preprocessor.application(llm_config)) is not None:
+            arguments = {**arguments, "preprocessor": own}
+        actor, given = _without_secrets(options.get("ray_actor_options") or {})
+        secrets = {**without_secrets(runtime_env(llm_config, cluster.runtime_env()))[1], **given}
+        bound = llm_config.resolved(cluster.nodes()).with_secrets(secrets)
+        application = _deployment(self.server, {**options, "ray_actor_options": actor}).bind(
+            bound, **arguments
         )
-        _configs[application] = llm_config
+        _models[application] = (llm_config, self.server)
         return application
 
 
@@ -83,7 +92,8 @@ class RouterDeployment:
         policy that cannot be had.
         """
         applications = [_application(model) for model in models]
-        configs = [_config(application) for application in applications]
+        known = [_known(application) for application in applications]
+        configs = [config for config, _ in known]
         _refuse_duplicates([config.model_id for config in configs])
         if problems := policies.problems(configs):
             raise config_error(problems)
@@ -101,12 +111,20 @@ class RouterDeployment:
             "graceful_shutdown_wait_loop_s": 0.2,
             **self.given,
         }
-        cards = [ModelCard.of(config) for config in configs]
+        cards = [ModelCard.of(config, paths=tuple(paths(server))) for config, server in known]
         return _deployment(serve.ingress()(self.router), options).bind(applications, cards, front)
 
 
 def _deployment(server: Any, options: Mapping[str, Any]) -> Deployment:
     return cast(Deployment, serve.deployment(server)).options(**options)
+
+
+def _without_secrets(actor: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Options of an actor without secret variables, which Serve's state would show; and those."""
+    if "runtime_env" not in actor:
+        return dict(actor), {}
+    shown, secrets = without_secrets(actor["runtime_env"])
+    return {**actor, "runtime_env": shown}, secrets
 
 
 def _application(model: Application | LLMConfig) -> Application:
@@ -115,13 +133,13 @@ def _application(model: Application | LLMConfig) -> Application:
     return model
 
 
-def _config(application: Application) -> LLMConfig:
-    if application not in _configs:
+def _known(application: Application) -> tuple[LLMConfig, type[LLMServer]]:
+    if application not in _models:
         raise ConfigError(
             "LLMRouter was given an application that is not a model. "
             "Bind models with LLMServer.as_deployment().bind(llm_config), or give their LLMConfigs."
         )
-    return _configs[application]
+    return _models[application]
 
 
 def _refuse_duplicates(ids: Sequence[str]) -> None:

@@ -6,16 +6,17 @@ Between the gateway, which has resolved the model, and the relay. Here are the l
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from penstock.door.connection import Headers
 from penstock.errors import EngineDead
 from penstock.metrics import GatewayMetrics, ModelMetrics
-from penstock.serve import headers, relay, timing
+from penstock.serve import headers, kept, relay, timing
 from penstock.serve.admission import Line
 from penstock.serve.body import Body
 from penstock.serve.cards import ModelCard
-from penstock.serve.connection import Headers
 from penstock.serve.fleet import Fleet
 from penstock.serve.reply import Reply
 from penstock.serve.routing import policy
@@ -30,14 +31,15 @@ _MOST_DEATHS = 3
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request as a replica will see it. model: as the client named it."""
+    """A request as a replica will see it. adapter: "" for the base model. keeper: the only one to ask."""
 
     id: str
     method: str
     target: bytes
     headers: Headers
     body: Body
-    model: str | None
+    adapter: str = ""
+    keeper: Replica | None = None
 
 
 class Dispatch:
@@ -56,6 +58,8 @@ class Dispatch:
         self._fleet = fleet
         self._gateway_id = gateway_id
         self._metrics = GatewayMetrics()
+        self._cards = {card.id: card for card in cards}
+        self._loads: Counter[str] = Counter()
         policies = {card.id: policy(card.routing_policy) for card in cards}
         self._readings = {card.id: Reading(card, policies[card.id], table) for card in cards}
         self._lines = {
@@ -76,10 +80,10 @@ class Dispatch:
         line, tried, deaths = self._lines[model_id], Tried(), 0
         reply.timing.begin(timing.PICK)
         asked = self._readings[model_id].asked(
-            question.model, question.body.fields, question.headers, len(question.body.content)
+            question.adapter, question.body.fields, question.headers, len(question.body.content)
         )
         while True:
-            place = await line.take(asked, tried, reply.timing)
+            place = await line.take(asked, tried, reply.timing, question.keeper)
             replica = place.replica
             reply.timing.begin(timing.GATEWAY)
             try:
@@ -87,6 +91,8 @@ class Dispatch:
             except relay.ReplicaFailed as failed:
                 deaths += failed.worked
                 self._give_up(failed, reply, deaths)
+                if question.keeper is not None:
+                    raise kept.lost() from failed
                 reply.timing.failed()
                 log.info("replica %s of %s failed a request that goes on: %s", replica.id, model_id, failed)
             finally:
@@ -98,7 +104,7 @@ class Dispatch:
         pool = self._fleet.pool(replica)
         if pool is None:
             raise relay.ReplicaFailed("has left", worked=False)
-        own = headers.own(replica.address.secret, self._gateway_id, question.id)
+        own = headers.own(replica.address.secret, self._gateway_id, question.id, question.adapter)
         size = len(question.body.content)
         head = headers.to_replica(question.method, question.target, question.headers, own, size)
         await relay.ask(pool, head, question.body, reply)
@@ -125,4 +131,12 @@ class Dispatch:
             self._metrics.queued.labels(model_id).set(len(line))
             self._metrics.ready.labels(model_id).set(len(self._table.ready(model_id)))
             self._metrics.failovers.labels(model_id)  # shown as 0 before the first
+            if self._cards[model_id].adapter_slots:
+                self._count_adapters(model_id)
         return self._metrics.text()
+
+    def _count_adapters(self, model_id: str) -> None:
+        holders = self._table.candidates(model_id).holders
+        self._metrics.adapters.labels(model_id).set(holders.places)
+        self._metrics.adapter_loads.labels(model_id).inc(holders.loads - self._loads[model_id])
+        self._loads[model_id] = holders.loads

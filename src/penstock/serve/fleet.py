@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from penstock.serve import link
+from penstock.door import link
+from penstock.serve import headers
 from penstock.serve.pool import Pool
 from penstock.serve.table import Replica, Table
 
@@ -19,6 +20,8 @@ log = logging.getLogger(__name__)
 
 _RETRY_FIRST_S, _RETRY_MOST_S = 0.05, 1.0
 _ASK_AGAIN_S = 10.0  # for the network, while a replica on another node goes on refusing
+_MOST_BYTES = 8 << 20  # of an answer that is read whole
+_SHOWN_BYTES = 500
 _ASK_GAP_S = 1.0  # between two questions to the replicas of one model
 
 
@@ -54,6 +57,31 @@ class Fleet:
         """Its connections; None when it has left."""
         return self._pools.get(replica)
 
+    async def get(self, replica: Replica, path: str, limit_s: float) -> bytes:
+        """What the replica itself answers there.
+
+        Raises: OSError, also when it has left or answers anything but 200; TimeoutError.
+        """
+        pool = self._pools.get(replica)
+        if pool is None:
+            raise ConnectionAbortedError("it has left")
+        own = headers.own(replica.address.secret, self._gateway_id, headers.request_id(None))
+        head = headers.to_replica("GET", path.encode(), [], own, 0)
+        async with asyncio.timeout(limit_s):
+            connection = await pool.acquire()
+            try:
+                connection.request(head)
+                status, body = (await connection.head()).status, b""
+                while (piece := await connection.read()) and len(body) <= _MOST_BYTES:
+                    body += piece
+            finally:
+                pool.release(connection)
+        if status != 200:
+            raise ConnectionAbortedError(
+                f"it answered {status}: {body[:_SHOWN_BYTES].decode(errors='replace')}"
+            )
+        return body
+
     async def close(self) -> None:
         """Ends all links, trunks and idle connections."""
         tasks = [*self._tasks.values(), *self._carrying]
@@ -79,11 +107,13 @@ class Fleet:
             await asyncio.sleep(retry_s)
 
     async def _listen(self, replica: Replica, pool: Pool) -> None:
-        def said(word: link.Hello | link.Report) -> None:
-            if isinstance(word, link.Hello):
-                self._table.hello(replica, word)
-            else:
+        def said(word: link.Word) -> None:
+            if isinstance(word, link.Report):
                 self._table.report(replica, word)
+            elif isinstance(word, link.Adapters):
+                self._table.adapters(replica, word)
+            else:
+                self._table.hello(replica, word)
 
         connection = await pool.connect()
         try:

@@ -17,14 +17,15 @@ import msgspec
 
 from penstock import errors
 from penstock.config import GatewayConfig
+from penstock.door.connection import Headers
 from penstock.engine import Receive, Scope, Send
-from penstock.serve import body, routes, scrape, timing
+from penstock.serve import body, kept, routes, scrape, timing
 from penstock.serve.body import Body, Room
 from penstock.serve.cards import Catalogue, ModelCard
-from penstock.serve.connection import Headers
 from penstock.serve.dispatch import Dispatch, Question
 from penstock.serve.exporters import tracing
 from penstock.serve.fleet import Fleet
+from penstock.serve.listing import Listing
 from penstock.serve.log import write_json
 from penstock.serve.port import Port as PublicPort
 from penstock.serve.port import serve_on
@@ -62,9 +63,11 @@ class Gateway:
         """
         self._config = config
         self._catalogue = Catalogue(models, config.default_model)
+        self._paths = routes.own(path for card in models for path in card.paths)
         self._table = table
         self._id = uuid.uuid4().hex
         self._fleet = Fleet(table, self._id, unreachable)
+        self._listing = Listing(models, table, self._fleet)
         self._room = Room(config.max_bodies_bytes)
         self._dispatch = Dispatch(models, table, self._fleet, self._id, config.wait_for_replica_s)
         self._unresolved = self._dispatch.metrics("").on("")
@@ -87,6 +90,7 @@ class Gateway:
 
     async def close(self) -> None:
         """Ends links and idle connections. Close the port before: it waits for open requests."""
+        await self._listing.close()
         await self._fleet.close()
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
@@ -100,7 +104,7 @@ class Gateway:
             await send({"type": "websocket.close", "code": 1008})
 
     async def _serve(self, request: Request, send: Send) -> None:
-        reply = Reply(send, request.id, request.timing, request.outlet)
+        reply = Reply(send, request.id, request.timing, request.outlet, request.path)
         request.metrics = self._unresolved
         error = None
         try:
@@ -151,7 +155,7 @@ class Gateway:
     def _authorized_route(self, request: Request) -> Route:
         """The route; without the key only a public one, so that nothing else can be told apart."""
         try:
-            route = routes.find(request.path)
+            route = routes.find(request.path, self._paths)
         except errors.NotFound:
             self._check_key(request)
             raise
@@ -181,7 +185,8 @@ class Gateway:
         try:
             await content.read(request.receive, fields.get(b"content-length"), self._config.max_body_bytes)
             request.timing.begin(timing.GATEWAY)
-            content.fields = body.fields(content.content, fields.get(b"content-type", b""))
+            kind = fields.get(b"content-type", b"")
+            content.fields = body.fields(content.content, kind, free=route.own)
             await self._pass_on(request, route, reply, passing, content)
         finally:
             content.drop()
@@ -190,20 +195,30 @@ class Gateway:
         self, request: Request, route: Route, reply: Reply, passing: Headers, content: Body
     ) -> None:
         named = content.fields.model or request.queried("model")
-        card = self._catalogue.resolve(named)
+        keeper = kept.keeper(self._table, route, content.fields)
+        card, adapter = self._resolve(route, named or (keeper.model_id if keeper else None))
+        if keeper is not None and keeper.model_id != card.id:
+            raise kept.lost()
         request.metrics = self._dispatch.metrics(card.id).on(route.path)
         reply.gaps = request.metrics.inter_token
         method = "GET" if request.method == "HEAD" else request.method
-        question = Question(request.id, method, request.target, passing, content, named)
+        question = Question(request.id, method, request.target, passing, content, adapter, keeper)
         async with request.while_connected():
             await self._dispatch.answer(card.id, question, reply)
+
+    def _resolve(self, route: Route, named: str | None) -> tuple[ModelCard, str]:
+        if route.own:
+            return self._catalogue.resolve_for(route.path, named)
+        return self._catalogue.resolve(named)
 
     async def _show_models(self, request: Request, route: Route, reply: Reply) -> None:
         lengths = {model_id: self._table.max_model_len(model_id) for model_id in self._catalogue.cards}
         if route.argument is None:
-            content = self._catalogue.show_all(lengths)
+            content = self._catalogue.show_all(lengths, await self._listing.all())
         else:
-            content = self._catalogue.show(route.argument, lengths.get(route.argument))
+            card, adapter = self._catalogue.find(route.argument)
+            adapters = await self._listing.adapters(card.id) if adapter else ()
+            content = self._catalogue.show(card, adapter, lengths[card.id], adapters)
         await reply.whole(200, _JSON, content)
 
     async def _show_health(self, request: Request, route: Route, reply: Reply) -> None:
@@ -225,7 +240,7 @@ class Gateway:
     async def _show_metrics(self, request: Request, route: Route, reply: Reply) -> None:
         told = {model_id for model_id, card in self._catalogue.cards.items() if card.engine_metrics}
         asked = [r for r in self._table if r.model_id in told and r.state in ("ready", "draining")]
-        engines = await scrape.scrape(asked, self._fleet, self._id)
+        engines = await scrape.scrape(asked, self._fleet)
         await reply.whole(200, _PROMETHEUS, self._dispatch.metrics_text() + engines)
 
 

@@ -12,14 +12,20 @@ import hmac
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
-from penstock.engine import ASGIApp, Load, Message, Receive, Scope, Send, Spent, Watch, shortcut
+import msgspec
+
+from penstock.door import link
+from penstock.door.address import Address
+from penstock.door.connection import STREAM
+from penstock.door.link import ADAPTER
+from penstock.engine import ASGIApp, Load, Message, Receive, Scope, Send, Spent, Watch, kept_here, shortcut
 from penstock.engine import watch as watching
-from penstock.errors import EngineDead, Unavailable
+from penstock.errors import EngineDead, Error, Unavailable
 from penstock.openai.errors import envelope, headers
-from penstock.serve import link, trunk
-from penstock.serve.connection import STREAM
+from penstock.serve import trunk
 from penstock.serve.trunk import Sender
 
 log = logging.getLogger(__name__)
@@ -28,14 +34,35 @@ _DYING_S = 0.3  # an error this close before the engine's death is the death's
 _FAILURES = (b'data: {"error"', b"event: error")
 
 
+class Adapters(Protocol):
+    """What a replica says of its adapters."""
+
+    def loaded(self) -> Iterable[str]:
+        """Names of those in the engine. Cheap: asked ten times a second."""
+        ...
+
+    async def listed(self) -> Sequence[str]:
+        """Names of all that a request may name. Raises: Error when their place cannot be read."""
+        ...
+
+
 class Guard:
     """ASGI app around the engine's app."""
 
-    def __init__(self, app: ASGIApp, load: Callable[[], Load], hello: link.Hello, secret: str) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        load: Callable[[], Load],
+        hello: link.Hello,
+        address: Address,
+        adapters: Adapters | None = None,
+    ) -> None:
         self._app = app
+        self._adapters = adapters
         self._load = load
         self._hello = hello
-        self._secret = secret.encode()
+        self._secret = address.secret.encode()
+        self._replica_id = address.replica_id
         self._state: link.State = "ready"
         self._refusal: Unavailable | None = None
         self._links_end = False
@@ -47,7 +74,7 @@ class Guard:
     def say_draining(self) -> None:
         """Gateways send nothing new from now on."""
         self._state = "draining"
-        self._tell_links()
+        self.tell_links()
 
     def refuse(self, why: Unavailable) -> None:
         """New requests are answered 503, marked for another replica."""
@@ -56,7 +83,7 @@ class Guard:
     def end_links(self) -> None:
         """Every gateway takes this replica for dead."""
         self._links_end = True
-        self._tell_links()
+        self.tell_links()
         for sender in self._trunks.values():
             sender.close()
 
@@ -74,7 +101,8 @@ class Guard:
             task.cancel()
         return len(tasks)
 
-    def _tell_links(self) -> None:
+    def tell_links(self) -> None:
+        """What has changed is said now, instead of within `COALESCE_S`."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -87,9 +115,12 @@ class Guard:
             return await self._talk(gateway, receive, send)
         if scope["path"] == trunk.PATH:
             return await self._carry(gateway, receive, send)
+        if scope["path"] == link.ADAPTERS_PATH:
+            return await _list(send, self._adapters)
         if self._refusal is not None:
             return await _turn_away(send, self._refusal, link.UNTOUCHED)
-        scope["headers"] = [field for field in scope["headers"] if not field[0].startswith(b"x-penstock-")]
+        scope["headers"] = [field for field in scope["headers"] if _for_app(field[0])]
+        kept_here.set(self._replica_id)
         answer = _Answer(send, self._trunks.get(gateway), int(fields.get(STREAM, 0)))
         return await self._pass(gateway, scope, receive, answer)
 
@@ -134,9 +165,12 @@ class Guard:
             gone.cancel()
 
     async def _report_to(self, gateway: bytes, send: Send, gone: asyncio.Task[None]) -> None:
-        last, beat_due = None, 0.0
+        last, beat_due, told = None, 0.0, None
         while not gone.done() and not self._links_end:
             changed = self._changed
+            if self._adapters and (now := link.Adapters(tuple(sorted(self._adapters.loaded())))) != told:
+                await _say(send, link.line(now))
+                told = now
             report = self._report(gateway)
             if report != last or time.monotonic() >= beat_due:
                 await _say(send, link.line(report))
@@ -238,6 +272,10 @@ class _Answer:
         return ", ".join(f"{name};dur={seconds * 1e3:.3f}" for name, seconds in parts.items()).encode()
 
 
+def _for_app(name: bytes) -> bool:
+    return name == ADAPTER or not name.startswith(b"x-penstock-")
+
+
 async def _say(send: Send, text: bytes) -> None:
     await send({"type": "http.response.body", "body": text, "more_body": True})
 
@@ -247,11 +285,23 @@ async def _disconnect(receive: Receive) -> None:
         pass
 
 
+async def _list(send: Send, adapters: Adapters | None) -> None:
+    try:
+        body = msgspec.json.encode(list(await adapters.listed()) if adapters else [])
+    except Error as error:
+        log.warning("The adapters cannot be listed: %s", error, exc_info=error)
+        await _refuse(send, error.status, error, [])
+        return
+    kind = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": kind})
+    await send({"type": "http.response.body", "body": body})
+
+
 async def _turn_away(send: Send, why: Unavailable, state: bytes) -> None:
     await _refuse(send, why.status, why, [(link.RETRY, state), (b"connection", b"close")])
 
 
-async def _refuse(send: Send, status: int, why: Unavailable, more: list[tuple[bytes, bytes]]) -> None:
+async def _refuse(send: Send, status: int, why: Error, more: list[tuple[bytes, bytes]]) -> None:
     body = envelope(why)
     await send({"type": "http.response.start", "status": status, "headers": headers(why, body) + more})
     await send({"type": "http.response.body", "body": body})

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import uuid
+from urllib.parse import quote
 
+from penstock.door import link
+from penstock.door.connection import Headers
+from penstock.door.link import ADAPTER
 from penstock.errors import BadRequest
-from penstock.serve import link
-from penstock.serve.connection import Headers
 
 REQUEST_ID = b"x-request-id"
 _OWN = b"x-penstock-"
@@ -58,13 +60,14 @@ def to_replica(method: str, target: bytes, client: Headers, own: Headers, body_b
     return head
 
 
-def own(secret: str, gateway_id: str, request_id: str) -> Headers:
+def own(secret: str, gateway_id: str, request_id: str, adapter: str = "") -> Headers:
     """What only a gateway can say to a replica."""
-    return [
+    fields = [
         (link.SECRET, secret.encode()),
         (link.GATEWAY, gateway_id.encode()),
         (REQUEST_ID, request_id.encode()),
     ]
+    return [*fields, (ADAPTER, quote(adapter, safe="").encode())] if adapter else fields
 
 
 def to_client(replica: Headers) -> Headers:

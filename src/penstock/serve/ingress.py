@@ -22,6 +22,7 @@ from penstock.serve import membership
 from penstock.serve.cards import ModelCard
 from penstock.serve.coalesce import Coalesced
 from penstock.serve.gateway import Gateway, PublicPort, serve_on
+from penstock.serve.proxied import Proxied
 from penstock.serve.table import Table
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,8 @@ class LLMRouter:
         """Serve's hook, also where the gateway has a port of its own."""
         if self._port is None:
             log.warning(_HAPROXY if _behind_haproxy() else _PROXY)
-        return self.gateway if _behind_haproxy() else Coalesced(self.gateway)
+        app = Proxied(self.gateway)
+        return app if _behind_haproxy() else Coalesced(app)
 
     async def check_health(self) -> None:
         """Serve's hook: a gateway that lost its port must be started again."""

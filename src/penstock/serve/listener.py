@@ -16,11 +16,11 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from penstock.door import link
+from penstock.door.address import Address
 from penstock.engine import ASGIApp, Load
 from penstock.errors import Unavailable
-from penstock.serve import link
-from penstock.serve.address import Address
-from penstock.serve.guard import Guard
+from penstock.serve.guard import Adapters, Guard
 from penstock.serve.port import Port, bind
 
 _TURN_AWAY_S = 0.5  # draining: gateways know within milliseconds; what is on its way to us is still served
@@ -47,11 +47,12 @@ class Listener:
         node_host: str | None,
         info: Mapping[str, Any],
         wait_dead: Callable[[], Awaitable[str]] | None = None,
+        adapters: Adapters | None = None,
     ) -> Listener:
         """Listens on an abstract Unix socket; reserves a port on `node_host`, where nothing listens yet.
 
         info: `model_id`, `max_model_len`, `kv_tokens`, said on every link. wait_dead: returns once the engine
-        has died.
+        has died. adapters: for a model that takes some; after a change of the loaded ones call `tell`.
         """
         hello = link.Hello(pid=os.getpid(), version=importlib.metadata.version("penstock"), **info)
         network = bind(node_host, 0) if node_host is not None else None
@@ -63,7 +64,7 @@ class Listener:
             port=network.getsockname()[1] if network else None,
             secret=secrets.token_urlsafe(32),
         )
-        listener = cls(address, Guard(app, load, hello, address.secret), network)
+        listener = cls(address, Guard(app, load, hello, address, adapters), network)
         await listener._start()
         if wait_dead is not None:
             listener._watch = asyncio.create_task(listener._die_with(wait_dead))
@@ -82,6 +83,10 @@ class Listener:
         sock, self._network = self._network, None
         if sock is not None:
             self._ports.append(await Port.open(self._guard, sock))
+
+    def tell(self) -> None:
+        """Says at once on every link what has changed."""
+        self._guard.tell_links()
 
     async def _die_with(self, wait_dead: Callable[[], Awaitable[str]]) -> None:
         reason = await wait_dead()

@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping
 from typing import Any
+from zlib import crc32
 
 from ray.serve.request_router import (
     FIFOMixin,
@@ -19,9 +20,12 @@ from ray.serve.request_router import (
     RunningReplica,
 )
 
-from penstock.serve.address import Address
+from penstock.door.address import Address
 
 Members = Mapping[str, Address]
+ADAPTERS = "adapters"
+"""In a replica's routing stats: the adapters that it has loaded."""
+
 _watchers: dict[str, tuple[asyncio.AbstractEventLoop, Callable[[Members], None]]] = {}
 
 
@@ -62,10 +66,18 @@ class FleetRouter(FIFOMixin, MultiplexMixin, RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Two at random; Serve takes the one with the shorter queue."""
-        if pending_request is not None and pending_request.metadata.multiplexed_model_id:
-            ids = self.apply_multiplex_routing(pending_request=pending_request)
-            candidate_replicas = [replica for replica in candidate_replicas if replica.replica_id in ids]
+        """Two at random: Serve takes the one with the shorter queue; before them, who has the adapter."""
         if not candidate_replicas:
             return []
-        return [random.sample(candidate_replicas, min(2, len(candidate_replicas)))]
+        two = random.sample(candidate_replicas, min(2, len(candidate_replicas)))
+        wanted = pending_request.metadata.multiplexed_model_id if pending_request is not None else ""
+        return [_with_adapter(wanted, candidate_replicas), two] if wanted else [two]
+
+
+def _with_adapter(wanted: str, replicas: list[RunningReplica]) -> list[RunningReplica]:
+    """Two that have it loaded; where that is not known, always the same one, that it is loaded once."""
+    name = wanted.rpartition(":")[2]
+    having = [replica for replica in replicas if name in replica.routing_stats.get("adapters", ())]
+    if having:
+        return random.sample(having, min(2, len(having)))
+    return [max(replicas, key=lambda replica: crc32(f"{name} {replica.replica_id}".encode()))]

@@ -6,17 +6,22 @@ the engine alone decides. Answers of OpenAI's own endpoints are the official cli
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from openai.types import Completion as CompletionResponse
-from openai.types import CreateEmbeddingResponse as EmbeddingResponse
+from openai.types import CreateEmbeddingResponse, Embedding
 from openai.types.chat import ChatCompletion as ChatCompletionResponse
-from pydantic import BaseModel, ConfigDict
+from openai.types.responses import Response as ResponsesResponse
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+from penstock.serve import upload
 
 __all__ = [
     "ANSWERS",
     "ChatCompletionRequest",
     "ChatCompletionResponse",
+    "ClassificationRequest",
+    "ClassificationResponse",
     "CompletionRequest",
     "CompletionResponse",
     "DetokenizeRequest",
@@ -25,11 +30,21 @@ __all__ = [
     "EmbeddingResponse",
     "ErrorInfo",
     "ErrorResponse",
+    "MessagesRequest",
+    "MessagesResponse",
+    "PoolingRequest",
+    "PoolingResponse",
     "RawRequestInfo",
+    "RerankRequest",
+    "RerankResponse",
+    "ResponsesRequest",
+    "ResponsesResponse",
     "ScoreRequest",
     "ScoreResponse",
     "TokenizeRequest",
     "TokenizeResponse",
+    "TranscriptionRequest",
+    "TranscriptionResponse",
 ]
 
 
@@ -63,14 +78,46 @@ class CompletionRequest(Request):
     stream: bool = False
 
 
+class ResponsesRequest(Request):
+    """Body of /v1/responses. input: text, or a list of items."""
+
+    input: str | list[dict[str, Any]]
+    stream: bool = False
+
+
+class MessagesRequest(Request):
+    """Body of /v1/messages, as Anthropic's clients send it."""
+
+    messages: list[dict[str, Any]]
+    max_tokens: int
+    stream: bool = False
+
+
 class EmbeddingRequest(Request):
-    """Body of /v1/embeddings."""
+    """Body of /v1/embeddings. input: text, token ids, or a list of either."""
 
     input: str | list[int] | list[str] | list[list[int]]
 
 
 class ScoreRequest(Request):
     """Body of /v1/score (`text_1`/`text_2`, or `queries`/`documents`: the engine decides)."""
+
+
+class RerankRequest(Request):
+    """Body of /v1/rerank. top_n: of the documents, best first; all unless given."""
+
+    query: str | dict[str, Any]
+    documents: list[str | dict[str, Any]]
+
+
+class ClassificationRequest(Request):
+    """Body of /classify: `input` as for embeddings."""
+
+    input: str | list[int] | list[str] | list[list[int]]
+
+
+class PoolingRequest(Request):
+    """Body of /pooling: `input` as for embeddings, or whatever the model's own processor takes as `data`."""
 
 
 class TokenizeRequest(Request):
@@ -86,10 +133,60 @@ class DetokenizeRequest(Request):
     tokens: list[int]
 
 
+class EmbeddingData(Embedding):
+    """One vector; a text where the request asks for base64."""
+
+    embedding: list[float] | str  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
+class EmbeddingResponse(CreateEmbeddingResponse):
+    """The official client's, before that decodes base64."""
+
+    data: list[EmbeddingData]  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
+class TranscriptionRequest(Request):
+    """Form of /v1/audio/transcriptions and /v1/audio/translations.
+
+    file: bytes or a file, which is read at once, so that the request can travel to a replica.
+    """
+
+    file: Annotated[tuple[str, bytes], BeforeValidator(upload.content)]
+    language: str | None = None
+    response_format: str = "json"
+    stream: bool = False
+
+
 class ScoreResponse(_Open):
     """One score per pair, in the order of the request."""
 
     data: list[dict[str, Any]]
+
+
+class RerankResponse(_Open):
+    """`index` (of the request), `document` and `relevance_score` of each document, best first."""
+
+    results: list[dict[str, Any]]
+
+
+class ClassificationResponse(_Open):
+    """`label` and `probs` of each input, in the order of the request."""
+
+    data: list[dict[str, Any]]
+
+
+class PoolingResponse(_Open):
+    """What the model's pooler gives for each input: `data`, a vector, or one for each token."""
+
+    data: list[dict[str, Any]]
+
+
+class MessagesResponse(_Open):
+    """What Anthropic's clients call a `Message`."""
+
+    role: str
+    content: list[dict[str, Any]]
+    stop_reason: str | None = None
 
 
 class TokenizeResponse(_Open):
@@ -104,6 +201,15 @@ class DetokenizeResponse(_Open):
     """The text of the token ids."""
 
     prompt: str
+
+
+class TranscriptionResponse(_Open):
+    """What was said. The other fields are `verbose_json`'s. Units: seconds."""
+
+    text: str
+    language: str | None = None
+    duration: float | None = None
+    segments: list[dict[str, Any]] | None = None
 
 
 class ErrorInfo(_Open):
@@ -124,8 +230,15 @@ class ErrorResponse(_Open):
 ANSWERS: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatCompletionResponse,
     "/v1/completions": CompletionResponse,
+    "/v1/responses": ResponsesResponse,
+    "/v1/messages": MessagesResponse,
     "/v1/embeddings": EmbeddingResponse,
     "/v1/score": ScoreResponse,
+    "/v1/rerank": RerankResponse,
+    "/classify": ClassificationResponse,
+    "/pooling": PoolingResponse,
+    "/v1/audio/transcriptions": TranscriptionResponse,
+    "/v1/audio/translations": TranscriptionResponse,
     "/tokenize": TokenizeResponse,
     "/detokenize": DetokenizeResponse,
 }

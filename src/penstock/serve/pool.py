@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.serve.address import Address
-from penstock.serve.connection import Connection, connect
+from penstock.door.address import Address
+from penstock.door.connection import Connection, connect
 from penstock.serve.port import KEEP_ALIVE_S
 from penstock.serve.trunk import Receiver
 

@@ -6,10 +6,11 @@ can still give it. A stream is passed on in whole events, so that it can be ende
 
 from __future__ import annotations
 
-from penstock.errors import Error
-from penstock.serve import link, timing
+from penstock.door import link
+from penstock.door.connection import Connection, Head
+from penstock.errors import Error, OwnCodeFailed
+from penstock.serve import timing
 from penstock.serve.body import Body
-from penstock.serve.connection import Connection, Head
 from penstock.serve.headers import to_client
 from penstock.serve.pool import Pool
 from penstock.serve.reply import Reply
@@ -17,6 +18,9 @@ from penstock.serve.reply import Reply
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 _MOST_HELD_BYTES = 1 << 20
 _LOGGED_BYTES = 2048
+
+_OWN_CODE = f'"code":"{OwnCodeFailed.code}"'.encode()
+"""In a 500 whose sentence was written for clients."""
 
 
 class ReplicaFailed(Exception):
@@ -75,7 +79,7 @@ async def _pass_on(connection: Connection, reply: Reply) -> None:
     reply.timing.begin(timing.GATEWAY)
     if retry := head.header(link.RETRY):
         raise ReplicaFailed(f"turned the request away ({retry.decode()})", worked=retry != link.UNTOUCHED)
-    if head.status == 500:
+    if head.status == 500 and _OWN_CODE not in piece:
         raise _internal(head, piece)
     await reply.start(head.status, to_client(head.headers))
     if reply.streaming:

@@ -11,11 +11,11 @@ import contextlib
 import time
 from collections.abc import Callable
 
+from penstock.door.connection import Headers
 from penstock.engine import Send
 from penstock.errors import Error
 from penstock.metrics import Buckets
 from penstock.openai import errors as wire
-from penstock.serve.connection import Headers
 from penstock.serve.outlet import Outlet
 from penstock.serve.timing import Timing
 
@@ -34,6 +34,7 @@ class Reply:
     """One answer on its way to the client."""
 
     __slots__ = (
+        "_form",
         "_piece_at",
         "_request_id",
         "_send",
@@ -46,8 +47,14 @@ class Reply:
         "timing",
     )
 
-    def __init__(self, send: Send, request_id: str, timing: Timing, outlet: Outlet | None = None) -> None:
-        """timing: told in the answer's headers. outlet: the shorter way, where there is one."""
+    def __init__(
+        self, send: Send, request_id: str, timing: Timing, outlet: Outlet | None = None, path: str = ""
+    ) -> None:
+        """timing: told in the answer's headers. outlet: the shorter way, where there is one.
+
+        path: that of the request, whose clients read errors in a form of their own.
+        """
+        self._form = wire.form(path)
         self._send = send
         self.outlet = outlet
         self.begun: Callable[[], None] | None = None  # called once the first byte leaves
@@ -109,10 +116,10 @@ class Reply:
         """Says that the request failed, in the form that is still possible."""
         self.broken = self.started
         if not self.started:
-            body = wire.envelope(error)
+            body = self._form.envelope(error)
             await self.whole(error.status, [*wire.headers(error, body), *(headers or ())], body)
         elif self.streaming:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_WORD_S):
-                    await self.piece(wire.error_event(error), more=False)
+                    await self.piece(self._form.event(error), more=False)
         # Else the server closes the connection when we return: the answer is seen to be incomplete.

@@ -11,11 +11,11 @@ from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
+from penstock.door.connection import Headers
 from penstock.engine import Receive, Scope
 from penstock.errors import Error, MethodNotAllowed, Unauthorized
 from penstock.metrics import RouteMetrics
 from penstock.serve import headers, outlet
-from penstock.serve.connection import Headers
 from penstock.serve.reply import ClientGone, Reply
 from penstock.serve.routes import Route, below
 from penstock.serve.timing import Timing

@@ -1,4 +1,4 @@
-"""Which paths exist for clients, and who answers them. What is not in this table is a 404.
+"""Which paths exist for clients, and who answers them. What is neither here nor a model's own is a 404.
 
 An engine's app has more than this: paths that stop, pause, reload or inspect it. Those are not for the
 public; control goes through deployment handles.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from penstock.errors import MethodNotAllowed, NotFound
 
@@ -25,13 +26,17 @@ class By(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One public path, as metrics name it. public: it needs no API key. argument: the id at its end."""
+    """One public path, as metrics name it. public: it needs no API key. argument: the id in it.
+
+    own: only some models have it, see `ModelCard.paths`.
+    """
 
     path: str
     methods: tuple[str, ...]
     by: By
     public: bool = False
     argument: str | None = None
+    own: bool = False
 
     @property
     def allow(self) -> str:
@@ -48,6 +53,7 @@ ENGINE_PATHS = (
     "/v1/completions",
     "/v1/completions/render",
     "/v1/completions/derender",
+    "/v1/generate",
     "/v1/responses",
     "/v1/responses/render",
     "/v1/messages",
@@ -86,19 +92,28 @@ _FIXED = (
 _ROUTES = {route.path: route for route in _FIXED}
 _SHOW = Route("/v1/responses/{id}", _GET, By.ENGINE)
 _CANCEL = Route("/v1/responses/{id}/cancel", _POST, By.ENGINE)
-_RESPONSE = re.compile(r"/v1/responses/[A-Za-z0-9_-]{1,128}(/cancel)?")
+_RESPONSE = re.compile(r"/v1/responses/([A-Za-z0-9_-]{1,128})(/cancel)?")
 _MODEL = "/v1/models/"
 
 
-def find(path: str) -> Route:
-    """The route of a decoded path. Raises: NotFound."""
-    route = _ROUTES.get(path)
+RESERVED = frozenset(route.path for route in _FIXED if route.by is not By.ENGINE)
+"""What the gateway answers itself, always."""
+
+
+def own(paths: Iterable[str]) -> dict[str, Route]:
+    """Routes of the paths that models add: asked by POST, answered by the models' own servers."""
+    return {path: Route(path, _POST, By.ENGINE, own=path not in _ROUTES) for path in paths}
+
+
+def find(path: str, added: Mapping[str, Route] | None = None) -> Route:
+    """The route of a decoded path. added: of the models' own paths. Raises: NotFound."""
+    route = _ROUTES.get(path) or (added or {}).get(path)
     if route is not None:
         return route
     if path.startswith(_MODEL) and len(path) > len(_MODEL):
         return Route("/v1/models/{id}", _GET, By.MODELS, argument=path[len(_MODEL) :])
     if match := _RESPONSE.fullmatch(path):
-        return _CANCEL if match[1] else _SHOW
+        return replace(_CANCEL if match[2] else _SHOW, argument=match[1])
     raise NotFound(f"There is no path '{path[:200]}' here; the models served are listed under /v1/models.")
 
 

@@ -6,47 +6,28 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
-from penstock.serve import headers
 from penstock.serve.fleet import Fleet
-from penstock.serve.pool import Pool
 from penstock.serve.table import Replica
 
 log = logging.getLogger(__name__)
 
 _LIMIT_S = 2.0  # for all replicas together; the slow ones are left out
-_MOST_BYTES = 8 << 20  # of one replica's text
 
 
-async def scrape(replicas: Iterable[Replica], fleet: Fleet, gateway_id: str) -> bytes:
+async def scrape(replicas: Iterable[Replica], fleet: Fleet) -> bytes:
     """Prometheus text of all `replicas` that answer in time."""
-    asked = [(replica, pool) for replica in replicas if (pool := fleet.pool(replica)) is not None]
-    texts = await asyncio.gather(*(_text(replica, pool, gateway_id) for replica, pool in asked))
-    named = {replica.id: text for (replica, _), text in zip(asked, texts, strict=True) if text}
+    asked = list(replicas)
+    texts = await asyncio.gather(*(_text(replica, fleet) for replica in asked))
+    named = {replica.id: text for replica, text in zip(asked, texts, strict=True) if text}
     return await asyncio.to_thread(merge, named)
 
 
-async def _text(replica: Replica, pool: Pool, gateway_id: str) -> str:
-    own = headers.own(replica.address.secret, gateway_id, headers.request_id(None))
-    head = headers.to_replica("GET", b"/metrics", [(b"accept", b"text/plain")], own, 0)
+async def _text(replica: Replica, fleet: Fleet) -> str:
     try:
-        async with asyncio.timeout(_LIMIT_S):
-            return await _get(pool, head)
+        return (await fleet.get(replica, "/metrics", _LIMIT_S)).decode(errors="replace")
     except (OSError, TimeoutError) as error:
         log.info("replica %s gave no metrics: %s", replica.id, error or "too slow")
         return ""
-
-
-async def _get(pool: Pool, head: bytes) -> str:
-    connection = await pool.acquire()
-    try:
-        connection.request(head)
-        status = (await connection.head()).status
-        body = b""
-        while (piece := await connection.read()) and len(body) <= _MOST_BYTES:
-            body += piece
-        return body.decode(errors="replace") if status == 200 else ""
-    finally:
-        pool.release(connection)
 
 
 def merge(texts: dict[str, str]) -> bytes:

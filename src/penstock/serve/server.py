@@ -10,24 +10,35 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import ray
 from pydantic import BaseModel
 from ray import serve
+from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from penstock import lifeline, progress
+from penstock.call import batched, call, events
 from penstock.config import LLMConfig
-from penstock.engine import Delta, Engine, Prompt
+from penstock.engine import ASGIApp, Delta, Engine, Prompt, kept_here
 from penstock.engines import engine_class
-from penstock.errors import EngineStartFailed
-from penstock.serve import cluster
-from penstock.serve.call import batched, call, events
+from penstock.errors import BadRequest, ConfigError, EngineStartFailed, Error
+from penstock.hook import POSTPROCESSOR, PREPROCESSOR, Hook
+from penstock.layers.adapters import Source, Store, asking_for
+from penstock.layers.adapters.source import Downloader
+from penstock.layers.hooks import Asked
+from penstock.layers.stack import stacked
+from penstock.openai.errors import form
+from penstock.serve import cluster, environment, upload
+from penstock.serve.endpoints import OwnEndpoints, paths
 from penstock.serve.gateway import Gateway
 from penstock.serve.listener import Listener
+from penstock.serve.membership import ADAPTERS
+from penstock.serve.preprocessor import Remote
 from penstock.serve.standalone import Through, alone
 
 if TYPE_CHECKING:
@@ -60,27 +71,53 @@ class LLMServer(metaclass=_Constructed):
     `LLMServer.sync_init(config)` and `await server.start()`.
     """
 
-    async def __init__(self, llm_config: LLMConfig, *, engine_cls: type[Engine] | None = None) -> None:
+    async def __init__(
+        self,
+        llm_config: LLMConfig,
+        *,
+        engine_cls: type[Engine] | None = None,
+        model_downloader: type[Downloader] | None = None,
+        preprocessor: DeploymentHandle[Any] | None = None,
+    ) -> None:
         """Starts the engine and, inside Serve, the listener.
 
+        model_downloader: fetches adapters, instead of by the sources of `lora_config`. preprocessor: the
+        config's, where it is a deployment of its own.
         Raises: EngineStartFailed with the engine's own reason, or that its time limit passed.
         """
-        self._prepare(llm_config, engine_cls)
+        self._prepare(llm_config, engine_cls, model_downloader)
+        if preprocessor is not None:
+            self._preprocessor = Remote(preprocessor, llm_config)
         await self.start()
 
     @classmethod
-    def sync_init(cls, llm_config: LLMConfig, *, engine_cls: type[Engine] | None = None) -> LLMServer:
+    def sync_init(
+        cls,
+        llm_config: LLMConfig,
+        *,
+        engine_cls: type[Engine] | None = None,
+        model_downloader: type[Downloader] | None = None,
+    ) -> LLMServer:
         """A server that is not started: call `await server.start()`."""
         server = cls.__new__(cls)
-        server._prepare(llm_config, engine_cls)
+        server._prepare(llm_config, engine_cls, model_downloader)
         return server
 
-    def _prepare(self, llm_config: LLMConfig, engine_cls: type[Engine] | None) -> None:
+    def _prepare(
+        self, llm_config: LLMConfig, engine_cls: type[Engine] | None, downloader: type[Downloader] | None
+    ) -> None:
         self._llm_config = llm_config
         self._listener: Listener | None = None
         self._watch: asyncio.Task[None] | None = None
         self._front: Gateway | None = None
+        self._layers: ASGIApp | None = None
+        self._preprocessor: Asked | None = None
+        self._postprocessor: Hook | None = None
         self.engine: Engine = (engine_cls or engine_class(llm_config))(llm_config)
+        self._adapters: Store | None = None
+        if llm_config.lora_config is not None:
+            source = Source(llm_config, downloader)
+            self._adapters = Store(self.engine, source, llm_config.lora_config, self._tell_links)
 
     async def start(self) -> None:
         """Starts the engine within the config's time limit; inside a Serve replica, the listener too."""
@@ -89,11 +126,25 @@ class LLMServer(metaclass=_Constructed):
             lifeline.tie_to(os.getppid())  # a killed raylet leaves its workers running
             # Else an engine whose workers are Ray actors would start a cluster of its own.
             os.environ.setdefault("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
+            environment.enter(self._llm_config)
+        self._make_hooks()
         await self._start_engine()
         if in_replica:
             await self._open_listener()
             self._watch = asyncio.create_task(self._exit_with_engine())
         progress.report(self._llm_config.model_id, progress.READY)
+
+    def _make_hooks(self) -> None:
+        """The user's own code, before the engine: what cannot be made is known at once."""
+        config = self._llm_config
+        try:
+            if config.preprocessor is not None and self._preprocessor is None:
+                self._preprocessor = Hook(config, PREPROCESSOR)
+            if config.postprocessor is not None:
+                self._postprocessor = Hook(config, POSTPROCESSOR)
+        except ConfigError as error:
+            progress.report(config.model_id, progress.FAILED, str(error))
+            raise
 
     async def _start_engine(self) -> None:
         model_id, limit_s = self._llm_config.model_id, self._llm_config.engine_start_timeout_s
@@ -106,17 +157,27 @@ class LLMServer(metaclass=_Constructed):
             progress.report(model_id, name)
 
         try:
-            await asyncio.wait_for(self.engine.start(reached), limit_s)
+            async with asyncio.timeout(limit_s):
+                await self.engine.start(reached)
+                if self._adapters:
+                    await self._start_adapters(self._adapters)
         except (TimeoutError, EngineStartFailed) as error:
             failure = error if isinstance(error, EngineStartFailed) else _too_slow(model_id, limit_s, phase)
             progress.report(model_id, progress.FAILED, str(failure))
             await self.engine.stop()
             raise failure from error
 
+    async def _start_adapters(self, adapters: Store) -> None:
+        try:
+            await adapters.start()
+        except Error as error:
+            sentence = f"Model '{self._llm_config.model_id}' cannot start with its pinned adapters: {error}"
+            raise EngineStartFailed(sentence) from error
+
     async def _open_listener(self) -> None:
         context = ray.get_runtime_context()
         self._listener = await Listener.open(
-            self.engine.app(),
+            self._app(),
             load=self.engine.load,
             node_id=context.get_node_id(),
             node_host=ray.util.get_node_ip_address(),
@@ -126,7 +187,25 @@ class LLMServer(metaclass=_Constructed):
                 "kv_tokens": self.engine.kv_tokens(),
             },
             wait_dead=self.engine.wait_dead,
+            adapters=self._adapters,
         )
+
+    def _tell_links(self) -> None:
+        if self._listener:
+            self._listener.tell()
+
+    def _app(self) -> ASGIApp:
+        """What the listener and the methods below ask: the engine's app, and what stands before it."""
+        if self._layers is None:
+            app = stacked(
+                self.engine,
+                self._llm_config,
+                adapters=self._adapters,
+                preprocessor=self._preprocessor,
+                postprocessor=self._postprocessor,
+            )
+            self._layers = OwnEndpoints(app, self, self._llm_config) if paths(type(self)) else app
+        return self._layers
 
     async def _exit_with_engine(self) -> None:
         """A replica without its engine is of no use: Serve starts a new one as soon as this process ends."""
@@ -139,16 +218,29 @@ class LLMServer(metaclass=_Constructed):
         """Serve's hook: what the replica publishes about itself."""
         return self._listener.address.to_metadata() if self._listener else {}
 
+    def record_routing_stats(self) -> dict[str, Any]:
+        """Serve's hook: where calls by handle that name an adapter should go."""
+        return {ADAPTERS: list(self._adapters.loaded())} if self._adapters else {}
+
     async def listen_on_network(self) -> None:
         """Opens the listener to gateways on other nodes; they ask for it when they need it."""
         if self._listener:
             await self._listener.listen_on_network()
 
+    async def door(self, node_id: str) -> dict[str, Any]:
+        """The listener's address, for those on node `node_id` who ask there instead of by handle: batch.
+
+        `handle.broadcast("door", node_id)` gives those of all replicas. Empty outside of Serve.
+        """
+        if self._listener and not self._listener.address.is_local(node_id):
+            await self._listener.listen_on_network()
+        return self.record_replica_metadata()
+
     async def __call__(self, request: HTTPRequest) -> Response:
         """Serve's hook, for HTTP to a model that is an application by itself: a gateway of its own."""
         if self._front is None:
             assert self._listener is not None
-            self._front = await alone(self._llm_config, self._listener.address)
+            self._front = await alone(self._llm_config, self._listener.address, tuple(paths(type(self))))
         return Through(self._front)
 
     # -- what handles call: each is awaited and gives an async generator, as users of ray.serve.llm know it
@@ -161,13 +253,43 @@ class LLMServer(metaclass=_Constructed):
         """One `CompletionResponse`; with `stream`, lists of ready `data: {...}` events, errors too."""
         return self._ask("/v1/completions", request, raw_request_info)
 
+    async def responses(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Answers:
+        """One `ResponsesResponse`; with `stream`, lists of ready events, each with its name."""
+        return self._ask("/v1/responses", request, raw_request_info)
+
+    async def messages(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Answers:
+        """One `MessagesResponse`; with `stream`, lists of ready events, each with its name."""
+        return self._ask("/v1/messages", request, raw_request_info)
+
     async def embeddings(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Answers:
-        """One `EmbeddingResponse` or `ErrorResponse`."""
+        """One `EmbeddingResponse` or `ErrorResponse`; bytes, where `encoding_format` asks for them."""
         return self._ask("/v1/embeddings", request, raw_request_info)
 
     async def score(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Answers:
         """One `ScoreResponse` or `ErrorResponse`."""
         return self._ask("/v1/score", request, raw_request_info)
+
+    async def rerank(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Answers:
+        """One `RerankResponse` or `ErrorResponse`."""
+        return self._ask("/v1/rerank", request, raw_request_info)
+
+    async def classify(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Answers:
+        """One `ClassificationResponse` or `ErrorResponse`."""
+        return self._ask("/classify", request, raw_request_info)
+
+    async def pooling(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Answers:
+        """One `PoolingResponse` or `ErrorResponse`; bytes, where `encoding_format` asks for them."""
+        return self._ask("/pooling", request, raw_request_info)
+
+    async def transcriptions(
+        self, request: Request, raw_request_info: RawRequestInfo | None = None
+    ) -> Answers:
+        """One `TranscriptionResponse`, or a text; with `stream`, lists of ready events."""
+        return self._ask("/v1/audio/transcriptions", request, raw_request_info)
+
+    async def translations(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Answers:
+        """As `transcriptions`, in English."""
+        return self._ask("/v1/audio/translations", request, raw_request_info)
 
     async def tokenize(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Answers:
         """One `TokenizeResponse` or `ErrorResponse`."""
@@ -181,7 +303,56 @@ class LLMServer(metaclass=_Constructed):
         self, prompt: Prompt, params: Mapping[str, Any] | None = None, request_id: str | None = None
     ) -> AsyncGenerator[Delta, None]:
         """The engine's own `generate`: the prompt reaches it untouched. Gives one `Delta` per engine step."""
-        return self.engine.generate(prompt, params or {}, request_id=request_id)
+        adapter = self._adapter(None)
+        if not adapter:
+            return self.engine.generate(prompt, params or {}, request_id=request_id)
+        return self._generate(prompt, params or {}, request_id, adapter)
+
+    async def _generate(
+        self, prompt: Prompt, params: Mapping[str, Any], request_id: str | None, adapter: str
+    ) -> AsyncGenerator[Delta, None]:
+        async with self._store().use(adapter) as key:
+            stream = self.engine.generate(prompt, params, request_id=request_id, adapter=key)
+            async with aclosing(stream) as deltas:
+                async for delta in deltas:
+                    yield delta
+
+    async def load_adapter(self, name: str, pin: bool = False) -> None:
+        """Loads an adapter into this replica; with `pin` it is never evicted.
+
+        `handle.broadcast("load_adapter", name, pin=True)` reaches every replica that lives now.
+        """
+        await self._store().load_adapter(name, pin)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unpins and unloads it, once the requests that use it have ended."""
+        await self._store().unload_adapter(name)
+
+    async def adapters(self) -> list[str]:
+        """Names of the adapters that this replica has loaded."""
+        return list(self._adapters.loaded()) if self._adapters else []
+
+    def _store(self) -> Store:
+        if self._adapters is None:
+            raise BadRequest(
+                f"Model '{self._llm_config.model_id}' takes no adapters: its config has no lora_config.",
+                param="model",
+            )
+        return self._adapters
+
+    def _adapter(self, model: object) -> str:
+        """The adapter that a call by handle means, by `multiplexed_model_id`, else by `model`; "" for none.
+
+        Raises: BadRequest when this model takes none.
+        """
+        own = self._llm_config.model_id
+        chosen, named = serve.get_multiplexed_model_id(), model if isinstance(model, str) else ""
+        if not chosen and named.startswith(f"{own}:"):
+            chosen = named
+        if chosen in ("", own):
+            return ""  # the base model, or none that we know: the engine says so
+        self._store()
+        return chosen.removeprefix(f"{own}:")
 
     async def check_health(self) -> None:
         """Serve's hook. Raises: EngineDead when the engine must be restarted."""
@@ -195,12 +366,29 @@ class LLMServer(metaclass=_Constructed):
         from penstock.serve.openai_api_models import ANSWERS, ErrorResponse  # half a second, for handles only
 
         body = request.model_dump(exclude_unset=True) if isinstance(request, BaseModel) else dict(request)
-        reply = await call(self.engine.app(), path, msgspec.json.encode(body), raw.headers if raw else None)
+        if body.get("model") is None:
+            body["model"] = self._llm_config.model_id  # Anthropic's endpoints want one
+        fields = dict(raw.headers or {}) if raw else {}
+        try:
+            if adapter := self._adapter(body.get("model")):
+                fields |= asking_for(adapter)
+            content_type, content = upload.encode(body) if path in upload.PATHS else _json(body)
+        except BadRequest as error:
+            refusal = ErrorResponse.model_validate_json(form(path).envelope(error))
+            yield [refusal] if body.get("stream") else refusal
+            return
+        if self._listener:
+            kept_here.set(self._listener.address.replica_id)  # a response's id says where it is kept
+        reply = await call(self._app(), path, content, fields, content_type)
         try:
             if "text/event-stream" in reply.headers.get("content-type", ""):
                 interval_ms = self._llm_config.stream_batching_interval_ms
                 async for batch in batched(events(reply.body), interval_ms):
                     yield batch
+            elif "octet-stream" in reply.headers.get("content-type", ""):
+                yield await reply.read()
+            elif "text/plain" in reply.headers.get("content-type", ""):
+                yield (await reply.read()).decode()
             elif reply.status < 400:
                 yield ANSWERS[path].model_validate_json(await reply.read())
             else:
@@ -218,6 +406,8 @@ class LLMServer(metaclass=_Constructed):
         if self._listener:
             await self._listener.drain(_drain_limit_s(self._llm_config))
             await self._listener.close()
+        if self._adapters:
+            await self._adapters.stop()
         await self.engine.stop()
 
     def __del__(self) -> Any:
@@ -245,6 +435,10 @@ def _in_replica() -> bool:
     except Exception:  # Serve raises its own error outside a replica
         return False
     return True
+
+
+def _json(body: Mapping[str, Any]) -> tuple[str, bytes]:
+    return "application/json", msgspec.json.encode(body)
 
 
 def _too_slow(model_id: str, limit_s: float, phase: str) -> EngineStartFailed:

@@ -5,23 +5,26 @@ So it answers exactly as behind an `LLMRouter`: the same errors, ids and limits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from starlette.responses import Response
 
 from penstock.config import GatewayConfig, LLMConfig
+from penstock.door.address import Address
 from penstock.engine import Receive, Scope, Send
-from penstock.serve.address import Address
 from penstock.serve.cards import ModelCard
 from penstock.serve.coalesce import Coalesced
 from penstock.serve.gateway import Gateway
+from penstock.serve.proxied import Proxied
 from penstock.serve.table import Table
 
 
-async def alone(config: LLMConfig, address: Address) -> Gateway:
-    """A gateway for the one replica at `address`."""
+async def alone(config: LLMConfig, address: Address, paths: Sequence[str]) -> Gateway:
+    """A gateway for the one replica at `address`. paths: the server's own."""
     table = Table(address.node_id)
-    card = replace(ModelCard.of(config), routing_policy="power_of_two")  # among one there is no choice
+    # Among one there is no choice.
+    card = replace(ModelCard.of(config, paths=paths), routing_policy="power_of_two")
     gateway = Gateway(GatewayConfig(), [card], table)
     await gateway.start()
     table.set_members(config.model_id, {address.replica_id: address})
@@ -33,7 +36,7 @@ class Through(Response):
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__()
-        self._gateway = Coalesced(gateway)
+        self._gateway = Coalesced(Proxied(gateway))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._gateway(scope, receive, send)

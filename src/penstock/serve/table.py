@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock.serve.address import Address
+from penstock.door.address import Address
+from penstock.door.link import Adapters, Hello, Report
 from penstock.serve.candidates import Candidates
-from penstock.serve.link import Hello, Report
 
 REQUEST_TOKENS = 256
 """What an open request weighs beside prompt tokens that wait: about a hundred more tokens to make, each a
@@ -73,6 +73,7 @@ class Taken:
     replica: Replica
     tokens: int
     report: int
+    adapter: str = ""
 
 
 class Tried:
@@ -140,6 +141,7 @@ class Table:
         for replica_id in [known for known in fleet.members if known not in members]:
             replica = fleet.members.pop(replica_id)
             self._set_state(replica, "gone")
+            fleet.candidates.holders.forget(replica)
             self._left(replica)
         for replica_id, address in members.items():
             if replica_id not in fleet.members:
@@ -153,7 +155,9 @@ class Table:
         """The link is up: first news of a replica, or news again after its link was lost."""
         replica.hellos += 1
         replica.kv_tokens = hello.kv_tokens
-        self._fleets[replica.model_id].max_model_len = hello.max_model_len
+        fleet = self._fleets[replica.model_id]
+        fleet.max_model_len = hello.max_model_len
+        fleet.candidates.holders.hello(replica)
 
     def report(self, replica: Replica, report: Report) -> None:
         """A change or a beat."""
@@ -166,25 +170,33 @@ class Table:
         self._set_state(replica, report.state)
         self._spoke(replica)
 
+    def adapters(self, replica: Replica, adapters: Adapters) -> None:
+        """Another one is loaded, or gone."""
+        self._fleets[replica.model_id].candidates.holders.report(replica, adapters.loaded)
+
     def lost(self, replica: Replica) -> None:
         """Its link ended or fell silent: not picked until the next hello."""
         self._set_state(replica, "lost")
 
     # -- what the gateway does
 
-    def limit(self, model_id: str, requests: int) -> None:
-        """Open requests that one replica of the model may have, over all gateways."""
+    def limit(self, model_id: str, requests: int, adapter_slots: int = 0) -> None:
+        """Open requests that one replica may have, over all gateways, and adapters that it may hold."""
         fleet = self._fleets.setdefault(model_id, _Fleet())
         fleet.limit = requests
+        fleet.candidates.adapter_slots = adapter_slots
         for replica in fleet.members.values():
             self._settle(fleet, replica)
 
-    def take(self, replica: Replica, tokens: int = 0) -> Taken:
+    def take(self, replica: Replica, tokens: int = 0, adapter: str = "") -> Taken:
         """Counts a request that is sent there. tokens: of its prompt, about."""
+        fleet = self._fleets[replica.model_id]
         replica.in_flight += 1
         replica.sent_tokens += tokens
-        self._settle(self._fleets[replica.model_id], replica)
-        return Taken(replica, tokens, replica.reports)
+        self._settle(fleet, replica)
+        if adapter:
+            fleet.candidates.holders.ask(replica, adapter)
+        return Taken(replica, tokens, replica.reports, adapter)
 
     def give_back(self, taken: Taken) -> None:
         """The request has ended there."""
@@ -192,7 +204,10 @@ class Table:
         replica.in_flight -= 1
         if taken.report == replica.reports:
             replica.sent_tokens -= taken.tokens
-        self._settle(self._fleets[replica.model_id], replica)
+        fleet = self._fleets[replica.model_id]
+        self._settle(fleet, replica)
+        if taken.adapter:
+            fleet.candidates.holders.answered(replica, taken.adapter)
 
     def _set_state(self, replica: Replica, state: str) -> None:
         if replica.state == "gone":
@@ -234,6 +249,11 @@ class Table:
         """Replicas in Serve's list, whatever their state."""
         fleet = self._fleets.get(model_id)
         return list(fleet.members.values()) if fleet else ()
+
+    def find(self, replica_id: str) -> Replica | None:
+        """The member of any model with this id."""
+        members = (fleet.members.get(replica_id) for fleet in self._fleets.values())
+        return next((replica for replica in members if replica is not None), None)
 
     def max_model_len(self, model_id: str) -> int | None:
         """The context window that a replica told; None before the first hello. Units: tokens."""

@@ -1,4 +1,7 @@
-"""The one with the least work before it, in tokens: for prompts of very different length."""
+"""The one with the least work before it, in tokens: for prompts of very different length.
+
+Loading an adapter is work, too.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import random
 from operator import attrgetter
 
 from penstock.serve.candidates import Candidates
+from penstock.serve.routing.adapters import AdapterRing
 from penstock.serve.routing.asked import Asked, Pick
 
 _LOOKED_AT = 32
@@ -18,10 +22,15 @@ _load = attrgetter("load_tokens")
 class LeastLoaded:
     """Waiting prompt tokens and open requests, as reported and as sent since. Ties go by chance."""
 
+    def __init__(self) -> None:
+        self._adapters = AdapterRing()
+
     def pick(self, asked: Asked, candidates: Candidates, now: float) -> Pick | None:
         count = len(candidates)
         if not count:
             return None
+        if asked.adapter and (pick := self._adapters.pick(asked.adapter, candidates)):
+            return pick
         start = int(random.random() * count)
         some = candidates[start : start + _LOOKED_AT]
         if len(some) < _LOOKED_AT:

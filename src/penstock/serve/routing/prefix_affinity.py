@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterator, Sequence
 
 from penstock.serve.candidates import Candidates
+from penstock.serve.routing.adapters import AdapterRing
 from penstock.serve.routing.asked import Asked, Pick
 from penstock.serve.routing.balance import share, two
 from penstock.serve.routing.blocks import BYTES_PER_TOKEN, ENDS
@@ -34,11 +35,14 @@ class PrefixAffinity:
     def __init__(self, entries: int = ENTRIES, expiry_s: float = EXPIRY_S) -> None:
         self.memory = Memory(entries, expiry_s)
         self._ring = Ring()
+        self._adapters = AdapterRing()
 
     def pick(self, asked: Asked, candidates: Candidates, now: float) -> Pick | None:
         if not candidates:
             return None
         self.memory.follow(candidates.members)
+        if asked.adapter and (pick := self._pick_for_adapter(asked, candidates)):
+            return pick
         spare = _less_loaded(two(candidates))
         most = share(candidates, spare)
         homes = self._homes(asked, candidates, most) if asked.home else ()
@@ -49,6 +53,15 @@ class PrefixAffinity:
             if cost < least and replica.busy + 1 <= most:
                 best, least = Pick(replica, why, round(tokens)), cost
         return best
+
+    def _pick_for_adapter(self, asked: Asked, candidates: Candidates) -> Pick | None:
+        """None when all that have the adapter are full, and all others over their share."""
+        most = share(candidates)
+        known = self._known(asked.blocks, candidates)
+        saved = {replica: tokens for replica, tokens in known if replica.busy + 1 <= most}
+        weighed = {replica: SAVED * tokens for replica, tokens in saved.items()}
+        pick = self._adapters.pick(asked.adapter, candidates, weighed)
+        return pick and pick._replace(saved_tokens=saved.get(pick.replica, 0))
 
     def sent(self, asked: Asked, replica: Replica, now: float) -> None:
         """Remembers."""

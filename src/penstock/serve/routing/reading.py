@@ -27,11 +27,8 @@ class Reading:
         self._session = "session" in reads
         self._header = card.session_header.encode()
 
-    def asked(
-        self, name: str | None, fields: Fields, headers: Sequence[tuple[bytes, bytes]], size: int
-    ) -> Asked:
-        """name: the model's, as the client wrote it. size: of the body, in bytes."""
-        adapter = name[len(self._card.id) + 1 :] if name else ""
+    def asked(self, adapter: str, fields: Fields, headers: Sequence[tuple[bytes, bytes]], size: int) -> Asked:
+        """size: of the body, in bytes."""
         longest = self._table.max_model_len(self._card.id)
         tokens = size // BYTES_PER_TOKEN
         if longest is not None and tokens > longest:
@@ -62,6 +59,7 @@ def prompt_of(fields: Fields) -> bytes:
         fields.instructions,
         fields.messages,
         fields.prompt,
+        fields.prompt_token_ids,
         fields.input,
     ):
         piece = memoryview(raw)[:left]

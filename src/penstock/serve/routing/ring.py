@@ -49,6 +49,7 @@ class Ring:
     def after(self, key: int, most: int) -> Iterator[Replica]:
         """Up to `most` different replicas, from the key's own on."""
         start, seen = bisect_right(self._points, key % _SPACE), set[Replica]()
+        most = min(most, len(self._members))
         for i in range(len(self._points)):
             replica = self._owners[self._points[(start + i) % len(self._points)]]
             if replica not in seen:

@@ -1,6 +1,7 @@
 """Ask an ASGI app without a socket: what handle methods and HTTP clients reach is the same app.
 
-Used by `serve.server`. It knows ASGI only: no engine, no OpenAI types beyond the end of an SSE event.
+Used by `serve.server` and `data`. It knows ASGI only: no engine, no OpenAI types beyond
+the end of an SSE event.
 """
 
 from __future__ import annotations
@@ -71,12 +72,18 @@ class Answer:
         return b"".join([piece async for piece in self.body])
 
 
-async def call(app: ASGIApp, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Answer:
+async def call(
+    app: ASGIApp,
+    path: str,
+    body: bytes,
+    headers: Mapping[str, str] | None = None,
+    content_type: str = "application/json",
+) -> Answer:
     """POSTs `body` to `path` of `app`.
 
     Raises: what the app raises before its first byte.
     """
-    reply = Body(app, _scope(path, len(body), headers or {}), body)
+    reply = Body(app, _scope(path, len(body), headers or {}, content_type), body)
     try:
         start = await reply.message()
     except BaseException:
@@ -88,8 +95,8 @@ async def call(app: ASGIApp, path: str, body: bytes, headers: Mapping[str, str] 
     return Answer(start["status"], names, reply)
 
 
-def _scope(path: str, length: int, headers: Mapping[str, str]) -> Scope:
-    fixed = {"content-type": "application/json", "content-length": str(length), "host": "replica"}
+def _scope(path: str, length: int, headers: Mapping[str, str], content_type: str) -> Scope:
+    fixed = {"content-type": content_type, "content-length": str(length), "host": "replica"}
     merged = {name.lower(): value for name, value in headers.items()} | fixed
     return {
         "type": "http",

@@ -18,7 +18,7 @@ from typing import cast
 
 import httptools
 
-from penstock.serve.address import Address
+from penstock.door.address import Address
 
 _HIGH_WATER_BYTES = 64 * 1024  # unread; above it the socket is not read, so a slow client costs no memory
 _CONNECT_S = 3.0
@@ -77,7 +77,7 @@ class Connection(asyncio.Protocol):
 
     # -- for the relay
 
-    def request(self, head: bytes, body: bytes = b"") -> None:
+    def request(self, head: bytes, body: bytes | bytearray = b"") -> None:
         """Sends a request; the one before it must have finished."""
         assert self._transport is not None
         self._headers, self._head = [], None

@@ -1,7 +1,8 @@
-"""The link: one long answer from a replica to each gateway, in which it says how it is. Its end means death.
+"""The link: one long answer from a replica to whoever asks it, in which it says how it is. Its end is death.
 
-What crosses it, as lines of JSON: a `Hello`, then a `Report` for each change and at least once a second. The
-replica's side is in `guard`; here are the words, and the gateway's side that listens.
+What crosses it, as lines of JSON: a `Hello`, then a `Report` for each change and at least once a second, and
+`Adapters` when one was loaded or evicted. The replica's side is in `serve.guard`; here are the words, which
+gateways and batch share, and the side that listens.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from typing import Literal
 
 import msgspec
 
-from penstock.serve.connection import Connection
+from penstock.door.connection import Connection
 
 PATH = "/_penstock/link"
+ADAPTERS_PATH = "/_penstock/adapters"  # GET: names of the adapters that a request may name, as a JSON list
 BEAT_S = 1.0  # a report at least this often
 COALESCE_S = 0.1  # and at most this often, unless the state changes
 SILENCE_S = 5.0  # without a line for so long, the link counts as lost
@@ -22,6 +24,7 @@ SILENCE_S = 5.0  # without a line for so long, the link counts as lost
 # Headers between gateway and replica. Clients can neither send nor see any x-penstock- header.
 SECRET = b"x-penstock-secret"
 GATEWAY = b"x-penstock-gateway"
+ADAPTER = b"x-penstock-adapter"  # on a request: the adapter's name, URL-quoted; absent for the base model
 RETRY = b"x-penstock-retry"  # on an answer: another replica may take the request, which was ...
 UNTOUCHED = b"untouched"  # refused at the door, or
 INTERRUPTED = b"interrupted"  # being worked on when the engine died
@@ -53,18 +56,24 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
     elsewhere: int = 0
 
 
+class Adapters(msgspec.Struct, frozen=True, tag="adapters"):
+    """All adapters that are loaded. Said after the hello, by replicas that take some, and at each change."""
+
+    loaded: tuple[str, ...] = ()
+
+
+Word = Hello | Report | Adapters
+
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Hello | Report).decode
+_decode = msgspec.json.Decoder(Word).decode
 
 
-def line(word: Hello | Report) -> bytes:
+def line(word: Word) -> bytes:
     """One line of the link."""
     return _encode(word) + b"\n"
 
 
-async def listen(
-    connection: Connection, secret: str, gateway_id: str, said: Callable[[Hello | Report], None]
-) -> None:
+async def listen(connection: Connection, secret: str, gateway_id: str, said: Callable[[Word], None]) -> None:
     """Calls `said` for every line, until the link ends; it always ends by raising.
 
     Raises: ConnectionError at its end, TimeoutError after silence, msgspec.DecodeError on nonsense.

@@ -1,0 +1,11 @@
+"""Adapters of one replica: where they come from, which of them the engine holds, and which a request uses.
+
+`source` fetches them, `store` keeps as many as fit, `layer` stands before the engine's app. They are asked
+for by name; the engine knows each version of one by a name of its own.
+"""
+
+from penstock.layers.adapters.layer import Layer, asking_for
+from penstock.layers.adapters.source import AdapterDownloader, Source
+from penstock.layers.adapters.store import Store
+
+__all__ = ["AdapterDownloader", "Layer", "Source", "Store", "asking_for"]

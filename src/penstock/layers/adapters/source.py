@@ -1,0 +1,159 @@
+"""Where a model's adapters come from: the names that there are, and each one's files on this node."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import logging
+import re
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from penstock import sources
+from penstock.config import LLMConfig
+from penstock.config.parts import ADAPTER_NAME
+from penstock.errors import DownloadFailed, Error, ModelNotFound, SourceNotFound
+
+log = logging.getLogger(__name__)
+
+_NAMED = 20  # adapters named in an error
+_NAMES_KEPT_S, _NAMES_WAIT_S = 5.0, 3.0  # for an error: whoever asks for nonsense lists nothing each time
+_FETCHES, _LOOKS = 16, 8
+"""Threads. Of their own: downloads that hang must not hold up what else runs in the loop's threads."""
+
+
+class Downloader(Protocol):
+    """What `LLMServer(model_downloader=...)` names: a class of this shape."""
+
+    def __init__(self, *, download_timeout_s: float | None, max_tries: int) -> None: ...
+
+    def load_model_from_config(self, lora_model_id: str, llm_config: LLMConfig) -> Any:
+        """The folder on this node that holds adapter `MODEL_ID:NAME`, or an object with it as `local_path`.
+
+        May block, or be a coroutine function. A method `stamp` of the same arguments, if there is one, gives
+        a text that changes with the adapter; without it nothing is refreshed.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """An adapter on this node, and what changes when its source does."""
+
+    local_path: Path
+    stamp: str
+
+
+class AdapterDownloader:
+    """The usual one: by the sources that `lora_config` names."""
+
+    def __init__(self, *, download_timeout_s: float | None = None, max_tries: int = 3) -> None:
+        self._timeout_s = download_timeout_s
+        self._tries = max_tries
+
+    def load_model_from_config(self, lora_model_id: str, llm_config: LLMConfig) -> Any:
+        """Gives a `Brought`. Raises: SourceNotFound, DownloadFailed."""
+        source = _source(lora_model_id, llm_config)
+        return Brought(*sources.fetch_stamped(source, timeout_s=self._timeout_s, tries=self._tries))
+
+    def stamp(self, lora_model_id: str, llm_config: LLMConfig) -> str:
+        """Changes when any file of the adapter does. Raises: SourceNotFound, DownloadFailed."""
+        return sources.stamp(_source(lora_model_id, llm_config))
+
+
+class Source:
+    """The adapters of one model."""
+
+    def __init__(self, config: LLMConfig, downloader: type[Downloader] | None = None) -> None:
+        """config: one with a `lora_config`."""
+        assert config.lora_config is not None
+        self._config = config
+        self._lora = config.lora_config
+        self._downloader = (downloader or AdapterDownloader)(
+            download_timeout_s=self._lora.download_timeout_s, max_tries=self._lora.max_download_tries
+        )
+        self._stamp = getattr(self._downloader, "stamp", None)
+        self._fetching = ThreadPoolExecutor(_FETCHES, "adapter-fetch")
+        self._looking = ThreadPoolExecutor(_LOOKS, "adapter-look")
+        self._listing = asyncio.Lock()
+        self._listed: tuple[float, list[str]] = (0.0, [])
+
+    async def fetch(self, name: str) -> tuple[Path, str | None]:
+        """Its folder and its stamp. Raises: ModelNotFound with the names that there are, DownloadFailed."""
+        own = type(self._downloader).load_model_from_config is not AdapterDownloader.load_model_from_config
+        before = await self.stamp(name) if own else None
+        found = await self._ask(self._fetching, self._downloader.load_model_from_config, name)
+        return Path(getattr(found, "local_path", found)), getattr(found, "stamp", before)
+
+    async def stamp(self, name: str) -> str | None:
+        """Changes with its files; None when that cannot be known. Raises: ModelNotFound, DownloadFailed."""
+        return None if self._stamp is None else await self._ask(self._looking, self._stamp, name)
+
+    async def names(self) -> list[str]:
+        """All that there are, sorted. Raises: SourceNotFound, DownloadFailed."""
+        found = set(self._lora.adapters)
+        if self._lora.dynamic_lora_loading_path is not None:
+            children = functools.partial(sources.children, self._lora.dynamic_lora_loading_path)
+            found |= set(await _in(self._looking, children))
+        return sorted(name for name in found if re.fullmatch(ADAPTER_NAME, name))
+
+    def close(self) -> None:
+        """Waits for no download."""
+        for threads in (self._fetching, self._looking):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _ask(self, threads: ThreadPoolExecutor, method: Any, name: str) -> Any:
+        """What a downloader's method gives; its errors in our words."""
+        if not re.fullmatch(ADAPTER_NAME, name):
+            raise await self._not_found(name)
+        arguments = {"lora_model_id": f"{self._config.model_id}:{name}", "llm_config": self._config}
+        try:
+            answer = await _in(threads, functools.partial(method, **arguments))
+            return await answer if inspect.isawaitable(answer) else answer
+        except SourceNotFound as error:
+            raise await self._not_found(name) from error
+        except Error:
+            raise
+        except Exception as error:
+            why = f"the downloader failed with {type(error).__name__}, see the log"
+            raise DownloadFailed(f"The adapter '{name}' could not be fetched: {why}.") from error
+
+    async def _not_found(self, name: str) -> ModelNotFound:
+        base = f"Model '{self._config.model_id}' has no adapter '{name[:200]}'"
+        try:
+            names = await self._known()
+        except (Error, TimeoutError) as error:
+            log.warning("The adapters of %s cannot be listed: %s", self._config.model_id, error)
+            return ModelNotFound(f"{base}; its adapters cannot be listed now.", param="model")
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        known = ", ".join(f"'{one}'" for one in names[:_NAMED]) or "none"
+        return ModelNotFound(f"{base}. There are: {known}{more}.", param="model")
+
+    async def _known(self) -> list[str]:
+        """Names, as they were a few seconds ago at most. Raises: as `names`; TimeoutError."""
+        async with asyncio.timeout(_NAMES_WAIT_S), self._listing:
+            if time.monotonic() >= self._listed[0]:
+                names = await self.names()
+                self._listed = time.monotonic() + _NAMES_KEPT_S, names
+            return self._listed[1]
+
+
+async def _in(threads: ThreadPoolExecutor, call: Callable[[], Any]) -> Any:
+    """What `call` gives in a thread, with the context of who asks."""
+    context = contextvars.copy_context()
+    return await asyncio.get_running_loop().run_in_executor(threads, context.run, call)
+
+
+def _source(lora_model_id: str, config: LLMConfig) -> str:
+    lora, name = config.lora_config, lora_model_id.removeprefix(f"{config.model_id}:")
+    if lora is not None and name in lora.adapters:
+        return lora.adapters[name]
+    if lora is None or lora.dynamic_lora_loading_path is None:
+        raise SourceNotFound(f"No source is configured for the adapter '{name}'.")
+    return f"{lora.dynamic_lora_loading_path.rstrip('/')}/{name}"

@@ -1,0 +1,330 @@
+"""The adapters that a replica's engine holds: loaded when asked for, refreshed, evicted when room is needed.
+
+A request holds the version that it uses: that one stays in the engine until the last such request has ended,
+whatever happens to its name meanwhile. Everything runs on one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.config.parts import LoraConfig
+from penstock.engine import Engine
+from penstock.errors import AdapterBroken, BadRequest, Error, ModelNotFound, Overloaded
+from penstock.layers.adapters.source import Source
+
+log = logging.getLogger(__name__)
+
+_FAILURE_KEPT_S = 5.0  # an adapter that failed is not tried again before
+_ROOM_WAIT_S = 30.0  # for a place, while requests use all of them
+_PATIENCE_S = 1.0  # then one that is always in use has to go with the requests that it has
+_RETRY_AFTER_S = 5.0
+
+
+@dataclass(eq=False, slots=True)
+class Version:
+    """An adapter as it was at one time. users: requests that hold it, or wait for it.
+
+    placed: a place in the engine is taken for it.
+    """
+
+    name: str
+    key: str
+    users: int = 0
+    loading: asyncio.Task[None] | None = None
+    placed: bool = False
+    in_engine: bool = False
+    stamp: str | None = None
+    refused: str | None = None  # stamp of a newer one that is broken
+
+
+class Store:
+    """At most `max_num_adapters_per_replica` in the engine, and one more while it replaces another."""
+
+    def __init__(
+        self, engine: Engine, source: Source, config: LoraConfig, changed: Callable[[], None] | None = None
+    ) -> None:
+        """changed: called when an adapter has been loaded or evicted."""
+        self._engine = engine
+        self._source = source
+        self._config = config
+        self._limit = config.max_num_adapters_per_replica
+        self._changed = changed or (lambda: None)
+        self._current: OrderedDict[str, Version] = OrderedDict()
+        """What a request that comes now gets; first the one that was asked for longest ago."""
+        self._pinned: set[str] = set(config.pinned)
+        self._failures: dict[str, tuple[float, Error]] = {}
+        self._refreshing: set[str] = set()
+        self._numbers = itertools.count(1)
+        self._places = 0  # taken in the engine
+        self._turn = asyncio.Lock()  # of those who want one
+        self._wanted = False  # by somebody who waits for it
+        self._freed = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Loads what is pinned; from now on all are kept fresh. Raises: what loading raises."""
+        await asyncio.gather(*map(self.load_adapter, self._config.pinned))
+        if self._config.refresh_interval_s is not None:
+            self._spawn(self._keep_fresh(self._config.refresh_interval_s))
+
+    async def stop(self) -> None:
+        """Ends what is under way. The engine keeps what it has."""
+        tasks = set(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self._source.close()
+
+    # -- what requests do
+
+    @asynccontextmanager
+    async def use(self, name: str) -> AsyncGenerator[str]:
+        """The engine's name of an adapter, which is loaded as long as this lasts.
+
+        Raises: ModelNotFound, AdapterBroken, DownloadFailed, Overloaded when all places stay in use.
+        """
+        version = self._current.get(name) or self._begin(name)
+        self._current.move_to_end(name)
+        version.users += 1
+        try:
+            if version.loading is not None:
+                await asyncio.shield(version.loading)
+            yield version.key
+        finally:
+            version.users -= 1
+            self._left(version)
+            self._give_up(version)
+
+    def has(self, name: str) -> bool:
+        """Whether `use` will not have to wait."""
+        version = self._current.get(name)
+        return version is not None and version.in_engine
+
+    # -- what operators do
+
+    async def load_adapter(self, name: str, pin: bool = False) -> None:
+        """Loads it, and with `pin` keeps it from being evicted.
+
+        Raises: as `use`; BadRequest for a pin too many.
+        """
+        if pin and len(self._pinned | {name}) > self._limit:
+            raise BadRequest(f"All {self._limit} places for adapters are pinned; unload one of them first.")
+        async with self.use(name):
+            if pin:
+                self._pinned.add(name)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unpins it and takes it out: requests that use it are finished first, later ones load it again."""
+        self._pinned.discard(name)
+        if version := self._current.get(name):
+            self._retire(version)
+
+    def loaded(self) -> tuple[str, ...]:
+        """Names of those in the engine, sorted."""
+        return tuple(sorted(name for name, version in self._current.items() if version.in_engine))
+
+    async def listed(self) -> list[str]:
+        """Names of all that a request may name, sorted. Raises: SourceNotFound, DownloadFailed."""
+        return await self._source.names()
+
+    # -- loading
+
+    def _begin(self, name: str) -> Version:
+        until, failure = self._failures.get(name, (0.0, Error()))
+        if time.monotonic() < until:
+            raise type(failure)(str(failure), **failure.facts)
+        version = self._current[name] = self._version(name)
+        version.loading = self._spawn(self._load(version))
+        return version
+
+    def _version(self, name: str) -> Version:
+        return Version(name, f"{name}@{next(self._numbers)}")
+
+    async def _load(self, version: Version) -> None:
+        try:
+            await self._bring(version, self._room)
+        except BaseException as error:
+            self._forget(version)
+            if isinstance(error, Error) and not isinstance(error, Overloaded):
+                self._remember(version.name, error)
+            raise
+        version.loading = None
+        self._left(version)  # all who wanted it may have gone
+
+    async def _bring(self, version: Version, take_place: Callable[[Version], Awaitable[None]]) -> None:
+        """Fetches it, takes a place, and loads it there."""
+        began = time.monotonic()
+        path, version.stamp = await self._source.fetch(version.name)
+        fetched = time.monotonic()
+        await take_place(version)
+        version.placed = True
+        placed = time.monotonic()
+        try:
+            await self._engine.load_adapter(version.key, path)
+        except BaseException:
+            self._give_back()
+            raise
+        version.in_engine = True
+        spent = fetched - began, placed - fetched, time.monotonic() - placed
+        log.info(
+            "Loaded adapter %s: %.3f s to fetch, %.3f s for a place, %.3f s to load.", version.key, *spent
+        )
+        self._changed()
+
+    def _give_up(self, version: Version) -> None:
+        """Nobody waits for it any more: it need not push another one out. What is fetched stays fetched."""
+        if version.loading is not None and not (version.users or version.placed):
+            version.loading.cancel()
+            self._forget(version)
+
+    def _remember(self, name: str, error: Error) -> None:
+        now = time.monotonic()
+        self._failures = {one: failure for one, failure in self._failures.items() if failure[0] > now}
+        self._failures[name] = now + _FAILURE_KEPT_S, error
+
+    # -- room
+
+    async def _room(self, version: Version) -> None:
+        """Takes a place, in the order of asking. Raises: Overloaded."""
+        if version.name not in self._pinned and len(self._pinned) >= self._limit:
+            raise Overloaded(
+                f"All {self._limit} places for adapters are pinned; '{version.name}' finds none."
+            )
+        try:
+            async with asyncio.timeout(_ROOM_WAIT_S), self._turn:
+                while not await self._take(self._limit):
+                    await self._wait_for_place()
+        except TimeoutError:
+            raise Overloaded(
+                f"All {self._limit} places for adapters are in use; try again, or raise "
+                "lora_config.max_num_adapters_per_replica.",
+                retry_after_s=_RETRY_AFTER_S,
+            ) from None
+
+    async def _spare_room(self, version: Version) -> None:
+        """The same for a version that replaces another: of one place more, and out of turn."""
+        while not await self._take(self._limit + 1):
+            self._freed.clear()
+            await self._freed.wait()
+
+    async def _take(self, limit: int) -> bool:
+        """Takes a place if there is one, or if one can be made by unloading what nobody uses."""
+        while self._places >= limit:
+            idle = next((version for version in self._evictable() if not version.users), None)
+            if idle is None:
+                return False
+            self._forget(idle)
+            await asyncio.shield(self._drop(idle))  # its place is given back, whoever gives up
+        self._places += 1
+        return True
+
+    async def _wait_for_place(self) -> None:
+        """After a while one that is always in use has to go, as soon as its requests have ended."""
+        self._freed.clear()
+        self._wanted = True
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                await self._freed.wait()
+        except TimeoutError:
+            for version in self._evictable()[:1]:
+                self._retire(version)
+        finally:
+            self._wanted = False
+
+    def _evictable(self) -> list[Version]:
+        """In the order in which they should go."""
+        return [one for one in self._current.values() if one.in_engine and one.name not in self._pinned]
+
+    def _left(self, version: Version) -> None:
+        """Who used it, or loaded it, has gone: the last one takes it out if it is not to stay."""
+        if version.users or not version.in_engine:
+            return
+        if self._wanted and version.name not in self._pinned:
+            self._forget(version)
+        if self._current.get(version.name) is not version:
+            self._drop(version)
+
+    def _retire(self, version: Version) -> None:
+        """No request that comes from now on gets it."""
+        self._forget(version)
+        self._left(version)
+
+    def _forget(self, version: Version) -> None:
+        if self._current.get(version.name) is version:
+            del self._current[version.name]
+
+    def _drop(self, version: Version) -> asyncio.Task[None]:
+        version.in_engine = False
+        return self._spawn(self._unload(version))
+
+    async def _unload(self, version: Version) -> None:
+        try:
+            await self._engine.unload_adapter(version.key)
+        except Error as error:
+            log.warning("Adapter %s could not be unloaded: %s", version.key, error)
+        self._give_back()
+        self._changed()
+
+    def _give_back(self) -> None:
+        self._places -= 1
+        self._freed.set()
+
+    # -- refreshing
+
+    async def _keep_fresh(self, interval_s: float) -> None:
+        while True:
+            await asyncio.sleep(interval_s)
+            for version in self._current.values():
+                if version.in_engine and version.name not in self._refreshing:
+                    self._spawn(self._refresh(version))
+
+    async def _refresh(self, version: Version) -> None:
+        """Replaces it if its source has changed; what cannot be loaded replaces nothing."""
+        self._refreshing.add(version.name)
+        try:
+            stamp = await self._source.stamp(version.name)
+            if stamp in (version.stamp, version.refused):
+                return
+            version.refused = stamp
+            newer = self._version(version.name)
+            await self._bring(newer, self._spare_room)
+        except ModelNotFound as error:
+            log.info("Adapter %s has left its source: %s", version.key, error)
+            self._retire(version)
+        except AdapterBroken as error:
+            log.warning("Adapter %s stays, for the newer one is broken: %s", version.key, error)
+        except Error as error:
+            version.refused = None  # the next time may be better
+            log.warning("Adapter %s may have changed, which cannot be seen: %s", version.key, error)
+        else:
+            self._replace(version, newer)
+        finally:
+            self._refreshing.discard(version.name)
+
+    def _replace(self, older: Version, newer: Version) -> None:
+        """Unless the older one has had to go meanwhile: then so has the newer."""
+        if self._current.get(newer.name) is older:
+            self._current[newer.name] = newer
+        self._left(older)
+        self._left(newer)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) and not isinstance(error, Error):
+            log.error("Work on adapters failed.", exc_info=error)

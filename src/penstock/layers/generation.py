@@ -1,0 +1,188 @@
+"""`POST /v1/generate`: the engine's own `generate` over HTTP, token ids or text in, token ids and text out.
+
+A layer before the engine's app that knows no engine: sampling parameters pass untouched, and what an engine
+adds becomes an event by one encoding. Pictures, videos and sounds go by chats, or by handle.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+
+from penstock.engine import ASGIApp, Delta, Engine, Logprob, Prompt, Receive, Scope, Send, prepared
+from penstock.errors import BadRequest, Error
+from penstock.layers import exchange
+from penstock.openai.errors import CONTENT_TYPE, error_event
+
+log = logging.getLogger(__name__)
+
+PATH = "/v1/generate"
+
+_DONE = b"data: [DONE]\n\n"
+_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8")]
+_FIELD = re.compile(r"`\$\.([^`]+)`|field `([^`]+)`")
+
+
+class Asked(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of a request. sampling_params: by the engine's own names, with the engine's own defaults.
+
+    prompt_cache_key, user: for routing, as elsewhere.
+    """
+
+    model: str | None = None
+    prompt: str | None = None
+    prompt_token_ids: list[int] | None = None
+    cache_salt: str | None = None
+    sampling_params: dict[str, Any] = {}
+    stream: bool = False
+    prompt_cache_key: str | None = None
+    user: str | None = None
+
+    def engine_prompt(self) -> Prompt:
+        """Raises: BadRequest when it is not one of the two."""
+        if (self.prompt is None) == (self.prompt_token_ids is None):
+            raise BadRequest(f"{PATH} wants either `prompt`, a text, or `prompt_token_ids`.", param="prompt")
+        given: dict[str, Any] = {"cache_salt": self.cache_salt} if self.cache_salt else {}
+        if self.prompt is not None:
+            return {"prompt": self.prompt} | given
+        return {"prompt_token_ids": self.prompt_token_ids} | given
+
+
+class Output(msgspec.Struct):
+    """One output, or what a step added to it. logprobs: for each token itself, then the likeliest others."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None
+    logprobs: list[tuple[Logprob, ...]] | None = None
+
+
+class Usage(msgspec.Struct):
+    """Counts of tokens; cached ones are part of the prompt."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+    cached_tokens: int = 0
+
+    def add(self, delta: Delta) -> None:
+        self.prompt_tokens, self.cached_tokens = delta.prompt_tokens, delta.cached_tokens
+        self.completion_tokens += len(delta.token_ids)
+        self.total_tokens = self.prompt_tokens + self.completion_tokens
+
+
+class Answer(msgspec.Struct):
+    """A whole answer; at a stream's end one without outputs."""
+
+    id: str
+    outputs: list[Output]
+    usage: Usage
+
+
+_decode = msgspec.json.Decoder(Asked).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class Generation:
+    """ASGI before `app`."""
+
+    def __init__(self, app: ASGIApp, engine: Engine) -> None:
+        self._app = app
+        self._engine = engine
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] != PATH or scope["method"] != "POST":
+            return await self._app(scope, receive, send)
+        try:
+            body = await exchange.read(receive)
+            return await exchange.while_connected(receive, self._answer(scope, body, send))
+        except exchange.ClientGone:
+            return None
+        except Error as error:
+            return await exchange.refuse(send, error, PATH)
+
+    async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
+        """Raises: Error, before the first byte only."""
+        asked = _read(body)
+        ours = prepared.get()
+        prompt = asked.engine_prompt() if ours is None else ours.take()
+        answer = Answer(_id(scope), [], Usage())
+        deltas = self._engine.generate(prompt, asked.sampling_params, request_id=answer.id)
+        async with aclosing(deltas):
+            if asked.stream:
+                await _stream(answer, deltas, send)
+            else:
+                await _gather(answer, deltas, send)
+
+
+async def _gather(answer: Answer, deltas: AsyncGenerator[Delta, None], send: Send) -> None:
+    outputs: dict[int, Output] = {}
+    async for delta in deltas:
+        answer.usage.add(delta)
+        output = outputs.setdefault(delta.index, Output(delta.index, "", [], None))
+        output.text += delta.text
+        output.token_ids += delta.token_ids
+        output.finish_reason = delta.finish_reason
+        if delta.logprobs is not None:
+            output.logprobs = output.logprobs or []
+            output.logprobs += delta.logprobs
+    answer.outputs = [outputs[index] for index in sorted(outputs)]
+    body = _encode(answer)
+    fields = [(b"content-type", CONTENT_TYPE), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": fields})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _stream(answer: Answer, deltas: AsyncGenerator[Delta, None], send: Send) -> None:
+    """An event for each delta, then one with the counts; an error after the first is the last of them."""
+    begun = False
+    try:
+        async for delta in deltas:
+            if not begun:
+                await send({"type": "http.response.start", "status": 200, "headers": _STREAM})
+                begun = True
+            answer.usage.add(delta)
+            await _piece(send, b"data: " + _encode(_output(delta)) + b"\n\n")
+    except Error as error:
+        if not begun:
+            raise
+        log.warning("request %s failed in its stream: %s", answer.id, error)
+        return await _piece(send, error_event(error), more=False)
+    return await _piece(send, b"data: " + _encode(answer) + b"\n\n" + _DONE, more=False)
+
+
+def _output(delta: Delta) -> Output:
+    logprobs = None if delta.logprobs is None else list(delta.logprobs)
+    return Output(delta.index, delta.text, list(delta.token_ids), delta.finish_reason, logprobs)
+
+
+async def _piece(send: Send, piece: bytes, more: bool = True) -> None:
+    await send({"type": "http.response.body", "body": piece, "more_body": more})
+
+
+def _read(body: bytes) -> Asked:
+    """Raises: BadRequest that names the field at fault."""
+    try:
+        asked = _decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        match = _FIELD.search(str(error))
+        facts = {"param": match[1] or match[2]} if match else {}
+        raise BadRequest(f"The request cannot be read: {error}.", **facts) from error
+    if "prompt_logprobs" in asked.sampling_params:
+        raise BadRequest(
+            f"{PATH} gives no prompt_logprobs; /v1/completions does.", param="sampling_params.prompt_logprobs"
+        )
+    return asked
+
+
+def _id(scope: Scope) -> str:
+    """From the request's own id, which the gateway has set."""
+    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    return f"gen-{given.decode('latin-1')}" if given else f"gen-{uuid.uuid4().hex}"

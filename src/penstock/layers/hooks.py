@@ -1,0 +1,25 @@
+"""How a replica asks the user's hooks, and what it tells them of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from penstock.engine import Scope
+from penstock.hook import Context
+
+if TYPE_CHECKING:
+    from penstock.config import LLMConfig
+
+Asked = Callable[[Any, Context], Awaitable[Any]]
+"""A hook, wherever it runs."""
+
+_KEY = "penstock.context"
+
+
+def context_of(scope: Scope, config: LLMConfig) -> Context:
+    """One for a request, however many layers ask for it."""
+    if _KEY not in scope:
+        fields = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        scope[_KEY] = Context(config, scope["path"], fields.get("x-request-id", ""), fields)
+    return scope[_KEY]

@@ -1,0 +1,140 @@
+"""The layer in which the user's postprocessor stands behind the engine's app; only models with one have it.
+
+It sees a finished answer as a dict, and of a stream each event's. Its streams leave the fast lane: every
+event is parsed and written anew, which costs some ten microseconds and what the user's code takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from penstock.engine import ASGIApp, Message, Receive, Scope, Send, shortcut
+from penstock.errors import Error
+from penstock.hook import Context, Hook
+from penstock.layers import exchange
+from penstock.layers.hooks import context_of
+from penstock.layers.preprocessing import PATHS
+from penstock.openai.errors import form
+
+if TYPE_CHECKING:
+    from penstock.config import LLMConfig
+
+_STREAM, _JSON = b"text/event-stream", b"application/json"
+_DATA = b"data: "
+_ERRORS = (b'data: {"error"', b"event: error")
+_KEPT = "/v1/responses/resp_"
+"""An answer that is asked for again is the engine's own again."""
+
+
+class Postprocessing:
+    """ASGI around `app`."""
+
+    def __init__(self, app: ASGIApp, hook: Hook, config: LLMConfig) -> None:
+        self._app = app
+        self._hook = hook
+        self._config = config
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not _is_answer(scope):
+            return await self._app(scope, receive, send)
+        shortcut.set(None)  # else pieces of a stream would pass by
+        answer = _Answer(send, self._hook, context_of(scope, self._config))
+        running = asyncio.ensure_future(self._app(scope, receive, answer.send))
+        try:
+            await asyncio.wait({running, answer.failed}, return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                running.result()
+        finally:
+            running.cancel()
+            await asyncio.wait({running})
+        return None
+
+
+class _Answer:
+    """One answer on its way through the hook. failed: done when the hook broke a stream off."""
+
+    def __init__(self, send: Send, hook: Hook, context: Context) -> None:
+        self._send = send
+        self._hook = hook
+        self._context = context
+        self._start: Message | None = None
+        self._held: list[bytes] = []
+        self._take = self._begin
+        self.failed = asyncio.get_running_loop().create_future()
+
+    async def send(self, message: Message) -> None:
+        """For the engine's app."""
+        await self._take(message)
+
+    async def _begin(self, message: Message) -> None:
+        kind = dict(message["headers"]).get(b"content-type", b"")
+        if message["status"] >= 400 or not kind.startswith((_STREAM, _JSON)):
+            self._take = self._send
+        elif kind.startswith(_STREAM):
+            self._take = self._events
+        else:
+            self._start, self._take = message, self._whole
+            return
+        await self._send(message)
+
+    async def _whole(self, message: Message) -> None:
+        self._held.append(message.get("body", b""))
+        if message.get("more_body"):
+            return
+        assert self._start is not None
+        try:
+            given = await self._hook(msgspec.json.decode(b"".join(self._held)), self._context)
+            body = msgspec.json.encode(_answer(given))
+        except Exception as error:
+            await exchange.refuse(self._send, self._hook.fault(error, self._context), self._context.path)
+            return
+        kept = [field for field in self._start["headers"] if field[0].lower() != b"content-length"]
+        headers = [*kept, (b"content-length", b"%d" % len(body))]
+        await self._send({**self._start, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def _events(self, message: Message) -> None:
+        *whole, rest = b"".join([*self._held, message.get("body", b"")]).split(b"\n\n")
+        last = not message.get("more_body")
+        self._held = [] if last else [rest]
+        try:
+            made = [await self._event(event) for event in whole]
+        except Exception as error:
+            await self._break_off(self._hook.fault(error, self._context))
+            return
+        body = b"".join(made) + (rest if last else b"")
+        if body or last:
+            await self._send({"type": "http.response.body", "body": body, "more_body": not last})
+
+    async def _event(self, event: bytes) -> bytes:
+        """One event anew; nothing where the hook gives None. Errors and `[DONE]` stay as they are."""
+        head, found, data = event.partition(_DATA)
+        if not found or not data.startswith(b"{") or event.startswith(_ERRORS):
+            return event + b"\n\n"
+        given: Any = self._hook.now(msgspec.json.decode(data), self._context)
+        if inspect.isawaitable(given):
+            given = await given
+        return b"" if given is None else head + _DATA + msgspec.json.encode(_answer(given)) + b"\n\n"
+
+    async def _break_off(self, error: Error) -> None:
+        """The stream's last event; the engine's app is ended."""
+        await self._send({"type": "http.response.body", "body": form(self._context.path).event(error)})
+        self.failed.set_result(None)
+        await asyncio.Event().wait()  # for the end of this task
+
+
+def _is_answer(scope: Scope) -> bool:
+    path: str = scope["path"]
+    return (scope["method"] == "POST" and path in PATHS) or path.startswith(_KEPT)
+
+
+def _answer(given: Any) -> Mapping[str, Any]:
+    if isinstance(given, Mapping):
+        return cast("Mapping[str, Any]", given)
+    what = "nothing" if given is None else f"a {type(given).__name__}"
+    raise TypeError(f"The postprocessor returned {what}; an answer is a dict.")

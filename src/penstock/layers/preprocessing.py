@@ -1,0 +1,137 @@
+"""The layer in which the user's preprocessor stands before the engine's app; only models with one have it.
+
+An edited request goes on in the place of the client's. A prompt for the engine goes on beside it, as the very
+objects that the user made (`engine.prepared`), and the request then holds a sign where its input was.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from penstock.engine import ASGIApp, Prepared, Prompt, Receive, Scope, Send, prepared
+from penstock.errors import BadRequest, Error, OwnCodeFailed
+from penstock.hook import Context, Meant, meant
+from penstock.layers import exchange, generation
+from penstock.layers.hooks import Asked, context_of
+
+if TYPE_CHECKING:
+    from penstock.config import LLMConfig
+
+log = logging.getLogger(__name__)
+
+GENERATING: Mapping[str, str] = {
+    "/v1/chat/completions": "messages",
+    "/v1/completions": "prompt",
+    "/v1/responses": "input",
+    "/v1/messages": "messages",
+    "/v1/messages/count_tokens": "messages",
+    generation.PATH: "prompt",
+}
+"""Paths where an engine prompt may stand in for the request's own input, and the field that holds that."""
+
+EDITING = (
+    "/v1/chat/completions/batch",
+    "/cohere/v2/chat",
+    "/inference/v1/generate",
+    "/generative_scoring",
+    "/v1/systemone",
+    "/v1/embeddings",
+    "/v2/embed",
+    "/pooling",
+    "/classify",
+    "/v1/score",
+    "/score",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/rerank",
+)
+"""Paths where a request can be edited, but the engine makes the prompt."""
+
+PATHS = frozenset({*GENERATING, *EDITING})
+
+_OWN_NAMES: Mapping[str, Mapping[str, str]] = {
+    "/v1/responses": {"max_tokens": "max_output_tokens"},
+    "/v1/messages": {"stop": "stop_sequences"},
+}
+"""Where an endpoint calls a sampling parameter otherwise than chat completions do."""
+
+
+class Preprocessing:
+    """ASGI before `app`."""
+
+    def __init__(self, app: ASGIApp, ask: Asked, config: LLMConfig) -> None:
+        self._app = app
+        self._ask = ask
+        self._config = config
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] not in PATHS or scope["method"] != "POST":
+            return await self._app(scope, receive, send)
+        try:
+            body = await exchange.read(receive)
+            request = exchange.parsed(body)
+            if request is not None:  # else the engine's app says what is wrong with it
+                found = await exchange.while_connected(receive, self._meant(scope, request))
+                body = _encoded(found, context_of(scope, self._config))
+        except exchange.ClientGone:
+            return None
+        except Error as error:
+            return await exchange.refuse(send, error, scope["path"])
+        return await self._app(*exchange.with_body(scope, receive, body), send)
+
+    async def _meant(self, scope: Scope, request: Mapping[str, Any]) -> Meant:
+        context = context_of(scope, self._config)
+        returned = await self._ask(dict(request), context)  # a copy: the user's code may change what it gets
+        try:
+            found = meant(returned, request)
+            if found.prompt is not None and scope["path"] not in GENERATING:
+                raise TypeError(
+                    f"The preprocessor returned an engine prompt for {scope['path']}, which takes none."
+                )
+        except TypeError as error:
+            raise _useless(error, context) from error
+        if found.prompt is not None and request.get("previous_response_id"):
+            raise BadRequest(
+                "This model's preprocessor makes the whole prompt, so `previous_response_id` adds nothing to "
+                "it. Send the conversation in `input`.",
+                param="previous_response_id",
+            )
+        return found
+
+
+def _encoded(found: Meant, context: Context) -> bytes:
+    """The request for the engine's app. Sets `prepared` for the running task where there is a prompt."""
+    try:
+        return msgspec.json.encode(found.request if found.prompt is None else _replaced(found, context.path))
+    except Exception as error:  # whatever the user's code put there
+        raise _useless(error, context) from error
+
+
+def _replaced(found: Meant, path: str) -> Mapping[str, Any]:
+    ours = Prepared(cast("Prompt", found.prompt))
+    prepared.set(ours)
+    names = _OWN_NAMES.get(path, {})
+    request, sampling = (
+        found.request,
+        {names.get(name, name): value for name, value in found.sampling.items()},
+    )
+    if path == generation.PATH and sampling:
+        sampling = {"sampling_params": {**(request.get("sampling_params") or {}), **sampling}}
+    return {**request, **sampling, **stand_in(ours, path)}
+
+
+def stand_in(ours: Prepared, path: str) -> dict[str, Any]:
+    """The field of a request to `path` that holds the prompt's sign. path: one of `GENERATING`."""
+    field = GENERATING[path]
+    return {field: [{"role": "user", "content": ours.sign}] if field == "messages" else ours.sign}
+
+
+def _useless(error: Exception, context: Context) -> OwnCodeFailed:
+    log.error("What the preprocessor made of request %s cannot be used: %s", context.request_id, error)
+    return OwnCodeFailed(
+        "The preprocessor of this model returned what cannot be used; the log of its replica says why."
+    )

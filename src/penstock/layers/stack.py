@@ -1,0 +1,33 @@
+"""All layers of a model in their order, before a replica's engine as before one in batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.engine import ASGIApp, Engine
+from penstock.layers.adapters import Layer, Store
+from penstock.layers.generation import Generation
+from penstock.layers.hooks import Asked
+from penstock.layers.postprocessing import Postprocessing
+from penstock.layers.preprocessing import Preprocessing
+
+if TYPE_CHECKING:
+    from penstock.config import LLMConfig
+    from penstock.hook import Hook
+
+
+def stacked(
+    engine: Engine,
+    config: LLMConfig,
+    *,
+    adapters: Store | None,
+    preprocessor: Asked | None,
+    postprocessor: Hook | None,
+) -> ASGIApp:
+    """The app of `engine`, which has been started, behind those layers that the model has."""
+    app: ASGIApp = Generation(engine.app(), engine)
+    if preprocessor is not None:
+        app = Preprocessing(app, preprocessor, config)
+    if postprocessor is not None:
+        app = Postprocessing(app, postprocessor, config)
+    return app if adapters is None else Layer(app, adapters)

@@ -1,0 +1,72 @@
+"""What gateways learn of a replica's adapters, and how soon."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from served import NODE, Served, Slots, until
+
+from penstock.door import link
+from penstock.door.connection import connect
+from penstock.engine import Receive, Scope, Send
+from penstock.serve.cards import ModelCard
+from penstock.serve.listener import Listener
+
+pytestmark = pytest.mark.parity("X14")
+
+
+async def silent(scope: Scope, receive: Receive, send: Send) -> None:
+    await asyncio.Event().wait()
+
+
+async def words(listener: Listener) -> asyncio.Queue[link.Word]:
+    said: asyncio.Queue[link.Word] = asyncio.Queue()
+    connection = await connect(listener.address, NODE, lambda _: None)
+    listening = link.listen(connection, listener.address.secret, "g", said.put_nowait)
+    said.task = asyncio.create_task(listening)  # type: ignore[attr-defined]  # kept alive by its queue
+    return said
+
+
+async def test_adapters_are_said_before_the_replica_is_ready(served: Served):
+    said = await words(await served.app(silent, adapters=Slots("poet")))
+    assert [type(await said.get()) for _ in range(3)] == [link.Hello, link.Adapters, link.Report]
+
+
+async def test_adapters_are_said_only_when_they_have_changed(served: Served, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(link, "BEAT_S", 0.01)
+    slots = Slots()
+    said = await words(await served.app(silent, adapters=slots))
+    assert [await said.get() for _ in range(2)][1] == link.Adapters(())
+    assert [type(await said.get()) for _ in range(5)] == [link.Report] * 5
+    slots.names.add("poet")
+    later = [await said.get() for _ in range(8)]
+    assert [word for word in later if isinstance(word, link.Adapters)] == [link.Adapters(("poet",))]
+
+
+async def test_a_change_that_is_told_waits_for_no_report(served: Served, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(link, "COALESCE_S", 60)
+    await served.gateway(ModelCard("m", 1, adapter_slots=4))
+    slots = Slots()
+    listener = await served.app(silent, adapters=slots)
+    holders = served.table.candidates("m").holders
+    slots.names.add("poet")
+    listener.tell()
+    await until(lambda: holders.of("poet"))
+    slots.names.clear()
+    listener.tell()
+    await until(lambda: not holders.of("poet"))
+
+
+async def test_loads_are_counted(served: Served):
+    await served.gateway(ModelCard("m", 1, adapter_slots=4))
+    slots = Slots("here before")
+    listener = await served.app(silent, adapters=slots)
+    for names in ({"poet", "clerk"}, {"poet"}, {"poet", "pilot"}):
+        slots.names = names
+        listener.tell()
+        await until(lambda names=names: served.table.candidates("m").holders.places == len(names))
+    async with served.http() as http:
+        lines = (await http.get("/metrics")).text.splitlines()
+    assert 'penstock_adapters_loaded{model="m"} 2.0' in lines
+    assert 'penstock_adapter_loads_total{model="m"} 3.0' in lines
