@@ -49,6 +49,11 @@ def test_folder_is_served_under_the_folders_name(tmp_path: Path):
     assert (config.model_id, config.model_source) == (tmp_path.name, str(tmp_path))
 
 
+def test_url_is_served_under_its_last_name():
+    (config,) = plan(Arguments(sources=("s3://bucket/models/qwen/",))).configs
+    assert (config.model_id, config.model_source) == ("qwen", "s3://bucket/models/qwen/")
+
+
 def test_served_model_name_names_the_model():
     (config,) = plan(Arguments(sources=("a/b",), served_model_name="mine")).configs
     assert (config.model_id, config.model_source) == ("mine", "a/b")
@@ -145,3 +150,10 @@ def test_guests_gateway_is_tied_to_its_node():
 
 def test_cpus_are_counted_over_all_replicas(yaml: str):
     assert cpus_needed(plan(Arguments(sources=(yaml,))).configs) == 6
+
+
+def test_preprocessors_of_their_own_count(tmp_path: Path):
+    own = "{autoscaling_config: {max_replicas: 4}, ray_actor_options: {num_cpus: 0.5}}"
+    text = "model_loading_config: {model_id: m}\nllm_engine: sim\npreprocessor: copy:copy\n"
+    (tmp_path / "m.yaml").write_text(f"{text}preprocessor_options: {own}\n")
+    assert cpus_needed(plan(Arguments(sources=(str(tmp_path / "m.yaml"),))).configs) == 3

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,31 @@ def test_gpus_are_placed_on_a_machine_without_one(written, capsys):
     out = capsys.readouterr().out
     assert "1 x [GPU 2, CPU 2], PACK" in out
     assert "CPU 1, GPU 2" in out
+
+
+def test_it_says_where_hooks_run(written, capsys):
+    text = f"{GOOD}preprocessor: copy:copy\npostprocessor: copy:copy\npreprocessor_options: "
+    assert check([written(text + "{num_replicas: 2}")]) == 0
+    out = capsys.readouterr().out
+    assert "preprocessor  copy:copy, a deployment of its own: 2 x [CPU 1]" in out
+    assert "postprocessor copy:copy, in the replica" in out
+
+
+def test_a_hook_whose_module_is_missing_is_a_mistake_unless_a_runtime_env_brings_it(written, capsys):
+    text = f"{GOOD}preprocessor: no_such_module:Name\n"
+    assert check([written(text)]) == 2
+    err = capsys.readouterr().err
+    assert "model.yaml:6: preprocessor: 'no_such_module:Name'" in err
+    assert "No module named 'no_such_module'" in err
+    assert check([written(text + "runtime_env: {working_dir: 's3://bucket/code.zip'}\n")]) == 0
+
+
+def test_modules_in_the_current_folder_are_found(written, tmp_path):
+    (tmp_path / "my_hooks.py").write_text("def shout(request):\n    return request\n")
+    file = written(f"{GOOD}preprocessor: my_hooks:shout\n")
+    command = [str(Path(sys.executable).with_name("penstock")), "check", file]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_mistakes_of_the_config_and_of_engine_arguments_come_together(written, capsys):

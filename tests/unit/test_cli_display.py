@@ -43,6 +43,14 @@ def test_part_that_starts_again_counts_anew():
     assert row.seconds(now=11.0) == 1.0
 
 
+def test_how_far_a_phase_is_begins_no_new_one():
+    timeline = Timeline(begin=0.0)
+    timeline.enter("demo", "download", at=1.0)
+    timeline.enter("demo", "download (1.0 of 3.0 GB)", at=5.0)
+    row = timeline.enter("demo", "import", at=9.0)
+    assert row.spans(10.0) == [("download (1.0 of 3.0 GB)", 8.0), ("import", 1.0)]
+
+
 def test_spans_of_a_running_part_add_up_to_its_seconds():
     timeline = Timeline(begin=0.0)
     timeline.enter("demo", "import", at=1.0)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import urlsplit
 
 from penstock.config import GatewayConfig, LLMConfig, LLMServingArgs, load_applications
 from penstock.config.model import DEMO_MODEL_ID, DEMO_SOURCE
@@ -136,7 +137,9 @@ def _source(word: str, arguments: Arguments) -> str | dict[str, Any]:
 
 
 def _id_of(source: str) -> str:
-    """A folder is served under its own name, a hub id as it is."""
+    """A folder is served under its own name, wherever it is; a hub id as it is."""
+    if "://" in source:
+        return PurePosixPath(urlsplit(source).path).name or source
     folder = Path(source)
     return folder.resolve().name if folder.is_dir() else source
 

@@ -6,10 +6,12 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from penstock import hook
 from penstock.cli.placement import placement_of
-from penstock.config import Application, LLMConfig, inactive_keys, load_applications, source
+from penstock.config import Application, LLMConfig, load_applications, source
 from penstock.config.place import Place
 from penstock.config.routing import POLICIES
+from penstock.engines import callback
 from penstock.engines.check import check_arguments
 from penstock.errors import ConfigError, Error
 
@@ -37,6 +39,8 @@ def check(files: Sequence[str]) -> int:
         print("Asking the engines about their arguments ...", file=sys.stderr)
     findings = check_arguments(asked)
     problems += [*findings.problems, *_policy_problems(asked)]
+    for config in asked:
+        problems += [*hook.problems(config), *callback.problems(config)]
     for file, application in applications:
         try:
             _print(file, application)
@@ -64,12 +68,10 @@ def _print(file: str, application: Application) -> None:
         _row(1, "model", config.model_id)
         for name, text in placement_of(config):
             _row(2, name, text)
-        for sentence in inactive_keys(config):
-            _row(2, "note", sentence)
 
 
 def _row(depth: int, name: str, text: str) -> None:
-    print(f"{'  ' * depth}{name:<{16 - 2 * depth}}{text}")
+    print(f"{'  ' * depth}{name:<{18 - 2 * depth}}{text}")
 
 
 def _tell(problems: Sequence[str], notices: Sequence[str]) -> None:

@@ -14,12 +14,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import LLMConfig
+from penstock.config.processing import own_deployment
 from penstock.errors import Unavailable
 
 if TYPE_CHECKING:
     from ray.serve import Application
 
-_OBJECT_STORE_BYTES = 80 << 20  # Ray takes no less than 75 MiB; requests do not pass through it
+_OBJECT_STORE_BYTES = (
+    80 << 20
+)  # Ray takes no less than 75 MiB; only what preprocessors make passes through it
 _LOOK_S = 0.1
 _ENVIRONMENT = {
     "RAY_worker_niceness": "0",  # Ray's own 15 costs an engine 15 to 20 % of its tokens
@@ -38,8 +41,11 @@ class State:
 class Cluster:
     """A connection to Ray. Without an `address` Ray is started here, and ends with `leave`."""
 
-    def __init__(self, address: str | None, *, cpus: int, verbose: bool = False) -> None:
+    def __init__(
+        self, address: str | None, *, cpus: int, passes_objects: bool = False, verbose: bool = False
+    ) -> None:
         """cpus: what the application needs; Ray counts them, it does not measure them.
+        passes_objects: whether the application needs more of Ray's object store than its least.
 
         Raises: Unavailable when no cluster answers at `address`.
         """
@@ -56,7 +62,8 @@ class Cluster:
         }
         if self.own:
             wishes["num_cpus"] = max(cpus, os.cpu_count() or 1)
-            wishes["object_store_memory"] = _OBJECT_STORE_BYTES
+            if not passes_objects:
+                wishes["object_store_memory"] = _OBJECT_STORE_BYTES
             wishes["include_dashboard"] = False
         try:
             context: Any = ray.init(**wishes)
@@ -138,9 +145,16 @@ class Cluster:
 
 
 def cpus_needed(configs: Iterable[LLMConfig]) -> int:
-    """CPUs that all replicas of `configs` reserve, at their most."""
-    options = [config.get_serve_options() for config in configs]
+    """CPUs that all replicas of `configs`, and of their preprocessors, reserve at their most."""
+    configs = list(configs)
+    options = [config.get_serve_options() for config in configs] + preprocessors(configs)
     return math.ceil(sum(_replicas(each) * _cpus(each) for each in options))
+
+
+def preprocessors(configs: Iterable[LLMConfig]) -> list[dict[str, Any]]:
+    """Serve's options of those that are deployments of their own."""
+    options = [own_deployment(config.preprocessor_options) for config in configs]
+    return [each for each in options if each is not None]
 
 
 def _replicas(options: dict[str, Any]) -> int:
@@ -150,7 +164,6 @@ def _replicas(options: dict[str, Any]) -> int:
 
 
 def _cpus(options: dict[str, Any]) -> float:
-    bundles = options.get("placement_group_bundles") or [
-        {"CPU": options["ray_actor_options"].get("num_cpus", 1)}
-    ]
+    actor = options.get("ray_actor_options") or {}
+    bundles = options.get("placement_group_bundles") or [{"CPU": actor.get("num_cpus", 1)}]
     return sum(bundle.get("CPU", 0) for bundle in bundles)

@@ -47,10 +47,16 @@ class Timeline:
     rows: dict[str, Row] = field(default_factory=dict[str, Row])
 
     def enter(self, label: str, phase: str, at: float) -> Row:
-        """The part is in `phase` from now on; a part that had ended starts anew."""
+        """The part is in `phase` from now on; a part that had ended starts anew.
+
+        "download (1.0 of 3.0 GB)" says how far the phase "download" is, and begins none.
+        """
         row = self.rows.get(label)
         if row is None or row.ended is not None:
             row = self.rows[label] = Row(label, [])
+        name, _, detail = phase.partition(" (")
+        if detail and row.phases and row.phases[-1][0].partition(" (")[0] == name:
+            at = row.phases.pop()[1]
         row.phases.append((phase, at))
         return row
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from penstock.config import LLMConfig
 from penstock.config.placement import executor, workers
+from penstock.config.processing import own_deployment
+from penstock.hook import POSTPROCESSOR, PREPROCESSOR
 
 _SHAPES = {
     "tensor_parallel_size": "tensor",
@@ -32,6 +34,9 @@ def placement_of(config: LLMConfig) -> Iterator[tuple[str, str]]:
         yield "bundles", _bundles(bundles, options["placement_group_strategy"])
     else:
         yield "bundles", "none; the actor's own resources are all"
+    for field in (PREPROCESSOR, POSTPROCESSOR):
+        if (named := getattr(config, field)) is not None:
+            yield field, f"{named}, {_where(config, field)}"
 
 
 def _accelerator(config: LLMConfig) -> str:
@@ -53,8 +58,15 @@ def _replicas(options: Mapping[str, Any]) -> str:
     return str(options.get("num_replicas") or 1)
 
 
+def _where(config: LLMConfig, field: str) -> str:
+    options = own_deployment(config.preprocessor_options) if field == PREPROCESSOR else None
+    if options is None:
+        return "in the replica"
+    return f"a deployment of its own: {_replicas(options)} x [{_resources(_actor(options))}]"
+
+
 def _actor(options: Mapping[str, Any]) -> dict[str, float]:
-    actor: Mapping[str, Any] = options["ray_actor_options"]
+    actor: Mapping[str, Any] = options.get("ray_actor_options") or {}
     resources = {
         "CPU": actor.get("num_cpus", 1),
         "GPU": actor.get("num_gpus", 0),

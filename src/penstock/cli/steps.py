@@ -19,7 +19,7 @@ import psutil
 
 from penstock import progress
 from penstock.cli.arguments import Plan
-from penstock.cli.cluster import Cluster, cpus_needed
+from penstock.cli.cluster import Cluster, cpus_needed, preprocessors
 from penstock.cli.engine_arguments import read_engine_words
 from penstock.cli.failure import reason
 from penstock.cli.greeting import base_url
@@ -127,7 +127,10 @@ class Steps:
 
                 meanwhile.submit(_import_builders)
                 cluster = self._cluster = Cluster(
-                    self._address, cpus=_cpus(self._plan), verbose=self._verbose
+                    self._address,
+                    cpus=_cpus(self._plan),
+                    passes_objects=bool(preprocessors(self._plan.configs)),
+                    verbose=self._verbose,
                 )
             if cluster.own:
                 _watch_ray(self._tell)

@@ -1,0 +1,392 @@
+"""The words of `penstock batch`. What it does lies in `job` and in the room `data`, imported when it runs."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from typer.core import TyperGroup
+
+from penstock.cli.arguments import split
+from penstock.cli.failure import fail
+from penstock.errors import ConfigError, Error
+
+_HELP = """
+Run every row of a file through a model, and lose none.
+
+INPUT is JSON lines, Parquet or CSV, or a file of OpenAI's batch form; a file, a folder or a glob, here or in
+a bucket. Rows hold the fields of a request (`messages`, `prompt`, `max_tokens`, ...), or any columns of which
+--prompt makes one. Options that are not listed go to the engine under the names of `vllm serve`.
+
+- `penstock batch questions.jsonl -o answers.jsonl --model Qwen/Qwen2.5-0.5B-Instruct`
+- `penstock batch articles.parquet -o out/ --model ./my-model --prompt "Summarise: {text}" --max-tokens 200`
+- `penstock batch requests.jsonl -o answers.jsonl --url http://gpu-box:8000`
+- `penstock batch 's3://bucket/in/*.jsonl' -o s3://bucket/out.jsonl --model qwen.yaml --replicas 4`
+
+Killed or stopped, it goes on where it was: the same command again, or
+
+- `penstock batch resume answers.jsonl`, with `--retry-failed` to run failed rows again
+- `penstock batch status answers.jsonl`
+"""
+
+_ENGINES, _ROWS, _LIMITS, _REPORT = "Who answers", "Rows", "Limits", "Report"
+
+
+class _InputFirst(TyperGroup):
+    """`penstock batch INPUT ...` is `penstock batch run INPUT ...`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or args[0] not in self.commands:
+            args = ["run", *(args or ["--help"])]
+        return super().parse_args(ctx, args)
+
+
+batch = typer.Typer(
+    cls=_InputFirst,
+    help="Run every row of a file through a model, and lose none.",
+    rich_markup_mode="markdown",
+    add_completion=False,
+)
+
+_Output = Annotated[str, typer.Argument(metavar="OUTPUT", help="The output of the job.")]
+_Url = Annotated[
+    str | None,
+    typer.Option(help="An OpenAI-compatible service that answers.", rich_help_panel=_ENGINES),
+]
+_App = Annotated[
+    str | None,
+    typer.Option(help="A running application on a Ray cluster that answers.", rich_help_panel=_ENGINES),
+]
+_Deployment = Annotated[
+    str | None,
+    typer.Option(help="With --app, where it serves several models.", rich_help_panel=_ENGINES),
+]
+_Model = Annotated[
+    str | None,
+    typer.Option(
+        help="Hub id, folder or CONFIG.yaml for engines of one's own; with --url or --app, the model to ask.",
+        rich_help_panel=_ENGINES,
+    ),
+]
+_Key = Annotated[
+    str | None,
+    typer.Option(help="Key of the service.", envvar="PENSTOCK_API_KEY", rich_help_panel=_ENGINES),
+]
+_Replicas = Annotated[
+    int | None,
+    typer.Option(help="Engines of one's own.", min=1, rich_help_panel=_ENGINES),
+]
+_Address = Annotated[
+    str | None,
+    typer.Option(
+        help="Ray cluster to use (host:port, or auto).", envvar="RAY_ADDRESS", rich_help_panel=_ENGINES
+    ),
+]
+_MaxSeconds = Annotated[
+    float | None, typer.Option(help="Stop after so many seconds.", min=0.0, rich_help_panel=_LIMITS)
+]
+_MaxTokens = Annotated[
+    int | None,
+    typer.Option(help="Stop after so many tokens of prompts and answers.", min=1, rich_help_panel=_LIMITS),
+]
+_MaxFailures = Annotated[
+    int | None, typer.Option(help="Stop when so many rows have failed.", min=1, rich_help_panel=_LIMITS)
+]
+_Report = Annotated[
+    str | None, typer.Option(help="Write the report as JSON to this file.", rich_help_panel=_REPORT)
+]
+_PriceIn = Annotated[
+    float | None, typer.Option(help="Price of a million prompt tokens.", min=0, rich_help_panel=_REPORT)
+]
+_PriceOut = Annotated[
+    float | None, typer.Option(help="Price of a million generated tokens.", min=0, rich_help_panel=_REPORT)
+]
+_FailOnErrors = Annotated[
+    bool,
+    typer.Option(
+        "--fail-on-errors",
+        help="Exit with 1 when any row failed, not only when all did.",
+        rich_help_panel=_REPORT,
+    ),
+]
+_Verbose = Annotated[bool, typer.Option("--verbose", help="Show what Ray and the engines print.")]
+
+
+@batch.command(name="run", hidden=True, help=_HELP, context_settings={"ignore_unknown_options": True})
+def run(
+    words: Annotated[list[str], typer.Argument(metavar="INPUT...", help="Files, folders, globs.")],
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="A file, or a folder of parts: a name with / at its end.")
+    ],
+    model: _Model = None,
+    url: _Url = None,
+    app: _App = None,
+    deployment: _Deployment = None,
+    api_key: _Key = None,
+    replicas: _Replicas = None,
+    engine: Annotated[
+        str | None, typer.Option(help="`vllm`, or `sim`: a simulator.", rich_help_panel=_ENGINES)
+    ] = None,
+    accelerator: Annotated[
+        str | None,
+        typer.Option(help="`cpu`, `gpu`, or Ray's name of a GPU type.", rich_help_panel=_ENGINES),
+    ] = None,
+    address: _Address = None,
+    concurrency: Annotated[
+        int, typer.Option(help="Requests at a time to --url, at most.", min=1, rich_help_panel=_ENGINES)
+    ] = 64,
+    task: Annotated[
+        str, typer.Option(help="`generate`, `embed`, `classify` or `score`.", rich_help_panel=_ROWS)
+    ] = "generate",
+    prompt: Annotated[
+        str | None,
+        typer.Option(help="A prompt with columns in braces: `Summarise: {text}`.", rich_help_panel=_ROWS),
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option(help="With --prompt: a system prompt.", rich_help_panel=_ROWS)
+    ] = None,
+    no_chat: Annotated[
+        bool,
+        typer.Option("--no-chat", help="--prompt is for a model without messages.", rich_help_panel=_ROWS),
+    ] = False,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of an answer, at most.", min=1, rich_help_panel=_ROWS)
+    ] = None,
+    param: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=VALUE of every request: `temperature=0`.", rich_help_panel=_ROWS),
+    ] = None,
+    input_form: Annotated[
+        str | None, typer.Option(help="`jsonl`, `parquet` or `csv`.", rich_help_panel=_ROWS)
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Only so many rows, from the first on.", min=1, rich_help_panel=_ROWS)
+    ] = None,
+    reuse: Annotated[
+        str,
+        typer.Option(
+            help="Identical requests are asked once: `exact` where the answer would be the same "
+            "(temperature 0, a seed, embeddings), `all`, or `off`.",
+            rich_help_panel=_ROWS,
+        ),
+    ] = "exact",
+    reuse_from: Annotated[
+        str | None,
+        typer.Option(help="Take answers from another job's output, too.", rich_help_panel=_ROWS),
+    ] = None,
+    no_group_prefixes: Annotated[
+        bool,
+        typer.Option(
+            "--no-group-prefixes",
+            help="Do not bring rows together that begin alike.",
+            rich_help_panel=_ROWS,
+        ),
+    ] = False,
+    attempts: Annotated[
+        int, typer.Option(help="Tries of a row that is refused for now.", min=1, rich_help_panel=_LIMITS)
+    ] = 3,
+    deadline: Annotated[
+        float | None,
+        typer.Option(help="Seconds for all tries of a row.", min=0.001, rich_help_panel=_LIMITS),
+    ] = None,
+    max_seconds: _MaxSeconds = None,
+    max_total_tokens: _MaxTokens = None,
+    max_failures: _MaxFailures = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Check all rows and show the first prompts; ask nobody."),
+    ] = False,
+    report: _Report = None,
+    price_input: _PriceIn = None,
+    price_output: _PriceOut = None,
+    fail_on_errors: _FailOnErrors = False,
+    verbose: _Verbose = False,
+) -> None:
+    from penstock.data.order import Engines, Order
+
+    inputs, engine_words = split(words)
+    try:
+        order = Order(
+            inputs=inputs,
+            output=output,
+            engines=_engines(
+                engine_words,
+                Engines(
+                    url=url,
+                    app=app,
+                    deployment=deployment,
+                    model=model,
+                    replicas=replicas or 0,
+                    engine=engine,
+                    accelerator=accelerator,
+                    address=address,
+                    concurrency=concurrency,
+                ),
+            ),
+            input_form=input_form,
+            kind=_one_of(task, "task", ("generate", "embed", "classify", "score")),
+            template=prompt,
+            system=system,
+            chat=not no_chat,
+            defaults=_defaults(param or [], max_tokens),
+            group_prefixes=not no_group_prefixes,
+            reuse=_one_of(reuse, "reuse", ("exact", "all", "off")),
+            reuse_from=reuse_from,
+            attempts=attempts,
+            deadline_s=deadline,
+            limit=limit,
+        )
+        order = _absolute(order)
+        if dry_run:
+            from penstock.cli.job import dry_run as look
+
+            sys.exit(look(order))
+    except Error as error:
+        fail("batch", error)
+    _start(
+        output,
+        order=order,
+        limits=(max_seconds, max_total_tokens, max_failures),
+        prices=(price_input, price_output),
+        report=report,
+        api_key=api_key,
+        fail_on_errors=fail_on_errors,
+        verbose=verbose,
+    )
+
+
+@batch.command(context_settings={"ignore_unknown_options": True})
+def resume(
+    words: Annotated[list[str], typer.Argument(metavar="OUTPUT", help="The output of the job.")],
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Run rows again that have failed.")
+    ] = False,
+    model: _Model = None,
+    url: _Url = None,
+    app: _App = None,
+    deployment: _Deployment = None,
+    api_key: _Key = None,
+    replicas: _Replicas = None,
+    address: _Address = None,
+    max_seconds: _MaxSeconds = None,
+    max_total_tokens: _MaxTokens = None,
+    max_failures: _MaxFailures = None,
+    report: _Report = None,
+    price_input: _PriceIn = None,
+    price_output: _PriceOut = None,
+    fail_on_errors: _FailOnErrors = False,
+    verbose: _Verbose = False,
+) -> None:
+    """Go on with a job that was stopped or killed; by others who answer, where some are named."""
+    from penstock.data.order import Engines
+
+    outputs, engine_words = split(words)
+    try:
+        if len(outputs) != 1:
+            raise ConfigError(f"One output at a time; {len(outputs)} are given.")
+        engines = None
+        if model or url or app or engine_words:
+            given = Engines(
+                url=url, app=app, deployment=deployment, model=model, replicas=replicas or 0, address=address
+            )
+            engines = _engines(engine_words, given)
+    except Error as error:
+        fail("batch", error)
+    _start(
+        outputs[0],
+        engines=engines,
+        retry_failed=retry_failed,
+        limits=(max_seconds, max_total_tokens, max_failures),
+        prices=(price_input, price_output),
+        report=report,
+        api_key=api_key,
+        fail_on_errors=fail_on_errors,
+        verbose=verbose,
+    )
+
+
+@batch.command()
+def status(
+    output: _Output,
+    json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Show how far a job is: rows by state, tokens, errors by kind."""
+    from penstock.cli.job import status as tell
+
+    try:
+        code = tell(_absolute_url(output), as_json=json)
+    except Error as error:
+        fail("batch", error)
+    sys.exit(code)
+
+
+def _start(output: str, *, limits: Any, prices: Any, **asked: Any) -> None:
+    from penstock.cli import processes
+    from penstock.cli.job import STOP_S, Asked
+    from penstock.cli.job import run as work
+    from penstock.data.driver import Limits
+    from penstock.data.report import Prices
+
+    seconds, tokens, failures = limits
+    price = Prices(prices[0] or 0.0, prices[1] or 0.0) if any(p is not None for p in prices) else None
+    asked["limits"] = Limits(seconds, tokens, failures)
+    whole = Asked(_absolute_url(output), prices=price, **asked)
+    sys.exit(processes.guarded(partial(work, whole), stop_s=STOP_S))
+
+
+def _engines(words: tuple[str, ...], given: Any) -> Any:
+    """The same, checked: it is said who answers, and only once. Raises: ConfigError."""
+    from msgspec.structs import replace
+
+    address = None if given.address in ("", "local") else given.address
+    if given.url is not None and given.app is not None:
+        raise ConfigError("Give --url or --app, not both.")
+    if given.url is not None or given.app is not None:
+        if words:
+            raise ConfigError(f"{words[0]} is no option of `penstock batch` with --url or --app.")
+        return replace(given, address=address)
+    if given.model is None and given.engine != "sim":
+        raise ConfigError("Say who answers: --model MODEL, --url URL or --app NAME (--model demo to try).")
+    own = (_absolute_path(given.model or ""), *words)
+    return replace(given, words=own, model=None, address=address)
+
+
+def _defaults(params: list[str], max_tokens: int | None) -> dict[str, Any]:
+    """Raises: ConfigError."""
+    found: dict[str, Any] = {}
+    for param in params:
+        name, equals, value = param.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"--param {param!r} must be NAME=VALUE, as in temperature=0.")
+        found[name] = yaml.safe_load(value)
+    return {**found, **({"max_tokens": max_tokens} if max_tokens is not None else {})}
+
+
+def _one_of(value: str, name: str, known: tuple[str, ...]) -> Any:
+    if value not in known:
+        raise ConfigError(f"--{name} {value!r} is not known; there are {', '.join(known)}.")
+    return value
+
+
+def _absolute(order: Any) -> Any:
+    """The same from any working directory: the job may be resumed in another one."""
+    from msgspec.structs import replace
+
+    inputs = tuple(_absolute_url(one) for one in order.inputs)
+    reuse_from = None if order.reuse_from is None else _absolute_url(order.reuse_from)
+    return replace(order, inputs=inputs, output=_absolute_url(order.output), reuse_from=reuse_from)
+
+
+def _absolute_url(path: str) -> str:
+    if "://" in path:
+        return path
+    return str(Path(path).expanduser().absolute()) + ("/" if path.endswith("/") else "")
+
+
+def _absolute_path(model: str) -> str:
+    """A model's folder or a config's file from any working directory; hub ids stay."""
+    return str(Path(model).absolute()) if model and Path(model).exists() else model

@@ -1,0 +1,227 @@
+"""`penstock batch` inside its guard: plan, run, report; and the state of a job that anybody may ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from penstock.cli import processes
+from penstock.cli.arguments import KINDS, Arguments, plan
+from penstock.cli.engine_arguments import read_engine_words
+from penstock.cli.failure import reason
+from penstock.cli.meter import Meter
+from penstock.cli.output import Output, kept
+from penstock.cli.summary import shown
+from penstock.config import LLMConfig
+from penstock.data import record
+from penstock.data.claim import held
+from penstock.data.driver import BUDGET, Limits
+from penstock.data.hire import hire
+from penstock.data.index import Index
+from penstock.data.job import Job
+from penstock.data.order import Engines, Order
+from penstock.data.place import Place
+from penstock.data.preview import Preview, preview
+from penstock.data.report import Prices, Report, Tally, report
+from penstock.data.run import continued
+from penstock.errors import ConfigError, EngineStartFailed, Error
+
+STOP_S = 90.0
+"""From the first signal until the guard kills: rows that run may end, engines stop."""
+
+_FAILED, _BAD_CONFIG, _STOPPED = 1, 2, 3
+_ONE_SIGNAL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the user wrote about one run. order: None to go on as it was begun."""
+
+    output: str
+    order: Order | None = None
+    engines: Engines | None = None
+    limits: Limits | None = None
+    prices: Prices | None = None
+    report: str | None = None
+    api_key: str | None = None
+    retry_failed: bool = False
+    fail_on_errors: bool = False
+    verbose: bool = False
+
+
+def run(asked: Asked, told: int) -> int:
+    """Exit code: 0 when the output is there; 3 when a limit stopped it, 128 + signal when a signal did, 1 for
+    a failure, 2 for what cannot be done as asked.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="penstock-batch-"))
+    output = kept(None if asked.verbose else folder / "batch.log")
+    try:
+        code = _run(asked, told, output)
+    except Error as error:
+        code = _explain(error, output)
+    if code != _FAILED:
+        shutil.rmtree(folder, ignore_errors=True)
+    processes.end_descendants()
+    return code
+
+
+def _run(asked: Asked, told: int, output: Output) -> int:
+    order = _order(asked)
+    if order is None:
+        return 0
+    config = config_of(order.engines)
+    crew = hire(order.engines, config, api_key=asked.api_key, verbose=asked.verbose)
+    with Meter(output.err) as meter:
+        job = Job(
+            order,
+            crew,
+            limits=asked.limits,
+            watcher=meter,
+            prices=asked.prices,
+            retry_failed=asked.retry_failed,
+        )
+        done = asyncio.run(_signalled(job, told, meter))
+    if asked.report is not None:
+        Path(asked.report).write_bytes(msgspec.json.format(msgspec.json.encode(done)) + b"\n")
+    print("\n".join(shown(done)), file=output.out)
+    return _code(done, fail_on_errors=asked.fail_on_errors)
+
+
+def _order(asked: Asked) -> Order | None:
+    """What to run, judged by what is there. Raises: ConfigError."""
+    order = asked.order
+    if order is None:
+        order = Job.left_at(asked.output)
+        if asked.engines is not None:
+            order = msgspec.structs.replace(order, engines=asked.engines)
+    before = record.read(order.journal)
+    if before is None:
+        return order
+    if asked.order is not None:
+        continued(before.order, order)
+    if not before.finished or asked.retry_failed:
+        return msgspec.structs.replace(order, lines=before.order.lines)
+    failed = before.report.failed if before.report is not None else 0
+    again = f"; `penstock batch resume {asked.output} --retry-failed` runs its {failed:,} failed rows again"
+    raise ConfigError(
+        f"'{asked.output}' is finished{again if failed else ''}. To run all of it again, name another output "
+        f"or remove '{order.journal.url}' and the output."
+    )
+
+
+async def _signalled(job: Job, told: int, meter: Meter) -> Report:
+    """Runs the job; each byte of `told` is a signal, its end that of the guard."""
+    last = -_ONE_SIGNAL_S
+
+    def hear() -> None:
+        nonlocal last
+        heard = os.read(told, 1)
+        name = signal.Signals(heard[0]).name if heard else signal.Signals.SIGTERM.name
+        if not heard:
+            asyncio.get_running_loop().remove_reader(told)
+        if time.monotonic() - last > _ONE_SIGNAL_S:
+            last = time.monotonic()
+            again = job.stop.asked
+            job.stop.ask(name)
+            if not again:
+                meter.said("Stopping; rows that run have 30 s to end. Ctrl-C again ends them.")
+
+    asyncio.get_running_loop().add_reader(told, hear)
+    return await job.run()
+
+
+def _code(done: Report, *, fail_on_errors: bool) -> int:
+    if done.ended == record.FINISHED:
+        return _FAILED if done.failed and (fail_on_errors or not done.ok) else 0
+    if done.ended.startswith(BUDGET):
+        return _STOPPED
+    return 128 + signal.Signals[done.ended].value if done.ended in signal.Signals.__members__ else _FAILED
+
+
+def _explain(error: Error, output: Output) -> int:
+    output.note("".join(traceback.format_exception(error)))
+    text = reason(str(error)) if isinstance(error, EngineStartFailed) else str(error)
+    print(f"penstock batch: {text}", file=output.err)
+    bad = isinstance(error, ConfigError)
+    if output.log is not None and not bad:
+        print(f"The whole story: {output.log}.", file=output.err)
+    return _BAD_CONFIG if bad else _FAILED
+
+
+def config_of(engines: Engines) -> LLMConfig | None:
+    """The config of engines of one's own, with their arguments read. Raises: ConfigError."""
+    if engines.url is not None or engines.app is not None:
+        return None
+    words = engines.words
+    arguments = Arguments(
+        sources=words[:1],
+        engine_words=words[1:],
+        served_model_name=engines.model,
+        engine=engines.engine,
+        accelerator=engines.accelerator,
+        replicas=engines.replicas or None,
+    )
+    if engines.accelerator in KINDS:
+        os.environ["PENSTOCK_ACCELERATOR"] = engines.accelerator
+    planned = read_engine_words(plan(arguments))
+    if len(planned.configs) != 1:
+        raise ConfigError(f"'{words[0]}' describes {len(planned.configs)} models; a job has one.")
+    return planned.configs[0]
+
+
+def dry_run(order: Order) -> int:
+    """Exit code: 0 when every row can be asked."""
+    found = preview(order, config_of(order.engines))
+    _print(found)
+    return _FAILED if found.faults else 0
+
+
+def _print(found: Preview) -> None:
+    if found.note:
+        print(found.note)
+    for number, prompt in found.prompts:
+        print(f"\nRow {number}:\n{prompt}")
+    print(f"\n{found.good:,} of {found.rows:,} rows can be asked.", end=" ")
+    print(f"{found.same:,} of them ask what others ask, and get their answers." if found.same else "")
+    for number, fault in found.faults:
+        print(f"Row {number}: {fault}", file=sys.stderr)
+    if (more := found.rows - found.good - len(found.faults)) > 0:
+        print(f"And {more:,} more rows that cannot.", file=sys.stderr)
+
+
+def status(output: str, *, as_json: bool) -> int:
+    """Prints how far the job of an output is. Raises: ConfigError when there is none."""
+    journal = Job.left_at(output).journal
+    found = record.read(journal)
+    assert found is not None
+    spool = Path(tempfile.mkdtemp(prefix="penstock-batch-"))
+    try:
+        index = Index(journal, spool)
+        now = report(output, _state(found, journal), index, Tally(total=found.total), [], None)
+        index.close()
+    finally:
+        shutil.rmtree(spool, ignore_errors=True)
+    last = found.report
+    if last is not None:
+        now = msgspec.structs.replace(now, files=last.files, cost=last.cost)
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(now)).decode())
+    else:
+        print("\n".join(shown(now, whole=False)))
+    return 0
+
+
+def _state(found: record.Record, journal: Place) -> str:
+    if found.ended is not None:
+        return found.ended
+    return "running" if held(journal) else "killed"

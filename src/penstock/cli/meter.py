@@ -1,0 +1,110 @@
+"""What the terminal shows while a batch job runs: a bar and its speed; lines where nobody looks."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from penstock.data.record import Record
+from penstock.data.report import Tally
+from penstock.data.watcher import Watcher
+
+_RECENT_S = 10.0
+_LINE_S = 10.0
+_MOST_KINDS = 3
+
+
+class Meter(Watcher):
+    """Progress on `out`. Use it as a context."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._console = Console(file=out, highlight=False)
+        self._live = self._console.is_terminal
+        self._progress = Progress(
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[seen]}"),
+            console=self._console,
+            disable=not self._live,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._task: TaskID | None = None
+        self._pace = Pace()
+        self._lined = time.monotonic()
+        self._phases: dict[str, str] = {}
+
+    def __enter__(self) -> Meter:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self._progress.stop()
+
+    def begun(self, record: Record, tally: Tally) -> None:
+        parts = record.source.parts
+        what = f"'{parts[0].url}'" if len(parts) == 1 else f"{len(parts)} files"
+        rows = "" if record.total is None else f", {record.total:,} rows"
+        self.said(f"Input: {what}{rows}. Output: '{record.order.output}'.")
+        if self._live:
+            self._task = self._progress.add_task("", total=record.total, seen="starting")
+
+    def phase(self, worker: str, phase: str) -> None:
+        if self._phases.get(worker) != phase:
+            self._phases[worker] = phase
+            if phase != "gone":
+                self.said(f"{worker}: {phase}")
+
+    def look(self, tally: Tally) -> None:
+        now = time.monotonic()
+        self._pace.note(now, tally)
+        if self._task is not None:
+            done = tally.before + tally.ended
+            seen = self._pace.told(tally)
+            self._progress.update(self._task, total=tally.total, completed=done, seen=seen)
+        elif tally.ended and now - self._lined > _LINE_S:
+            self._lined = now
+            self.said(self._pace.told(tally))
+
+    def said(self, text: str) -> None:
+        self._console.print(text, markup=False, soft_wrap=True)
+
+
+class Pace:
+    """Speed of the last seconds, and what follows from it."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int, int]] = deque()
+
+    def note(self, now: float, tally: Tally) -> None:
+        self._seen.append((now, tally.ended, tally.generated_tokens))
+        while self._seen[0][0] < now - _RECENT_S:
+            self._seen.popleft()
+
+    def told(self, tally: Tally) -> str:
+        rows_per_s, tokens_per_s = self._speed()
+        done = tally.before + tally.ended
+        of = f" of {tally.total:,}" if tally.total is not None else ""
+        told = [f"{done:,}{of} rows", f"{rows_per_s:,.1f} rows/s", f"{tokens_per_s:,.0f} tok/s"]
+        if tally.total is not None and rows_per_s:
+            told.append(f"{_clock((tally.total - done) / rows_per_s)} left")
+        if tally.errors:
+            most = tally.errors.most_common(_MOST_KINDS)
+            told.append("failed: " + ", ".join(f"{count:,} {kind}" for kind, count in most))
+        return " · ".join(told)
+
+    def _speed(self) -> tuple[float, float]:
+        if len(self._seen) < 2:
+            return 0.0, 0.0
+        (then, rows, tokens), (now, more_rows, more_tokens) = self._seen[0], self._seen[-1]
+        seconds = max(1e-9, now - then)
+        return (more_rows - rows) / seconds, (more_tokens - tokens) / seconds
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

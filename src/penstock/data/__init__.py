@@ -1,0 +1,60 @@
+"""Batch: rows through engines, with every engine kept full and no row ever lost.
+
+Names that users know from Ray Data's LLM processors, and those around them. Imported when they are asked for:
+a worker that only moves rows does not pay for what it does not use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.config import LLMConfig
+    from penstock.data.configs import (
+        EngineProcessorConfig,
+        HttpRequestProcessorConfig,
+        ProcessorConfig,
+        ServeDeploymentProcessorConfig,
+        vLLMEngineProcessorConfig,
+    )
+    from penstock.data.prepare import batched
+    from penstock.data.processor import Processor, build_llm_processor, build_processor
+    from penstock.data.run import batch
+    from penstock.data.shared import shared_engine
+
+_WHERE = {
+    "EngineProcessorConfig": "configs",
+    "HttpRequestProcessorConfig": "configs",
+    "ProcessorConfig": "configs",
+    "ServeDeploymentProcessorConfig": "configs",
+    "vLLMEngineProcessorConfig": "configs",
+    "batch": "run",
+    "batched": "prepare",
+    "Processor": "processor",
+    "build_llm_processor": "processor",
+    "build_processor": "processor",
+    "LLMConfig": "configs",
+    "shared_engine": "shared",
+}
+
+__all__ = [
+    "EngineProcessorConfig",
+    "HttpRequestProcessorConfig",
+    "LLMConfig",
+    "Processor",
+    "ProcessorConfig",
+    "ServeDeploymentProcessorConfig",
+    "batch",
+    "batched",
+    "build_llm_processor",
+    "build_processor",
+    "shared_engine",
+    "vLLMEngineProcessorConfig",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'penstock.data' has no attribute '{name}'")
+    return getattr(import_module(f"penstock.data.{_WHERE[name]}"), name)

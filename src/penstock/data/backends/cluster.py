@@ -1,0 +1,105 @@
+"""Ray Serve as batch sees it: which applications run, a handle to one of their deployments, how that one is.
+
+The only file of the backends that asks Serve's controller. Its calls block, so they run in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import ray
+from ray import serve
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import ApplicationStatusOverview
+
+from penstock.config.options import NAME_PREFIX
+from penstock.errors import ConfigError, EngineStartFailed, Unavailable
+
+_NO_START = "REPLICA_STARTUP_FAILED"
+_SHOWN_CHARS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """One deployment of a running application."""
+
+    app: str
+    name: str
+    handle: DeploymentHandle[Any]
+
+    def __str__(self) -> str:
+        return f"Deployment '{self.name}' of application '{self.app}'"
+
+    async def check(self) -> None:
+        """Raises: EngineStartFailed when it cannot start; Unavailable when its application is gone."""
+        found = (await asyncio.to_thread(_applications)).get(self.app)
+        if found is None:
+            raise Unavailable(f"The application '{self.app}' is no longer there.")
+        status = found.deployments.get(self.name)
+        if status is not None and (status.status == "DEPLOY_FAILED" or status.status_trigger == _NO_START):
+            raise EngineStartFailed(f"{self} cannot start: {status.message[:_SHOWN_CHARS]}")
+
+
+async def find(app: str, name: str | None = None) -> Deployment:
+    """The deployment `name` of `app`; without a name, the one of it that serves a model.
+
+    Raises: Unavailable where no Ray runs; ConfigError with the names that there are.
+    """
+    return await asyncio.to_thread(_find, app, name)
+
+
+def is_no_method(cause: BaseException) -> bool:
+    """Whether Serve means that the deployment has none of the name."""
+    return isinstance(cause, RayServeException) and "does not exist" in str(cause)
+
+
+def node_id() -> str:
+    """Of this process."""
+    return ray.get_runtime_context().get_node_id()
+
+
+def _find(app: str, name: str | None) -> Deployment:
+    _connect()
+    applications = _applications()
+    if app not in applications:
+        raise ConfigError(f"No application '{app}' runs on Ray Serve; {_listed('there are', applications)}.")
+    names = applications[app].deployments
+    if name is None:
+        name = _only_model(app, list(names))
+    if name not in names:
+        raise ConfigError(f"Application '{app}' has no deployment '{name}'; {_listed('it has', names)}.")
+    return Deployment(app, name, cast("DeploymentHandle[Any]", serve.get_deployment_handle(name, app)))
+
+
+def _only_model(app: str, names: list[str]) -> str:
+    models = [one for one in names if one.startswith(NAME_PREFIX)]
+    if len(models) == 1:
+        return models[0]
+    if len(names) == 1:
+        return names[0]
+    raise ConfigError(
+        f"Application '{app}' serves {len(models) or 'no'} models; say with deployment_name which deployment "
+        f"is meant: {_listed('it has', models or names)}."
+    )
+
+
+def _connect() -> None:
+    """To the cluster that runs here, unless this process is connected already."""
+    if ray.is_initialized():
+        return
+    try:
+        ray.init(address="auto", log_to_driver=False)
+    except ConnectionError as error:
+        raise Unavailable("No Ray cluster runs on this machine; start it, or set RAY_ADDRESS.") from error
+
+
+def _applications() -> Mapping[str, ApplicationStatusOverview]:
+    return serve.status().applications
+
+
+def _listed(said: str, names: Mapping[str, object] | list[str]) -> str:
+    return f"{said} {', '.join(map(repr, sorted(names))) or 'none'}"

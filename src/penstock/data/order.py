@@ -1,0 +1,188 @@
+"""What a job was asked to do: kept beside its output, so that any machine can go on with it.
+
+Read by the job and by what it is made of. It holds no secret and nothing of this machine but paths.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import string
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.data.ask import request_of
+from penstock.data.place import Place, place
+from penstock.data.prefix import Waiting, beginning
+from penstock.data.reader import Row
+from penstock.data.request import Request
+from penstock.data.task import Kind, Task
+from penstock.errors import BadRequest, ConfigError
+
+Reuse = Literal["exact", "all", "off"]
+
+
+class Engines(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Who answers. One of: words (a model or a config, and flags, as of `penstock serve`), url, app.
+
+    replicas: engines of one's own; 0 for what the config says. concurrency: requests at a time to a URL.
+    """
+
+    words: tuple[str, ...] = ()
+    engine: str | None = None
+    served_model_name: str | None = None
+    accelerator: str | None = None
+    address: str | None = None
+    replicas: int = 0
+    url: str | None = None
+    app: str | None = None
+    deployment: str | None = None
+    model: str | None = None
+    concurrency: int = 64
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """inputs: files, folders, globs. output: a file, or a folder where it ends with "/".
+
+    template: a prompt with columns in braces. chat: whether it goes into a message. defaults: fields of
+    requests where a row is silent. reuse: whose answers count for identical requests (see `reusable`).
+    lines: rows are lines of OpenAI's batch form. part_rows: rows of the input for each file of a folder.
+    """
+
+    inputs: tuple[str, ...]
+    output: str
+    engines: Engines = Engines()
+    input_form: str | None = None
+    kind: Kind = "generate"
+    lines: bool = False
+    template: str | None = None
+    system: str | None = None
+    chat: bool = True
+    defaults: dict[str, Any] = {}
+    group_prefixes: bool = True
+    reuse: Reuse = "exact"
+    reuse_from: str | None = None
+    attempts: int = 3
+    deaths: int = 3
+    deadline_s: float | None = None
+    limit: int | None = None
+    part_rows: int = 50_000
+
+    @property
+    def where(self) -> Place:
+        return place(self.output.rstrip("/") if self.folder else self.output)
+
+    @property
+    def folder(self) -> bool:
+        return self.output.endswith("/")
+
+    @property
+    def journal(self) -> Place:
+        return self.where.beside(".journal")
+
+    def task(self) -> Task:
+        return Task(kind=self.kind, model=self.engines.model, token_ids=False)
+
+
+class Asking:
+    """Makes requests of rows: the same ones in every run of a job."""
+
+    def __init__(self, order: Order) -> None:
+        """Raises: ConfigError for options that do not go together."""
+        self._order, self._task = order, order.task()
+        if order.template is not None and order.kind == "score":
+            raise ConfigError("--prompt does not go with --task score: rows need 'text_1' and 'text_2'.")
+        if order.system is not None and order.template is None:
+            raise ConfigError("--system goes with --prompt; rows with messages have their own.")
+        self._columns = _columns(order.template) if order.template is not None else frozenset[str]()
+        self._salt = msgspec.json.encode((order.kind, _who(order.engines)))
+
+    def waiting(self, row: Row) -> Waiting:
+        """The row as one that waits. Raises: Error, with why it cannot be asked."""
+        if row.fields is None:
+            raise BadRequest(row.fault or "The row cannot be read.")
+        request = request_of(self._fields(row.fields), self._task, self._order.defaults)
+        begin = beginning(request) if self._order.group_prefixes else b""
+        return Waiting(row.number, request, self._key(request), 0, begin)
+
+    def _fields(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        template, order = self._order.template, self._order
+        if template is None:
+            return fields
+        if missing := self._columns - fields.keys():
+            raise BadRequest(
+                f"The prompt names the column {min(missing)!r}; the row has {', '.join(map(str, fields))}."
+            )
+        text = _FORMATTER.vformat(template, (), fields)
+        if order.kind != "generate":
+            return {"input": text}
+        if not order.chat:
+            return {"prompt": (order.system or "") + text}
+        system = [{"role": "system", "content": order.system}] if order.system is not None else []
+        return {"messages": [*system, {"role": "user", "content": text}]}
+
+    def _key(self, request: Request) -> str | None:
+        if self._order.reuse == "off" or request.prompt is not None:
+            return None
+        if self._order.reuse == "exact" and not reusable(request):
+            return None
+        digest = hashlib.blake2b(self._salt, digest_size=12)
+        for part in (request.path.encode(), (request.model or "").encode(), request.body):
+            digest.update(len(part).to_bytes(8, "big") + part)
+        return base64.b64encode(digest.digest()).decode()
+
+
+def _who(engines: Engines) -> tuple[str | None, ...]:
+    """Whose answers they are: another model's do not count."""
+    if engines.words:
+        return (*engines.words, engines.engine)
+    return ("served", engines.model) if engines.model else (engines.url, engines.app, engines.deployment)
+
+
+class _Sampling(msgspec.Struct):
+    temperature: float | None = None
+    seed: int | None = None
+
+
+_sampling = msgspec.json.Decoder(_Sampling).decode
+_GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+
+
+def reusable(request: Request) -> bool:
+    """Whether the same request would get the same answer: nothing is drawn, or by a seed of its own."""
+    if request.path not in _GENERATING:
+        return True
+    try:
+        body = _sampling(request.body)
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return False
+    return body.temperature == 0 or body.seed is not None
+
+
+class _Formatter(string.Formatter):
+    """Columns that are no text are written as JSON."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if isinstance(value, list | dict):
+            value = msgspec.json.encode(value).decode()
+        return super().format_field(value, format_spec)
+
+
+_FORMATTER = _Formatter()
+
+
+def _columns(template: str) -> frozenset[str]:
+    """Names in braces. Raises: ConfigError."""
+    try:
+        names = [name for _, name, _, _ in _FORMATTER.parse(template) if name is not None]
+    except ValueError as error:
+        raise ConfigError(
+            f"The prompt {template!r} is no template ({error}); write {{{{ for a brace."
+        ) from error
+    if not names or "" in names:
+        raise ConfigError(
+            f"The prompt {template!r} must name a column in braces, as in 'Summarise: {{text}}'."
+        )
+    return frozenset(name.partition(".")[0].partition("[")[0] for name in names)

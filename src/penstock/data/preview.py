@@ -1,0 +1,106 @@
+"""A job looked at without an engine: every row checked, the first prompts as the model would read them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.data.job import check_new, found_source, with_lines
+from penstock.data.order import Asking, Order
+from penstock.data.request import Request
+from penstock.errors import Error
+
+if TYPE_CHECKING:
+    from penstock.config import LLMConfig
+
+_SHOWN_PROMPTS, _SHOWN_FAULTS = 3, 10
+
+Template = Callable[[Any], str]
+
+
+@dataclass(slots=True)
+class Preview:
+    """prompts: of the first rows, each with its number. faults: the first ones, by row. same: rows whose
+    request an earlier row makes, too, so that they reuse its answer. note: why prompts are shown as sent.
+    """
+
+    rows: int = 0
+    good: int = 0
+    same: int = 0
+    prompts: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+    faults: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+    kinds: Counter[str] = field(default_factory=Counter[str])
+    note: str = ""
+
+
+def preview(order: Order, config: LLMConfig | None = None) -> Preview:
+    """Raises: what a run of the order would raise before its first row."""
+    check_new(order)
+    source = found_source(order)
+    order = with_lines(order, source)
+    asking, found, keys = Asking(order), Preview(), set[str]()
+    template, found.note = _template(config)
+    for row in source.rows():
+        if order.limit is not None and row.number >= order.limit:
+            break
+        found.rows += 1
+        try:
+            waiting = asking.waiting(row)
+        except Error as error:
+            found.kinds[error.code] += 1
+            if len(found.faults) < _SHOWN_FAULTS:
+                found.faults.append((row.number, str(error)))
+            continue
+        found.good += 1
+        if waiting.key is not None:
+            found.same += waiting.key in keys
+            keys.add(waiting.key)
+        if len(found.prompts) < _SHOWN_PROMPTS:
+            found.prompts.append((row.number, _prompt(waiting.request, template)))
+    return found
+
+
+class _Body(msgspec.Struct):
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    prompt: Any = None
+    input: Any = None
+
+
+def _prompt(request: Request, template: Any) -> str:
+    """What the model reads; without its template, the body."""
+    try:
+        body = msgspec.json.decode(request.body, type=_Body)
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return request.body.decode(errors="replace")
+    if body.messages is not None and template is not None:
+        return template.apply_chat_template(
+            body.messages, tools=body.tools, tokenize=False, add_generation_prompt=True
+        )
+    text = body.prompt if body.prompt is not None else body.input
+    return text if isinstance(text, str) else request.body.decode(errors="replace")
+
+
+def _template(config: LLMConfig | None) -> tuple[Any, str]:
+    """A tokenizer that knows the model's chat template, from files that are here; or why there is none."""
+    if config is None or config.engine_name == "sim":
+        return None, "Bodies of requests are shown: whoever answers makes prompts of them."
+    loading = config.model_loading_config
+    source = loading.tokenizer_source
+    where = Path(source if isinstance(source, str) else config.model_source).expanduser()
+    if not where.is_dir():
+        return None, f"Bodies of requests are shown: '{where}' is not on this machine yet."
+    try:
+        from transformers import AutoTokenizer
+
+        found: Any = AutoTokenizer.from_pretrained(str(where))
+    except Exception as error:
+        return None, f"Bodies of requests are shown: the tokenizer cannot be read ({type(error).__name__})."
+    if getattr(found, "chat_template", None) is None:
+        return None, "Bodies of requests are shown: the model has no chat template."
+    return found, ""

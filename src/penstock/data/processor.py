@@ -1,0 +1,155 @@
+"""A processor: dataset in, dataset out, nothing run until somebody asks for rows.
+
+Here a processor becomes operators of Ray Data: the user's preprocessing in tasks (or actors) of its own, the
+engines in a pool of actors, the user's postprocessing after them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+import pickle
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pandas as pd
+import ray.data
+from ray.data import ActorPoolStrategy, Dataset
+
+from penstock.data.configs import ProcessorConfig
+from penstock.data.fields import wanted
+from penstock.data.finish import Finish, Typed
+from penstock.data.prepare import PACKED, Prepare
+from penstock.data.program import Program
+from penstock.data.stage import EngineStage
+from penstock.data.station import station
+
+log = logging.getLogger(__name__)
+
+Step = Callable[..., Any] | type
+"""A function of a row, plain or async; one marked `batched`; or a class whose objects are such functions."""
+
+_ROWS_WAITING = 640
+"""In the engine's actor: twice what the largest usual window takes, so that it never runs dry."""
+
+_CALLS = (4, 64)
+
+
+def build_processor(
+    config: ProcessorConfig,
+    preprocess: Step | None = None,
+    postprocess: Step | None = None,
+    *,
+    program: Program | None = None,
+    preprocess_map_kwargs: Mapping[str, Any] | None = None,
+    postprocess_map_kwargs: Mapping[str, Any] | None = None,
+) -> Processor:
+    """A function of datasets.
+
+    preprocess: row -> what to ask of the engine; without it, rows are such requests themselves.
+    postprocess: row with the answer's columns -> what comes out; without it, all columns do.
+    program: `async def program(row, llm)`: many requests for one row, its output what this returns.
+    *_map_kwargs: Ray Data's own options of these steps (`num_cpus`, `concurrency`, `memory`, ...).
+    Raises: ConfigError.
+    """
+    return Processor(
+        config, preprocess, postprocess, program, preprocess_map_kwargs or {}, postprocess_map_kwargs or {}
+    )
+
+
+build_llm_processor = build_processor
+"""The older name."""
+
+
+class Processor:
+    """`processor(dataset)` is a lazy dataset; of a list or a DataFrame it is such, at once."""
+
+    def __init__(
+        self,
+        config: ProcessorConfig,
+        preprocess: Step | None,
+        postprocess: Step | None,
+        program: Program | None,
+        preprocess_options: Mapping[str, Any],
+        postprocess_options: Mapping[str, Any],
+    ) -> None:
+        self.config = config
+        self._station = station(config, program)
+        self._steps = preprocess, postprocess
+        self._options = dict(preprocess_options), dict(postprocess_options)
+
+    def __call__(self, rows: Any) -> Any:
+        if isinstance(rows, Dataset):
+            return self._pipeline(rows)
+        if isinstance(rows, pd.DataFrame):
+            return self._pipeline(ray.data.from_pandas(rows)).to_pandas() if len(rows) else rows.copy()
+        packed = [{PACKED: pickle.dumps(row)} for row in rows]
+        if not packed:
+            return []
+        return [
+            pickle.loads(row[PACKED]) for row in self._in_order(self._pipeline(ray.data.from_items(packed)))
+        ]
+
+    def log_input_column_names(self) -> None:
+        """Logs what the engine needs of a row."""
+        log.info("A row needs %s.", wanted(self.config.task_type))
+
+    def _pipeline(self, dataset: Dataset) -> Dataset:
+        (preprocess, postprocess), (before, after) = self._steps, self._options
+        size = self.config.batch_size
+        asked = _mapped(dataset, Prepare, preprocess, (self._station.ask,), before, size)
+        answered = asked.repartition(target_num_rows_per_block=size).map_batches(
+            EngineStage,
+            batch_format="pyarrow",
+            batch_size=size,
+            zero_copy_batch=True,
+            compute=_pool(self.config),
+            fn_constructor_args=(
+                self._station.make,
+                self.config.patience,
+                self._station.alone,
+                self._station.run,
+                self.config.journal,
+                self._station.most,
+            ),
+            **self._station.resources(),
+        )
+        args = (self._station.columns, self._station.fields, self.config.should_continue_on_error)
+        return _mapped(answered, Finish, postprocess, args, after, size).map_batches(
+            Typed(self._station.schema), batch_format="pyarrow", zero_copy_batch=True, batch_size=None
+        )
+
+    def _in_order(self, dataset: Dataset) -> list[dict[str, Any]]:
+        dataset.context.execution_options.preserve_order = True
+        return dataset.take_all()
+
+
+def _pool(config: ProcessorConfig) -> ActorPoolStrategy:
+    least, most = (
+        config.concurrency
+        if isinstance(config.concurrency, tuple)
+        else (config.concurrency, config.concurrency)
+    )
+    fewest, highest = _CALLS
+    calls = min(highest, max(fewest, math.ceil(_ROWS_WAITING / config.batch_size)))
+    return ActorPoolStrategy(
+        min_size=least,
+        max_size=most,
+        initial_size=least,
+        max_tasks_in_flight_per_actor=calls,
+        max_concurrent_calls_per_actor=calls,
+        enable_true_multi_threading=True,
+    )
+
+
+def _mapped(
+    dataset: Dataset, step: type, function: Any, args: tuple[Any, ...], options: Mapping[str, Any], size: int
+) -> Dataset:
+    """`step` over `function`: in actors where it is a class, which is made once in each, else in tasks."""
+    fixed: dict[str, Any] = {"batch_format": "pyarrow", "batch_size": size, **options}
+    if not inspect.isclass(function):
+        return dataset.map_batches(step(function, *args), **fixed)
+    if "concurrency" not in fixed and "compute" not in fixed:
+        fixed["concurrency"] = 1
+    return dataset.map_batches(step, fn_constructor_args=(function, *args), **fixed)

@@ -1,0 +1,246 @@
+"""Rows of files, each with its number: JSON lines, Parquet or CSV, one file or many, here or in a bucket.
+
+The number of a row is its place in the input: files by name, rows in their order. It is all that the journal
+keeps of a row, so no input needs ids; a source that has changed is another source.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import io
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import IO, Any, Literal, cast
+
+import msgspec
+
+from penstock.data.place import Place, found, place
+from penstock.errors import ConfigError, Unavailable
+
+Form = Literal["jsonl", "parquet", "csv"]
+
+ENDINGS: dict[str, Form] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".csv": "csv",
+}
+_ZIPPED = ".gz"
+_BATCH_ROWS = 1024
+_LONGEST_FIELD = 1 << 30  # characters of a CSV cell; Python's own limit is 131,072
+
+Wanted = Callable[[int], bool]
+
+
+@dataclass(slots=True)
+class Row:
+    """One row. fields: its columns; None when it cannot be read, and `fault` says why.
+
+    line: of JSON lines, the line itself; of others, None.
+    """
+
+    number: int
+    fields: dict[str, Any] | None
+    line: bytes | None = None
+    fault: str | None = None
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One file of a source. version: differs when its content does."""
+
+    url: str
+    size_bytes: int
+    version: str
+
+
+class Source(msgspec.Struct, frozen=True):
+    """Files of one form, in the order of their names."""
+
+    form: Form
+    parts: tuple[Part, ...]
+
+    def rows(self, wanted: Wanted | None = None) -> Iterator[Row]:
+        """Every row; those that are not wanted are counted and passed over.
+
+        Raises: Unavailable, naming the file that cannot be read.
+        """
+        number = 0
+        for part in self.parts:
+            for row in _READERS[self.form](place(part.url), number, wanted or _every):
+                if isinstance(row, Row):
+                    number = row.number + 1
+                    yield row
+                else:
+                    number = row
+
+    def count(self) -> int:
+        """How many rows there are, without parsing them; a CSV file has to be parsed."""
+        if self.form == "parquet":
+            return sum(_parquet_rows(place(part.url)) for part in self.parts)
+        number = 0
+        for part in self.parts:
+            for row in _READERS[self.form](place(part.url), number, _none):
+                number = row if isinstance(row, int) else row.number + 1
+        return number
+
+    def types(self) -> dict[str, Any]:
+        """Arrow's types of the columns, where the form has any: those of the first file."""
+        if self.form != "parquet":
+            return {}
+        import pyarrow.parquet as pq
+
+        with closing(place(self.parts[0].url).open()) as file:
+            schema: Any = pq.ParquetFile(file).schema_arrow
+        return {field.name: field.type for field in schema}
+
+    def changed(self, now: Source) -> str | None:
+        """What differs from this source in what is there now, as a sentence."""
+        before, after = ({part.url: part for part in one.parts} for one in (self, now))
+        for url in before.keys() | after.keys():
+            if url not in after:
+                return f"'{url}' is gone."
+            if url not in before:
+                return f"'{url}' is new."
+            if before[url] != after[url]:
+                return f"'{url}' has changed."
+        return None
+
+
+def source(inputs: Sequence[str], form: str | None = None) -> Source:
+    """The files that paths, folders and globs mean, and how to read them.
+
+    Raises: SourceNotFound; ConfigError when they are of no form, or of several.
+    """
+    parts: dict[str, Part] = {}
+    for pattern in inputs:
+        for where, file in found(pattern):
+            parts[where.url] = Part(where.url, file.size_bytes, file.version)
+    if form is not None:
+        return Source(_form(form), tuple(parts.values()))
+    forms: set[Form | None] = {form_of(url) for url in parts}
+    if len(forms) > 1:
+        raise ConfigError(
+            f"The input holds files of several forms ({', '.join(sorted(str(one) for one in forms))}); "
+            "name the files of one form, as in 'data/*.jsonl'."
+        )
+    only = next(iter(forms))
+    if only is None:
+        raise ConfigError(
+            f"'{next(iter(parts))}' says by no ending what it holds; "
+            f"known are {', '.join(ENDINGS)}. Say it with --input-form."
+        )
+    return Source(only, tuple(parts.values()))
+
+
+def form_of(url: str) -> Form | None:
+    """By the ending of its name."""
+    name = url.lower().removesuffix(_ZIPPED)
+    return next((form for ending, form in ENDINGS.items() if name.endswith(ending)), None)
+
+
+def _form(name: str) -> Form:
+    if name not in ENDINGS.values():
+        raise ConfigError(f"{name!r} is no form of files; known are jsonl, parquet and csv.")
+    return cast(Form, name)
+
+
+# A reader gives a row, or the number after a row that is not wanted.
+_Read = Iterator["Row | int"]
+
+
+def _jsonl(where: Place, number: int, wanted: Wanted) -> _Read:
+    with closing(_opened(where)) as file:
+        for line in file:
+            line = line.strip().removeprefix(codecs.BOM_UTF8)
+            if not line:
+                continue
+            yield _parsed(line, number) if wanted(number) else number + 1
+            number += 1
+
+
+def _parsed(line: bytes, number: int) -> Row:
+    try:
+        fields = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return Row(number, None, line, f"The line is not JSON: {error}.")
+    if not isinstance(fields, dict):
+        kind = type(fields).__name__
+        return Row(number, None, line, f"The line must be a JSON object, but is a {kind}.")
+    return Row(number, cast("dict[str, Any]", fields), line)
+
+
+def _csv(where: Place, number: int, wanted: Wanted) -> _Read:
+    csv.field_size_limit(min(_LONGEST_FIELD, sys.maxsize))
+    with closing(_opened(where)) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+        reader = csv.reader(text, delimiter=",")
+        names = next(reader, [])
+        for cells in reader:
+            if not cells:
+                continue
+            yield _celled(names, cells, number) if wanted(number) else number + 1
+            number += 1
+
+
+def _celled(names: list[str], cells: list[str], number: int) -> Row:
+    if len(cells) == len(names):
+        return Row(number, dict(zip(names, cells, strict=True)))
+    fault = f"The row has {len(cells)} cells, but the header names {len(names)} columns."
+    return Row(number, None, msgspec.json.encode(cells), fault)
+
+
+def _parquet(where: Place, number: int, wanted: Wanted) -> _Read:
+    import pyarrow.parquet as pq
+
+    with closing(where.open()) as file:
+        for batch in pq.ParquetFile(file).iter_batches(_BATCH_ROWS):
+            numbers = range(number, number + batch.num_rows)
+            number += batch.num_rows
+            if not any(wanted(one) for one in numbers):
+                yield number
+                continue
+            for one, fields in zip(numbers, batch.to_pylist(), strict=True):
+                yield Row(one, fields) if wanted(one) else one + 1
+
+
+def _parquet_rows(where: Place) -> int:
+    import pyarrow.parquet as pq
+
+    with closing(where.open()) as file:
+        return pq.ParquetFile(file).metadata.num_rows
+
+
+def _opened(where: Place) -> IO[bytes]:
+    try:
+        file = where.open()
+    except OSError as error:
+        raise Unavailable(f"'{where.url}' cannot be read: {error.strerror}.") from error
+    if where.url.lower().endswith(_ZIPPED):
+        return cast("IO[bytes]", gzip.GzipFile(fileobj=file))
+    return file if isinstance(file, io.BufferedReader) else _buffered(file)
+
+
+def _buffered(file: Any) -> IO[bytes]:
+    """Arrow's files read lines slowly, one byte at a time."""
+    return io.BufferedReader(file, 1 << 20)
+
+
+def _every(number: int) -> bool:
+    return True
+
+
+def _none(number: int) -> bool:
+    return False
+
+
+_READERS: dict[Form, Callable[[Place, int, Wanted], _Read]] = {
+    "jsonl": _jsonl,
+    "parquet": _parquet,
+    "csv": _csv,
+}

@@ -1,0 +1,58 @@
+"""`job.json`: what a job was asked, of which files, and how far its last driver came. One per output."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.data.journal import now_s
+from penstock.data.order import Order
+from penstock.data.place import Place
+from penstock.data.reader import Source
+from penstock.data.report import Report
+from penstock.errors import ConfigError, SourceNotFound
+
+_NAME = "job.json"
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """ended: why the last driver went; None while it is there, or after it was killed.
+
+    total: rows of the input, once they have been counted.
+    """
+
+    order: Order
+    source: Source
+    total: int | None = None
+    ended: str | None = None
+    report: Report | None = None
+    begun_s: float = msgspec.field(default_factory=now_s)
+
+    @property
+    def finished(self) -> bool:
+        return self.ended == FINISHED
+
+
+FINISHED = "finished"
+
+
+def read(journal: Place) -> Record | None:
+    """The record of a journal; None where there is none. Raises: ConfigError when it cannot be read."""
+    at = journal / _NAME
+    try:
+        data = at.read()
+    except (FileNotFoundError, NotADirectoryError, SourceNotFound):
+        return None
+    try:
+        return msgspec.json.decode(data, type=Record)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"'{at.url}' is not a job that this version can read: {error}.") from error
+
+
+def write(journal: Place, record: Record) -> None:
+    (journal / _NAME).write(msgspec.json.format(msgspec.json.encode(record)))
+
+
+def differing(one: Order, other: Order) -> list[str]:
+    """Names of options in which two orders differ, but for who answers."""
+    names = (field for field in Order.__struct_fields__ if field != "engines")
+    return [name for name in names if getattr(one, name) != getattr(other, name)]

@@ -1,0 +1,101 @@
+"""`penstock.data.batch`: a whole job by one call, from Python, as `penstock batch` does it by one command."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.data import record
+from penstock.data.driver import Limits
+from penstock.data.hire import hire
+from penstock.data.job import Job
+from penstock.data.order import Engines, Order, Reuse
+from penstock.data.report import Prices, Report
+from penstock.data.task import Kind
+from penstock.data.watcher import Watcher
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.config import LLMConfig
+
+
+def batch(
+    inputs: str | Sequence[str],
+    output: str,
+    *,
+    config: LLMConfig | None = None,
+    replicas: int = 0,
+    url: str | None = None,
+    app: str | None = None,
+    model: str | None = None,
+    api_key: str | None = None,
+    task: Kind = "generate",
+    prompt: str | None = None,
+    system: str | None = None,
+    params: dict[str, Any] | None = None,
+    reuse: Reuse = "exact",
+    limits: Limits | None = None,
+    prices: Prices | None = None,
+    watcher: Watcher | None = None,
+    retry_failed: bool = False,
+) -> Report:
+    """Runs every row of `inputs` through engines of `config`, or a service, and writes `output`.
+
+    Called again after it was stopped or killed it goes on where it was; on a finished output it does nothing
+    but give the report, unless `retry_failed`. Ctrl-C stops it cleanly; what has ended is kept.
+    Raises: ConfigError, SourceNotFound, Taken, Unavailable, EngineStartFailed.
+    """
+    given = (inputs,) if isinstance(inputs, str) else tuple(inputs)
+    engines = Engines(url=url, app=app, model=model, replicas=replicas)
+    if config is not None:
+        engines = msgspec.structs.replace(engines, words=(config.model_id, config.model_source))
+    order = Order(
+        inputs=given,
+        output=output,
+        engines=engines,
+        kind=task,
+        template=prompt,
+        system=system,
+        defaults=params or {},
+        reuse=reuse,
+    )
+    before = record.read(order.journal)
+    if before is not None:
+        continued(before.order, order)
+        if before.finished and before.report is not None and not retry_failed:
+            return before.report
+    job = Job(
+        order,
+        hire(engines, config, api_key=api_key),
+        limits=limits,
+        prices=prices,
+        watcher=watcher,
+        retry_failed=retry_failed,
+    )
+    return asyncio.run(_stoppable(job))
+
+
+def continued(before: Order, order: Order) -> None:
+    """Raises: ConfigError when `order` would go on with a job in another way than it began."""
+    other = [name for name in record.differing(before, order) if name != "lines"]
+    if other:
+        name, began, now = other[0], getattr(before, other[0]), getattr(order, other[0])
+        raise ConfigError(
+            f"'{order.output}' was begun with {name} = {began!r}, not {now!r}. "
+            "Go on as it was begun (`penstock batch resume`), or name another output."
+        )
+
+
+async def _stoppable(job: Job) -> Report:
+    loop = asyncio.get_running_loop()
+    if threading.current_thread() is threading.main_thread():
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            with suppress(NotImplementedError):
+                loop.add_signal_handler(signum, job.stop.ask, signal.Signals(signum).name)
+    return await job.run()

@@ -1,0 +1,183 @@
+"""The output, written from the journal in the order of the input: every row once, here or among the failed.
+
+Nothing of it is appended to: each file is written whole and then named, so that writing it again, after a
+kill at any moment, gives the same. Used by the job when every row has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import groupby
+from typing import Any
+
+import msgspec
+
+from penstock.data.index import Index
+from penstock.data.order import Order
+from penstock.data.outcome import Failure, Outcome
+from penstock.data.place import Place, unfinished, written
+from penstock.data.reader import Form, Row, Source, form_of
+from penstock.data.view import KEPT
+from penstock.data.writer import WRITERS
+from penstock.errors import ConfigError
+
+_SUCCESS = "_SUCCESS"
+"""An empty file in a folder that is complete, as Hadoop and Spark write it."""
+
+Ended = tuple[Row, Outcome]
+Record = Callable[[Row, Outcome], Mapping[str, Any]]
+Columns = Callable[[Outcome], Mapping[str, Any]]
+"""What an outcome says, by column."""
+
+
+class Sink:
+    """Where the rows of one job go."""
+
+    def __init__(self, order: Order, source: Source, columns: Columns) -> None:
+        """columns: of rows that went well; not asked for lines of OpenAI's batch form, which has its own."""
+        self._order, self._source, self._columns = order, source, columns
+        self._form: Form = output_form(order, source.form)
+        self._writer = WRITERS[self._form]
+
+    def write(self, index: Index) -> list[str]:
+        """The files, which are there and whole. May be called again. Blocks.
+
+        Failed rows come first: where the output is, nothing is missing.
+        Raises: Unavailable; JournalBroken.
+        """
+        self._sweep()
+        files: list[str] = []
+        dead: list[tuple[Place, Record]] = [(failed_place(self._order, self._form), self._dead)]
+        if self._order.lines:
+            dead = [(dead[0][0], _same), (errors_place(self._order), self._error_line)]
+        for to, record in dead:
+            if index.counts()["failed"]:
+                files += self._write(to, index, "failed", record)
+            else:
+                to.remove()
+        record = self._answer_line if self._order.lines else self._answered
+        return [*self._write(self._order.where, index, "ok", record, self._order.folder), *files]
+
+    def _write(
+        self,
+        to: Place,
+        index: Index,
+        state: str,
+        record: Record,
+        folder: bool = False,
+    ) -> list[str]:
+        records = (record(*ended) for ended in self._ended(index, state))
+        shape = self._writer.shape(records, self._known())
+        ended = self._ended(index, state)
+        if not folder:
+            self._file(to, (record(*one) for one in ended), shape)
+            return [to.url]
+        for number, part in groupby(ended, lambda one: one[0].number // self._order.part_rows):
+            name = f"part-{number:05d}.{self._form}"
+            self._file(to / name, (record(*one) for one in part), shape)
+        (to / _SUCCESS).write(b"")
+        return [to.url]
+
+    def _known(self) -> Mapping[str, Any]:
+        """Types of columns, for forms that have types: of ours, and of the input's where it has some."""
+        if self._form != "parquet":
+            return {}
+        from penstock.data.columns import schema
+
+        ours: dict[str, Any] = {field.name: field.type for field in schema(self._order.task())}
+        theirs = {KEPT + name if name in ours else name: kind for name, kind in self._source.types().items()}
+        return {**theirs, **ours}
+
+    def _file(self, to: Place, rows: Iterator[Mapping[str, Any]], shape: Any) -> None:
+        with written(to) as file:
+            self._writer.write(file, rows, shape)
+
+    def _ended(self, index: Index, state: str) -> Iterator[Ended]:
+        for row in self._source.rows(lambda number: index.state(number) == state):
+            yield row, index.end(row.number)
+
+    def _answered(self, row: Row, end: Outcome) -> dict[str, Any]:
+        """The row's own columns, then ours."""
+        ours, own = self._columns(end), row.fields or {}
+        return {**{(KEPT + name if name in ours else name): value for name, value in own.items()}, **ours}
+
+    def _dead(self, row: Row, end: Outcome) -> dict[str, Any]:
+        """What the row was, to be run again, and why it failed."""
+        own = {"line": (row.line or b"").decode(errors="replace")} if row.fields is None else row.fields
+        return {**own, "error": _told(end.failure)}
+
+    def _answer_line(self, row: Row, end: Outcome) -> dict[str, Any]:
+        response = {"status_code": 200, "request_id": _id(end.body, row), "body": end.body}
+        return _line(row, response, None)
+
+    def _error_line(self, row: Row, end: Outcome) -> dict[str, Any]:
+        failure = end.failure
+        told = {"code": failure.code, "message": failure.message} if failure is not None else None
+        if failure is None or failure.status is None:
+            return _line(row, None, told)
+        body = {"error": {**(told or {}), "type": failure.code, "param": None}}
+        return _line(row, {"status_code": failure.status, "request_id": _id(None, row), "body": body}, told)
+
+    def _sweep(self) -> None:
+        """Removes what a killed run left half written."""
+        order = self._order
+        folder = order.where if order.folder else order.where.sibling("")
+        name = "" if order.folder else order.where.name
+        for path in unfinished(folder):
+            if path.name.startswith(f".{name}"):
+                path.unlink(missing_ok=True)
+
+
+def _same(row: Row, end: Outcome) -> Mapping[str, Any]:
+    """A line of OpenAI's as it was: it can be sent again."""
+    return row.fields or {"line": (row.line or b"").decode(errors="replace")}
+
+
+def output_form(order: Order, source: Form) -> Form:
+    """The form of an order's output. Raises: ConfigError for one that cannot be written."""
+    form = form_of(order.output)
+    if order.output.lower().endswith(".gz"):
+        raise ConfigError(f"'{order.output}' cannot be written: outputs are not packed. Leave out .gz.")
+    if not order.folder and form is None:
+        raise ConfigError(
+            f"'{order.output}' must end with .jsonl, .parquet or .csv, or with / for a folder of parts."
+        )
+    if order.lines and (form or source) != "jsonl":
+        raise ConfigError(f"'{order.output}': answers to OpenAI's batch lines are .jsonl.")
+    return form or source
+
+
+def failed_place(order: Order, form: Form) -> Place:
+    """Beside the output: `answers.jsonl` has `answers.failed.jsonl`, the folder `answers/` too."""
+    return order.where.sibling(f"{_stem(order)}.failed.{form}")
+
+
+def errors_place(order: Order) -> Place:
+    """OpenAI's error file."""
+    return order.where.sibling(f"{_stem(order)}.errors.jsonl")
+
+
+def _stem(order: Order) -> str:
+    name = order.where.name
+    return name if order.folder else name.rpartition(".")[0]
+
+
+def _line(row: Row, response: Mapping[str, Any] | None, error: Mapping[str, Any] | None) -> dict[str, Any]:
+    custom_id = (row.fields or {}).get("custom_id")
+    return {"id": f"batch_req_{row.number}", "custom_id": custom_id, "response": response, "error": error}
+
+
+class _Id(msgspec.Struct):
+    id: str | None = None
+
+
+def _id(body: msgspec.Raw | None, row: Row) -> str:
+    try:
+        found = msgspec.json.decode(body, type=_Id).id if body is not None else None
+    except msgspec.ValidationError:
+        found = None
+    return found or f"req_{row.number}"
+
+
+def _told(failure: Failure | None) -> dict[str, Any]:
+    return msgspec.to_builtins(failure) if failure is not None else {}

@@ -1,0 +1,82 @@
+"""The engine's step of a processor: an actor of Ray Data with one backend, and a window of rows over it.
+
+Ray Data calls it from several threads at a time, each with a batch of rows; they feed one window on an event
+loop of the actor's own, so that the window is refilled row by row across batches. It returns each batch in
+its order: Ray Data's own retries find outputs by their place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from penstock.data.backend import Backend
+from penstock.data.memory import Memory, keys
+from penstock.data.outcome import Outcome
+from penstock.data.patience import Patience
+from penstock.data.prepare import ASK, END, Table, packed, unpacked
+from penstock.data.window import Window
+
+Run = Callable[[Any, Window], Coroutine[Any, Any, Any]]
+"""What one row's ASK comes to, through the window."""
+
+
+async def asked(request: Any, window: Window) -> Outcome:
+    """One request: one answer."""
+    return await window.run(request)
+
+
+class EngineStage:
+    """Batch with ASK -> batch with END."""
+
+    def __init__(
+        self,
+        make: Callable[[], Backend],
+        patience: Patience,
+        alone: bool = True,
+        run: Run = asked,
+        journal: str | None = None,
+        most: int | None = None,
+    ) -> None:
+        """Returns when the backend is ready. Raises: what its `start` raises."""
+        self._run = run
+        self._memory = Memory(journal) if journal is not None else None
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True, name="rows").start()
+        self._window = self._wait(self._opened(make, patience, alone, most))
+
+    async def _opened(
+        self, make: Callable[[], Backend], patience: Patience, alone: bool, most: int | None
+    ) -> Window:
+        backend = make()
+        await backend.start()
+        return Window(backend, patience, alone=alone, most=most)
+
+    def __call__(self, batch: Table) -> Table:
+        ends = self._wait(self._ends(unpacked(batch, ASK), unpacked(batch, END)))
+        return batch.drop_columns([ASK, END]).append_column(END, packed(ends))
+
+    async def _ends(self, asks: list[Any], ends: list[Outcome | None]) -> list[Outcome]:
+        return await asyncio.gather(*map(self._end, asks, ends, keys(asks)))
+
+    async def _end(self, ask: Any, end: Outcome | None, key: str) -> Outcome:
+        if end is not None:
+            return end
+        run = partial(self._run, ask, self._window)
+        return await (run() if self._memory is None else self._memory.answer(key, run))
+
+    def __del__(self) -> None:
+        """Ray Data's way to end an actor's work: the engine is stopped with it."""
+        try:
+            if self._memory is not None:
+                self._memory.close()
+            if hasattr(self, "_window"):  # it started
+                self._wait(self._window.backend.stop())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()

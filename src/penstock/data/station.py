@@ -1,0 +1,258 @@
+"""What differs between processors: who answers, what a row may ask of it, and which columns come of that.
+
+Made of a config where the pipeline is built; its parts travel to where they are used. `make` runs inside the
+engine's actor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
+
+import msgspec
+
+from penstock.config.accelerators import Nodes
+from penstock.config.placement import place, spans_nodes
+from penstock.data.ask import request_of
+from penstock.data.backend import Backend
+from penstock.data.backends.http import PAYLOAD, Http
+from penstock.data.backends.method import called
+from penstock.data.backends.own import OwnEngine
+from penstock.data.backends.served import Served
+from penstock.data.columns import columns, schema
+from penstock.data.configs import (
+    EngineProcessorConfig,
+    HttpRequestProcessorConfig,
+    ProcessorConfig,
+    ServeDeploymentProcessorConfig,
+    llm_config,
+    vLLMEngineProcessorConfig,
+)
+from penstock.data.fields import field_names, is_line
+from penstock.data.outcome import Outcome
+from penstock.data.program import Program, program_columns, program_schema
+from penstock.data.program import run as run_row
+from penstock.data.request import Request
+from penstock.data.stage import Run, asked
+from penstock.data.task import Task
+from penstock.data.values import plain
+from penstock.data.window import Window
+from penstock.errors import BadRequest, ConfigError, Unsupported
+
+Fields = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Station:
+    """ask: of what preprocessing returned and of the row, what crosses to the engine. Raises: BadRequest.
+
+    columns: of the outcome and of what preprocessing returned. fields: names of the request among those.
+    """
+
+    task: Task
+    make: Callable[[], Backend]
+    ask: Callable[[Fields, Fields], Any]
+    columns: Callable[[Outcome, Fields], dict[str, Any]]
+    fields: Callable[[Fields], set[str]]
+    schema: Any
+    resources: Callable[[], dict[str, Any]]
+    alone: bool = True
+    most: int | None = None
+    run: Run = asked
+
+
+def station(config: ProcessorConfig, program: Program | None = None) -> Station:
+    """Raises: ConfigError."""
+    found = _station(config)
+    if program is None:
+        return found
+    return replace(
+        found,
+        ask=the_row,
+        columns=ran,
+        fields=none_of_them,
+        schema=program_schema(),
+        run=partial(run_program, program, found.task),
+    )
+
+
+def _station(config: ProcessorConfig) -> Station:
+    if isinstance(config, EngineProcessorConfig | vLLMEngineProcessorConfig):
+        return _engine(config)
+    if isinstance(config, ServeDeploymentProcessorConfig):
+        return _served(config)
+    if isinstance(config, HttpRequestProcessorConfig):
+        return _http(config)
+    raise ConfigError(f"{type(config).__name__} is no processor's config.")
+
+
+def _engine(config: EngineProcessorConfig | vLLMEngineProcessorConfig) -> Station:
+    model = llm_config(config)
+    task = Task(config.task_type, model=model.model_id, alone=True)
+    return Station(
+        task=task,
+        make=partial(OwnEngine, model),
+        ask=partial(request, task),
+        columns=partial(answered, task),
+        fields=partial(field_names, task=task),
+        schema=schema(task),
+        resources=partial(engine_resources, model),
+        most=config.max_pending_requests if isinstance(config, vLLMEngineProcessorConfig) else None,
+    )
+
+
+def _served(config: ServeDeploymentProcessorConfig) -> Station:
+    task = Task(config.task_type)
+    return Station(
+        task=task,
+        make=partial(Served, config),
+        ask=partial(call_or_request, task),
+        columns=partial(result_or_columns, task),
+        fields=partial(fields_or_call, task),
+        schema=schema(task),
+        resources=small,
+        alone=False,
+    )
+
+
+def call_or_request(task: Task, fields: Fields, row: Fields) -> Request:
+    """A row that names a method is a call of it. Raises: BadRequest."""
+    if not is_call(fields):
+        return request(task, fields, row)
+    kwargs = fields.get("request_kwargs")
+    if not isinstance(kwargs, Mapping):
+        raise BadRequest("A row with a `method` needs `request_kwargs`, a dict.", param="request_kwargs")
+    return called(str(fields["method"]), cast("Fields", kwargs), fields.get("dtype"))
+
+
+def result_or_columns(task: Task, outcome: Outcome, fields: Fields) -> dict[str, Any]:
+    """Of a call: what it returned; of one of a model's endpoints the columns of such an answer, too."""
+    if not is_call(fields):
+        return columns(task, outcome)
+    said = {} if outcome.body is None else msgspec.json.decode(outcome.body, type=dict[str, Any])
+    if fields["method"] in ("chat", "completions") and "choices" in said:
+        return {**said, **columns(task, outcome)}
+    return {**said, **common(outcome)}
+
+
+def fields_or_call(task: Task, fields: Fields) -> set[str]:
+    if not is_call(fields):
+        return field_names(fields, task)
+    return {name for name in ("method", "dtype", "request_kwargs") if name in fields}
+
+
+def is_call(fields: Fields) -> bool:
+    return "method" in fields and not is_line(fields)
+
+
+def _http(config: HttpRequestProcessorConfig) -> Station:
+    task = Task(config.task_type, token_ids=False)
+    return Station(
+        task=task,
+        make=partial(Http, config),
+        ask=partial(payload_or_request, task),
+        columns=partial(response_or_columns, task),
+        fields=partial(fields_or_payload, task),
+        schema=schema(task),
+        resources=small,
+        alone=False,
+    )
+
+
+def payload_or_request(task: Task, fields: Fields, row: Fields) -> Request:
+    """A payload goes as it is. Raises: BadRequest."""
+    if "payload" not in fields:
+        return request(task, fields, row)
+    body = msgspec.json.encode(plain(fields["payload"], "payload"))
+    return Request(path=PAYLOAD, body=body)
+
+
+def response_or_columns(task: Task, outcome: Outcome, fields: Fields) -> dict[str, Any]:
+    if "payload" not in fields:
+        return columns(task, outcome)
+    said = None if outcome.body is None else msgspec.json.decode(outcome.body)
+    return {"http_response": said, **common(outcome)}
+
+
+def fields_or_payload(task: Task, fields: Fields) -> set[str]:
+    return {"payload"} if "payload" in fields else field_names(fields, task)
+
+
+def common(outcome: Outcome) -> dict[str, Any]:
+    """What every outcome has, whatever the answer is."""
+    failure = outcome.failure
+    return {
+        "time_taken_llm": outcome.took_s if outcome.state == "ok" else None,
+        "waited_s": outcome.waited_s,
+        "attempts": outcome.attempts,
+        "error": None if failure is None else msgspec.structs.asdict(failure),
+    }
+
+
+def small() -> dict[str, Any]:
+    """An actor that only asks others."""
+    return {"num_cpus": 0}
+
+
+def request(task: Task, fields: Fields, row: Fields) -> Request:
+    """The request in `fields`; columns that preprocessing only handed on are none of it.
+
+    Raises: BadRequest.
+    """
+    ours = field_names(fields, task)
+    return request_of({name: fields[name] for name in fields if name in ours or name not in row}, task)
+
+
+def answered(task: Task, outcome: Outcome, fields: Fields) -> dict[str, Any]:
+    return columns(task, outcome)
+
+
+def the_row(fields: Fields, row: Fields) -> Fields:
+    """What a program gets: the row as preprocessing left it."""
+    return fields
+
+
+def none_of_them(fields: Fields) -> set[str]:
+    return set()
+
+
+def ran(outcome: Outcome, fields: Fields) -> dict[str, Any]:
+    """What the program returned, and what it took."""
+    output, found = program_columns(outcome)
+    return {**output, **found}
+
+
+async def run_program(program: Program, task: Task, row: Fields, window: Window) -> Outcome:
+    return await run_row(program, row, window.run, task)
+
+
+def engine_resources(config: Any) -> dict[str, Any]:
+    """Ray's options of one actor with an engine of `config` on this cluster.
+
+    An engine on CPU reserves none, so that a pipeline runs on two cores.
+    Raises: Unsupported when the engine needs several nodes.
+    """
+    nodes = _nodes()
+    if spans_nodes(config, nodes):
+        raise Unsupported(
+            f"The engine of '{config.model_id}' needs several nodes, which a pipeline's own cannot have: "
+            "serve it (penstock serve, serve.run) and name it with ServeDeploymentProcessorConfig."
+        )
+    found = place(config, nodes)
+    whole = dict(found.bundles[0]) if found.bundles else {}
+    options: dict[str, Any] = {"num_gpus": whole.pop("GPU", 0), "num_cpus": whole.pop("CPU", 0)}
+    if memory := whole.pop("memory", None):
+        options["memory"] = memory
+    if whole:
+        options["resources"] = whole
+    if config.runtime_env:
+        options["runtime_env"] = dict(config.runtime_env)
+    return options
+
+
+def _nodes() -> Nodes | None:
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]] if ray.is_initialized() else None

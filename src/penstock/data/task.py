@@ -1,0 +1,56 @@
+"""What a processor asks of its model, and under which conditions; the same for all of its rows.
+
+Read by everything that makes requests of rows and columns of answers. It knows neither.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from penstock.errors import ConfigError
+
+Kind = Literal["generate", "embed", "classify", "score"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+POOLING_PATHS = {"embed": "/v1/embeddings", "classify": "/classify", "score": "/score"}
+
+ROLES = frozenset(
+    {
+        "system",
+        "developer",
+        "user",
+        "assistant",
+        "tool",
+        "function",
+        "ipython",  # Llama's tool results
+        "observation",  # ChatGLM's
+        "control",  # Granite's, and its documents
+        "document",
+    }
+)
+"""Roles that templates know, OpenAI's first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """model: what the backend serves, for adapters that rows name.
+
+    alone: it serves nothing else, so any other model that a row names is an adapter of it.
+    token_ids: whether answers are asked for the ids of prompt and answer.
+    read_files: whether files, `file://` and buckets that rows name are read here; rows of strangers must not
+        make this process read them.
+    roles: those of messages; None for any.
+    """
+
+    kind: Kind = "generate"
+    model: str | None = None
+    alone: bool = False
+    token_ids: bool = True
+    read_files: bool = True
+    roles: frozenset[str] | None = ROLES
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(f"There is no task {self.kind!r}; there are {', '.join(KINDS)}.")

@@ -1,0 +1,178 @@
+"""A row's value as JSON takes it: the same value, or a refusal that says where it lies and what it is.
+
+Rows come from Arrow, pandas, numpy and the user's own code; what is sent is JSON. Nothing is dropped and
+nothing rounded on the way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from datetime import date, datetime, time
+from decimal import Decimal
+from enum import Enum
+from typing import Any, cast
+from uuid import UUID
+
+import msgspec
+
+from penstock.errors import BadRequest
+
+_SHOWN = 80
+_DEEPEST = 200
+_NOT_A_TIME = "is NaT, which JSON cannot hold; None leaves a field out"
+
+
+def plain(value: Any, where: str, depth: int = 0) -> Any:
+    """`value` of None, bool, int, float, str, list and dict alone.
+
+    Arrays and Arrow's scalars become what they hold, bytes the text that they are in UTF-8, times ISO 8601, a
+    pydantic class its JSON schema.
+    Raises: BadRequest naming `where`.
+    """
+    if value is None or value is True or value is False or type(value) is int:
+        return value
+    if depth > _DEEPEST:
+        raise refused(where, f"is nested more than {_DEEPEST} levels deep, or holds itself")
+    if isinstance(value, Enum):
+        return plain(value.value, where, depth + 1)
+    if isinstance(value, str):
+        return _text(value, where)
+    if isinstance(value, float):
+        return _number(value, where)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, Mapping):
+        items = cast("Mapping[Any, Any]", value).items()
+        return {_key(key, where): plain(item, f"{where}.{key}", depth + 1) for key, item in items}
+    if isinstance(value, list | tuple):
+        return _list(cast("Iterable[Any]", value), where, depth)
+    return _other(value, where, depth)
+
+
+def refused(where: str, fault: str) -> BadRequest:
+    """The error to raise about the field `where`. fault: a verb and what follows, without the full stop."""
+    return BadRequest(f"{where} {fault}{'' if fault.endswith('?') else '.'}", param=where)
+
+
+def kind_of(value: Any) -> str:
+    """What it is, in words for a sentence."""
+    return (
+        "None"
+        if value is None
+        else f"{'an' if type(value).__name__[0] in 'aeiouAEIOU' else 'a'} {type(value).__name__}"
+    )
+
+
+def cut(text: str) -> str:
+    """At most so much of a text as an error may show."""
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _text(value: str, where: str) -> str:
+    text = str.__str__(value)  # of numpy's and others' kinds of str
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise refused(
+                where,
+                f"holds half a character (a lone surrogate) at position {error.start}, which UTF-8 cannot",
+            ) from error
+    return text
+
+
+def _number(value: float, where: str) -> float:
+    if not math.isfinite(value):
+        raise refused(where, f"is {float(value)}, which JSON cannot hold; None leaves a field out")
+    return float(value)
+
+
+def _key(key: Any, where: str) -> str:
+    if isinstance(key, str):
+        return _text(key, where)
+    if hasattr(key, "tolist"):
+        key = key.tolist()
+    if isinstance(key, int) and not isinstance(key, bool):  # of logit_bias
+        return str(key)
+    raise refused(where, f"has the key {cut(repr(key))}, {kind_of(key)}; keys must be texts")
+
+
+def _list(values: Iterable[Any], where: str, depth: int) -> list[Any]:
+    return [plain(item, f"{where}[{index}]", depth + 1) for index, item in enumerate(values)]
+
+
+def _other(value: Any, where: str, depth: int) -> Any:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return _decoded(bytes(value), where)
+    if isinstance(value, date | time):
+        return _time(value, where)
+    if isinstance(value, Decimal):
+        return _decimal(value, where)
+    if isinstance(value, UUID):
+        return str(value)
+    if isinstance(value, type):
+        return _schema(value, where, depth)
+    if _dtype(value) == "M" and (value != value).any():
+        raise refused(where, _NOT_A_TIME)
+    found = _opened(value)
+    if found is value:
+        raise refused(
+            where, f"is {kind_of(value)}, which JSON cannot hold; give texts, numbers, lists and dicts"
+        )
+    return plain(found, where, depth + 1)
+
+
+def _opened(value: Any) -> Any:
+    """What a container of another library holds; the value itself where it is none."""
+    if hasattr(value, "as_py"):  # Arrow's scalars and arrays hold it as `as_py` or `to_pylist`
+        return value.as_py()
+    if hasattr(value, "to_pylist"):
+        return value.to_pylist()
+    if _dtype(value) == "M":  # `tolist` would make numbers of them
+        return value.astype(str).tolist()
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json", exclude_unset=True)
+    if isinstance(value, msgspec.Struct):
+        return msgspec.to_builtins(value)
+    if dataclasses.is_dataclass(value):
+        return dataclasses.asdict(cast("Any", value))
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _dtype(value: Any) -> str | None:
+    """numpy's letter for what an array holds: M for times."""
+    return getattr(getattr(value, "dtype", None), "kind", None)
+
+
+def _decoded(value: bytes, where: str) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise refused(
+            where,
+            "holds bytes that are no text in UTF-8; pictures, videos and sounds go into messages as parts",
+        ) from error
+
+
+def _time(value: date | time, where: str) -> str:
+    if isinstance(value, datetime) and value != value:  # pandas' NaT
+        raise refused(where, _NOT_A_TIME)
+    return value.isoformat()
+
+
+def _decimal(value: Decimal, where: str) -> int | float:
+    if value.is_finite():
+        if value == value.to_integral_value():
+            return int(value)
+        if Decimal(repr(float(value))) == value:
+            return float(value)
+    raise refused(where, f"is {value}, which no JSON number holds exactly; give a float or a text")
+
+
+def _schema(value: type, where: str, depth: int) -> Any:
+    schema = getattr(value, "model_json_schema", None)
+    if schema is None:
+        raise refused(where, f"is the class {value.__name__}; give a JSON schema, or a pydantic class")
+    return plain(schema(), where, depth + 1)

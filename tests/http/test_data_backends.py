@@ -1,0 +1,263 @@
+"""The backends of batch that need no Ray: an engine in this process, and a service by its URL."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from email.utils import formatdate
+from time import time
+from typing import Any
+
+import pytest
+from aiohttp import web
+from backend_contract import CHAT, COMPLETIONS, FACTS, OPTIONS, REQUESTS, config, expected, meaning, row
+from served import Served
+
+from penstock.data.backend import Backend
+from penstock.data.backends.own import OwnEngine
+from penstock.data.backends.url import Url
+from penstock.data.patience import Patience
+from penstock.data.request import Request
+from penstock.data.window import Window
+from penstock.engines.sim.engine import SimEngine
+from penstock.errors import ConfigError, Unavailable
+from penstock.layers.stack import stacked
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def service(handler: Handler, path: str = "/{any:.*}") -> AsyncIterator[str]:
+    """A service of the test's own; gives its URL."""
+    app = web.Application()
+    app.router.add_route("*", path, handler)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+@asynccontextmanager
+async def started(backend: Any) -> AsyncIterator[Any]:
+    await backend.start()
+    try:
+        yield backend
+    finally:
+        await backend.stop()
+
+
+@pytest.fixture(params=["own", "url"])
+async def backend(request: pytest.FixtureRequest, served: Served) -> AsyncIterator[Backend]:
+    if request.param == "own":
+        async with started(OwnEngine(config())) as own:
+            yield own
+        return
+    engine = SimEngine(config())
+    await engine.start()
+    await served.gateway("m")
+    app = stacked(engine, config(), adapters=None, preprocessor=None, postprocessor=None)
+    await served.app(app, load=engine.load)
+    async with started(Url(served.url)) as url:
+        yield url
+    await engine.stop()
+
+
+@pytest.mark.parity("D3")
+@pytest.mark.parametrize("fact", FACTS)
+async def test_of_every_backend(backend: Backend, fact: str):
+    await FACTS[fact](backend)
+
+
+@pytest.mark.parity("D3", "D11")
+@pytest.mark.parametrize("name", REQUESTS)
+async def test_every_backend_answers_as_an_own_engine(backend: Backend, name: str):
+    request = REQUESTS[name]
+    assert meaning(await backend.ask(request)) == await expected(request, config())
+
+
+# -- a service by its URL
+
+
+@pytest.fixture
+async def url(served: Served) -> str:
+    await served.gateway("m")
+    await served.replica("m", **OPTIONS)
+    return served.url
+
+
+@pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/", CHAT])
+async def test_a_url_may_be_written_in_any_usual_way(url: str, suffix: str):
+    async with started(Url(url + suffix)) as service:
+        assert (await service.ask(REQUESTS["a chat"])).status == 200
+
+
+async def test_a_raw_url_gets_the_body_as_it_is():
+    async def echo(request: web.Request) -> web.Response:
+        assert request.method == "POST"
+        return web.Response(body=request.path_qs.encode() + b" " + await request.read())
+
+    async with service(echo) as base, started(Url(f"{base}/any/where?x=1", raw=True)) as raw:
+        answer = await raw.ask(Request(path="", body=b'{"a":   1.50}', model="not sent"))
+        assert answer.body == b'/any/where?x=1 {"a":   1.50}'
+
+
+async def test_headers_and_key_are_sent():
+    async def echo(request: web.Request) -> web.Response:
+        return web.json_response([request.headers["authorization"], request.headers["x-team"]])
+
+    async with (
+        service(echo) as base,
+        started(Url(base, api_key="k", headers={"X-Team": "blue"}, model="m")) as asked,
+    ):
+        assert json.loads((await asked.ask(row())).body) == ["Bearer k", "blue"]
+
+
+async def test_a_refused_key_is_told_at_the_start():
+    async def refuse(request: web.Request) -> web.Response:
+        return web.Response(status=401)
+
+    async with service(refuse) as base:
+        with pytest.raises(ConfigError, match="refuses the API key"):
+            await Url(base, api_key="wrong").start()
+
+
+async def test_of_several_models_none_is_chosen():
+    async def models(request: web.Request) -> web.Response:
+        if request.path == "/v1/models":
+            return web.json_response({"data": [{"id": "a"}, {"id": "b"}]})
+        return web.Response(body=await request.read())
+
+    async with service(models) as base, started(Url(base)) as asked:
+        assert (await asked.ask(Request(path=COMPLETIONS, body=b"{}"))).body == b"{}"
+        assert json.loads((await asked.ask(Request(path=COMPLETIONS, body=b"{}", model="b"))).body) == {
+            "model": "b"
+        }
+
+
+async def test_nobody_there_is_unavailable_with_the_url_and_no_secret(free_port: int):
+    asked = Url(f"http://me:secret@127.0.0.1:{free_port}/v1?key=secret", model="m")
+    await asked.start()
+    with pytest.raises(Unavailable) as told:
+        await asked.ask(row(prompt="x"))
+    await asked.stop()
+    assert str(told.value).startswith(f"http://127.0.0.1:{free_port}/v1 cannot be reached: ")
+    assert "secret" not in str(told.value)
+
+
+async def test_nobody_there_is_told_at_the_start_where_the_model_is_not_known(free_port: int):
+    with pytest.raises(Unavailable, match="Is it running"):
+        await Url(f"http://127.0.0.1:{free_port}").start()
+
+
+@pytest.mark.parametrize(
+    ("header", "least_s", "most_s"),
+    [
+        (("Retry-After", "7"), 7, 7),
+        (("Retry-After", formatdate(time() + 3600, usegmt=True)), 3000, 3600),
+        (("retry-after-ms", "250"), 0.25, 0.25),
+    ],
+)
+async def test_retry_after_is_read_in_all_its_forms(header: tuple[str, str], least_s: float, most_s: float):
+    async def busy(request: web.Request) -> web.Response:
+        return web.Response(status=429, headers=dict([header]), body=b"{}")
+
+    async with service(busy) as base, started(Url(base, model="m")) as asked:
+        answer = await asked.ask(row())
+        assert least_s <= answer.retry_after_s <= most_s
+        assert asked.room(0) == 0
+
+
+async def test_a_refusal_leaves_room_for_half_as_many():
+    async def busy(request: web.Request) -> web.Response:
+        return web.Response(status=503, body=b"{}")
+
+    async with service(busy) as base, started(Url(base, model="m", max_concurrency=10)) as asked:
+        assert asked.room(0) == 10
+        await asked.ask(row())
+        assert (asked.room(0), asked.room(4), asked.room(9)) == (5, 1, 0)
+
+
+async def test_an_answer_that_breaks_off_counts_as_an_answer():
+    """A row that brings the service down each time must not be asked for ever."""
+
+    async def cut(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    async with service(cut) as base, started(Url(base, model="m")) as asked:
+        answer = await asked.ask(row())
+        assert answer.status == 502
+        assert "broke off" in json.loads(answer.body)["error"]["message"]
+
+
+async def test_a_connection_that_was_closed_for_its_idleness_costs_nothing():
+    asked_on: list[object] = []
+
+    async def once(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        if request.transport in asked_on:
+            request.transport.abort()
+        asked_on.append(request.transport)
+        return web.Response(body=b"{}")
+
+    async with service(once) as base, started(Url(base, model="m")) as asked:
+        assert [(await asked.ask(row())).status for _ in range(3)] == [200, 200, 200]
+        assert len(asked_on) > 3
+
+
+async def test_no_answer_in_time_is_504():
+    async def never(request: web.Request) -> web.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with service(never) as base, started(Url(base, model="m", timeout_s=0.2)) as asked:
+        answer = await asked.ask(row())
+        assert (answer.status, json.loads(answer.body)["error"]["code"]) == (504, "deadline_exceeded")
+
+
+async def test_a_redirection_is_told_instead_of_followed():
+    async def moved(request: web.Request) -> web.Response:
+        raise web.HTTPPermanentRedirect("https://elsewhere.example/v1")
+
+    async with service(moved) as base, started(Url(base, model="m")) as asked:
+        answer = await asked.ask(row())
+        assert answer.status == 308
+        assert "a redirection" in json.loads(answer.body)["error"]["message"]
+
+
+async def test_a_prompt_for_the_engine_stays_in_its_process(url: str):
+    async with started(Url(url)) as asked:
+        answer = await asked.ask(Request(path=COMPLETIONS, body=b"{}", prompt=b"pickled"))
+        assert answer.status == 400
+
+
+async def test_a_window_gets_all_rows_answered_by_a_service_that_often_refuses():
+    counted = 0
+
+    async def moody(request: web.Request) -> web.Response:
+        nonlocal counted
+        counted += 1
+        if counted % 3 == 0:
+            return web.Response(status=429, headers={"retry-after-ms": "5"}, body=b"{}")
+        return web.json_response({"n": counted})
+
+    async with service(moody) as base, started(Url(base, model="m")) as asked:
+        window = Window(asked, Patience(attempts=20, pause_s=0.01))
+        outcomes = await asyncio.gather(*(window.run(row()) for _ in range(200)))
+    assert {outcome.state for outcome in outcomes} == {"ok"}
+
+
+async def test_a_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch):
+    async def proxy(request: web.Request) -> web.Response:
+        return web.json_response({"asked": str(request.url)})
+
+    async with service(proxy) as base:
+        monkeypatch.setenv("http_proxy", base)
+        monkeypatch.setenv("no_proxy", "")
+        async with started(Url("http://model.example/v1", model="m")) as asked:
+            answer = await asked.ask(row())
+    assert "model.example" in json.loads(answer.body)["asked"]

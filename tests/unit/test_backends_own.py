@@ -1,0 +1,204 @@
+"""An engine in this process, asked by rows: the simulator, without sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.config import LLMConfig
+from penstock.data.backends.own import OwnEngine, for_batch
+from penstock.data.request import Request
+from penstock.engines.sim import tokenizer
+from penstock.errors import EngineDead, EngineStartFailed, Unavailable
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+def config(**options: Any) -> LLMConfig:
+    fields = {name: options.pop(name) for name in list(options) if name in LLMConfig.model_fields}
+    speed = {"step_base_ms": 1.0, "prefill_tokens_per_s": float("inf")}
+    loading = {"model_id": "m"}
+    return LLMConfig(model_loading_config=loading, llm_engine="sim", engine_kwargs=speed | options, **fields)
+
+
+@pytest.fixture
+async def make() -> AsyncIterator[Any]:
+    made: list[OwnEngine] = []
+
+    async def start(**options: Any) -> OwnEngine:
+        made.append(OwnEngine(config(**options)))
+        await made[-1].start()
+        return made[-1]
+
+    yield start
+    for engine in made:
+        await engine.stop()
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not true():  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.002)
+
+
+def adapters(folder: Path, *names: str) -> dict[str, Any]:
+    for name in names:
+        (folder / name).mkdir()
+        (folder / name / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8}')
+    return {"dynamic_lora_loading_path": str(folder), "max_num_adapters_per_replica": 1}
+
+
+async def test_a_row_that_names_an_adapter_gets_it(make: Any, tmp_path: Path):
+    engine = await make(lora_config=adapters(tmp_path, "a", "b"))
+    requests = [
+        Request(path=COMPLETIONS, body=b'{"prompt": "hello"}', model=model)
+        for model in ("m:a", "m:b", "m", "m:a")
+    ]
+    answers = [json.loads((await engine.ask(request)).body) for request in requests]
+    starts = [answer["choices"][0]["text"].partition("]")[0] for answer in answers]
+    assert starts == ["[a@1", "[b@2", "hello", "[a@3"]
+
+
+async def test_a_row_that_names_no_adapter_there_is_fails_alone(make: Any, tmp_path: Path):
+    engine = await make(lora_config=adapters(tmp_path, "a"))
+    answer = await engine.ask(Request(path=COMPLETIONS, body=b'{"prompt": "hello"}', model="m:z"))
+    assert answer.status == 404
+    assert "There are: 'a'" in json.loads(answer.body)["error"]["message"]
+
+
+def louder(request: dict[str, Any]) -> dict[str, Any]:
+    return {**request, "prompt": request["prompt"].upper()}
+
+
+async def test_the_configs_own_preprocessor_is_asked_as_in_a_replica(make: Any):
+    engine = await make(preprocessor=louder)
+    answer = await engine.ask(Request(path=COMPLETIONS, body=b'{"prompt": "hello"}'))
+    assert b"HELLO" in answer.body
+
+
+async def test_a_row_is_answered_with_the_model_of_the_config(make: Any):
+    answer = await (await make()).ask(Request(path=COMPLETIONS, body=b'{"prompt": "hello"}'))
+    assert answer.status == 200
+    assert json.loads(answer.body)["model"] == "m"
+
+
+async def test_cached_tokens_are_told(make: Any):
+    answer = await (await make()).ask(Request(path=COMPLETIONS, body=b'{"prompt": "hello"}'))
+    assert json.loads(answer.body)["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+
+
+def test_the_users_own_word_on_cached_tokens_stands():
+    assert (
+        for_batch(config(enable_prompt_tokens_details=False)).engine_kwargs["enable_prompt_tokens_details"]
+        is False
+    )
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b'"x"', b'{"prompt": 5}', b"{", b'{"prompt": "x", "n": "many"}']
+)
+async def test_a_bad_row_is_an_answer_with_400(make: Any, body: bytes):
+    answer = await (await make()).ask(Request(path=COMPLETIONS, body=body))
+    assert answer.status == 400
+    assert json.loads(answer.body)["error"]["message"]
+
+
+async def test_an_unknown_path_is_an_answer_with_404(make: Any):
+    assert (await (await make()).ask(Request(path="/v1/nothing", body=b"{}"))).status == 404
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_a_prompt_for_the_engine_stands_in_for_the_bodys(make: Any, path: str):
+    engine = await make()
+    answer = await engine.ask(
+        Request(path=path, body=b'{"max_tokens": 9}', prompt=pickle.dumps({"prompt": "mine"}))
+    )
+    assert answer.status == 200, answer.body
+    assert b"mine" in answer.body
+
+
+async def test_a_prompt_for_the_engine_is_refused_where_none_is_taken(make: Any):
+    request = Request(path="/v1/embeddings", body=b"{}", prompt=pickle.dumps({"prompt": "mine"}))
+    answer = await (await make()).ask(request)
+    assert answer.status == 400
+    assert "takes no prompt for the engine" in json.loads(answer.body)["error"]["message"]
+
+
+async def test_token_ids_are_asked_by_generate(make: Any):
+    ids = tokenizer.encode("one two three")
+    body = json.dumps({"prompt_token_ids": ids, "sampling_params": {"max_tokens": 3}})
+    answer = await (await make()).ask(Request(path="/v1/generate", body=body.encode()))
+    assert json.loads(answer.body)["usage"]["prompt_tokens"] == len(ids)
+
+
+async def test_a_death_ends_what_is_open_and_start_makes_a_new_engine(make: Any):
+    engine = await make(die_after_tokens=500, step_base_ms=5)
+    long = Request(path=COMPLETIONS, body=b'{"prompt": "x", "max_tokens": 400, "ignore_eos": true}')
+    ends = await asyncio.gather(*(engine.ask(long) for _ in range(20)), return_exceptions=True)
+    assert {type(end) for end in ends} == {EngineDead}
+    assert engine.room(0) == 0
+    await engine.start()
+    assert (await engine.ask(Request(path=COMPLETIONS, body=b'{"prompt": "x"}'))).status == 200
+
+
+async def test_a_death_with_nothing_in_it_costs_the_next_row_nothing(make: Any):
+    engine = await make()
+    engine._model.engine.die()
+    await until(lambda: engine.room(0) == 0)
+    assert (await engine.ask(Request(path=COMPLETIONS, body=b'{"prompt": "x"}'))).status == 200
+
+
+async def test_cancelling_ends_the_request_in_the_engine(make: Any):
+    engine = await make(step_base_ms=5)
+    long = Request(path=COMPLETIONS, body=b'{"prompt": "x", "max_tokens": 4000, "ignore_eos": true}')
+    asking = asyncio.create_task(engine.ask(long))
+    await until(lambda: engine.load().running == 1)
+    asking.cancel()
+    await asyncio.wait({asking})
+    assert asking.cancelled()
+    await until(lambda: engine.load().running == 0)
+
+
+async def test_who_asks_before_the_start_is_told_so():
+    with pytest.raises(Unavailable, match="call `start` first"):
+        await OwnEngine(config()).ask(Request(path=COMPLETIONS, body=b"{}"))
+
+
+async def test_stop_may_come_twice_and_before_the_start():
+    engine = OwnEngine(config())
+    await engine.stop()
+    await engine.start()
+    await engine.stop()
+    await engine.stop()
+    with pytest.raises(Unavailable):
+        await engine.ask(Request(path=COMPLETIONS, body=b"{}"))
+
+
+async def test_stop_ends_what_is_open(make: Any):
+    engine = await make(step_base_ms=5)
+    long = Request(path=COMPLETIONS, body=b'{"prompt": "x", "max_tokens": 4000, "ignore_eos": true}')
+    asking = asyncio.create_task(engine.ask(long))
+    await until(lambda: engine.load().running == 1)
+    await engine.stop()
+    with pytest.raises(EngineDead, match="stopped"):
+        await asking
+
+
+async def test_a_start_that_takes_too_long_says_what_to_raise():
+    engine = OwnEngine(config(start_delay_s=60.0, engine_start_timeout_s=0.05))
+    with pytest.raises(EngineStartFailed, match="Raise engine_start_timeout_s"):
+        await engine.start()
+
+
+async def test_many_starts_make_one_engine(make: Any):
+    engine = await make()
+    await engine.ask(Request(path=COMPLETIONS, body=b'{"prompt": "x", "max_tokens": 1}'))
+    before = engine._model
+    await asyncio.gather(*(engine.start() for _ in range(5)))
+    assert engine._model is before

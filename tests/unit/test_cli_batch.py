@@ -1,0 +1,101 @@
+"""The words of `penstock batch`, up to where an engine would be needed."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cli.app import app
+from penstock.cli.meter import Pace
+from penstock.cli.summary import shown
+from penstock.data.lease import Done
+from penstock.data.report import Report, Tally
+
+pytestmark = pytest.mark.parity("X19")
+
+
+def said(*words: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["batch", *map(str, words)])
+    return result.exit_code, result.output
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"text": "one"}\n{"text": "two"}\n')
+    return path
+
+
+def test_an_input_needs_no_word_before_it(rows: Path):
+    code, text = said(rows, "-o", rows.with_name("out.jsonl"))
+    assert (code, text.startswith("penstock batch: Say who answers: --model")) == (2, True)
+
+
+def test_a_dry_run_shows_prompts_and_starts_nothing(rows: Path):
+    words = ("--engine", "sim", "--prompt", "Say: {text}", "--dry-run")
+    code, text = said(rows, "-o", rows.with_name("out.jsonl"), *words)
+    assert code == 0
+    assert '"content":"Say: one"' in text
+    assert "2 of 2 rows can be asked." in text
+    assert [path.name for path in rows.parent.iterdir()] == ["in.jsonl"]
+
+
+def test_a_dry_run_renders_the_models_own_template(rows: Path):
+    words = ("--model", "demo", "--prompt", "Say: {text}", "--dry-run")
+    code, text = said(rows, "-o", rows.with_name("out.jsonl"), *words)
+    assert code == 0, text
+    assert "Say: one" in text
+    assert '"content"' not in text
+
+
+def test_a_dry_run_names_the_rows_that_cannot_be_asked(rows: Path):
+    words = ("--engine", "sim", "--prompt", "Say: {txt}", "--dry-run")
+    code, text = said(rows, "-o", rows.with_name("out.jsonl"), *words)
+    assert code == 1
+    assert "Row 0: The prompt names the column 'txt'; the row has text." in text
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--url", "http://x", "--app", "y"), "Give --url or --app, not both."),
+        (("--url", "http://x", "--max-model-len", "9"), "--max-model-len is no option"),
+        (("--engine", "sim", "--task", "sing"), "--task 'sing' is not known"),
+        (("--engine", "sim", "--param", "cold"), "--param 'cold' must be NAME=VALUE"),
+        (("--engine", "sim", "--prompt", "x", "--dry-run"), "must name a column in braces"),
+    ],
+)
+def test_words_that_do_not_go_together_are_told(rows: Path, words: tuple[str, ...], sentence: str):
+    code, text = said(rows, "-o", rows.with_name("out.jsonl"), *words)
+    assert code == 2
+    assert sentence in text
+
+
+def test_an_output_without_a_job_has_no_status(rows: Path):
+    code, text = said("status", rows)
+    assert (code, "has no journal beside it" in text) == (2, True)
+
+
+def test_help_says_how_to_go_on():
+    code, text = said("--help")
+    assert code == 0
+    assert "penstock batch resume" in text
+
+
+def test_time_left_follows_from_the_last_seconds():
+    pace, tally = Pace(), Tally(total=100)
+    pace.note(0.0, tally)
+    for row in range(20):
+        tally.add(Done(row, "ok", output_tokens=5))
+    tally.add(Done(20, "failed", "poison_row"))
+    pace.note(2.1, tally)
+    told = "21 of 100 rows · 10.0 rows/s · 48 tok/s · 0:07 left · failed: 1 poison_row"
+    assert pace.told(tally) == told
+
+
+def test_a_report_says_what_to_do_next():
+    unfinished = Report(output="o.jsonl", ended="SIGINT", rows=9, ok=3, waiting=6)
+    assert shown(unfinished)[-1] == "Go on:     penstock batch resume o.jsonl"
+    failed = Report(output="o.jsonl", ended="finished", rows=9, ok=8, failed=1, errors={"poison_row": 1})
+    assert "           1 x poison_row" in shown(failed)
+    assert shown(failed)[-1] == "Try again: penstock batch resume o.jsonl --retry-failed"

@@ -1,0 +1,307 @@
+"""Whole jobs in this process, with a simulated engine: what is asked, what is kept, what is refused."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.config import LLMConfig
+from penstock.data import record
+from penstock.data.backends.own import OwnEngine
+from penstock.data.claim import Taken, claim
+from penstock.data.crew import Alone
+from penstock.data.driver import Limits
+from penstock.data.job import Job
+from penstock.data.order import Engines, Order
+from penstock.data.preview import preview
+from penstock.data.report import Prices, Report
+from penstock.data.watcher import Watcher
+from penstock.errors import ConfigError, EngineStartFailed
+
+FAST = {"step_base_ms": 0, "step_per_request_ms": 0, "prefill_tokens_per_s": float("inf")}
+
+
+def job(order: Order, *, engine: dict | None = None, **options) -> Job:
+    config = LLMConfig(
+        model_loading_config={"model_id": "m"}, llm_engine="sim", engine_kwargs={**FAST, **(engine or {})}
+    )
+    return Job(order, Alone(lambda: OwnEngine(config)), **options)
+
+
+@pytest.fixture
+def order(tmp_path: Path) -> Callable[..., Order]:
+    """An order over rows, with the output `out.jsonl`."""
+
+    def make(rows: list, output: str = "out.jsonl", **options) -> Order:
+        path = tmp_path / "in.jsonl"
+        if not path.exists():
+            lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+            path.write_text("".join(f"{line}\n" for line in lines))
+        return Order(inputs=(str(path),), output=str(tmp_path / output), **options)
+
+    return make
+
+
+def texts(count: int) -> list[dict]:
+    return [{"id": number, "prompt": f"row {number}"} for number in range(count)]
+
+
+def read(path: str) -> list[dict]:
+    return [json.loads(text) for text in Path(path).read_text().splitlines()]
+
+
+async def test_each_row_is_answered_in_the_order_of_the_input(order):
+    asked = order(texts(50))
+    done = await job(asked).run()
+    found = read(asked.output)
+    assert [row["id"] for row in found] == list(range(50))
+    assert [row["generated_text"] for row in found] == [f"row {number}" for number in range(50)]
+    assert (done.ended, done.ok, done.failed, done.waiting) == ("finished", 50, 0, 0)
+
+
+async def test_a_template_makes_a_prompt_of_columns(order):
+    asked = order([{"text": "this", "tags": ["a"]}], template="Say {text} {tags}", system="Be brief.")
+    await job(asked).run()
+    assert read(asked.output)[0]["generated_text"].endswith('Say this ["a"]')
+
+
+@pytest.mark.parity("X5")
+async def test_bad_rows_of_every_kind_fail_alone(order):
+    bad = [
+        "no json",
+        "[1]",
+        {"nothing": 1},
+        {"prompt": 5},
+        {"messages": [{"role": "wizard", "content": "x"}]},
+    ]
+    asked = order([*texts(3), *bad, {"prompt": "x" * 90_000, "id": 8}])
+    done = await job(asked).run()
+    assert (done.ok, done.failed) == (3, 6)
+    dead = read(asked.output.replace("out.jsonl", "out.failed.jsonl"))
+    assert [row["error"]["stage"] for row in dead] == ["read"] * 2 + ["preprocess"] * 3 + ["engine"]
+    assert dead[0]["line"] == "no json"
+    assert dead[5]["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parity("X5")
+async def test_failed_rows_alone_are_run_again(order):
+    asked = order(texts(20), attempts=1)
+    first = await job(asked, engine={"error_every": 4}).run()
+    assert (first.ok, first.failed) == (15, 5)
+    second = await job(asked, retry_failed=True).run()
+    assert (second.run_rows, second.ok, second.failed) == (5, 20, 0)
+    assert [row["id"] for row in read(asked.output)] == list(range(20))
+    assert not asked.where.sibling("out.failed.jsonl").exists()
+
+
+@pytest.mark.parity("X5")
+async def test_what_is_stopped_goes_on_where_it_was(order):
+    asked = order(texts(60))
+    slow = {"step_base_ms": 5, "max_num_seqs": 4}
+    first = await job(asked, engine=slow, limits=Limits(tokens=60)).run()
+    assert first.ended.startswith("budget: ")
+    assert 0 < first.ok < 60
+    assert not asked.where.exists()
+    second = await job(asked).run()
+    assert second.run_rows == 60 - first.ok
+    assert [row["id"] for row in read(asked.output)] == list(range(60))
+
+
+async def test_it_stops_when_too_many_rows_have_failed(order):
+    asked = order([{"bad": number} for number in range(5000)])
+    done = await job(asked, limits=Limits(failures=10)).run()
+    assert done.ended.startswith("budget: ")
+
+
+async def test_a_stop_asked_twice_does_not_wait_for_rows(order):
+    class Impatient(Watcher):
+        def look(self, tally):
+            if tally.running:
+                work.stop.ask("SIGINT")
+
+    slow = {"step_base_ms": 50, "reply": "x" * 15_000}
+    work = job(order(texts(4), defaults={"max_tokens": 15_000}), engine=slow, watcher=Impatient())
+    done = await asyncio.wait_for(work.run(), 60)
+    assert (done.ended, done.ok, done.waiting) == ("SIGINT", 0, 4)
+
+
+@pytest.mark.parity("X5")
+async def test_no_engine_starts_when_only_the_output_is_missing(order):
+    asked = order(texts(5))
+    await job(asked).run()
+    asked.where.remove()
+    done = await job(asked, engine={"start_error": "no such weights"}).run()
+    assert (done.ended, done.run_rows, len(read(asked.output))) == ("finished", 0, 5)
+
+
+async def test_a_second_driver_is_refused(order):
+    asked = order(texts(1))
+    held = claim(asked.journal)
+    with pytest.raises(Taken, match="works on this output already"):
+        await job(asked).run()
+    held.free()
+    assert (await job(asked).run()).ok == 1
+
+
+async def test_a_changed_input_is_refused(order, tmp_path: Path):
+    asked = order(texts(3))
+    await job(asked, limits=Limits(seconds=0.0)).run()
+    (tmp_path / "in.jsonl").write_text("{}\n")
+    with pytest.raises(ConfigError, match="is not what it was when this job began"):
+        await job(asked).run()
+
+
+async def test_an_output_that_is_not_ours_is_left_alone(order, tmp_path: Path):
+    (tmp_path / "out.jsonl").write_text("precious")
+    with pytest.raises(ConfigError, match="no job of ours has begun it"):
+        await job(order(texts(1))).run()
+    assert (tmp_path / "out.jsonl").read_text() == "precious"
+
+
+async def test_an_output_within_its_input_is_refused(order, tmp_path: Path):
+    asked = order(texts(1), "in.jsonl")
+    with pytest.raises(ConfigError):
+        await job(asked).run()
+
+
+async def test_an_engine_that_cannot_start_ends_the_job_and_loses_nothing(order):
+    asked = order(texts(3))
+    with pytest.raises(EngineStartFailed, match="no such weights"):
+        await job(asked, engine={"start_error": "no such weights"}).run()
+    assert (await job(asked).run()).ok == 3
+
+
+@pytest.mark.parity("X5")
+async def test_an_engine_that_dies_is_made_anew_and_no_row_is_lost(order):
+    asked = order(texts(60))
+    done = await job(asked, engine={"die_after_requests": 25, "max_num_seqs": 8}).run()
+    assert (done.ok, done.failed) == (60, 0)
+    assert [row["id"] for row in read(asked.output)] == list(range(60))
+
+
+@pytest.mark.parity("X5", "D12")
+async def test_a_row_that_kills_engines_is_put_aside_alone(order, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_ENGINE_CLS", "poisoned:Poisoned")
+    asked = order([*texts(20), {"id": 20, "prompt": "poison"}, *texts(20)])
+    done = await job(asked, engine={"step_base_ms": 1}).run()
+    assert (done.ok, done.failed, done.errors) == (40, 1, {"poison_row": 1})
+    (dead,) = read(asked.output.replace("out.jsonl", "out.failed.jsonl"))
+    assert dead["prompt"] == "poison"
+
+
+@pytest.mark.parity("X20")
+async def test_identical_requests_without_chance_are_asked_once(order):
+    rows = [{"prompt": f"row {number % 3}", "temperature": 0} for number in range(12)]
+    done = await job(order(rows)).run()
+    assert (done.ok, done.reused, done.generated_tokens) == (12, 9, 3 * 3)
+
+
+@pytest.mark.parity("X20")
+async def test_sampled_requests_are_asked_each_by_itself(order):
+    done = await job(order([{"prompt": "same"}] * 4)).run()
+    assert done.reused == 0
+
+
+@pytest.mark.parity("X20")
+@pytest.mark.parametrize(("reuse", "reused"), [("all", 3), ("off", 0)])
+async def test_reuse_can_be_widened_and_switched_off(order, reuse: str, reused: int):
+    rows = [{"prompt": "same", **({"temperature": 0} if reuse == "off" else {})}] * 4
+    assert (await job(order(rows, reuse=reuse)).run()).reused == reused
+
+
+@pytest.mark.parity("X20")
+async def test_answers_of_another_job_are_taken_over(order):
+    rows = [{"prompt": f"row {number}", "seed": 1} for number in range(5)]
+    first = order(rows, "one.jsonl")
+    await job(first).run()
+    done = await job(order(rows, "two.jsonl", reuse_from=first.output)).run()
+    assert (done.ok, done.run_generated_tokens) == (5, 0)
+
+
+@pytest.mark.parity("X20")
+async def test_answers_of_other_sampling_are_not_taken_over(order):
+    first = order([{"prompt": "x", "seed": 1}], "one.jsonl", defaults={"max_tokens": 1})
+    await job(first).run()
+    other = order([], "two.jsonl", defaults={"max_tokens": 2}, reuse_from=first.output)
+    assert (await job(other).run()).run_generated_tokens > 0
+
+
+@pytest.mark.parity("D14", "X19")
+async def test_the_report_counts_tokens_and_cost_over_all_runs(order):
+    asked = order(texts(30))
+    await job(asked, engine={"max_num_seqs": 4}, limits=Limits(tokens=40)).run()
+    done: Report = await job(asked, prices=Prices(input=1.0, output=2.0)).run()
+    assert done.generated_tokens == 30 * 3
+    assert done.cost == pytest.approx((done.prompt_tokens + 2 * done.generated_tokens) / 1e6)
+
+
+@pytest.mark.parity("X20")
+async def test_answers_of_another_model_are_not_taken_over(order):
+    first = order([{"prompt": "x", "seed": 1}], "one.jsonl", engines=Engines(words=("a",)))
+    await job(first).run()
+    other = order([], "two.jsonl", engines=Engines(words=("b",)), reuse_from=first.output)
+    assert (await job(other).run()).run_generated_tokens > 0
+
+
+async def test_a_limit_runs_the_first_rows_only(order):
+    asked = order(texts(30), limit=7)
+    done = await job(asked).run()
+    assert (done.ok, done.rows, done.waiting) == (7, 7, 0)
+    assert len(read(asked.output)) == 7
+
+
+async def test_an_empty_input_gives_an_empty_output(order):
+    asked = order([])
+    done = await job(asked).run()
+    assert (done.ended, done.ok) == ("finished", 0)
+    assert read(asked.output) == []
+
+
+async def test_the_record_says_what_was_asked(order):
+    asked = order(texts(1), engines=Engines(words=("m",)))
+    await job(asked).run()
+    found = record.read(asked.journal)
+    assert found is not None
+    assert (found.order, found.total, found.ended) == (asked, 1, "finished")
+
+
+def test_a_preview_checks_every_row_and_shows_the_first_prompts(order):
+    asked = order([*texts(5), {"prompt": 5}], template=None, defaults={"temperature": 0})
+    found = preview(asked)
+    assert (found.rows, found.good) == (6, 5)
+    assert [number for number, _ in found.prompts] == [0, 1, 2]
+    assert found.prompts[0][1] == "row 0"
+    assert found.faults[0][0] == 5
+    assert not Path(asked.journal.url).exists()
+
+
+@pytest.mark.parametrize("template", ["no column", "open {brace", "{}"])
+def test_a_template_that_names_no_column_is_refused(order, template: str):
+    with pytest.raises(ConfigError, match="The prompt"):
+        preview(order(texts(1), template=template))
+
+
+def test_a_missing_column_is_named(order):
+    found = preview(order(texts(1), template="{text}"))
+    assert found.faults == [(0, "The prompt names the column 'text'; the row has id, prompt.")]
+
+
+@pytest.mark.parity("X18")
+async def test_beginnings_brought_together_are_computed_once(order):
+    """Forty beginnings in turn, of which the cache holds three."""
+    rows = [
+        {"prompt": f"{number % 40} " + f"begin{number % 40} " * 150 + str(number)} for number in range(400)
+    ]
+    engine = {
+        "kv_tokens": 1024,
+        "max_model_len": 512,
+        "max_num_seqs": 2,
+        "enable_prompt_tokens_details": True,
+    }
+    together = await job(order(rows, "one.jsonl"), engine=engine).run()
+    apart = await job(order(rows, "two.jsonl", group_prefixes=False), engine=engine).run()
+    assert together.ok == apart.ok == 400
+    assert together.cached_tokens > 0.8 * together.prompt_tokens
+    assert apart.cached_tokens < 0.1 * apart.prompt_tokens

@@ -1,0 +1,110 @@
+"""Where bytes lie: whole files or none, here and in a bucket."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from bucket import s3_server
+
+from penstock.data.place import found, place, unfinished, written
+from penstock.errors import SourceNotFound, Unavailable
+
+
+@pytest.fixture(scope="module")
+def s3():
+    with s3_server("jobs") as server:
+        before = dict(os.environ)
+        os.environ.update(server.environment)
+        yield server
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@pytest.fixture(params=["here", "s3", "fsspec"])
+def root(request: pytest.FixtureRequest, tmp_path: Path):
+    """A folder, an S3 prefix and a URL of fsspec, all empty."""
+    if request.param == "s3":
+        request.getfixturevalue("s3")
+        return place(f"s3://jobs/{tmp_path.name}")
+    return place(tmp_path) if request.param == "here" else place(f"memory://{tmp_path.name}")
+
+
+def test_what_is_written_can_be_read(root):
+    (root / "a.txt").write(b"one")
+    assert (root / "a.txt").read() == b"one"
+    with (root / "a.txt").open() as file:
+        assert file.read() == b"one"
+
+
+def test_a_second_write_replaces_the_first(root):
+    (root / "a.txt").write(b"one")
+    (root / "a.txt").write(b"two")
+    assert (root / "a.txt").read() == b"two"
+
+
+def test_a_large_file_is_there_when_its_block_ends(root):
+    with written(root / "a.txt") as file:
+        file.write(b"x" * 3_000_000)
+        assert not (root / "a.txt").exists()
+    assert (root / "a.txt").files()[0].size_bytes == 3_000_000
+
+
+def test_a_block_that_raises_leaves_the_old_file(root):
+    (root / "a.txt").write(b"old")
+    with suppress(RuntimeError), written(root / "a.txt") as file:
+        file.write(b"new")
+        raise RuntimeError
+    assert (root / "a.txt").read() == b"old"
+    assert [file.name for file in root.files()] == ["a.txt"]
+
+
+def test_files_are_listed_by_name_below_a_folder(root):
+    for name in ("b.txt", "a.txt", "deep/c.txt"):
+        (root / name).write(b"x")
+    assert [file.name for file in root.files()] == ["a.txt", "b.txt", "deep/c.txt"]
+
+
+def test_neighbours_have_names_in_the_same_folder(root):
+    (root / "a.jsonl").beside(".journal").write(b"1")
+    (root / "a.jsonl").sibling("b.jsonl").write(b"2")
+    assert [file.name for file in root.files()] == ["a.jsonl.journal", "b.jsonl"]
+
+
+def test_removing_what_is_not_there_does_nothing(root):
+    (root / "a.txt").write(b"x")
+    (root / "a.txt").remove()
+    (root / "a.txt").remove()
+    assert not (root / "a.txt").exists()
+
+
+def test_a_glob_finds_files_of_its_ending_only(root):
+    for name in ("b.jsonl", "a.jsonl", "c.csv"):
+        (root / name).write(b"x")
+    assert [where.name for where, _ in found(f"{root.url}/*.jsonl")] == ["a.jsonl", "b.jsonl"]
+
+
+def test_a_folder_means_its_files_without_journals_and_marks(root):
+    for name in ("a.jsonl", "_SUCCESS", "out.jsonl.journal/0001-driver.jsonl"):
+        (root / name).write(b"x")
+    assert [where.name for where, _ in found(root.url)] == ["a.jsonl"]
+
+
+def test_an_input_that_is_not_there_is_named(root):
+    with pytest.raises(SourceNotFound, match=r"no file at '.*nothing\.jsonl'"):
+        found(f"{root.url}/nothing.jsonl")
+
+
+def test_what_a_kill_left_half_written_can_be_told(tmp_path: Path):
+    (tmp_path / ".a.txt.12345678.unfinished").write_bytes(b"x")
+    (tmp_path / "a.txt").write_bytes(b"x")
+    assert [path.name for path in unfinished(place(tmp_path))] == [".a.txt.12345678.unfinished"]
+
+
+def test_a_scheme_without_a_client_is_one_sentence():
+    with pytest.raises(Unavailable, match="cannot be reached"):
+        place("nosuchscheme://bucket/x")
+
+
+def test_credentials_in_a_url_are_not_shown():
+    assert "secret" not in place("s3://user:secret@jobs/x").url

@@ -1,0 +1,178 @@
+"""Which row goes to whom, and when it comes back."""
+
+import json
+from collections.abc import Iterable
+
+import pytest
+
+from penstock.data.lease import Done
+from penstock.data.prefix import Waiting, beginning
+from penstock.data.queue import Queue, Reused
+from penstock.data.request import Request
+
+
+def waiting(number: int, text: str = "", key: str | None = None) -> Waiting:
+    body = json.dumps({"messages": [{"role": "user", "content": text or str(number)}]}).encode()
+    request = Request(path="/v1/chat/completions", body=body)
+    return Waiting(number, request, key, 0, beginning(request))
+
+
+async def queue(rows: Iterable[Waiting], *workers: str, **options) -> Queue:
+    """Filled to its end."""
+    made = Queue(iter(rows), **options)
+    for worker in workers:
+        made.join(worker)
+    await made.fill()
+    return made
+
+
+def taken(found: Queue, worker: str, room: int) -> list[int]:
+    return [lease.row for lease in found.take(worker, room)]
+
+
+async def test_rows_go_out_in_the_order_of_the_input():
+    found = await queue(map(waiting, range(10)), "a")
+    assert taken(found, "a", 4) + taken(found, "a", 99) == list(range(10))
+
+
+async def test_it_is_over_when_every_row_has_ended():
+    found = await queue(map(waiting, range(2)), "a")
+    found.take("a", 2)
+    assert not found.over
+    found.ended("a", [Done(0, "ok"), Done(1, "failed")])
+    assert found.over
+
+
+@pytest.mark.parity("X5")
+async def test_rows_of_a_dead_worker_go_first_with_one_death_more():
+    found = await queue(map(waiting, range(4)), "a", "b")
+    assert taken(found, "a", 2) == [0, 1]
+    found.ended("a", [Done(0, "ok")])
+    assert [row.number for row in found.lost("a")] == [1]
+    assert [(lease.row, lease.deaths) for lease in found.take("b", 9)] == [(1, 1), (2, 0), (3, 0)]
+
+
+async def test_rows_of_a_stopped_worker_come_back_without_a_death():
+    found = await queue(map(waiting, range(2)), "a", "b")
+    found.take("a", 1)
+    found.left("a")
+    assert [(lease.row, lease.deaths) for lease in found.take("b", 9)] == [(0, 0), (1, 0)]
+
+
+async def test_an_end_is_counted_once_whoever_tells_it():
+    found = await queue(map(waiting, range(2)), "a", "b")
+    found.take("a", 1)
+    found.lost("a")
+    found.take("b", 1)
+    assert found.ended("a", [Done(0, "ok")]) == []
+    assert len(found.ended("b", [Done(0, "ok")])) == 1
+    assert found.ended("b", [Done(0, "ok")]) == []
+
+
+async def test_the_tail_is_shared_evenly():
+    found = await queue(map(waiting, range(100)), "a", "b")
+    assert len(taken(found, "a", 1000)) == 50
+    assert len(taken(found, "b", 1000)) == 50
+
+
+async def test_a_faster_worker_takes_over_what_a_slow_one_has_not_begun():
+    found = await queue(map(waiting, range(100)), "a", "b")
+    found.take("a", 20)
+    for row in taken(found, "b", 50):
+        found.ended("b", [Done(row, "ok")])
+    assert len(taken(found, "b", 1000)) == 25
+
+
+async def test_reading_stops_when_enough_rows_wait():
+    numbers = iter(range(10_000))
+    found = Queue(map(waiting, numbers), look_ahead=1000)
+    found.join("a")
+    import asyncio
+
+    filling = asyncio.create_task(found.fill())
+    while found.waiting < 1000:
+        await found.changed()
+    assert next(numbers) < 2000
+    found.close()
+    await filling
+
+
+@pytest.mark.parity("X18")
+async def test_rows_with_one_beginning_come_one_after_another():
+    rows = [waiting(number, "abc"[number % 3] * 400 + str(number)) for number in range(9)]
+    found = await queue(rows, "a")
+    assert taken(found, "a", 9) == [0, 3, 6, 1, 4, 7, 2, 5, 8]
+
+
+@pytest.mark.parity("X18")
+async def test_each_beginning_goes_to_one_worker():
+    rows = [waiting(number, "ab"[number % 2] * 400 + str(number)) for number in range(8)]
+    found = await queue(rows, "one", "two")
+    first, second = taken(found, "one", 2), taken(found, "two", 2)
+    assert first + taken(found, "one", 2) == [0, 2, 4, 6]
+    assert second + taken(found, "two", 2) == [1, 3, 5, 7]
+
+
+@pytest.mark.parity("X18")
+async def test_no_worker_idles_because_of_a_beginning():
+    rows = [waiting(number, ("b" if number == 8 else "a") * 400 + str(number)) for number in range(9)]
+    found = await queue(rows, "one", "two")
+    assert taken(found, "one", 2) == [0, 1]
+    assert taken(found, "two", 3) == [8, 7, 6]
+
+
+async def test_a_system_prompt_of_all_rows_makes_no_group():
+    rows = [waiting(number, "s" * 900 + str(number) * 300) for number in range(4)]
+    found = await queue(rows, "one", "two")
+    assert taken(found, "one", 2) == [0, 1]
+
+
+async def test_beginnings_can_be_left_alone():
+    rows = [waiting(number, "ab"[number % 2] * 400 + str(number)) for number in range(4)]
+    found = await queue(rows, "a", group=False)
+    assert taken(found, "a", 4) == [0, 1, 2, 3]
+
+
+def test_rows_of_two_models_never_begin_alike():
+    body = b'{"messages": []}'
+    one, other = (Request(path="/v1/chat/completions", body=body, model=name) for name in ("m:a", "m:b"))
+    assert beginning(one) != beginning(other)
+
+
+@pytest.mark.parity("X20")
+async def test_an_identical_request_waits_for_the_first_ones_answer():
+    reused: list[Reused] = []
+    rows = [waiting(0, key="k"), waiting(1, key="k"), waiting(2, key="other")]
+    found = await queue(rows, "a", answered=reused.extend)
+    assert taken(found, "a", 9) == [0, 2]
+    found.ended("a", [Done(0, "ok"), Done(2, "ok")])
+    assert reused == [Reused(1, 0)]
+    assert found.over
+
+
+@pytest.mark.parity("X20")
+async def test_after_a_failure_the_next_identical_row_tries_itself():
+    reused: list[Reused] = []
+    rows = [waiting(number, key="k") for number in range(3)]
+    found = await queue(rows, "a", answered=reused.extend)
+    assert taken(found, "a", 9) == [0]
+    found.ended("a", [Done(0, "failed")])
+    assert taken(found, "a", 9) == [1]
+    found.ended("a", [Done(1, "ok")])
+    assert reused == [Reused(2, 1)]
+
+
+async def test_a_queue_that_was_closed_early_is_not_complete():
+    found = Queue(map(waiting, range(10_000)))
+    found.close()
+    await found.fill()
+    assert (found.over, found.complete) == (True, False)
+
+
+async def test_what_reading_raises_is_kept():
+    def rows():
+        yield waiting(0)
+        raise OSError("gone")
+
+    found = await queue(rows(), "a")
+    assert isinstance(found.error, OSError)

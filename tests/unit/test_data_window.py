@@ -1,0 +1,246 @@
+"""The window over a backend that does what its rows say: answer, refuse, die, hang."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from penstock.data.backend import Answer
+from penstock.data.patience import Patience
+from penstock.data.request import Request
+from penstock.data.window import Window
+from penstock.engine import Load
+from penstock.errors import EngineDead, EngineStartFailed, Unavailable
+
+QUICK = Patience(pause_s=0.001)
+OVERLOADED = Answer(429, b'{"error": {"message": "Full.", "code": "overloaded"}}')
+
+
+class Obedient:
+    """An engine with a batch of `size` rows; a row's body is what happens to it."""
+
+    def __init__(self, size: int = 8, starts: int = 1_000) -> None:
+        self.size, self.starts = size, starts
+        self.inside: dict[asyncio.Future[None], str] = {}
+        self.most = 0
+        self.asked: Counter[str] = Counter()
+        self.beside_poison: list[int] = []
+
+    async def start(self, progress=None) -> None:
+        await asyncio.sleep(0)
+        self.starts -= 1
+        if self.starts < 0:
+            raise EngineStartFailed("No memory.")
+
+    async def stop(self) -> None: ...
+
+    async def ask(self, request: Request) -> Answer:
+        word = request.body.decode()
+        self.asked[word] += 1
+        death = asyncio.get_running_loop().create_future()
+        self.inside[death] = word
+        self.most = max(self.most, len(self.inside))
+        try:
+            return await self._answer(word, death)
+        finally:
+            del self.inside[death]
+
+    async def _answer(self, word: str, death: asyncio.Future[None]) -> Answer:
+        if word.startswith("poison"):
+            await asyncio.sleep(0)
+            self.beside_poison.append(len(self.inside))
+            for each in self.inside:
+                each.done() or each.set_exception(EngineDead("It died."))
+        if word == "hang" or word.startswith("poison"):
+            await death
+        done, _ = await asyncio.wait([death], timeout=0.001)
+        if done:
+            death.result()
+        if word.startswith("busy") and self.asked[word] < int(word[4:]):
+            return OVERLOADED
+        if word == "bad":
+            return Answer(400, b'{"error": {"message": "No such role.", "code": "invalid_request"}}')
+        if word == "away" and self.asked[word] < 3:
+            raise Unavailable("Nobody there.")
+        return Answer(200, b'{"said": "%s"}' % word.encode())
+
+    def load(self) -> Load:
+        return Load(running=len(self.inside))
+
+    def room(self, in_flight: int) -> int:
+        return max(0, self.size - in_flight)
+
+
+def row(word: str) -> Request:
+    return Request(path="/v1/completions", body=word.encode())
+
+
+async def ended(backend: Obedient, *words: str, patience: Patience = QUICK, alone: bool = True):
+    window = Window(backend, patience, alone=alone)
+    return await asyncio.gather(*(window.run(row(word)) for word in words))
+
+
+async def test_each_row_gets_its_own_answer():
+    outcomes = await ended(Obedient(), *(f"row{n}" for n in range(100)))
+    assert [bytes(outcome.body) for outcome in outcomes] == [b'{"said": "row%d"}' % n for n in range(100)]
+    assert {outcome.state for outcome in outcomes} == {"ok"}
+
+
+async def test_no_more_than_fit_are_in_the_engine_and_no_fewer():
+    backend = Obedient(size=8)
+    await ended(backend, *(f"row{n}" for n in range(100)))
+    assert backend.most == 8
+
+
+async def test_no_more_than_the_user_allows_are_in_the_engine():
+    backend = Obedient(size=8)
+    window = Window(backend, QUICK, most=3)
+    await asyncio.gather(*(window.run(row(f"row{n}")) for n in range(20)))
+    assert backend.most == 3
+
+
+async def test_a_long_row_does_not_hold_the_others():
+    window = Window(Obedient(size=2), QUICK)
+    long = asyncio.create_task(window.run(row("hang")))
+    others = await asyncio.gather(*(window.run(row(f"row{n}")) for n in range(20)))
+    assert [outcome.state for outcome in others] == ["ok"] * 20
+    assert not long.done()
+    long.cancel()
+
+
+async def test_a_passing_refusal_is_asked_again():
+    (outcome,) = await ended(Obedient(), "busy3")
+    assert (outcome.state, outcome.attempts) == ("ok", 3)
+
+
+async def test_a_refusal_that_does_not_pass_fails_the_row_after_its_attempts():
+    (outcome,) = await ended(Obedient(), "busy9")
+    assert (outcome.state, outcome.attempts) == ("failed", 3)
+    assert (outcome.failure.code, outcome.failure.status) == ("overloaded", 429)
+
+
+async def test_a_bad_row_fails_at_once_with_the_engines_words():
+    backend = Obedient()
+    (outcome,) = await ended(backend, "bad")
+    assert (outcome.failure.message, outcome.failure.stage) == ("No such role.", "engine")
+    assert backend.asked["bad"] == 1
+
+
+async def test_who_is_not_reached_is_asked_again_without_using_up_attempts():
+    (outcome,) = await ended(Obedient(), "away")
+    assert (outcome.state, outcome.attempts) == ("ok", 1)
+
+
+async def test_a_death_runs_again_only_what_was_in_flight():
+    backend = Obedient(size=4)
+    window = Window(backend, QUICK)
+    before = await asyncio.gather(*(window.run(row(f"early{n}")) for n in range(10)))
+    held = [asyncio.create_task(window.run(row(f"late{n}"))) for n in range(4)]
+    await asyncio.sleep(0)
+    for death in backend.inside:
+        death.set_exception(EngineDead("Killed."))
+    after = await asyncio.gather(*held)
+    assert [outcome.deaths for outcome in before + after] == [0] * 10 + [1] * 4
+    assert {backend.asked[f"early{n}"] for n in range(10)} == {1}
+
+
+@pytest.mark.parity("D12")
+async def test_a_poison_row_is_put_aside_and_all_others_are_answered():
+    backend = Obedient(size=64)
+    words = [f"row{n}" for n in range(200)]
+    outcomes = await ended(backend, *words[:50], "poison", *words[50:])
+    assert Counter(outcome.state for outcome in outcomes) == {"ok": 200, "failed": 1}
+    assert outcomes[50].failure.code == "poison_row"
+    assert outcomes[50].deaths == 3
+
+
+async def test_a_suspect_runs_beside_ever_fewer_others_and_last_alone():
+    backend = Obedient(size=64)
+    await ended(backend, "poison", *(f"row{n}" for n in range(63)))
+    assert backend.beside_poison[0] == 64
+    assert 1 < backend.beside_poison[1] <= 8
+    assert backend.beside_poison[2] == 1
+
+
+async def test_of_three_poison_rows_each_is_found_and_no_other():
+    words = [f"row{n}" for n in range(100)] + ["poison1", "poison2", "poison3"]
+    outcomes = await ended(Obedient(size=32), *words)
+    assert [outcome.state for outcome in outcomes] == ["ok"] * 100 + ["failed"] * 3
+
+
+async def test_where_others_share_the_engines_the_rest_goes_on_beside_suspects():
+    window = Window(Obedient(size=4), QUICK, alone=False)
+    suspect = asyncio.create_task(window.run(row("hang"), deaths=2))
+    others = await asyncio.gather(*(window.run(row(f"row{n}")) for n in range(10)))
+    assert [outcome.state for outcome in others] == ["ok"] * 10
+    suspect.cancel()
+
+
+async def test_deaths_elsewhere_count():
+    backend = Obedient()
+    window = Window(backend, QUICK)
+    outcome = await window.run(row("poison"), deaths=2)
+    assert (outcome.failure.code, outcome.deaths) == ("poison_row", 3)
+
+
+async def test_an_engine_that_cannot_start_again_ends_every_row_of_the_window():
+    window = Window(Obedient(size=2, starts=0), QUICK)
+    rows = [asyncio.create_task(window.run(row(word))) for word in ("poison", "row", "later")]
+    results = await asyncio.gather(*rows, return_exceptions=True)
+    assert [type(result) for result in results] == [EngineStartFailed] * 3
+    with pytest.raises(EngineStartFailed):
+        await window.run(row("row"))
+
+
+async def test_an_outage_without_end_raises():
+    class Gone(Obedient):
+        async def ask(self, request: Request) -> Answer:
+            raise Unavailable("Nobody there.")
+
+    with pytest.raises(Unavailable):
+        await ended(Gone(), "row", "row2", patience=Patience(pause_s=0.001, outage_s=0.01))
+
+
+async def test_a_row_past_its_deadline_fails_and_leaves_the_engine():
+    backend = Obedient()
+    (outcome,) = await ended(backend, "hang", patience=Patience(deadline_s=0.02))
+    assert (outcome.state, outcome.failure.code) == ("failed", "deadline_exceeded")
+    assert not backend.inside
+
+
+async def test_waiting_for_a_turn_does_not_count_against_the_deadline():
+    outcomes = await ended(Obedient(size=1), *["busy2"] * 3, patience=Patience(pause_s=0.03, deadline_s=5))
+    assert {outcome.state for outcome in outcomes} == {"ok"}
+    assert all(outcome.waited_s < 5 for outcome in outcomes)
+
+
+async def test_a_cancelled_row_frees_its_place():
+    backend = Obedient(size=1)
+    window = Window(backend, QUICK)
+    held, waiting = (asyncio.create_task(window.run(row("hang"))) for _ in range(2))
+    last = asyncio.create_task(window.run(row("row")))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    held.cancel()
+    assert (await last).state == "ok"
+    assert window.in_flight == 0
+
+
+async def test_room_is_what_the_backend_has_less_those_that_wait():
+    window = Window(Obedient(size=4), QUICK)
+    assert await window.wait_room() == 4
+    rows = [asyncio.create_task(window.run(row("hang"))) for _ in range(6)]
+    await asyncio.sleep(0)
+    assert (window.in_flight, window.room()) == (4, 0)
+    for each in rows:
+        each.cancel()
+
+
+async def test_an_answer_that_is_no_json_fails_the_row():
+    class Babbling(Obedient):
+        async def ask(self, request: Request) -> Answer:
+            return Answer(200, b"<html>hello")
+
+    (outcome,) = await ended(Babbling(), "row")
+    assert (outcome.failure.code, outcome.state) == ("bad_answer", "failed")
+    assert "<html>" in outcome.failure.message
