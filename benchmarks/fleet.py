@@ -128,7 +128,7 @@ async def _serve_gateway(
     replicas: list[dict[str, Any]], port: int, share_port: bool, config: dict[str, Any]
 ) -> dict[str, Any]:
     from penstock.config import GatewayConfig
-    from penstock.serve.address import Address
+    from penstock.door.address import Address
     from penstock.serve.cards import ModelCard
     from penstock.serve.gateway import Gateway, serve_on
     from penstock.serve.table import Table

@@ -216,8 +216,8 @@ def pick(scale: float) -> Section:
 
 def _pick_times(name: str, replicas: int, times: int) -> Iterator[float]:
     """Of a policy with a table that is full of ready replicas, in the middle of its work."""
-    from penstock.serve.address import Address
-    from penstock.serve.link import Hello, Report
+    from penstock.door.address import Address
+    from penstock.door.link import Hello, Report
     from penstock.serve.routing import Asked, policy
     from penstock.serve.routing.asked import Learns
     from penstock.serve.routing.blocks import blocks, home

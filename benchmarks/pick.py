@@ -1,6 +1,7 @@
 """What choosing a replica costs, for each policy by the number of replicas: `python -m benchmarks.pick`.
 
 No sockets and no event loop: the table, a policy, and prompts of 4 KB. The prefix policy's memory is full.
+Where requests name adapters, each replica has 16 of 500 loaded.
 Printed are microseconds for a request's whole way: what is read of its body, the pick, and what is learned.
 """
 
@@ -15,10 +16,10 @@ import msgspec
 
 from benchmarks.table import markdown
 from penstock.config.routing import POLICIES
+from penstock.door.address import Address
+from penstock.door.link import Adapters, Hello, Report
 from penstock.serve import body
-from penstock.serve.address import Address
 from penstock.serve.cards import ModelCard
-from penstock.serve.link import Hello, Report
 from penstock.serve.routing import Asked, Policy, policy
 from penstock.serve.routing.asked import Learns
 from penstock.serve.routing.memory import ENTRIES
@@ -28,6 +29,9 @@ from penstock.serve.table import Table
 COUNTS = (1, 10, 100, 1_000)
 _PROMPT_BYTES = 4_000
 _LIMIT = 100
+_ADAPTERS, _SLOTS = 500, 16
+_KNOW_ADAPTERS = ("prefix_affinity", "adapter_affinity", "least_loaded")
+_RUNS = [*((name, False) for name in POLICIES), *((name, True) for name in _KNOW_ADAPTERS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +48,19 @@ class Cost:
 def fleet(replicas: int, full: int = 0) -> Table:
     """A table of ready replicas; the first `full` of them have no room."""
     table = Table("node")
-    table.limit("m", _LIMIT)
+    table.limit("m", _LIMIT, _SLOTS)
     names = [f"replica-{i}" for i in range(replicas)]
     table.set_members("m", {name: Address(name, "node", None, None, None, "") for name in names})
     for i, replica in enumerate(table.members("m")):
         table.hello(replica, Hello(model_id="m", pid=1, version="", max_model_len=32_768))
         table.report(replica, Report(running=i % 8, elsewhere=_LIMIT if i < full else 0))
+        table.adapters(replica, Adapters(tuple(f"a{(7 * i + n) % _ADAPTERS}" for n in range(_SLOTS))))
     return table
 
 
-def measure(name: str, table: Table, what: str, times: int) -> Cost:
+def measure(name: str, table: Table, what: str, times: int, adapters: bool = False) -> Cost:
     """Requests one after another, each known from its second time on."""
+    title = f"{name}, adapters" if adapters else name
     chosen = policy(name)
     reading = Reading(ModelCard("m", 1), chosen, table)
     _fill(chosen, table)
@@ -62,32 +68,34 @@ def measure(name: str, table: Table, what: str, times: int) -> Cost:
     learn = chosen.sent if isinstance(chosen, Learns) else None
 
     def one(content: bytes, now: float) -> None:
-        asked = reading.asked("m", body.fields(content, b"application/json"), [], len(content))
+        adapter = f"a{int(1e3 * now) % _ADAPTERS}" if adapters else ""
+        asked = reading.asked(adapter, body.fields(content, b"application/json"), [], len(content))
         pick = chosen.pick(asked, table.candidates("m"), now)
         if pick is not None:
             if learn is not None:
                 learn(asked, pick.replica, now)
-            table.give_back(table.take(pick.replica, asked.tokens))
+            table.give_back(table.take(pick.replica, asked.tokens, adapter))
 
     spent = sorted(_timed(one, bodies, times))
     p99 = spent[int(0.99 * len(spent))]
-    return Cost(name, len(table.members("m")), what, 1e6 * statistics.median(spent), 1e6 * p99)
+    return Cost(title, len(table.members("m")), what, 1e6 * statistics.median(spent), 1e6 * p99)
 
 
 def costs(times: int = 5_000) -> Iterator[Cost]:
     """Every policy at every size, and among a thousand of which all or all but one are full."""
-    for name in POLICIES:
+    for name, adapters in _RUNS:
         for count in COUNTS:
-            yield measure(name, fleet(count), "with room", times)
-        yield measure(name, fleet(1_000, full=999), "all but one full", times)
-        yield measure(name, fleet(1_000, full=1_000), "all full", times)
+            yield measure(name, fleet(count), "with room", times, adapters)
+        yield measure(name, fleet(1_000, full=999), "all but one full", times, adapters)
+        yield measure(name, fleet(1_000, full=1_000), "all full", times, adapters)
 
 
 def table_of(found: Sequence[Cost]) -> str:
     """Markdown: a line for each policy, a column for each size."""
     columns = list(dict.fromkeys((cost.replicas, cost.fleet) for cost in found))
     head = ["us, p50 (p99)", *(f"{count:,} {what}" for count, what in columns)]
-    rows = [[name, *(_cell(found, name, column) for column in columns)] for name in POLICIES]
+    names = dict.fromkeys(cost.policy for cost in found)
+    rows = [[name, *(_cell(found, name, column) for column in columns)] for name in names]
     return markdown(head, rows)
 
 

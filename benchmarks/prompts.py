@@ -32,10 +32,12 @@ class Turn:
 class Dialogue:
     """Grows by what is said and answered."""
 
-    def __init__(self, user: str, system: bytes, tools: bytes = b"") -> None:
+    def __init__(self, user: str, system: bytes, tools: bytes = b"", adapter: str = "") -> None:
+        model = f"m:{adapter}" if adapter else "m"
         described = b'"tools":[{"type":"function","function":{"name":"act","description":"%b"}}],' % tools
         self._body = [
-            b'{"model":"m","user":"%b",%b"messages":[' % (user.encode(), described if tools else b"")
+            b'{"model":"%b","user":"%b",%b"messages":['
+            % (model.encode(), user.encode(), described if tools else b"")
         ]
         self._text = [_MARK["system"], tools]
         self._add("system", system)
@@ -87,12 +89,16 @@ Client = Callable[[str, Random], Iterator[Turn]]
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """clients: for each replica. make: clients that share what they share, in a fleet of so many replicas."""
+    """clients: for each replica. make: clients that share what they share, in a fleet of so many replicas.
+
+    adapter_slots: adapters that a replica holds, where requests name some.
+    """
 
     name: str
     title: str
     clients: int
     make: Callable[[int], Client]
+    adapter_slots: int = 0
 
 
 def _chats(replicas: int) -> Client:
@@ -150,9 +156,25 @@ def _independent(replicas: int) -> Client:
     return client
 
 
+def _adapters(replicas: int) -> Client:
+    """One question each to one of some applications, of which a few are asked most; each has its adapter."""
+    count = 50 * replicas // 8
+    weights = list(accumulate(1 / (n + 1) for n in range(count)))
+    systems = [words(Random(f"adapter {n}"), 300) for n in range(count)]
+
+    def client(name: str, draw: Random) -> Iterator[Turn]:
+        while True:
+            [n] = draw.choices(range(count), cum_weights=weights)
+            said, answer = words(draw, about(draw, 300)), words(draw, about(draw, 150))
+            yield Dialogue(name, systems[n], adapter=f"a{n}").ask(said, answer, draw.expovariate(1 / 2))
+
+    return client
+
+
 WORKLOADS: Sequence[Workload] = (
     Workload("chats", "multi-turn chats", 64, _chats),
     Workload("system", "shared system prompts", 48, _system_prompts),
     Workload("agents", "agents, long prefixes", 24, _agents),
     Workload("independent", "nothing shared", 40, _independent),
+    Workload("adapters", "adapters, 50 for 8 replicas of 8 slots", 40, _adapters, adapter_slots=8),
 )

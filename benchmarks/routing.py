@@ -37,11 +37,13 @@ ENGINE = {
     "step_base_ms": 7.0,
     "step_per_request_ms": 0.03,
     "step_per_kv_token_ns": 50.0,
+    "adapter_load_s": 0.5,
 }
 """An 8B model in bf16 (32 layers, 8 KV heads of 128: 128 KiB of KV a token) on an H100.
 
 prefill: 16 GFLOP a token, and 0.5 MFLOP for each token before it, at 40 % of 990 TFLOP/s. step_base: 16 GB
 of weights at 3.35 TB/s are 4.8 ms, and 2 ms of launches and sampling. per KV token: 128 KiB at 2.6 TB/s.
+adapter_load_s: 80 MB from object storage.
 kv_tokens: what a card of 48 GB leaves beside the weights; one of 80 GB leaves twice as much.
 """
 
@@ -62,6 +64,7 @@ class Row:
     imbalance: float
     requests: int
     preemptions: int
+    loads_per_s: float
     cpu_s: float
 
 
@@ -101,6 +104,7 @@ def _row(workload: Workload, plan: Plan, tally: Tally, cpu_s: float) -> Row:
         imbalance=round(fmean(tally.imbalance), 3),
         requests=tally.requests,
         preemptions=tally.preemptions,
+        loads_per_s=round(tally.loads / plan.measured_s, 2),
         cpu_s=round(cpu_s, 1),
     )
 
@@ -122,9 +126,12 @@ def tables(rows: Sequence[Row]) -> Iterable[str]:
 
 _HEAD = [
     *("policy", "replicas", "TTFT p50 ms", "TTFT p99 ms", "prefix hits", "generated tok/s"),
-    *(f"of {BASELINE}", "all tok/s", "imbalance"),
+    *(f"of {BASELINE}", "all tok/s", "imbalance", "adapter loads/s"),
 ]
-_GATEWAYS_HEAD = ["workload", "policy", "replicas", "gateways", "prefix hits", "generated tok/s", "of one"]
+_GATEWAYS_HEAD = [
+    *("workload", "policy", "replicas", "gateways", "prefix hits", "generated tok/s", "of one"),
+    "adapter loads/s",
+]
 
 
 def _cells(row: Row, others: Sequence[Row]) -> list[str]:
@@ -133,7 +140,7 @@ def _cells(row: Row, others: Sequence[Row]) -> list[str]:
     return [
         *(row.policy, str(row.replicas), f"{1e3 * row.ttft_p50_s:,.0f}", f"{1e3 * row.ttft_p99_s:,.0f}"),
         *(f"{row.hit_rate:.1%}", f"{row.made_tokens_per_s:,.0f}", ratio),
-        *(f"{row.all_tokens_per_s:,.0f}", f"{row.imbalance:.2f}"),
+        *(f"{row.all_tokens_per_s:,.0f}", f"{row.imbalance:.2f}", _loads(row)),
     ]
 
 
@@ -142,7 +149,11 @@ def _gateway_cells(row: Row, rows: Sequence[Row]) -> list[str]:
     ratio = f"{row.made_tokens_per_s / one.made_tokens_per_s:.3f}" if one else "-"
     hits = f"{row.hit_rate:.1%}"
     fleet = (row.policy, str(row.replicas), str(row.gateways))
-    return [row.workload, *fleet, hits, f"{row.made_tokens_per_s:,.0f}", ratio]
+    return [row.workload, *fleet, hits, f"{row.made_tokens_per_s:,.0f}", ratio, _loads(row)]
+
+
+def _loads(row: Row) -> str:
+    return f"{row.loads_per_s:.1f}" if row.loads_per_s else "-"
 
 
 def _alike(row: Row, other: Row) -> bool:
@@ -163,16 +174,22 @@ def _plans(options: argparse.Namespace) -> Iterable[tuple[Workload, Plan]]:
     for workload in workloads:
         for replicas in options.replicas:
             for name in options.policies if replicas <= _LARGE else options.large_policies:
-                yield workload, _plan(options, name, replicas)
+                if name == "adapter_affinity" and not workload.adapter_slots:
+                    continue  # power_of_two under another name
+                yield workload, _plan(options, name, replicas, workload)
     several = [count for count in options.gateways if count > 1]
     for workload in workloads:
         for count in several:
-            yield workload, replace(_plan(options, AFFINITY, _middle(options.replicas)), gateways=count)
+            yield (
+                workload,
+                replace(_plan(options, AFFINITY, _middle(options.replicas), workload), gateways=count),
+            )
 
 
-def _plan(options: argparse.Namespace, policy: str, replicas: int) -> Plan:
+def _plan(options: argparse.Namespace, policy: str, replicas: int, workload: Workload) -> Plan:
     engine = SimOptions.model_validate({**ENGINE, "kv_tokens": options.kv_tokens})
-    return Plan(policy, replicas, 1, options.warmup, options.seconds, engine, options.seed)
+    slots = workload.adapter_slots
+    return Plan(policy, replicas, 1, options.warmup, options.seconds, engine, options.seed, slots)
 
 
 def _middle(counts: Sequence[int]) -> int:
@@ -202,7 +219,7 @@ def _options() -> argparse.Namespace:
 
 _LARGE = 32  # replicas; beyond, only the essential policies unless others are asked for
 _ESSENTIAL = [AFFINITY, BASELINE]
-_DEFAULT_POLICIES = [name for name in POLICIES if name != "adapter_affinity"]
+_DEFAULT_POLICIES = list(POLICIES)
 _FIRST_LINE = (__doc__ or "").partition("\n")[0]
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Contestants that are Ray Serve applications.
 
-    python -m benchmarks.serve_apps ray-llm|penstock PORT MODEL EXECUTOR
+    python -m benchmarks.serve_apps ray-llm|ray-llm-adapters|penstock PORT MODEL EXECUTOR
 
 The same Ray and the same Serve around either. Ends on SIGTERM. This module is the only one that imports Ray's
 LLM package, and only as the peer.
@@ -18,7 +18,7 @@ from typing import Any
 import ray
 from ray import serve
 
-from benchmarks.workload import MODEL_ID, Workload
+from benchmarks.workload import KV_BYTES, MODEL_ID, PLACES, RANK, Workload
 
 
 def ray_serve_llm(workload: Workload) -> serve.Application:
@@ -34,6 +34,23 @@ def ray_serve_llm(workload: Workload) -> serve.Application:
         }
     )
     return build_openai_app({"llm_configs": [config]})
+
+
+def ray_serve_llm_adapters(workload: Workload) -> serve.Application:
+    """The same with adapters from `s3://adapters`; what Penstock derives for the engine is said."""
+    from ray.serve.llm import LLMConfig, build_openai_app
+
+    config = _model(workload)
+    room = {"enable_lora": True, "max_loras": PLACES + 2, "max_cpu_loras": PLACES + 2, "max_lora_rank": RANK}
+    config["engine_kwargs"] |= {**room, "kv_cache_memory_bytes": KV_BYTES}
+    lora = {"dynamic_lora_loading_path": "s3://adapters", "max_num_adapters_per_replica": PLACES}
+    rest = {
+        "placement_group_config": {"bundles": [{"CPU": 1}]},
+        "deployment_config": {"autoscaling_config": {"min_replicas": 1, "max_replicas": 1}},
+        "log_engine_metrics": False,
+    }
+    app_config = LLMConfig.model_validate({**config, **rest, "lora_config": lora})
+    return build_openai_app({"llm_configs": [app_config]})
 
 
 def penstock(workload: Workload) -> serve.Application:
@@ -53,7 +70,11 @@ def _model(workload: Workload) -> dict[str, Any]:
     }
 
 
-APPS: dict[str, Callable[[Workload], Any]] = {"ray-llm": ray_serve_llm, "penstock": penstock}
+APPS: dict[str, Callable[[Workload], Any]] = {
+    "ray-llm": ray_serve_llm,
+    "ray-llm-adapters": ray_serve_llm_adapters,
+    "penstock": penstock,
+}
 
 
 def main() -> None:

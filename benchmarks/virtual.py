@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from benchmarks.prompts import BYTES_PER_TOKEN, Turn, Workload
+from benchmarks.slots import Slots
+from penstock.door import link
+from penstock.door.address import Address
 from penstock.engines.sim.batch import Batch, Sequence
 from penstock.engines.sim.options import SimOptions
 from penstock.engines.sim.reply import Reply
-from penstock.serve import body, link
-from penstock.serve.address import Address
-from penstock.serve.cards import ModelCard
+from penstock.serve import body
+from penstock.serve.cards import Catalogue, ModelCard
 from penstock.serve.routing import policy
 from penstock.serve.routing.asked import Learns
 from penstock.serve.routing.reading import Reading
@@ -28,6 +30,7 @@ from penstock.serve.table import Replica, Table, Taken
 MODEL_ID = "m"
 _ARRIVE_WITHIN_S = 5.0
 _LOOK_S = 0.5
+_SLOT_S = 0.02  # until the next try, while every slot is in use
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,7 @@ class Plan:
     measured_s: float
     options: SimOptions
     seed: int = 0
+    adapter_slots: int = 0
 
 
 @dataclass(slots=True)
@@ -54,12 +58,14 @@ class Tally:
     made_tokens: int = 0
     requests: int = 0
     preemptions: int = 0
+    loads: int = 0
 
 
 class TextHashes:
-    """The engine's block hashes of a text, each computed when it is asked for."""
+    """The engine's block hashes of a text to an adapter, each computed when it is asked for."""
 
-    def __init__(self, text: bytes, block_size: int) -> None:
+    def __init__(self, text: bytes, block_size: int, adapter: str = "") -> None:
+        self._root = hash(adapter) if adapter else 0
         self._text = text
         self._size = block_size * BYTES_PER_TOKEN
         self._hashes: list[int] = []
@@ -67,7 +73,9 @@ class TextHashes:
     def __getitem__(self, index: int, /) -> int:
         hashes, size = self._hashes, self._size
         for at in range(len(hashes), index + 1):
-            hashes.append(hash((hashes[-1] if hashes else 0, self._text[at * size : (at + 1) * size])))
+            hashes.append(
+                hash((hashes[-1] if hashes else self._root, self._text[at * size : (at + 1) * size]))
+            )
         return hashes[index]
 
 
@@ -79,17 +87,22 @@ class _Request(Sequence):
     gateway: Gateway = field(kw_only=True)
     place: Taken = field(kw_only=True)
 
+    @property
+    def adapter(self) -> str:
+        return self.place.adapter
+
 
 class Gateway:
     """One gateway's view of the fleet, and its choice. Nothing is shared with other gateways."""
 
     def __init__(self, plan: Plan, addresses: dict[str, Address]) -> None:
-        card = ModelCard(MODEL_ID, 0)
+        card = ModelCard(MODEL_ID, 0, adapter_slots=plan.adapter_slots)
+        self._catalogue = Catalogue([card], None)
         self._policy = policy(plan.policy)
         self._learns = self._policy if isinstance(self._policy, Learns) else None
         self.table = Table("node")
         self._reading = Reading(card, self._policy, self.table)
-        self.table.limit(MODEL_ID, card.max_ongoing_requests)
+        self.table.limit(MODEL_ID, card.max_ongoing_requests, card.adapter_slots)
         self.table.set_members(MODEL_ID, addresses)
         hello = link.Hello(MODEL_ID, 1, "0", plan.options.max_model_len, plan.options.kv_tokens)
         for replica in self.table.members(MODEL_ID):
@@ -99,11 +112,12 @@ class Gateway:
     def send(self, content: bytes, now: float) -> Taken | None:
         """A place for the request, as the gateway's line takes it; None when all are at their limit."""
         fields = body.fields(content, b"application/json")
-        asked = self._reading.asked(fields.model, fields, (), len(content))
+        _, adapter = self._catalogue.resolve(fields.model)
+        asked = self._reading.asked(adapter, fields, (), len(content))
         pick = self._policy.pick(asked, self.table.candidates(MODEL_ID), now)
         if pick is None:
             return None
-        place = self.table.take(pick.replica, max(0, asked.tokens - pick.saved_tokens))
+        place = self.table.take(pick.replica, max(0, asked.tokens - pick.saved_tokens), adapter)
         if self._learns is not None:
             self._learns.sent(asked, pick.replica, now)
         return place
@@ -112,8 +126,9 @@ class Gateway:
 class _Engine:
     """One replica's engine, and what it reports to each gateway."""
 
-    def __init__(self, options: SimOptions) -> None:
+    def __init__(self, options: SimOptions, adapter_slots: int) -> None:
         self.batch = Batch(options)
+        self.slots: Slots[_Request] = Slots(adapter_slots)
         self.stepping = False
         self.open: dict[Gateway, int] = {}
         self.seen_as: dict[Gateway, Replica] = {}
@@ -127,6 +142,10 @@ class _Engine:
                 "ready", load.running, load.waiting, load.waiting_tokens, load.kv_usage, elsewhere
             )
             gateway.table.report(replica, report)
+
+    def report_adapters(self) -> None:
+        for gateway, replica in self.seen_as.items():
+            gateway.table.adapters(replica, link.Adapters(self.slots.loaded))
 
 
 Client = tuple[float, Iterator[Turn]]
@@ -153,7 +172,7 @@ class Fleet:
         self._now = 0.0
         self._tally = Tally()
         addresses = {f"r{i}": _address(f"r{i}") for i in range(plan.replicas)}
-        self._engines = {name: _Engine(plan.options) for name in addresses}
+        self._engines = {name: _Engine(plan.options, plan.adapter_slots) for name in addresses}
         self._gateways = [Gateway(plan, addresses) for _ in range(plan.gateways)]
         for gateway in self._gateways:
             for replica in gateway.table.members(MODEL_ID):
@@ -189,12 +208,32 @@ class Fleet:
         engine = self._engines[place.replica.id]
         engine.open[gateway] += 1
         reply = Reply((), (), turn.answer_tokens, "length")
-        hashes = TextHashes(turn.text, self._plan.options.block_size)
-        engine.batch.submit(
-            _Request(turn.prompt_tokens, reply, hashes, self._now, turns=turns, gateway=gateway, place=place)
+        hashes = TextHashes(turn.text, self._plan.options.block_size, place.adapter)
+        request = _Request(
+            turn.prompt_tokens, reply, hashes, self._now, turns=turns, gateway=gateway, place=place
         )
+        if request.adapter and not engine.slots.use(request.adapter):
+            return self._wait(engine, request)
+        return self._submit(engine, request)
+
+    def _submit(self, engine: _Engine, request: _Request) -> None:
+        engine.batch.submit(request)
         if not engine.stepping:
             self._step(engine)
+
+    def _wait(self, engine: _Engine, request: _Request) -> None:
+        if engine.slots.wait(request.adapter, request):
+            self._tally.loads += 1
+            self._at(self._now + self._plan.options.adapter_load_s, self._put, engine, request.adapter)
+
+    def _put(self, engine: _Engine, adapter: str) -> None:
+        waited = engine.slots.put(adapter)
+        if not waited:
+            return self._at(self._now + _SLOT_S, self._put, engine, adapter)
+        engine.report_adapters()
+        for request in waited:
+            engine.slots.use(adapter)
+            self._submit(engine, request)
         return None
 
     def _step(self, engine: _Engine) -> None:
@@ -223,6 +262,8 @@ class Fleet:
         self._tally.requests += 1
         engine.open[request.gateway] -= 1
         request.gateway.table.give_back(request.place)
+        if request.adapter:
+            engine.slots.leave(request.adapter)
         if turn := next(request.turns, None):
             self._at(self._now + turn.think_s, self._ask, request.turns, turn)
 

@@ -17,6 +17,9 @@ MODEL_ID = "bench"
 EXECUTORS = ("mp", "uni")
 """vLLM's executors. "mp" puts the worker into a process of its own; Ray Serve LLM always takes it on CPU."""
 
+PLACES, RANK, KV_BYTES = 4, 8, 32 << 20
+"""Where adapters are measured: those in a replica at a time, their rank, and a cache that is soon full."""
+
 _ENGINE = {
     "enforce_eager": True,
     "max_model_len": 1024,

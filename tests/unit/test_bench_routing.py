@@ -26,7 +26,8 @@ def plan(policy: str, **changes: int) -> virtual.Plan:
 
 
 def measured(workload: str, policy: str, **changes: int) -> routing.Row:
-    return routing.measure(BY_NAME[workload], plan(policy, **changes))
+    slots = BY_NAME[workload].adapter_slots
+    return routing.measure(BY_NAME[workload], plan(policy, adapter_slots=slots, **changes))
 
 
 def common(left: tuple[int, ...], right: tuple[int, ...]) -> int:
@@ -46,7 +47,8 @@ def engine_blocks(turn: Turn) -> tuple[int, ...]:
 def test_bodies_say_what_the_engine_reads(workload: str):
     turn = next(BY_NAME[workload].make(1)("u1", Random(1)))
     fields = body.fields(turn.body, b"application/json")
-    assert fields.model == "m"
+    assert fields.model is not None
+    assert fields.model.partition(":")[0] == "m"
     assert len(turn.text) == 4 * (turn.prompt_tokens + turn.answer_tokens)
     assert 0.9 < len(prompt_of(fields)) / (4 * turn.prompt_tokens) < 1.5
 
@@ -93,6 +95,21 @@ def test_prefix_affinity_costs_nothing_where_nothing_is_shared():
     dice, affinity = (measured("independent", name) for name in ("power_of_two", "prefix_affinity"))
     assert affinity.hit_rate < 0.01
     assert affinity.made_tokens_per_s > 0.99 * dice.made_tokens_per_s
+
+
+@pytest.mark.parity("X14")
+@pytest.mark.parametrize("name", ["prefix_affinity", "adapter_affinity", "least_loaded"])
+def test_adapters_stay_loaded_where_their_requests_go(name: str):
+    dice, affinity = (measured("adapters", policy, replicas=8) for policy in ("power_of_two", name))
+    assert affinity.loads_per_s < dice.loads_per_s / 50
+    assert affinity.ttft_p99_s < dice.ttft_p50_s
+    assert affinity.made_tokens_per_s > 1.1 * dice.made_tokens_per_s
+
+
+@pytest.mark.parity("X14")
+def test_gateways_that_do_not_talk_load_adapters_no_more_often():
+    row = measured("adapters", "prefix_affinity", replicas=8, gateways=4)
+    assert row.loads_per_s < 1
 
 
 def test_requests_of_all_gateways_are_served_and_counted():

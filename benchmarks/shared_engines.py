@@ -1,0 +1,166 @@
+"""Stages that share engines, and engines side by side: the two tables of the request that brought the former.
+
+`python -m benchmarks.shared_engines --rows 640`. Two turns of a conversation, each a stage: on two engines of
+their own, against one that both share, in rows per second and engine. And rows per second of 1 to 8 engines.
+Engines are simulated (8 rows at a time, 10 ms a step, 64 tokens a row), since real ones would share the
+cores; `--real` runs the first table once with vLLM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any
+
+import ray
+from ray import serve
+
+from benchmarks.command import numbers, say
+from benchmarks.record import machine
+from penstock.data import (
+    EngineProcessorConfig,
+    LLMConfig,
+    ProcessorConfig,
+    ServeDeploymentProcessorConfig,
+    build_processor,
+)
+from penstock.serve import build_llm_deployment
+
+SEATS, STEP_S, TOKENS = 8, 0.010, 64
+BEST = SEATS / STEP_S / TOKENS
+"""Rows per second of one simulated engine that is always full."""
+
+_BATCH = 8
+_BARS = " ▁▂▃▄▅▆▇█"
+_WIDTH = 40
+_APP = "bench"
+
+
+def model(real: bool, replicas: int = 1) -> LLMConfig:
+    if real:
+        engine: dict[str, Any] = {"max_model_len": 1024, "max_num_seqs": 256, "enforce_eager": True}
+        source = {"model_id": "bench", "model_source": "demo"}
+    else:
+        engine = {"max_num_seqs": SEATS, "step_base_ms": STEP_S * 1000, "step_per_request_ms": 0.0}
+        engine |= {"prefill_tokens_per_s": float("inf"), "reply": "word " * TOKENS}
+        source = {"model_id": "bench"}
+    return LLMConfig(
+        model_loading_config=source,
+        llm_engine="vllm" if real else "sim",
+        engine_kwargs=engine,
+        deployment_config={"num_replicas": replicas, "ray_actor_options": {"num_cpus": 0}},
+    )
+
+
+def turn(row: dict[str, Any]) -> dict[str, Any]:
+    messages = [{"role": "user", "content": f"Question {row['id']}"}]
+    return {"messages": messages, "max_tokens": TOKENS, "ignore_eos": True}
+
+
+def stamped(row: dict[str, Any]) -> dict[str, Any]:
+    now, before = time.time(), row.get("stamps") or []
+    return {"id": row["id"], "stamps": [*before, now - row["time_taken_llm"], now]}
+
+
+def piped(rows: int, *configs: ProcessorConfig) -> tuple[float, list[tuple[float, float]]]:
+    """Rows per second from the first row's begin to the last one's end, and when engines had rows."""
+    dataset = ray.data.range(rows, override_num_blocks=max(1, rows // _BATCH))
+    for config in configs:
+        dataset = build_processor(config, preprocess=turn, postprocess=stamped)(dataset)
+    spans = [
+        (row["stamps"][n], row["stamps"][n + 1])
+        for row in dataset.take_all()
+        for n in range(0, 2 * len(configs), 2)
+    ]
+    took = max(end for _, end in spans) - min(begin for begin, _ in spans)
+    return rows / took, spans
+
+
+def own(real: bool, replicas: int = 1) -> EngineProcessorConfig:
+    return EngineProcessorConfig(llm_config=model(real), concurrency=replicas, batch_size=_BATCH)
+
+
+def shared() -> ServeDeploymentProcessorConfig:
+    return ServeDeploymentProcessorConfig(app_name=_APP, batch_size=_BATCH)
+
+
+def served(real: bool, replicas: int) -> None:
+    serve.run(build_llm_deployment(model(real, replicas)), name=_APP, route_prefix=None)
+
+
+def occupancy(spans: list[tuple[float, float]], seats: int) -> str:
+    """Share of all engines' places with a row in them, over time."""
+    begin, end = min(span[0] for span in spans), max(span[1] for span in spans)
+    steps = [begin + (n + 0.5) / _WIDTH * (end - begin) for n in range(_WIDTH)]
+    inside = [min(1.0, sum(a <= at < b for a, b in spans) / seats) for at in steps]
+    return "".join(_BARS[round(share * (len(_BARS) - 1))] for share in inside)
+
+
+def two_turns(rows: int, real: bool) -> list[str]:
+    """The first table."""
+    two, two_spans = piped(rows, own(real), own(real))
+    served(real, 1)
+    one, one_spans = piped(rows, shared(), shared())
+    serve.delete(_APP)
+    seats = 256 if real else SEATS
+    lines = [
+        "| engines | rows/s | rows/s and engine | of two engines | places taken |",
+        "|---|---|---|---|---|",
+    ]
+    lines.append(f"| two, own | {two:.1f} | {two / 2:.1f} | 1.00 | `{occupancy(two_spans, 2 * seats)}` |")
+    ratio = one / (two / 2)
+    lines.append(f"| one, shared | {one:.1f} | {one:.1f} | {ratio:.2f} | `{occupancy(one_spans, seats)}` |")
+    return lines
+
+
+def side_by_side(rows: int, counts: list[int]) -> list[str]:
+    """The second table."""
+    lines = ["| engines | own: rows/s | efficiency | shared: rows/s | efficiency | places taken (shared) |"]
+    lines.append("|---|---|---|---|---|---|")
+    first: tuple[float, float] | None = None
+    for count in counts:
+        mine, _ = piped(rows, own(real=False, replicas=count))
+        served(False, count)
+        theirs, spans = piped(rows, shared())
+        serve.delete(_APP)
+        first = first or (mine / count, theirs / count)
+        shares = mine / count / first[0], theirs / count / first[1]
+        lines.append(
+            f"| {count} | {mine:.1f} | {shares[0]:.2f} | {theirs:.1f} | {shares[1]:.2f} "
+            f"| `{occupancy(spans, count * SEATS)}` |"
+        )
+        say(lines[-1])
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, default=640)
+    parser.add_argument("--engines", type=numbers, default=[1, 2, 4, 6, 8])
+    parser.add_argument("--real", action="store_true", help="the first table with vLLM, and no second")
+    options = parser.parse_args()
+    ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    serve.start(proxy_location="Disabled")
+    try:
+        lines = two_turns(options.rows, options.real)
+        say("\n".join(lines))
+        if not options.real:
+            lines += [
+                "",
+                f"One engine, always full: {BEST:.1f} rows/s.",
+                "",
+                *side_by_side(options.rows, options.engines),
+            ]
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+    print(json.dumps(machine()))
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
