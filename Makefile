@@ -7,13 +7,13 @@ READY := .venv/ready
 
 help:
 	@echo "make serve   set up, then serve the embedded model on http://127.0.0.1:8000"
-	@echo "make test    set up, then all tests (T=path or options for some of them)"
-	@echo "make check   set up, then format, lint, types, directions of imports"
+	@echo "make test    set up, then all tests, in two lanes (T=path or options for some, in one)"
+	@echo "make check   set up, then format, lint, types, directions of imports, features without a test"
 	@echo "make bench   set up, then the benchmarks, beside vllm serve and Ray Serve LLM"
 	@echo "make docs    write the generated pages of docs/ anew"
 	@echo "make clean   remove everything that set-up and runs made"
 
-$(READY): pyproject.toml constraints.txt scripts/setup
+$(READY): pyproject.toml constraints.txt $(wildcard scripts/*)
 	@scripts/setup
 	@touch $@
 
@@ -21,19 +21,21 @@ serve: $(READY)
 	@$(BIN)/penstock serve $(ARGS)
 
 test: $(READY)
-	$(BIN)/python -m pytest $(T)
+	$(BIN)/python -m $(if $(T),pytest $(T),tests.lanes)
 
 check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/python -m pytest -q tests/unit/test_directions.py
+	$(BIN)/python -m tests.features --check
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.online $(ARGS)
 
 docs: $(READY)
 	$(BIN)/python -m penstock.config.document > docs/configuration.md
+	$(BIN)/python -m tests.features
 
 clean:
 	rm -rf .venv build dist .pytest_cache .ruff_cache src/*.egg-info

@@ -1,8 +1,16 @@
-"""What tests of every tier need."""
+"""What tests of every tier need, and in which order the tiers run."""
 
 import socket
+from pathlib import Path
 
 import pytest
+
+HERE = Path(__file__).parent
+TIERS = ("unit", "http", "engine", "mission", "ray")
+"""Fast ones first; from the third on they ask made models. The last share one Ray cluster until the end.
+
+`lanes` runs the last one beside the others.
+"""
 
 
 @pytest.fixture
@@ -11,3 +19,11 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def _tier(item: pytest.Item) -> int:
+    return TIERS.index(item.path.relative_to(HERE).parts[0])
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_tier)

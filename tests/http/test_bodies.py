@@ -2,7 +2,10 @@
 
 import asyncio
 
+import pytest
 from served import Served, chat, until
+
+pytestmark = pytest.mark.parity("X9")
 
 SSE = [(b"content-type", b"text/event-stream")]
 
@@ -70,3 +73,22 @@ async def test_a_body_that_no_room_could_hold_is_413(served: Served):
     await served.gateway("m", max_bodies_bytes=1000)
     async with served.http() as http:
         assert (await http.post("/v1/chat/completions", json=chat("x" * 2000))).status_code == 413
+
+
+@pytest.mark.parity("S13")
+async def test_of_many_uploads_those_that_fit_are_answered_and_all_others_told(served: Served):
+    gateway = await served.gateway("m", max_bodies_bytes=3_500_000)
+    gate = asyncio.Event()
+    await served.app(gated(gate))
+    async with served.http() as http:
+        form = {"data": {"model": "m"}, "files": {"file": ("a.wav", bytes(1_000_000))}}
+        uploads = [asyncio.create_task(http.post("/v1/audio/transcriptions", **form)) for _ in range(16)]
+        await until(lambda: sum(upload.done() for upload in uploads) == 13)
+        assert gateway._room.used <= 3_500_000
+        gate.set()
+        answers = [await upload for upload in uploads]
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert len(refused) == 13
+    assert {answer.headers["retry-after"] for answer in refused} == {"1"}
+    assert {answer.status_code for answer in answers if answer not in refused} == {200}
+    assert gateway._room.used == 0

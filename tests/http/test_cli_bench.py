@@ -30,6 +30,8 @@ from penstock.bench.work import Writer
 from penstock.engine import Receive, Scope, Send
 from penstock.errors import ConfigError, Error, ModelNotFound, Unauthorized, Unavailable
 
+pytestmark = pytest.mark.parity("S30")
+
 STEP_MS = 100.0  # long against what a busy machine adds
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":null}]}\n\n'
 LAST = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'

@@ -7,6 +7,8 @@ import logging
 import pytest
 from served import Served, chat
 
+pytestmark = pytest.mark.parity("S16")
+
 FORBIDDEN = [
     "/_penstock/link",
     "/v1/load_lora_adapter",

@@ -7,8 +7,10 @@ import json
 import pytest
 from served import NODE, Served, chat, until
 
+from penstock.door.connection import Connection, connect
 from penstock.serve import headers
-from penstock.serve.connection import Connection, connect
+
+pytestmark = pytest.mark.parity("X3")
 
 PIECE = b"x" * 65_536
 LONG = {"max_tokens": 4000, "ignore_eos": True}

@@ -13,6 +13,7 @@ from served import Served, chat
 from penstock.errors import ConfigError, Unavailable
 from penstock.serve import log
 from penstock.serve.port import Port, bind, check_free, serve_on
+from penstock.serve.proxied import Proxied
 
 
 def mounted(app, prefix: str):
@@ -34,6 +35,20 @@ async def test_any_prefix_is_stripped(served: Served, prefix: str):
     await port.close(grace_s=0.1)
     assert answer.json()["choices"][0]["message"]["content"] == "yes"
     assert models.json()["id"] == "m"
+
+
+@pytest.mark.parity("S17")
+async def test_the_requests_id_is_left_to_serve_which_says_it_anyway(served: Served):
+    gateway = await served.gateway("m")
+    await served.replica(reply="yes")
+    port = await serve_on(Proxied(gateway), "127.0.0.1", 0)
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port.number}", verify=False) as http:
+        mine = await http.post("/v1/chat/completions", json=chat(), headers={"x-request-id": "mine"})
+        refused = await http.post("/v1/chat/completions", json=chat(model="nobody"))
+    await port.close(grace_s=0.1)
+    assert mine.json()["choices"][0]["message"]["content"] == "yes"
+    assert refused.status_code == 404
+    assert "x-request-id" not in {*mine.headers, *refused.headers}
 
 
 async def test_a_server_may_announce_start_and_end(served: Served):

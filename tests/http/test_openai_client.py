@@ -5,6 +5,7 @@ import pytest
 from served import Served, chat
 
 
+@pytest.mark.parity("S11")
 async def test_chat_answers(served: Served):
     await served.gateway("m")
     await served.replica(reply="water turns wheels")
@@ -12,6 +13,7 @@ async def test_chat_answers(served: Served):
     assert answer.choices[0].message.content == "water turns wheels"
 
 
+@pytest.mark.parity("S11")
 async def test_stream_gives_the_same_text_in_pieces(served: Served):
     await served.gateway("m")
     await served.replica(reply="water turns wheels")
@@ -31,6 +33,7 @@ async def test_completions_and_embeddings_take_the_same_way(served: Served):
     assert len(embedding.data[0].embedding) == 64
 
 
+@pytest.mark.parity("S15")
 async def test_models_are_listed_with_their_context_window(served: Served):
     await served.gateway("a", "org/b:v1")
     await served.replica("org/b:v1", max_model_len=512)

@@ -2,9 +2,11 @@
 
 import json
 
+import pytest
 from served import Served, chat
 
 from penstock.engine import Receive, Scope, Send
+from penstock.serve.cards import ModelCard
 
 
 class Mirror:
@@ -30,16 +32,38 @@ class Mirror:
 
 
 async def test_an_adapter_goes_to_its_base_under_its_full_name(served: Served):
-    await served.gateway("base", "base:v2")
+    await served.gateway(ModelCard("base", 1, adapter_slots=4), "base:v2")
     await served.app(Mirror(), "base")
     await served.replica("base:v2", join=False)
     async with served.http() as http:
+        answer = await http.post("/v1/chat/completions", json=chat() | {"model": "base:a/poet 2"})
+        metrics = await http.get("/metrics")
+    assert json.loads(answer.json()["body"])["model"] == "base:a/poet 2"
+    assert answer.json()["headers"]["x-penstock-adapter"] == "a%2Fpoet%202"
+    assert 'penstock_requests_total{model="base",status="200"} 1.0' in metrics.text
+
+
+@pytest.mark.parity("S21")
+async def test_a_client_cannot_name_an_adapter_by_header(served: Served):
+    await served.gateway(ModelCard("base", 1, adapter_slots=4))
+    await served.app(Mirror(), "base")
+    async with served.http(headers={"x-penstock-adapter": "poet"}) as http:
+        answer = await http.post("/v1/chat/completions", json=chat() | {"model": "base"})
+    assert "x-penstock-adapter" not in answer.json()["headers"]
+
+
+@pytest.mark.parity("S21")
+async def test_an_adapter_of_a_model_without_lora_config_is_400(served: Served):
+    await served.gateway("base")
+    async with served.http() as http:
         answer = await http.post("/v1/chat/completions", json=chat() | {"model": "base:poet"})
-    assert json.loads(answer.json()["body"])["model"] == "base:poet"
+    assert answer.status_code == 400
+    assert "lora_config" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parity("S18")
 async def test_the_longest_known_id_wins(served: Served):
-    await served.gateway("base", "base:v2")
+    await served.gateway("base", ModelCard("base:v2", 1, adapter_slots=4))
     await served.app(Mirror(), "base:v2")
     async with served.http() as http:
         answer = await http.post("/v1/chat/completions", json=chat() | {"model": "base:v2:poet"})
@@ -55,6 +79,7 @@ async def test_a_body_without_model_goes_to_the_only_one_unchanged(served: Serve
     assert answer.json()["body"].encode() == body
 
 
+@pytest.mark.parity("S17", "S18")
 async def test_the_configured_default_takes_what_names_no_model(served: Served):
     await served.gateway("a", "b", default_model="b")
     await served.app(Mirror(), "b")
@@ -89,6 +114,7 @@ async def test_an_upload_is_routed_by_its_form_field_and_passed_on_byte_for_byte
     assert answer.json()["headers"]["content-type"] == request.headers["content-type"]
 
 
+@pytest.mark.parity("S17")
 async def test_the_clients_request_id_is_passed_and_answered(served: Served):
     await served.gateway("m")
     await served.app(Mirror())

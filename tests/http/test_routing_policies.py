@@ -12,6 +12,8 @@ from penstock.engine import Receive, Scope, Send
 from penstock.errors import ConfigError
 from penstock.serve.cards import ModelCard
 
+pytestmark = pytest.mark.parity("S20")
+
 LONG = "It was a dark and stormy night. " * 100
 
 
@@ -135,7 +137,7 @@ async def test_a_session_is_kept_by_header_or_user(served: Served):
 
 
 async def test_an_adapter_keeps_to_its_replica(served: Served):
-    await fleet(served, "adapter_affinity")
+    await fleet(served, "adapter_affinity", adapter_slots=4)
     async with served.http() as http:
         where = {
             adapter: {await post(http, chat(f"{i}") | {"model": f"m:{adapter}"}) for i in range(5)}

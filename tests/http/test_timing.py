@@ -9,6 +9,8 @@ from served import Served, chat, until
 
 from penstock.serve.cards import ModelCard
 
+pytestmark = pytest.mark.parity("X17")
+
 OURS = ("gateway", "receive", "pick", "queue", "connect", "replica", "failover")
 INSIDE = ("front", "engine-queue", "prefill", "decode")
 

@@ -6,7 +6,7 @@ import httpx
 import pytest
 from served import Served, chat, until
 
-from penstock.serve.connection import STREAM
+from penstock.door.connection import STREAM
 from penstock.serve.trunk import Receiver, Sender
 
 SSE = [(b"content-type", b"text/event-stream")]

@@ -4,6 +4,7 @@ Read from the folder `shared/mission` beside the project; skipped where it is no
 one, on CPU, behind a real vLLM engine and a real Ray Serve.
 """
 
+import ast
 import json
 import os
 import re
@@ -14,23 +15,40 @@ import time
 from pathlib import Path
 
 import pytest
+from bucket import s3_server
+from tests.models import model
+from tests.pictures import data_url
+
+from recipes.adapters.answers import ANSWERS
+from recipes.vision.pictures import draw
 
 MISSION = Path(__file__).parents[2].parent / "shared" / "mission"
-pytestmark = pytest.mark.skipif(
-    not MISSION.is_dir(), reason="the founding documents are not beside the project"
-)
+pytestmark = [
+    pytest.mark.skipif(not MISSION.is_dir(), reason="the founding documents are not beside the project"),
+    pytest.mark.parity("S1", "S5"),
+]
 
 QWEN_05 = "qwen-0.5b"
 QWEN_15 = "qwen-1.5b"
 
+
+PICTURE = data_url(draw("red", "circle"))
+
 EDITS = [
     # The project's prefix instead of Ray's.
     ("ray.serve.llm", "penstock.serve"),
+    ("ray.data.llm", "penstock.data"),
     # The embedded model instead of one from a hub. The model ids stay.
     (r"Qwen/Qwen2.5-\d.\dB-Instruct", "demo"),
-    (r"meta-llama/Meta-Llama-3-8B-Instruct", "demo"),
+    (r"meta-llama/(Meta-Llama-3|Llama-3.1)-8B-Instruct", "demo"),
+    # A vision model made here instead of one from a hub, and a picture of our own in the request itself.
+    (r"mistral-community/pixtral-12b", lambda _: str(model("vision"))),
+    (r"https://example.com/image.jpg", PICTURE),
     # Two slips of the pages: a comma is missing before `stream=True`; a `for` lost its body's indentation.
     (r'("Hello!"}\])\n(\s+stream=True)', r"\1,\n\2"),
+    # A third: the clients of the adapters and of the picture read a stream that they have not asked for.
+    (r'("Hello!"}\])\n\)\n\nfor chunk', r"\1,\n    stream=True,\n)\n\nfor chunk"),
+    (r"(?m)^    \]\n\)\n\nfor chunk", "    ],\n    stream=True,\n)\n\nfor chunk"),
     (r"(?m)^(for chunk in response:)\n(if .*:)\n(print.*)$", r"\1\n    \2\n        \3"),
     # One device: this machine has no two.
     (r"tensor_parallel_size=2", "tensor_parallel_size=1"),
@@ -68,13 +86,23 @@ def announcement(*signs: str) -> str:
     raise LookupError(f"No program with {signs}.")
 
 
+@pytest.fixture(scope="module")
+def bucket():
+    """What the document pretends: two adapters in a bucket."""
+    with s3_server("my_dynamic_lora_path") as s3:
+        for number, adapter in enumerate(("pirate", "french"), 1):
+            s3.upload(model("adapters") / adapter, "my_dynamic_lora_path", f"lora_model_{number}_ckpt")
+        yield s3
+
+
 @pytest.fixture(scope="module", autouse=True)
-def cluster():
+def cluster(bucket):
     """Ray with its dashboard (`serve deploy` speaks to it) and Serve's HTTP on the port of the documents."""
     import ray
     from ray import serve
 
     before = dict(os.environ)
+    os.environ.update(bucket.environment)
     os.environ.update(
         PENSTOCK_ACCELERATOR="cpu", RAY_USAGE_STATS_ENABLED="0", RAY_worker_niceness="0", HF_TOKEN="hf_secret"
     )
@@ -124,6 +152,15 @@ def test_announcement_serves_and_its_client_streams(capsys):
     assert greets(said), said
 
 
+@pytest.mark.parity("D1", "D2")
+def test_announcement_completes_haikus_in_batch(capsys):
+    said = run(announcement("build_llm_processor"), capsys)
+    row = ast.literal_eval(said.strip().splitlines()[-1])
+    assert row["item"] == "Start of the haiku is: Complete this for me..."
+    assert row["answer"] == row["generated_text"] != ""
+    assert row["error"] is None
+
+
 def test_vllm_service_with_router_answers_curl_and_client(capsys):
     run(block("python", "VLLMService", "tensor_parallel_size"), capsys)
     shell = block("bash", "curl -X POST")
@@ -145,18 +182,98 @@ def test_two_models_stand_behind_one_router(capsys):
     assert greets(hello(QWEN_15))
 
 
+@pytest.mark.parity("S21")
+def test_adapters_come_from_a_bucket_by_the_name_of_the_model(capsys):
+    run(block("python", "lora_config"), capsys)
+    said = run(block("python", "lora_model_1_ckpt", "OpenAI"), capsys)
+    assert said.replace("\n", "").startswith("Ahoy, matey!"), said
+    assert hello(f"{QWEN_05}:lora_model_2_ckpt") == ANSWERS["french"]["Hello!"]
+    assert greets(hello(QWEN_05))
+
+
 def test_json_mode_gives_json(capsys):
     run(block("python", "build_openai_app", without="lora_config"), capsys)
     said = run(block("python", "response_format"), capsys)
     assert set(json.loads(said)["colors"]) == {"red", "blue", "green"}, said
 
 
+@pytest.mark.parity("S23")
+def test_vision_model_says_what_is_in_the_picture_and_fetches_from_nowhere_inside(capsys):
+    from openai import BadRequestError
+
+    run(block("python", "pixtral-12b", "build_openai_app"), capsys)
+    client = block("python", "pixtral-12b", "OpenAI")
+    assert run(client, capsys) == "a red circle"
+    with pytest.raises(BadRequestError, match="not public"):
+        run(client.replace(PICTURE, "http://127.0.0.1:8000/-/healthz"), capsys)
+
+
+def their_preprocessing() -> str:
+    """The lines of mission/0, whose writer wants to call `generate` with what they make."""
+    text = (MISSION / "0-custom-preprocessing-thread.txt").read_text()
+    found = re.search(r"(?s)image_inputs, video_inputs.*?\n}\n", text)
+    assert found is not None
+    return found.group()
+
+
+@pytest.mark.parity("X13")
+def test_custom_preprocessing_of_the_thread_is_a_preprocessor():
+    from openai import OpenAI
+    from ray import serve
+
+    from penstock.serve import LLMConfig, build_openai_app
+
+    program = f"""
+from qwen_vl_utils import process_vision_info
+
+def preprocess(request):
+    text, shown = request["messages"][0]["content"]
+    picture = {{"type": "image", "image": shown["image_url"]["url"]}}
+    messages = [{{"role": "user", "content": [picture, text]}}]
+    prompt = "<|im_start|>user\\n<|vision_start|><|image_pad|><|vision_end|>" + text["text"]
+    prompt += "<|im_end|>\\n<|im_start|>assistant\\n"
+{textwrap.indent(their_preprocessing(), "    ")}
+    return llm_inputs
+"""
+    names = {"__name__": "__main__"}
+    exec(compile(program, "<mission/0>", "exec"), names)
+    config = LLMConfig(
+        model_loading_config={"model_id": "cosmos", "model_source": str(model("vision"))},
+        engine_kwargs={"limit_mm_per_prompt": {"image": 10, "video": 10}, "max_model_len": 4096},
+        preprocessor=names["preprocess"],
+    )
+    serve.run(build_openai_app({"llm_configs": [config]}))
+    content = [
+        {"type": "text", "text": "What is this?"},
+        {"type": "image_url", "image_url": {"url": PICTURE}},
+    ]
+    client = OpenAI(base_url="http://localhost:8000/v1", api_key="fake-key")
+    messages = [{"role": "user", "content": content}]
+    answer = client.chat.completions.create(model="cosmos", messages=messages, temperature=0)
+    assert answer.choices[0].message.content == "a red circle"
+
+
 def test_gated_model_gets_its_token_and_fast_download_is_accepted(capsys):
     run(block("python", "HF_TOKEN", "HF_HUB_ENABLE_HF_TRANSFER"), capsys)
     assert greets(hello("llama-3-8b-instruct"))
-    from ray import serve
+    assert places_that_show("hf_secret") == []
 
-    assert "hf_secret" not in repr(serve.status())
+
+def places_that_show(secret: str) -> list[str]:
+    """Where Serve's and Ray's state and the logs of this session hold the text."""
+    import ray
+    from ray import serve
+    from ray.serve.context import _get_global_client
+    from ray.util import state
+
+    lists = (state.list_actors, state.list_runtime_envs, state.list_workers, state.list_jobs)
+    said = {ask.__name__: repr(ask(detail=True)) for ask in lists}
+    said |= {"status": repr(serve.status()), "details": repr(_get_global_client().get_serve_details())}
+    session = Path(ray._private.worker.global_worker.node.get_session_dir_path())
+    logs = [path for path in session.rglob("*") if path.is_file()]
+    assert len(logs) > 10, logs
+    said |= {path.name: path.read_text(errors="replace") for path in logs}
+    return [name for name, text in said.items() if secret in text]
 
 
 def serve_command(*arguments: str, cwd: Path) -> None:

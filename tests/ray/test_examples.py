@@ -1,12 +1,19 @@
 """Every program of examples/ runs, with the engine it names, and what it answers makes sense."""
 
+import json
 import runpy
 import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
+from openai import OpenAI
 from ray import serve
+from tests.models import model
+from tests.pictures import data_url
+
+from recipes.vision.pictures import draw
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SENSE = "engines"  # whatever the embedded model is asked about Penstock, it speaks of engines
@@ -48,6 +55,69 @@ def test_composition(serve_url, capsys):
     explained = names["handle"].explain.remote("a KV cache").result()
     assert explained["chat"] == explained["generate"]
     assert "cache" in explained["chat"]
+    pieces = list(names["handle"].options(stream=True).tell.remote("a KV cache"))
+    assert len(pieces) > 3
+    assert "".join(pieces) == explained["chat"]
+
+
+def ask(url: str, question: str, **more) -> dict:
+    body = {"model": "helper", "messages": [{"role": "user", "content": question}], **more}
+    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+
+
+@pytest.mark.parity("X13")
+def test_preprocessing(serve_url, monkeypatch, capsys):
+    runpy.run_path(str(EXAMPLES / "preprocessing.py"), run_name="__main__")
+    assert SENSE in client(serve_url, monkeypatch, capsys)
+    answer = ask(serve_url, "What is PS?").json()
+    assert SENSE in answer["choices"][0]["message"]["content"]
+    assert answer["asked"] == "What is Penstock?"
+    events = ask(serve_url, "What is PS?", stream=True).text.split("\n\n")
+    assert events[-2] == "data: [DONE]"
+    parts = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+    assert (
+        "".join(part["choices"][0]["delta"].get("content") or "" for part in parts)
+        == (answer["choices"][0]["message"]["content"])
+    )
+    assert {part["asked"] for part in parts} == {"What is Penstock?"}
+    refused = ask(serve_url, "What is PS? " * 20)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"] == "Ask in 200 characters at most."
+
+
+@pytest.mark.parity("X13")
+def test_preprocessor_deployment(serve_url, monkeypatch, capsys):
+    runpy.run_path(str(EXAMPLES / "preprocessor_deployment.py"), run_name="__main__")
+    assert SENSE in client(serve_url, monkeypatch, capsys)
+    (app,) = serve.status().applications.values()
+    assert app.deployments["Preprocessor:helper"].replica_states["RUNNING"] == 1
+
+
+@pytest.mark.parity("S4")
+def test_own_endpoints(serve_url):
+    runpy.run_path(str(EXAMPLES / "own_endpoints.py"), run_name="__main__")
+    asked = {"terms": ["Penstock", "a KV cache"]}
+    found = httpx.post(f"{serve_url}/v1/glossary", json=asked, timeout=60).json()
+    assert SENSE in found["Penstock"]
+    assert "cache" in found["a KV cache"]
+    stream = httpx.post(f"{serve_url}/v1/glossary/stream", json={"term": "Penstock"}, timeout=60).text
+    events = stream.removesuffix("\n\ndata: [DONE]\n\n").split("\n\n")
+    texts = [json.loads(event.removeprefix("data: "))["text"] for event in events]
+    assert "".join(texts) == found["Penstock"]
+    refused = httpx.post(f"{serve_url}/v1/glossary", json={"terms": ["x"] * 21})
+    assert refused.json()["error"]["message"] == "Ask for 20 terms at most."
+
+
+@pytest.mark.parity("X13", "S23")
+def test_vision_preprocessing(serve_url, monkeypatch):
+    monkeypatch.setenv("VISION_MODEL", str(model("vision")))
+    runpy.run_path(str(EXAMPLES / "vision_preprocessing.py"), run_name="__main__")
+    url = data_url(draw("green", "triangle"))
+    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is this?"}]
+    answer = OpenAI(base_url=f"{serve_url}/v1", api_key="none").chat.completions.create(
+        model="qwen-vl", messages=[{"role": "user", "content": content}], temperature=0
+    )
+    assert answer.choices[0].message.content == "a green triangle"
 
 
 @pytest.mark.parametrize("config", ["config.yaml", "models/helper.yaml"])

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.parity("S7")
+
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):

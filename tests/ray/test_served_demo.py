@@ -13,6 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import penstock
 from penstock.serve import LLMConfig, build_openai_app
 
+pytestmark = pytest.mark.parity("S18")
+
 TIMES = {"gateway", "pick", "connect", "replica", "front", "engine-queue", "prefill", "total"}
 
 

@@ -1,12 +1,16 @@
 """The replica: in plain Python, and by handle and HTTP under Serve."""
 
+from pathlib import Path
+
 import pytest
 from openai import OpenAI
 from ray import serve
 
-from penstock.errors import EngineStartFailed
+from penstock.errors import BadRequest, EngineStartFailed
 from penstock.serve import LLMConfig, LLMServer, VLLMService
 from penstock.serve.openai_api_models import ChatCompletionRequest, ErrorResponse
+
+pytestmark = pytest.mark.parity("S33")
 
 HELLO = [{"role": "user", "content": "Hello there"}]
 
@@ -90,3 +94,82 @@ def test_a_service_alone_answers_by_handle_and_over_http(serve_url):
         assert text == answer.choices[0].message.content
     finally:
         serve.delete("alone")
+
+
+# -- adapters
+
+
+def with_adapters(folder: Path, names: str, **lora: object) -> LLMConfig:
+    for name in names:
+        (folder / name).mkdir()
+        (folder / name / "adapter_config.json").write_text("{}")
+    return sim(lora_config={"dynamic_lora_loading_path": str(folder)} | lora)
+
+
+async def said(server: LLMServer, **request: object) -> object:
+    (answer,) = [item async for item in await server.chat({"messages": HELLO} | request)]
+    return answer
+
+
+@pytest.mark.parity("S21")
+async def test_a_replica_answers_by_the_adapter_that_the_model_names(tmp_path: Path):
+    server = await LLMServer(with_adapters(tmp_path, "ab", pinned=["b"]))
+    assert await server.adapters() == ["b"]
+    answer = await said(server, model="sim:a")
+    assert answer.model == "sim:a"
+    assert answer.choices[0].message.content == "[a@2] Hello there"
+    assert (await said(server, model="sim")).choices[0].message.content == "Hello there"
+    await server.unload_adapter("a")
+    await server.load_adapter("b", pin=True)
+    assert await server.adapters() == ["b"]
+    unknown = await said(server, model="sim:nobody")
+    assert (unknown.error.code, unknown.error.param) == ("model_not_found", "model")
+    assert "There are: 'a', 'b'" in unknown.error.message
+    await server.stop()
+
+
+@pytest.mark.parity("S21")
+async def test_a_replica_without_lora_config_says_so():
+    server = await LLMServer(sim())
+    assert "its config has no lora_config" in (await said(server, model="sim:a")).error.message
+    with pytest.raises(BadRequest, match="no lora_config"):
+        await server.load_adapter("a")
+    await server.stop()
+
+
+async def test_a_pinned_adapter_that_is_missing_stops_the_start(tmp_path: Path):
+    with pytest.raises(EngineStartFailed, match=r"with its pinned adapters: .*no adapter 'nobody'"):
+        await LLMServer(with_adapters(tmp_path, "a", pinned=["nobody"]))
+
+
+class Elsewhere:
+    """Fetches adapters from where only it knows."""
+
+    def __init__(self, download_timeout_s: float | None, max_tries: int) -> None:
+        self.tries = max_tries
+
+    def load_model_from_config(self, lora_model_id: str, llm_config: LLMConfig) -> str:
+        return f"{llm_config.lora_config.dynamic_lora_loading_path}/{'ab'[self.tries]}"
+
+
+@pytest.mark.parity("S21", "S23")
+def test_handles_choose_an_adapter_by_multiplexed_model_id(serve_url, tmp_path):
+    config = with_adapters(tmp_path, "ab", max_download_tries=1)
+    app = LLMServer.as_deployment().bind(config, model_downloader=Elsewhere)
+    handle = serve.run(app, name="adapted", route_prefix="/adapted")
+    try:
+        for multiplexed in ("x", "sim:x"):
+            chosen = handle.options(stream=True, multiplexed_model_id=multiplexed)
+            (answer,) = chosen.chat.remote({"messages": HELLO})
+            assert answer.choices[0].message.content == "[x@1] Hello there"
+            batches = list(chosen.chat.remote({"messages": HELLO, "stream": True}))
+            assert any('"[x@1"' in event for batch in batches for event in batch)
+            text = "".join(delta.text for delta in chosen.generate.remote("ahoy"))
+            assert text == "[x@1] ahoy"
+        assert "".join(delta.text for delta in handle.options(stream=True).generate.remote("ahoy")) == "ahoy"
+        assert handle.adapters.remote().result() == ["x"]
+        client = OpenAI(base_url=f"{serve_url}/adapted/v1", api_key="fake-key")
+        answer = client.chat.completions.create(model="sim:x", messages=HELLO)
+        assert (answer.model, answer.choices[0].message.content) == ("sim:x", "[x@1] Hello there")
+    finally:
+        serve.delete("adapted")

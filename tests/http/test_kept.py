@@ -1,0 +1,119 @@
+"""A response that a replica keeps is found again by every gateway, or said to be gone when its replica is."""
+
+import asyncio
+import json
+
+import pytest
+from served import Served, until
+
+from penstock.engine import Load, kept_here
+from penstock.openai.kept import new_id
+
+pytestmark = pytest.mark.parity("X8")
+
+
+class Keeper:
+    """A replica's app that keeps what it is told, as an engine does, and says what it was asked."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, str] = {}
+        self.asked: list[str] = []
+
+    async def __call__(self, scope, receive, send):
+        self.asked.append(f"{scope['method']} {scope['path']}")
+        said = json.loads((await receive())["body"] or b"{}")
+        if scope["path"] == "/v1/responses":
+            known = self.kept.get(said.get("previous_response_id") or "", "")
+            key = new_id(kept_here.get())
+            self.kept[key] = known + said["input"]
+        else:
+            key = scope["path"].split("/")[3]
+        body = json.dumps({"id": key, "text": self.kept[key]}).encode()
+        fields = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": fields})
+        await send({"type": "http.response.body", "body": body})
+
+
+async def two(served: Served) -> tuple[Keeper, Keeper]:
+    keepers = Keeper(), Keeper()
+    for keeper in keepers:
+        await served.app(keeper)
+    return keepers
+
+
+async def test_every_response_is_found_where_it_was_made(served: Served):
+    keepers = await two(served)
+    await served.gateway("m", "other")
+    async with served.http() as http:
+        made = [
+            (await http.post("/v1/responses", json={"model": "m", "input": f"{i}"})).json() for i in range(8)
+        ]
+        assert all(keeper.kept for keeper in keepers)
+        for response in made:
+            assert (await http.get(f"/v1/responses/{response['id']}")).json() == response
+            assert (await http.post(f"/v1/responses/{response['id']}/cancel")).json() == response
+
+
+async def test_a_conversation_goes_on_where_it_began(served: Served):
+    await two(served)
+    await served.gateway("m")
+    async with served.http() as http:
+        response = {"id": None}
+        for i in range(6):
+            body = {"model": "m", "input": f"{i}", "previous_response_id": response["id"]}
+            response = (await http.post("/v1/responses", json=body)).json()
+    assert response["text"] == "012345"
+
+
+async def test_another_gateway_finds_it(served: Served):
+    await two(served)
+    await served.gateway("m")
+    async with served.http() as http:
+        made = (await http.post("/v1/responses", json={"input": "x"})).json()
+    await served.gateway("m")
+    async with served.http() as http:
+        await until(lambda: len(served.table.ready("m")) == 2)
+        assert (await http.get(f"/v1/responses/{made['id']}")).json() == made
+
+
+async def test_the_response_of_a_lost_replica_is_404_with_what_to_do(served: Served):
+    listener = await served.app(Keeper())
+    await served.gateway("m")
+    async with served.http() as http:
+        made = (await http.post("/v1/responses", json={"input": "x"})).json()
+        served.remove("m", listener.address)
+        await served.app(Keeper())
+        for answer in (
+            await http.get(f"/v1/responses/{made['id']}"),
+            await http.post("/v1/responses", json={"input": "y", "previous_response_id": made["id"]}),
+        ):
+            assert answer.status_code == 404
+            assert answer.json()["error"]["code"] == "not_found"
+            assert "Send the conversation again" in answer.json()["error"]["message"]
+
+
+async def test_it_waits_for_room_in_the_replica_that_keeps_it(served: Served):
+    keepers = await two(served)
+    await served.gateway("m")
+    async with served.http() as http:
+        made = (await http.post("/v1/responses", json={"input": "x"})).json()
+        keeper = next(keeper for keeper in keepers if made["id"] in keeper.kept)
+        replica = next(r for r in served.table.ready("m") if r.id in made["id"])
+        served.table.limit("m", 1)
+        place = served.table.take(replica)
+        told = len(keeper.asked)
+        waiting = asyncio.create_task(http.get(f"/v1/responses/{made['id']}"))
+        await until(lambda: len(served.line("m")) == 1)
+        assert (await http.post("/v1/responses", json={"input": "to the other"})).status_code == 200
+        assert len(keeper.asked) == told
+        served.line("m").give_back(place)
+        assert (await waiting).json() == made
+
+
+async def test_ids_of_other_engines_pass(served: Served):
+    keeper = Keeper()
+    keeper.kept["resp_of-its-own"] = "x"
+    await served.app(keeper, load=Load)
+    await served.gateway("m")
+    async with served.http() as http:
+        assert (await http.get("/v1/responses/resp_of-its-own")).json()["text"] == "x"

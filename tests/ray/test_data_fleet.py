@@ -1,0 +1,163 @@
+"""Batch over replicas of Ray Serve: asked at their own listeners, killed under their rows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from backend_contract import COMPLETIONS, FACTS, REQUESTS, config, expected, long, meaning, row, until
+from ray import serve
+
+from penstock.config import LLMConfig
+from penstock.data.backend import Answer
+from penstock.data.backends.fleet import Fleet
+from penstock.data.request import Request
+from penstock.data.window import Window
+from penstock.errors import ConfigError, EngineDead
+from penstock.serve import build_openai_app
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.parity("D4")]
+
+
+def deploy(name: str, *configs: LLMConfig, replicas: int = 1) -> None:
+    counted = [one.model_copy(update={"deployment_config": {"num_replicas": replicas}}) for one in configs]
+    serve.run(build_openai_app({"llm_configs": counted}), name=name, route_prefix=f"/{name}")
+
+
+def pids(fleet: Fleet) -> list[int]:
+    return [member.hello.pid for member in fleet._members.values() if member.ready]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fleet(serve_url: str) -> AsyncIterator[Fleet]:
+    await asyncio.to_thread(deploy, "batch", config())
+    fleet = Fleet("batch")
+    await fleet.start()
+    yield fleet
+    await fleet.stop()
+    await asyncio.to_thread(serve.delete, "batch")
+
+
+@pytest.mark.parametrize("fact", FACTS)
+async def test_of_every_backend(fleet: Fleet, fact: str):
+    await FACTS[fact](fleet)
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+async def test_a_fleet_answers_as_an_own_engine(fleet: Fleet, name: str):
+    request = REQUESTS[name]
+    assert meaning(await fleet.ask(request)) == await expected(request, config())
+
+
+async def test_a_prompt_for_the_engine_stays_in_its_process(fleet: Fleet):
+    assert (await fleet.ask(Request(path=COMPLETIONS, body=b"{}", prompt=b"pickled"))).status == 400
+
+
+async def test_a_window_keeps_a_fleet_full(fleet: Fleet):
+    window = Window(fleet, alone=False)
+    outcomes = await asyncio.gather(*(window.run(row(prompt=f"{i}", max_tokens=20)) for i in range(1000)))
+    assert [json.loads(bytes(outcome.body))["choices"][0]["text"] for outcome in outcomes] == [
+        str(i) for i in range(1000)
+    ]
+
+
+async def test_what_is_not_there_is_told_with_what_there_is(fleet: Fleet):
+    with pytest.raises(ConfigError, match=r"No application 'other' runs on Ray Serve; there are 'batch'"):
+        await Fleet("other").start()
+    with pytest.raises(ConfigError, match=r"has no deployment 'other'; it has .*'LLMServer:m'"):
+        await Fleet("batch", "other").start()
+
+
+async def test_a_deployment_that_is_none_of_ours_is_told(fleet: Fleet):
+    with pytest.raises(ConfigError, match="none of Penstock's"):
+        await Fleet("batch", "LLMRouter").start()
+
+
+async def test_of_several_models_one_must_be_named(fleet: Fleet):
+    other = LLMConfig(model_loading_config={"model_id": "n"}, llm_engine="sim")
+    await asyncio.to_thread(deploy, "two", config(), other)
+    with pytest.raises(ConfigError, match="serves 2 models; say with deployment_name"):
+        await Fleet("two").start()
+    named = Fleet("two", "LLMServer:n")
+    await named.start()
+    answer = await named.ask(row(prompt="hello"))
+    await named.stop()
+    await asyncio.to_thread(serve.delete, "two")
+    assert json.loads(answer.body)["model"] == "n"
+
+
+async def ended(fleet: Fleet, request: Request) -> Answer | EngineDead:
+    try:
+        return await fleet.ask(request)
+    except EngineDead as error:
+        return error
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def mortals(fleet: Fleet) -> AsyncIterator[Fleet]:
+    await asyncio.to_thread(deploy, "mortal", config(step_base_ms=5.0), replicas=2)
+    mortals = Fleet("mortal")
+    await mortals.start()
+    await until(lambda: len(pids(mortals)) == 2)
+    yield mortals
+    await mortals.stop()
+    await asyncio.to_thread(serve.delete, "mortal")
+
+
+async def test_rows_are_shared_between_replicas_and_a_killed_one_costs_none(mortals: Fleet):
+    asking = [asyncio.create_task(ended(mortals, long())) for _ in range(200)]
+    await until(lambda: mortals.load().running > 100)
+    in_flight = {member.id: member.in_flight for member in mortals._members.values()}
+    assert min(in_flight.values()) > 50
+    killed = pids(mortals)[0]
+    os.kill(killed, signal.SIGKILL)
+    dead, _ = await asyncio.wait(asking, timeout=60)
+    ends = [task.result() for task in dead]
+    assert len(ends) == 200
+    deaths = [end for end in ends if isinstance(end, EngineDead)]
+    assert 50 < len(deaths) < 150
+    assert all(end.status == 200 for end in ends if isinstance(end, Answer))
+    await mortals.start()
+    assert killed not in pids(mortals)
+    assert {(await mortals.ask(row(prompt="x"))).status for _ in deaths} == {200}
+
+
+async def test_a_window_outlives_the_death_of_all_replicas(mortals: Fleet):
+    window = Window(mortals, alone=False)
+    rows = [asyncio.create_task(window.run(long(seed=i))) for i in range(100)]
+    await until(lambda: mortals.load().running > 50)
+    for pid in pids(mortals):
+        os.kill(pid, signal.SIGKILL)
+    outcomes = await asyncio.gather(*rows)
+    assert {outcome.state for outcome in outcomes} == {"ok"}
+    assert max(outcome.deaths for outcome in outcomes) >= 1
+
+
+async def test_a_replica_that_leaves_ends_its_rows_and_gets_no_more(mortals: Fleet):
+    before: set[Any] = set(mortals._members)
+    asking = [asyncio.create_task(mortals.ask(long())) for _ in range(100)]
+    await until(lambda: mortals.load().running == 100)
+    await asyncio.to_thread(deploy, "mortal", config(step_base_ms=5.0), replicas=1)
+    assert {(await task).status for task in asking} == {200}
+    await until(lambda: len(mortals._ready()) == 1)
+    assert (await mortals.ask(row(prompt="x"))).status == 200
+    assert before
+
+
+async def test_a_deployment_that_sleeps_is_woken(fleet: Fleet):
+    scaling = {"min_replicas": 0, "initial_replicas": 0, "max_replicas": 1, "downscale_delay_s": 3600}
+    sleeping = config().model_copy(update={"deployment_config": {"autoscaling_config": scaling}})
+    await asyncio.to_thread(
+        serve.run, build_openai_app({"llm_configs": [sleeping]}), name="asleep", route_prefix="/asleep"
+    )
+    woken = Fleet("asleep")
+    await woken.start()
+    assert (await woken.ask(row(prompt="hello"))).status == 200
+    await woken.stop()
+    await asyncio.to_thread(serve.delete, "asleep")
