@@ -53,4 +53,12 @@ def s3_server(*buckets: str) -> Iterator[S3]:
     try:
         yield S3(environment["AWS_ENDPOINT_URL"], environment, client)
     finally:
+        for bucket in buckets:  # every server of a process shows the same ones
+            _drop(client, bucket)
         server.stop()
+
+
+def _drop(client: Any, name: str) -> None:
+    for found in client.list_objects_v2(Bucket=name).get("Contents", []):
+        client.delete_object(Bucket=name, Key=found["Key"])
+    client.delete_bucket(Bucket=name)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 
 import psutil
@@ -98,13 +99,17 @@ async def test_a_window_fills_every_seat_and_never_sends_much_more(own: OwnEngin
     assert {task.result().state for task in rows} == {"ok"}
 
 
+def cores() -> Iterator[psutil.Process]:
+    for child in psutil.Process().children():
+        with suppress(psutil.ZombieProcess):  # one that another test has killed
+            if "penstock.engines.vllm.core" in child.cmdline():
+                yield child
+
+
 async def test_a_killed_core_ends_its_rows_and_start_makes_another(own: OwnEngine):
     asking = [asyncio.create_task(own.ask(long())) for _ in range(20)]
     await until(lambda: own.load().running - own.load().unseen == 20)
-    cores = [
-        child for child in psutil.Process().children() if "penstock.engines.vllm.core" in child.cmdline()
-    ]
-    max(cores, key=psutil.Process.create_time).kill()  # engines of other files are older
+    max(cores(), key=psutil.Process.create_time).kill()  # engines of other files are older
     ended, open_ = await asyncio.wait(asking, timeout=10)
     assert not open_
     assert {type(task.exception()) for task in ended} == {EngineDead}
