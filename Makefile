@@ -2,6 +2,9 @@
 .PHONY: serve test check bench docs clean
 .DEFAULT_GOAL := help
 
+# Where Python may not write bytecode, as in many images, each start of an engine compiles 20 s anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := .venv/bin
 READY := .venv/ready
 
