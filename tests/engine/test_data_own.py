@@ -133,4 +133,4 @@ async def test_a_pooling_model_is_given_more_than_it_is_seen_to_run():
     states = await asyncio.gather(*map(ask, range(600)))
     await own.stop()
     assert set(states) == {"ok"}
-    assert most > 32
+    assert most > 16  # what a window begins with

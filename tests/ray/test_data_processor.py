@@ -110,6 +110,20 @@ def test_bad_rows_fail_alone_with_their_input_and_the_reason():
     }
 
 
+def test_a_row_of_which_preprocess_makes_nothing_is_skipped():
+    rows = build_processor(
+        engines(should_continue_on_error=False),
+        preprocess=lambda row: ask(row) if row["item"] != "b" else None,
+        postprocess=lambda row: {"item": row["item"], "said": row["generated_text"]},
+    )([{"item": item} for item in "abc"])
+    assert [(row["item"], row.get("said"), row["error"]) for row in rows] == [
+        ("a", "a", None),
+        ("b", None, None),
+        ("c", "c", None),
+    ]
+    assert rows[1]["attempts"] == 0
+
+
 def test_postprocess_that_raises_fails_its_row_only():
     def picky(row):
         if row["item"] == "b":

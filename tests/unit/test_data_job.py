@@ -67,6 +67,18 @@ async def test_a_template_makes_a_prompt_of_columns(order):
     assert read(asked.output)[0]["generated_text"].endswith('Say this ["a"]')
 
 
+async def test_a_row_whose_columns_are_empty_is_skipped_and_kept(order):
+    rows = [{"id": 0, "text": "this"}, {"id": 1, "text": None}, {"id": 2, "text": " "}]
+    asked = order(rows, template="Say {text}")
+    done = await job(asked).run()
+    assert (done.ended, done.ok, done.skipped, done.failed, done.run_retries) == ("finished", 1, 2, 0, 0)
+    assert [(row["id"], row.get("generated_text"), row.get("error")) for row in read(asked.output)][1:] == [
+        (1, None, None),
+        (2, None, None),
+    ]
+    assert (preview(order([], "other.jsonl", template="Say {text}"))).skipped == 2
+
+
 @pytest.mark.parity("X5")
 async def test_bad_rows_of_every_kind_fail_alone(order):
     bad = [

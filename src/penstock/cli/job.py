@@ -195,7 +195,9 @@ def _print(found: Preview) -> None:
     print(f"{found.same:,} of them ask what others ask, and get their answers." if found.same else "")
     for number, fault in found.faults:
         print(f"Row {number}: {fault}", file=sys.stderr)
-    if (more := found.rows - found.good - len(found.faults)) > 0:
+    if found.skipped:
+        print(f"{found.skipped:,} rows are skipped: the columns of the prompt are empty.")
+    if (more := found.rows - found.good - found.skipped - len(found.faults)) > 0:
         print(f"And {more:,} more rows that cannot.", file=sys.stderr)
 
 

@@ -24,7 +24,7 @@ from penstock.data.fields import is_line
 from penstock.data.index import Index
 from penstock.data.journal import Entry
 from penstock.data.order import Asking, Order
-from penstock.data.outcome import Failure, Outcome
+from penstock.data.outcome import SKIPPED, Failure, Outcome
 from penstock.data.patience import Patience
 from penstock.data.place import place
 from penstock.data.prefix import Waiting
@@ -215,6 +215,8 @@ class _Rows:
             stage = "read" if row.fields is None else "preprocess"
             failure = Failure(code=error.code, message=str(error), stage=stage, status=error.status)
             return Entry(row.number, Outcome(state="failed", failure=failure))
+        if waiting is None:
+            return Entry(row.number, SKIPPED)
         waiting.deaths = 0 if self._retry else self._index.deaths.get(row.number, 0)
         if waiting.key is None:
             return waiting

@@ -99,10 +99,15 @@ class Asking:
         self._columns = _columns(order.template) if order.template is not None else frozenset[str]()
         self._salt = msgspec.json.encode((order.kind, _who(order.engines)))
 
-    def waiting(self, row: Row) -> Waiting:
-        """The row as one that waits. Raises: Error, with why it cannot be asked."""
+    def waiting(self, row: Row) -> Waiting | None:
+        """The row as one that waits; None for one that is skipped, for all that --prompt names is empty.
+
+        Raises: Error, with why it cannot be asked.
+        """
         if row.fields is None:
             raise BadRequest(row.fault or "The row cannot be read.")
+        if self._columns and all(_empty(row.fields.get(name, row)) for name in self._columns):
+            return None
         request = request_of(self._fields(row.fields), self._task, self._order.defaults)
         begin = beginning(request) if self._order.group_prefixes else b""
         return Waiting(row.number, request, self._key(request), 0, begin)
@@ -159,6 +164,10 @@ def reusable(request: Request) -> bool:
     except (msgspec.DecodeError, msgspec.ValidationError):
         return False
     return body.temperature == 0 or body.seed is not None
+
+
+def _empty(value: object) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip())
 
 
 class _Formatter(string.Formatter):

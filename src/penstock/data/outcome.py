@@ -38,3 +38,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     failure: Failure | None = None
     waited_s: float = 0.0
     took_s: float = 0.0
+
+
+SKIPPED = Outcome(state="skipped", attempts=0)
+"""The end of a row that asks nothing."""

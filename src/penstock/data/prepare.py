@@ -16,7 +16,7 @@ from typing import Any
 import cloudpickle
 import pyarrow as pa
 
-from penstock.data.outcome import Failure, Outcome, Stage
+from penstock.data.outcome import SKIPPED, Failure, Outcome, Stage
 from penstock.data.verdict import failed
 from penstock.errors import BadRequest, Error
 
@@ -131,9 +131,12 @@ class Prepare:
     def _asked(self, fields: Any, row: Row) -> Any:
         if isinstance(fields, Outcome):
             return fields
+        if fields is None:
+            return SKIPPED
         if not isinstance(fields, Mapping):
             found = type(fields).__name__  # pyright: ignore[reportUnknownArgumentType]
-            return fault(BadRequest(f"preprocess returned {found}; return a dict of fields."), "preprocess")
+            wrong = f"preprocess returned {found}; return a dict of fields, or None to skip the row."
+            return fault(BadRequest(wrong), "preprocess")
         try:
             return self._ask(fields, row)  # pyright: ignore[reportUnknownArgumentType]
         except Exception as error:

@@ -26,12 +26,14 @@ Template = Callable[[Any], str]
 @dataclass(slots=True)
 class Preview:
     """prompts: of the first rows, each with its number. faults: the first ones, by row. same: rows whose
-    request an earlier row makes, too, so that they reuse its answer. note: why prompts are shown as sent.
+    request an earlier row makes, too, so that they reuse its answer. skipped: rows that ask nothing.
+    note: why prompts are shown as sent.
     """
 
     rows: int = 0
     good: int = 0
     same: int = 0
+    skipped: int = 0
     prompts: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     faults: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     kinds: Counter[str] = field(default_factory=Counter[str])
@@ -55,6 +57,9 @@ def preview(order: Order, config: LLMConfig | None = None) -> Preview:
             found.kinds[error.code] += 1
             if len(found.faults) < _SHOWN_FAULTS:
                 found.faults.append((row.number, str(error)))
+            continue
+        if waiting is None:
+            found.skipped += 1
             continue
         found.good += 1
         if waiting.key is not None:

@@ -91,7 +91,7 @@ class Tally:
         self.prompt_tokens += done.prompt_tokens
         self.cached_tokens += done.cached_tokens
         self.generated_tokens += done.output_tokens
-        self.retries += done.attempts - 1
+        self.retries += max(0, done.attempts - 1)
         if done.code is not None:
             self.errors[done.code] += 1
             self.samples.setdefault(done.code, done.message)

@@ -6,7 +6,7 @@ kill at any moment, gives the same. Used by the job when every row has ended.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -52,23 +52,23 @@ class Sink:
             dead = [(dead[0][0], _same), (errors_place(self._order), self._error_line)]
         for to, record in dead:
             if index.counts()["failed"]:
-                files += self._write(to, index, "failed", record)
+                files += self._write(to, index, ("failed",), record)
             else:
                 to.remove()
         record = self._answer_line if self._order.lines else self._answered
-        return [*self._write(self._order.where, index, "ok", record, self._order.folder), *files]
+        return [*self._write(self._order.where, index, ("ok", "skipped"), record, self._order.folder), *files]
 
     def _write(
         self,
         to: Place,
         index: Index,
-        state: str,
+        states: Sequence[str],
         record: Record,
         folder: bool = False,
     ) -> list[str]:
-        records = (record(*ended) for ended in self._ended(index, state))
+        records = (record(*ended) for ended in self._ended(index, states))
         shape = self._writer.shape(records, self._known())
-        ended = self._ended(index, state)
+        ended = self._ended(index, states)
         if not folder:
             self._file(to, (record(*one) for one in ended), shape)
             return [to.url]
@@ -92,8 +92,8 @@ class Sink:
         with written(to) as file:
             self._writer.write(file, rows, shape)
 
-    def _ended(self, index: Index, state: str) -> Iterator[Ended]:
-        for row in self._source.rows(lambda number: index.state(number) == state):
+    def _ended(self, index: Index, states: Sequence[str]) -> Iterator[Ended]:
+        for row in self._source.rows(lambda number: index.state(number) in states):
             yield row, index.end(row.number)
 
     def _answered(self, row: Row, end: Outcome) -> dict[str, Any]:
