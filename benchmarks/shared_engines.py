@@ -1,19 +1,22 @@
-"""Stages that share engines, and engines side by side: the two tables of the request that brought the former.
+"""Stages that share engines, engines side by side, and stages that differ.
 
 `python -m benchmarks.shared_engines --rows 640`. Two turns of a conversation, each a stage: on two engines of
-their own, against one that both share, in rows per second and engine. And rows per second of 1 to 8 engines.
-Engines are simulated (8 rows at a time, 10 ms a step, 64 tokens a row), since real ones would share the
-cores; `--real` runs the first table once with vLLM.
+their own, against one that both share, in rows per second and engine. Then rows per second of 1 to 8 engines.
+Then pictures made smaller on CPU, a small model, and one half as fast: who works when. Engines are simulated
+(8 rows at a time, 10 ms a step, 64 tokens a row), since real ones would share the cores; `--real` runs the
+first table once with vLLM.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import time
 from typing import Any
 
 import ray
+from PIL import Image
 from ray import serve
 
 from benchmarks.command import numbers, say
@@ -36,13 +39,16 @@ _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 40
 _APP = "bench"
 
+Span = tuple[float, float]
+"""A row's begin and end in a stage, in seconds."""
 
-def model(real: bool, replicas: int = 1) -> LLMConfig:
+
+def model(real: bool, replicas: int = 1, step_s: float = STEP_S) -> LLMConfig:
     if real:
         engine: dict[str, Any] = {"max_model_len": 1024, "max_num_seqs": 256, "enforce_eager": True}
         source = {"model_id": "bench", "model_source": "demo"}
     else:
-        engine = {"max_num_seqs": SEATS, "step_base_ms": STEP_S * 1000, "step_per_request_ms": 0.0}
+        engine = {"max_num_seqs": SEATS, "step_base_ms": step_s * 1000, "step_per_request_ms": 0.0}
         engine |= {"prefill_tokens_per_s": float("inf"), "reply": "word " * TOKENS}
         source = {"model_id": "bench"}
     return LLMConfig(
@@ -63,22 +69,38 @@ def stamped(row: dict[str, Any]) -> dict[str, Any]:
     return {"id": row["id"], "stamps": [*before, now - row["time_taken_llm"], now]}
 
 
-def piped(rows: int, *configs: ProcessorConfig) -> tuple[float, list[tuple[float, float]]]:
-    """Rows per second from the first row's begin to the last one's end, and when engines had rows."""
+def shrunk(row: dict[str, Any]) -> dict[str, Any]:
+    """A picture made, decoded and made smaller: some 30 ms of CPU."""
+    began, file = time.time(), io.BytesIO()
+    Image.effect_mandelbrot((800, 600), (-2, -1, 1, 1), 20).save(file, "JPEG")
+    Image.open(file).resize((224, 224)).tobytes()
+    return {"id": row["id"], "stamps": [began, time.time()]}
+
+
+def piped(rows: int, *configs: ProcessorConfig, first: Any = None) -> tuple[float, list[list[Span]]]:
+    """Rows per second from the first row's begin to the last one's end, and the spans of each stage.
+
+    first: work on each row before the first config's stage, a stage of its own.
+    """
     dataset = ray.data.range(rows, override_num_blocks=max(1, rows // _BATCH))
+    if first is not None:
+        dataset = dataset.map(first)
     for config in configs:
         dataset = build_processor(config, preprocess=turn, postprocess=stamped)(dataset)
-    spans = [
-        (row["stamps"][n], row["stamps"][n + 1])
-        for row in dataset.take_all()
-        for n in range(0, 2 * len(configs), 2)
-    ]
-    took = max(end for _, end in spans) - min(begin for begin, _ in spans)
-    return rows / took, spans
+    stamps = [row["stamps"] for row in dataset.take_all()]
+    stages = [[(row[n], row[n + 1]) for row in stamps] for n in range(0, len(stamps[0]), 2)]
+    begin, end = bounds(stages)
+    return rows / (end - begin), stages
 
 
-def own(real: bool, replicas: int = 1) -> EngineProcessorConfig:
-    return EngineProcessorConfig(llm_config=model(real), concurrency=replicas, batch_size=_BATCH)
+def bounds(stages: list[list[Span]]) -> Span:
+    spans = [span for stage in stages for span in stage]
+    return min(begin for begin, _ in spans), max(end for _, end in spans)
+
+
+def own(real: bool, replicas: int = 1, step_s: float = STEP_S) -> EngineProcessorConfig:
+    config = model(real, step_s=step_s)
+    return EngineProcessorConfig(llm_config=config, concurrency=replicas, batch_size=_BATCH)
 
 
 def shared() -> ServeDeploymentProcessorConfig:
@@ -89,10 +111,11 @@ def served(real: bool, replicas: int) -> None:
     serve.run(build_llm_deployment(model(real, replicas)), name=_APP, route_prefix=None)
 
 
-def occupancy(spans: list[tuple[float, float]], seats: int) -> str:
-    """Share of all engines' places with a row in them, over time."""
-    begin, end = min(span[0] for span in spans), max(span[1] for span in spans)
+def occupancy(stages: list[list[Span]], seats: int, *, of: int | None = None) -> str:
+    """Share of `seats` places with a row in them, over the time of all stages; of all, or of stage `of`."""
+    begin, end = bounds(stages)
     steps = [begin + (n + 0.5) / _WIDTH * (end - begin) for n in range(_WIDTH)]
+    spans = [span for stage in (stages if of is None else [stages[of]]) for span in stage]
     inside = [min(1.0, sum(a <= at < b for a, b in spans) / seats) for at in steps]
     return "".join(_BARS[round(share * (len(_BARS) - 1))] for share in inside)
 
@@ -134,13 +157,25 @@ def side_by_side(rows: int, counts: list[int]) -> list[str]:
     return lines
 
 
+def different(rows: int) -> list[str]:
+    """The third table."""
+    rate, stages = piped(rows, own(False), own(False, step_s=2 * STEP_S), first=shrunk)
+    lines = ["| stage | alone: rows/s | who works when |", "|---|---|---|"]
+    cpu_s = sum(end - begin for begin, end in stages[0]) / rows
+    for n, (name, alone, seats) in enumerate(
+        (("pictures", 1 / cpu_s, 1), ("small model", BEST, SEATS), ("large model", BEST / 2, SEATS))
+    ):
+        lines.append(f"| {name} | {alone:.1f} | `{occupancy(stages, seats, of=n)}` |")
+    return [*lines, "", f"Together {rate:.2f} rows/s, {rate / (BEST / 2):.2f} of the slowest stage alone."]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rows", type=int, default=640)
     parser.add_argument("--engines", type=numbers, default=[1, 2, 4, 6, 8])
-    parser.add_argument("--real", action="store_true", help="the first table with vLLM, and no second")
+    parser.add_argument("--real", action="store_true", help="the first table with vLLM, and no other")
     options = parser.parse_args()
     ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     ray.data.DataContext.get_current().enable_progress_bars = False
@@ -154,6 +189,8 @@ def main() -> None:
                 f"One engine, always full: {BEST:.1f} rows/s.",
                 "",
                 *side_by_side(options.rows, options.engines),
+                "",
+                *different(options.rows // 2),
             ]
     finally:
         serve.shutdown()
