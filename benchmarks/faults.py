@@ -40,7 +40,7 @@ _TITLES = {
     "replica": "a replica of the service",
     "core": "vLLM's engine core",
 }
-_PROCESSES = {"actor": "ray::_Actor", "replica": "ray::ServeReplica:", "core": "VLLM::EngineCore"}
+_PROCESSES = {"actor": "ray::_Actor", "replica": "ray::ServeReplica:", "core": "penstock.engines.vllm.core"}
 _OPTIONS = {"step_base_ms": 5, "max_num_seqs": 32}
 _START_S, _RUN_S = 180.0, 300.0
 
@@ -168,7 +168,6 @@ def _answering(victim: str) -> Iterator[Words]:
 @contextmanager
 def _cluster() -> Iterator[str]:
     os.environ.setdefault("RAY_worker_niceness", "0")
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"  # else there is no core to kill on a CPU
     import ray
 
     context = ray.init(
