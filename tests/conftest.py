@@ -9,7 +9,7 @@ HERE = Path(__file__).parent
 TIERS = ("unit", "http", "engine", "mission", "ray")
 """Fast ones first; from the third on they ask made models. The last share one Ray cluster until the end.
 
-`lanes` runs the last one beside the others.
+`lanes` runs some of them side by side.
 """
 
 

@@ -1,15 +1,13 @@
-"""All tests in two lanes, side by side where there are four cores: most of them wait.
+"""All tests in two lanes side by side: most of them wait.
 
     python -m tests.lanes
 
-On two cores the engines of both lanes starve each other, and tests fail at their time limits: there one
-follows the other. The last line counts the tests of both. Models are made meanwhile: tests ask for them after
-the fast tiers.
+Each lane keeps about one core busy. The second one makes the models first, while the first one's fast tiers
+run; the last line counts the tests of both.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -23,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-_CORES = 4
-LANES = (("unit", "http", "engine", "mission"), ("ray",))
+LANES = (("unit", "http", "ray"), ("engine", "mission"))
 """Each tier is in one of them. Tests of one lane never run at the same time."""
 
 _PYTEST = '"$0" -m pytest "$@"'
@@ -38,8 +35,7 @@ def main() -> int:
     """Status 0 when both lanes passed."""
     began = time.monotonic()
     one, two = ([f"tests/{tier}" for tier in tiers] for tiers in LANES)
-    run = side_by_side if (os.cpu_count() or 1) >= _CORES else in_turn
-    closings, statuses = run(one, two)
+    closings, statuses = side_by_side(one, two)
     print(f"\n=== {total(closings)} in {time.monotonic() - began:.2f}s ===", flush=True)
     return int(any(statuses))
 
@@ -55,17 +51,6 @@ def side_by_side(one: Sequence[str], two: Sequence[str]) -> tuple[list[str], lis
         statuses = [first.wait(), second.wait()]
         kept.seek(0)
         closings.append(shown(kept, two))
-    return closings, statuses
-
-
-def in_turn(one: Sequence[str], two: Sequence[str]) -> tuple[list[str], list[int]]:
-    """The same, one lane after the other; models are made beside the first one's fast tiers."""
-    closings: list[str] = []
-    statuses: list[int] = []
-    for paths, before in ((one, f"nice {_MODELS} & "), (two, "")):
-        with _lane(f"{before}exec {_PYTEST}", paths, subprocess.PIPE) as lane:
-            closings.append(shown(lane.stdout or (), paths))
-            statuses.append(lane.wait())
     return closings, statuses
 
 
