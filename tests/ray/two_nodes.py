@@ -1,12 +1,16 @@
-"""Program of test_two_nodes: a gateway on one Ray node, the model on another, which is then lost.
+"""Program of test_two_nodes: a gateway on one Ray node, the model on another, which is then lost; and a batch
+job over replicas on two nodes, of which one is lost.
 
 Two raylets on this machine are two nodes to Ray and to us: the gateway must use the network, not the
 Unix socket. Prints one line of JSON.
 """
 
+import asyncio
 import json
 import os
+import tempfile
 import time
+from pathlib import Path
 
 os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_worker_niceness="0")
 # Ray declares a silent node dead after 15 s; here after 2, so that the test is over sooner.
@@ -17,7 +21,11 @@ from openai import OpenAI
 from ray import serve
 from ray.cluster_utils import Cluster
 
-from penstock.serve import LLMConfig, LLMRouter, LLMServer
+from penstock.data.hire import hire
+from penstock.data.job import Job
+from penstock.data.order import Engines, Order
+from penstock.data.watcher import Watcher
+from penstock.serve import LLMConfig, LLMRouter, LLMServer, build_llm_deployment
 
 PORT = int(os.environ["PORT"])
 
@@ -26,6 +34,35 @@ def ask() -> str:
     client = OpenAI(base_url=f"http://127.0.0.1:{PORT}/v1", api_key="any", max_retries=0, timeout=60)
     answer = client.chat.completions.create(model="sim", messages=[{"role": "user", "content": "over there"}])
     return answer.choices[0].message.content
+
+
+def answered_rows(cluster: Cluster, folder: Path) -> list[list]:
+    """Rows of a job that loses the second of its two nodes: the number, the answer, the error of each."""
+    lost = cluster.add_node(num_cpus=2, resources={"back": 1})
+    config = LLMConfig(
+        model_loading_config={"model_id": "batch"},
+        llm_engine="sim",
+        engine_kwargs={"step_base_ms": 60, "max_num_seqs": 4},
+        deployment_config={"num_replicas": 2, "ray_actor_options": {"resources": {"back": 0.6}}},
+    )
+    serve.run(build_llm_deployment(config), name="batch", route_prefix=None)
+
+    class Loser(Watcher):
+        nodes = 1
+
+        def look(self, tally):
+            if tally.ended > 40 and self.nodes:
+                self.nodes -= 1
+                cluster.remove_node(lost, allow_graceful=False)
+
+    (folder / "in.jsonl").write_text("".join(f'{{"id": {n}, "prompt": "row {n}"}}\n' for n in range(200)))
+    engines = Engines(app="batch")
+    order = Order(inputs=(f"{folder}/in.jsonl",), output=f"{folder}/out.jsonl", engines=engines)
+    watcher = Loser()
+    asyncio.run(Job(order, hire(engines, None), watcher=watcher).run())
+    assert not watcher.nodes
+    rows = [json.loads(text) for text in (folder / "out.jsonl").read_text().splitlines()]
+    return [[row["id"], row.get("generated_text"), row.get("error")] for row in rows]
 
 
 def main() -> None:
@@ -47,7 +84,10 @@ def main() -> None:
     cluster.remove_node(back, allow_graceful=False)
     lost = time.monotonic()
     after = ask()  # waits for the new replica
-    print(json.dumps({"before": before, "after": after, "seconds": time.monotonic() - lost}), flush=True)
+    seen = {"before": before, "after": after, "seconds": time.monotonic() - lost}
+    with tempfile.TemporaryDirectory() as folder:
+        seen["rows"] = answered_rows(cluster, Path(folder))
+    print(json.dumps(seen), flush=True)
     serve.shutdown()
     ray.shutdown()
     cluster.shutdown()

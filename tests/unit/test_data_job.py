@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from penstock.data.backends.own import OwnEngine
 from penstock.data.claim import Taken, claim
 from penstock.data.crew import Alone
 from penstock.data.driver import Limits
-from penstock.data.job import Job
+from penstock.data.job import Job, side_by_side
 from penstock.data.order import Engines, Order
 from penstock.data.preview import preview
+from penstock.data.reader import Row
 from penstock.data.report import Prices, Report
 from penstock.data.watcher import Watcher
 from penstock.errors import ConfigError, EngineStartFailed
@@ -59,6 +61,17 @@ async def test_each_row_is_answered_in_the_order_of_the_input(order):
     assert [row["id"] for row in found] == list(range(50))
     assert [row["generated_text"] for row in found] == [f"row {number}" for number in range(50)]
     assert (done.ended, done.ok, done.failed, done.waiting) == ("finished", 50, 0, 0)
+
+
+def test_several_rows_read_their_pictures_at_a_time_and_stay_in_order():
+    together = threading.Barrier(2, timeout=10)
+
+    def make(row: Row) -> int:
+        if row.number in (0, 40):  # the first waits for one that is further on
+            together.wait()
+        return row.number
+
+    assert list(side_by_side(make, (Row(n, {}) for n in range(1000)))) == list(range(1000))
 
 
 async def test_a_template_makes_a_prompt_of_columns(order):

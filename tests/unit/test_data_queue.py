@@ -1,5 +1,6 @@
 """Which row goes to whom, and when it comes back."""
 
+import asyncio
 import json
 from collections.abc import Iterable
 
@@ -7,7 +8,7 @@ import pytest
 
 from penstock.data.lease import Done
 from penstock.data.prefix import Waiting, beginning
-from penstock.data.queue import Queue, Reused
+from penstock.data.queue import LOOK_AHEAD_BYTES, Queue, Reused
 from penstock.data.request import Request
 
 
@@ -87,13 +88,26 @@ async def test_reading_stops_when_enough_rows_wait():
     numbers = iter(range(10_000))
     found = Queue(map(waiting, numbers), look_ahead=1000)
     found.join("a")
-    import asyncio
-
     filling = asyncio.create_task(found.fill())
     while found.waiting < 1000:
         await found.changed()
     assert next(numbers) < 2000
     found.close()
+    await filling
+
+
+async def test_reading_stops_sooner_when_rows_are_large():
+    many = (waiting(number, "x" * (1 << 20)) for number in range(300))
+    found = Queue(many)
+    found.join("a")
+    filling = asyncio.create_task(found.fill())
+    read = 0
+    while read < 300:
+        while not found.waiting:
+            await found.changed()
+        await asyncio.sleep(0.01)
+        assert found.waiting << 20 < LOOK_AHEAD_BYTES + (16 << 20)
+        read += len(taken(found, "a", 20))
     await filling
 
 

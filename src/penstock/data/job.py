@@ -9,9 +9,13 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator, Iterator
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from itertools import islice, takewhile
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -35,6 +39,11 @@ from penstock.data.sink import Columns, Sink, failed_place, output_form
 from penstock.data.stop import Stop
 from penstock.data.watcher import Watcher
 from penstock.errors import ConfigError, Error
+
+_THREADS, _ROWS_OF_A_THREAD = 8, 8
+"""That make requests of rows."""
+
+Made = TypeVar("Made")
 
 _PASSES = 3
 """Through the rows that the journal lacks; another one finds what a lost machine had not on disk."""
@@ -196,10 +205,9 @@ class _Rows:
         return sum(counts.values()) - (counts["failed"] if self._retry else 0)
 
     def __iter__(self) -> Iterator[Waiting | Entry]:
-        for row in self._source.rows(self._wanted):
-            if self._order.limit is not None and row.number >= self._order.limit:
-                break
-            yield self._waiting(row)
+        limit = self._order.limit
+        rows = self._source.rows(self._wanted)
+        return side_by_side(self._waiting, takewhile(lambda row: limit is None or row.number < limit, rows))
 
     def _wanted(self, number: int) -> bool:
         """Asked of every row by the reader, in order."""
@@ -225,6 +233,18 @@ class _Rows:
         if self._other is not None and (other := self._other.keys.get(waiting.key)) is not None:
             return Entry(row.number, self._other.end(other), key=waiting.key)
         return waiting
+
+
+def side_by_side(make: Callable[[Row], Made], rows: Iterator[Row]) -> Iterator[Made]:
+    """What is made of each row, in their order, by several threads: it may read pictures from a bucket."""
+    with ThreadPoolExecutor(_THREADS, "rows") as pool:
+        made: deque[Future[list[Made]]] = deque()
+        while some := list(islice(rows, _ROWS_OF_A_THREAD)):
+            made.append(pool.submit(lambda some: [make(row) for row in some], some))
+            if len(made) > _THREADS:
+                yield from made.popleft().result()
+        while made:
+            yield from made.popleft().result()
 
 
 def check_new(order: Order) -> None:

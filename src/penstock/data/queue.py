@@ -14,11 +14,15 @@ from dataclasses import dataclass, field
 
 from penstock.data.lease import Done, Lease
 from penstock.data.prefix import Groups, Waiting
+from penstock.data.request import Request
 
 LOOK_AHEAD = 4096
 """Rows that are read before they are asked for: among so many, those with one beginning are found."""
 
-_READ_ROWS = 512
+LOOK_AHEAD_BYTES = 64 << 20
+"""Of their requests: pictures stop the reading sooner."""
+
+_READ_ROWS, _READ_BYTES = 512, 8 << 20
 
 
 @dataclass(slots=True)
@@ -26,6 +30,7 @@ class _Same:
     """Rows with one request: the first runs, the others wait for its answer."""
 
     first: int
+    request: Request
     others: list[Waiting] = field(default_factory=list[Waiting])
 
 
@@ -58,7 +63,7 @@ class Queue:
         self._leased: dict[str, dict[int, Waiting]] = {}
         self._same: dict[str, _Same] = {}
         self._answers: dict[str, int] = {}
-        self._waiting = 0
+        self._waiting = self._waiting_bytes = 0
         self._read = self._whole = self._closed = False
         self._news = asyncio.Event()
         self._thirst = asyncio.Event()
@@ -77,8 +82,9 @@ class Queue:
                 break
             rows.append(row)
         self._waiting -= len(rows)
+        self._waiting_bytes -= _size(rows)
         mine.update((row.number, row) for row in rows)
-        if self._waiting < self._look_ahead:
+        if not self._enough:
             self._thirst.set()
         return [Lease(row.number, row.request, row.deaths, row.key) for row in rows]
 
@@ -142,7 +148,7 @@ class Queue:
         try:
             while (rows := await asyncio.to_thread(self._some)) is not None:
                 self._add(rows)
-                while self._waiting >= self._look_ahead and not self._closed:
+                while self._enough and not self._closed:
                     self._thirst.clear()
                     await self._thirst.wait()
             self._whole = not self._closed
@@ -151,6 +157,10 @@ class Queue:
         finally:
             self._read = True
             self.wake()
+
+    @property
+    def _enough(self) -> bool:
+        return self._waiting >= self._look_ahead or self._waiting_bytes >= LOOK_AHEAD_BYTES
 
     def close(self) -> None:
         """Reading ends soon; await `fill` to know when."""
@@ -164,10 +174,12 @@ class Queue:
     def _some(self) -> list[Waiting] | None:
         """On the reader's thread: the next rows, None after the last one."""
         some: list[Waiting] = []
+        size = 0
         if not self._closed:
             for row in self._rows:
                 some.append(row)
-                if len(some) == _READ_ROWS or self._closed:
+                size += len(row.request.body)
+                if len(some) == _READ_ROWS or size >= _READ_BYTES or self._closed:
                     break
         return some or None
 
@@ -175,6 +187,7 @@ class Queue:
         fresh = [row for row in rows if self._is_first(row)]
         self._groups.add(fresh)
         self._waiting += len(fresh)
+        self._waiting_bytes += _size(fresh)
         self.wake()
 
     def _is_first(self, row: Waiting) -> bool:
@@ -184,8 +197,9 @@ class Queue:
         if (answer := self._answers.get(row.key)) is not None:
             self._answered([Reused(row.number, answer)])
             return False
-        same = self._same.setdefault(row.key, _Same(row.number))
+        same = self._same.setdefault(row.key, _Same(row.number, row.request))
         if same.first != row.number:
+            row.request = same.request  # its own, once more, would only take room
             same.others.append(row)
         return same.first == row.number
 
@@ -204,10 +218,10 @@ class Queue:
             if same.others:
                 self._answered([Reused(other.number, same.first) for other in same.others])
 
-    def _again(self, rows: Iterable[Waiting]) -> None:
-        before = len(self._back)
+    def _again(self, rows: list[Waiting]) -> None:
         self._back.extend(rows)
-        self._waiting += len(self._back) - before
+        self._waiting += len(rows)
+        self._waiting_bytes += _size(rows)
         self.wake()
 
     def _share(self, worker: str) -> int:
@@ -220,3 +234,8 @@ class Queue:
 
     def _next(self, worker: str) -> Waiting | None:
         return self._back.popleft() if self._back else self._groups.next(worker)
+
+
+def _size(rows: Iterable[Waiting]) -> int:
+    """Bytes of their requests."""
+    return sum(len(row.request.body) for row in rows)
