@@ -1,10 +1,10 @@
 """Stages that share engines, engines side by side, and stages that differ.
 
 `python -m benchmarks.shared_engines --rows 640`. Two turns of a conversation, each a stage: on two engines of
-their own, against one that both share, in rows per second and engine. Then rows per second of 1 to 8 engines.
-Then pictures made smaller on CPU, a small model, and one half as fast: who works when. Engines are simulated
-(8 rows at a time, 10 ms a step, 64 tokens a row), since real ones would share the cores; `--real` runs the
-first table once with vLLM.
+their own, against one that both share, in rows per second and engine; where the first prompts are short, and
+where they are long, so that the second turn finds its beginning in a shared engine's cache. Then rows per
+second of 1 to 8 engines. Then pictures made smaller on CPU, a small model, and one half as fast: who works
+when. Engines are simulated, since real ones would share the cores; `--real` runs the first table with vLLM.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import argparse
 import io
 import json
 import time
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ray
@@ -30,8 +32,21 @@ from penstock.data import (
 )
 from penstock.serve import build_llm_deployment
 
-SEATS, STEP_S, TOKENS = 8, 0.010, 64
-BEST = SEATS / STEP_S / TOKENS
+STEP_S, TOKENS = 0.010, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """words: of a first prompt. seats: rows in an engine's batch."""
+
+    words: int
+    seats: int
+    prefill_tokens_per_s: float = float("inf")
+
+
+SHORT = Load(words=2, seats=8)
+LONG = Load(words=1500, seats=32, prefill_tokens_per_s=20_000)
+BEST = SHORT.seats / STEP_S / TOKENS
 """Rows per second of one simulated engine that is always full."""
 
 _BATCH = 8
@@ -43,13 +58,14 @@ Span = tuple[float, float]
 """A row's begin and end in a stage, in seconds."""
 
 
-def model(real: bool, replicas: int = 1, step_s: float = STEP_S) -> LLMConfig:
+def model(load: Load, real: bool, replicas: int = 1, step_s: float = STEP_S) -> LLMConfig:
+    engine: dict[str, Any] = {"max_num_seqs": load.seats}
     if real:
-        engine: dict[str, Any] = {"max_model_len": 1024, "max_num_seqs": 256, "enforce_eager": True}
+        engine |= {"max_model_len": 8192, "enforce_eager": True, "kv_cache_memory_bytes": 1 << 30}
         source = {"model_id": "bench", "model_source": "demo"}
     else:
-        engine = {"max_num_seqs": SEATS, "step_base_ms": step_s * 1000, "step_per_request_ms": 0.0}
-        engine |= {"prefill_tokens_per_s": float("inf"), "reply": "word " * TOKENS}
+        engine |= {"step_base_ms": step_s * 1000, "step_per_request_ms": 0.0, "kv_tokens": 1 << 21}
+        engine |= {"prefill_tokens_per_s": load.prefill_tokens_per_s, "reply": "word " * TOKENS}
         source = {"model_id": "bench"}
     return LLMConfig(
         model_loading_config=source,
@@ -59,14 +75,19 @@ def model(real: bool, replicas: int = 1, step_s: float = STEP_S) -> LLMConfig:
     )
 
 
-def turn(row: dict[str, Any]) -> dict[str, Any]:
-    messages = [{"role": "user", "content": f"Question {row['id']}"}]
+def turn(row: dict[str, Any], words: int) -> dict[str, Any]:
+    """The first one, or the one after what was said."""
+    messages = [{"role": "user", "content": f"{row['id']} " * words}]
+    if row.get("said"):
+        messages.append({"role": "assistant", "content": row["said"]})
+        messages.append({"role": "user", "content": "And then?"})
     return {"messages": messages, "max_tokens": TOKENS, "ignore_eos": True}
 
 
 def stamped(row: dict[str, Any]) -> dict[str, Any]:
     now, before = time.time(), row.get("stamps") or []
-    return {"id": row["id"], "stamps": [*before, now - row["time_taken_llm"], now]}
+    stamps = [*before, now - row["time_taken_llm"], now]
+    return {"id": row["id"], "said": row["generated_text"], "stamps": stamps}
 
 
 def shrunk(row: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +98,9 @@ def shrunk(row: dict[str, Any]) -> dict[str, Any]:
     return {"id": row["id"], "stamps": [began, time.time()]}
 
 
-def piped(rows: int, *configs: ProcessorConfig, first: Any = None) -> tuple[float, list[list[Span]]]:
+def piped(
+    rows: int, *configs: ProcessorConfig, first: Any = None, words: int = SHORT.words
+) -> tuple[float, list[list[Span]]]:
     """Rows per second from the first row's begin to the last one's end, and the spans of each stage.
 
     first: work on each row before the first config's stage, a stage of its own.
@@ -86,7 +109,7 @@ def piped(rows: int, *configs: ProcessorConfig, first: Any = None) -> tuple[floa
     if first is not None:
         dataset = dataset.map(first)
     for config in configs:
-        dataset = build_processor(config, preprocess=turn, postprocess=stamped)(dataset)
+        dataset = build_processor(config, preprocess=partial(turn, words=words), postprocess=stamped)(dataset)
     stamps = [row["stamps"] for row in dataset.take_all()]
     stages = [[(row[n], row[n + 1]) for row in stamps] for n in range(0, len(stamps[0]), 2)]
     begin, end = bounds(stages)
@@ -98,8 +121,8 @@ def bounds(stages: list[list[Span]]) -> Span:
     return min(begin for begin, _ in spans), max(end for _, end in spans)
 
 
-def own(real: bool, replicas: int = 1, step_s: float = STEP_S) -> EngineProcessorConfig:
-    config = model(real, step_s=step_s)
+def own(load: Load, real: bool, replicas: int = 1, step_s: float = STEP_S) -> EngineProcessorConfig:
+    config = model(load, real, step_s=step_s)
     return EngineProcessorConfig(llm_config=config, concurrency=replicas, batch_size=_BATCH)
 
 
@@ -107,8 +130,8 @@ def shared() -> ServeDeploymentProcessorConfig:
     return ServeDeploymentProcessorConfig(app_name=_APP, batch_size=_BATCH)
 
 
-def served(real: bool, replicas: int) -> None:
-    serve.run(build_llm_deployment(model(real, replicas)), name=_APP, route_prefix=None)
+def served(load: Load, real: bool, replicas: int) -> None:
+    serve.run(build_llm_deployment(model(load, real, replicas)), name=_APP, route_prefix=None)
 
 
 def occupancy(stages: list[list[Span]], seats: int, *, of: int | None = None) -> str:
@@ -122,18 +145,18 @@ def occupancy(stages: list[list[Span]], seats: int, *, of: int | None = None) ->
 
 def two_turns(rows: int, real: bool) -> list[str]:
     """The first table."""
-    two, two_spans = piped(rows, own(real), own(real))
-    served(real, 1)
-    one, one_spans = piped(rows, shared(), shared())
-    serve.delete(_APP)
-    seats = 256 if real else SEATS
     lines = [
-        "| engines | rows/s | rows/s and engine | of two engines | places taken |",
-        "|---|---|---|---|---|",
+        "| first prompts | engines | rows/s | rows/s and engine | of two engines | places taken |",
+        "|---|---|---|---|---|---|",
     ]
-    lines.append(f"| two, own | {two:.1f} | {two / 2:.1f} | 1.00 | `{occupancy(two_spans, 2 * seats)}` |")
-    ratio = one / (two / 2)
-    lines.append(f"| one, shared | {one:.1f} | {one:.1f} | {ratio:.2f} | `{occupancy(one_spans, seats)}` |")
+    for name, load in (("short", SHORT), ("long", LONG)):
+        two, two_spans = piped(rows, own(load, real), own(load, real), words=load.words)
+        served(load, real, 1)
+        one, one_spans = piped(rows, shared(), shared(), words=load.words)
+        serve.delete(_APP)
+        bars = occupancy(two_spans, 2 * load.seats), occupancy(one_spans, load.seats)
+        lines.append(f"| {name} | two, own | {two:.1f} | {two / 2:.1f} | 1.00 | `{bars[0]}` |")
+        lines.append(f"| {name} | one, shared | {one:.1f} | {one:.1f} | {one / two * 2:.2f} | `{bars[1]}` |")
     return lines
 
 
@@ -143,15 +166,15 @@ def side_by_side(rows: int, counts: list[int]) -> list[str]:
     lines.append("|---|---|---|---|---|---|")
     first: tuple[float, float] | None = None
     for count in counts:
-        mine, _ = piped(rows, own(real=False, replicas=count))
-        served(False, count)
+        mine, _ = piped(rows, own(SHORT, real=False, replicas=count))
+        served(SHORT, False, count)
         theirs, spans = piped(rows, shared())
         serve.delete(_APP)
         first = first or (mine / count, theirs / count)
         shares = mine / count / first[0], theirs / count / first[1]
         lines.append(
             f"| {count} | {mine:.1f} | {shares[0]:.2f} | {theirs:.1f} | {shares[1]:.2f} "
-            f"| `{occupancy(spans, count * SEATS)}` |"
+            f"| `{occupancy(spans, count * SHORT.seats)}` |"
         )
         say(lines[-1])
     return lines
@@ -159,11 +182,15 @@ def side_by_side(rows: int, counts: list[int]) -> list[str]:
 
 def different(rows: int) -> list[str]:
     """The third table."""
-    rate, stages = piped(rows, own(False), own(False, step_s=2 * STEP_S), first=shrunk)
+    rate, stages = piped(rows, own(SHORT, False), own(SHORT, False, step_s=2 * STEP_S), first=shrunk)
     lines = ["| stage | alone: rows/s | who works when |", "|---|---|---|"]
     cpu_s = sum(end - begin for begin, end in stages[0]) / rows
     for n, (name, alone, seats) in enumerate(
-        (("pictures", 1 / cpu_s, 1), ("small model", BEST, SEATS), ("large model", BEST / 2, SEATS))
+        (
+            ("pictures", 1 / cpu_s, 1),
+            ("small model", BEST, SHORT.seats),
+            ("large model", BEST / 2, SHORT.seats),
+        )
     ):
         lines.append(f"| {name} | {alone:.1f} | `{occupancy(stages, seats, of=n)}` |")
     return [*lines, "", f"Together {rate:.2f} rows/s, {rate / (BEST / 2):.2f} of the slowest stage alone."]

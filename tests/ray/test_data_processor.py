@@ -191,7 +191,8 @@ def test_nothing_in_is_nothing_out():
 
 
 @pytest.mark.parity("D13")
-def test_all_engines_start_at_once(tmp_path):
+@pytest.mark.parametrize("concurrency", [2, (1, 2)])
+def test_engines_start_at_once_or_when_rows_wait(concurrency, tmp_path):
     """Each row waits until rows are in two engines; one takes 128 at most."""
 
     async def together(row, llm):
@@ -200,7 +201,7 @@ def test_all_engines_start_at_once(tmp_path):
             await asyncio.sleep(0.01)
         return {"said": (await llm.complete(row["item"], max_tokens=20)).text}
 
-    config = engines(concurrency=2, batch_size=2)
+    config = engines(concurrency=concurrency, batch_size=2)
     rows = build_processor(config, program=together)([{"item": f"row {n}"} for n in range(300)])
     assert [row["said"] for row in rows] == [f"row {n}" for n in range(300)]
 

@@ -237,10 +237,14 @@ class _Rows:
 
 def side_by_side(make: Callable[[Row], Made], rows: Iterator[Row]) -> Iterator[Made]:
     """What is made of each row, in their order, by several threads: it may read pictures from a bucket."""
+
+    def make_all(some: list[Row]) -> list[Made]:
+        return [make(row) for row in some]
+
     with ThreadPoolExecutor(_THREADS, "rows") as pool:
         made: deque[Future[list[Made]]] = deque()
         while some := list(islice(rows, _ROWS_OF_A_THREAD)):
-            made.append(pool.submit(lambda some: [make(row) for row in some], some))
+            made.append(pool.submit(make_all, some))
             if len(made) > _THREADS:
                 yield from made.popleft().result()
         while made:

@@ -30,10 +30,14 @@ log = logging.getLogger(__name__)
 Step = Callable[..., Any] | type
 """A function of a row, plain or async; one marked `batched`; or a class whose objects are such functions."""
 
-_ROWS_WAITING = 640
-"""In the engine's actor: twice what the largest usual window takes, so that it never runs dry."""
+_AHEAD = 2.5
+"""Rows in an engine's actor, for each that the engine runs at a time: enough that it never runs dry, and no
+more, for at the end of the input no other engine gets them."""
 
 _CALLS = (4, 64)
+_FULL = 2
+"""Of a pool that may grow, so many times what its engines take at once is sent to them: Ray Data adds one
+where 1.75 times as much is."""
 
 
 def build_processor(
@@ -104,7 +108,7 @@ class Processor:
             batch_format="pyarrow",
             batch_size=size,
             zero_copy_batch=True,
-            compute=_pool(self.config),
+            compute=_pool(self.config, self._station.seats),
             fn_constructor_args=(
                 self._station.make,
                 self.config.patience,
@@ -125,19 +129,19 @@ class Processor:
         return dataset.take_all()
 
 
-def _pool(config: ProcessorConfig) -> ActorPoolStrategy:
+def _pool(config: ProcessorConfig, seats: int) -> ActorPoolStrategy:
     least, most = (
         config.concurrency
         if isinstance(config.concurrency, tuple)
         else (config.concurrency, config.concurrency)
     )
     fewest, highest = _CALLS
-    calls = min(highest, max(fewest, math.ceil(_ROWS_WAITING / config.batch_size)))
+    calls = min(highest, max(fewest, math.ceil(_AHEAD * seats / config.batch_size)))
     return ActorPoolStrategy(
         min_size=least,
         max_size=most,
         initial_size=least,
-        max_tasks_in_flight_per_actor=calls,
+        max_tasks_in_flight_per_actor=calls if least == most else _FULL * calls,
         max_concurrent_calls_per_actor=calls,
         enable_true_multi_threading=True,
     )

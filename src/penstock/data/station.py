@@ -43,12 +43,16 @@ from penstock.errors import BadRequest, ConfigError, Unsupported
 
 Fields = Mapping[str, Any]
 
+_SEATS = 256
+"""Of an engine that does not say: vLLM's own default, at least."""
+
 
 @dataclass(frozen=True, slots=True)
 class Station:
     """ask: of what preprocessing returned and of the row, what crosses to the engine. Raises: BadRequest.
 
     columns: of the outcome and of what preprocessing returned. fields: names of the request among those.
+    seats: rows that the engine runs at a time.
     """
 
     task: Task
@@ -59,6 +63,7 @@ class Station:
     schema: Any
     resources: Callable[[], dict[str, Any]]
     alone: bool = True
+    seats: int = _SEATS
     most: int | None = None
     run: Run = asked
 
@@ -99,6 +104,7 @@ def _engine(config: EngineProcessorConfig | vLLMEngineProcessorConfig) -> Statio
         fields=partial(field_names, task=task),
         schema=schema(task),
         resources=partial(engine_resources, model),
+        seats=int(model.engine_kwargs.get("max_num_seqs") or _SEATS),
         most=config.max_pending_requests if isinstance(config, vLLMEngineProcessorConfig) else None,
     )
 
