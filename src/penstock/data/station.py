@@ -43,8 +43,8 @@ from penstock.errors import BadRequest, ConfigError, Unsupported
 
 Fields = Mapping[str, Any]
 
-_SEATS = 256
-"""Of an engine that does not say: vLLM's own default, at least."""
+_SEATS, _SEATS_OF_A_FLEET = 256, 1024
+"""Where nobody says: vLLM's own default, at least; and some replicas of that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Station:
     """ask: of what preprocessing returned and of the row, what crosses to the engine. Raises: BadRequest.
 
     columns: of the outcome and of what preprocessing returned. fields: names of the request among those.
-    seats: rows that the engine runs at a time.
+    seats: rows that the engine, or the fleet, runs at a time.
     """
 
     task: Task
@@ -63,7 +63,7 @@ class Station:
     schema: Any
     resources: Callable[[], dict[str, Any]]
     alone: bool = True
-    seats: int = _SEATS
+    seats: int = _SEATS_OF_A_FLEET
     most: int | None = None
     run: Run = asked
 
