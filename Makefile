@@ -10,7 +10,7 @@ READY := .venv/ready
 
 help:
 	@echo "make serve   set up, then serve the embedded model on http://127.0.0.1:8000"
-	@echo "make test    set up, then all tests, in two lanes (T=path or options for some, in one)"
+	@echo "make test    set up, then all tests (T=path or options for some)"
 	@echo "make check   set up, then format, lint, types, directions of imports, features without a test"
 	@echo "make bench   set up, then the benchmarks, beside vllm serve and Ray Serve LLM"
 	@echo "make docs    write the generated pages of docs/ anew"

@@ -62,7 +62,7 @@ async def test_a_file_is_answered_by_a_service(served: Served, rows: Path):
 
 
 async def test_a_killed_driver_goes_on_where_it_was(served: Served, rows: Path):
-    replica = await served.replica("m", step_base_ms=20)
+    replica = await served.replica("m", step_base_ms=40)
     await served.gateway("m")
     output = rows.with_name("out.jsonl")
     words = (rows, "-o", output, "--url", served.url, "--concurrency", "8")
@@ -118,7 +118,7 @@ async def test_a_job_from_bucket_to_bucket_survives_its_driver(served: Served, r
 
 
 async def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(served: Served, rows: Path):
-    await served.replica("m", step_base_ms=20)
+    await served.replica("m", step_base_ms=60)
     await served.gateway("m")
     output = rows.with_name("out.jsonl")
     process = command(rows, "-o", output, "--url", served.url, "--concurrency", "8")
