@@ -1,11 +1,16 @@
 """What tests of every tier need, and in which order the tiers run."""
 
+import signal
 import socket
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # in a shell's background; what tests start would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 TIERS = ("unit", "http", "engine", "mission", "ray")
 """Fast ones first; from the third on they ask made models. The last share one Ray cluster until the end.
 
