@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-if (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-):  # in a shell's background; what tests start would inherit it
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; its children would, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
 TIERS = ("unit", "http", "engine", "mission", "ray")
 """Fast ones first; from the third on they ask made models. The last share one Ray cluster until the end.
 
