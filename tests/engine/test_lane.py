@@ -277,11 +277,11 @@ async def test_by_the_shortcut_comes_the_same_in_the_same_order(recorded: Record
 async def test_a_reader_that_falls_behind_gets_all_of_it_merged(recorded: Recorded) -> None:
     app = recorded.served.engine.app()
     body = {"model": MODEL_ID, "stream": True, "messages": [{"role": "user", "content": "hi"}]}
-    body |= {"max_tokens": 150, "ignore_eos": True, "temperature": 0}
+    body |= {"max_tokens": 450, "ignore_eos": True, "temperature": 0}  # a busy machine sends many at once
     body |= {"stream_options": {"include_usage": True}}
     way = Way([], room_after=8)
     slow, quick = await _by(app, way, body), await _by(app, None, body)
-    assert way.waited > 1  # the busier the machine, the more comes at once
+    assert way.waited > 5
     assert len(slow) < len(quick)
     assert _text(slow) == _text(quick)
     assert slow[-2:] == quick[-2:]  # usage and [DONE]
