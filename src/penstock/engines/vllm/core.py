@@ -39,10 +39,13 @@ def main() -> None:
 
 def run(order: Mapping[str, Any]) -> int:
     """vLLM's core, until it is told to stop. Gives the process's exit status; leaves a failure's reason."""
-    from vllm.v1.engine.core import EngineCoreProc
+    from vllm.v1.engine import core
 
+    from penstock.engines.vllm.gather import GatheringCore
+
+    core.EngineCoreProc = GatheringCore  # `run_engine_core` makes one of whatever has this name
     try:
-        EngineCoreProc.run_engine_core(
+        GatheringCore.run_engine_core(
             vllm_config=order["vllm_config"],
             executor_class=order["executor_class"],
             handshake_address=order["handshake_address"],
