@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
 
-from penstock.engine import ASGIApp, Message, Scope
+from penstock.engine import INSIDE, ASGIApp, Message, Scope
 
 _QUEUED_MESSAGES = 64  # back-pressure: the app waits when the reader is this far behind
 
@@ -111,6 +111,7 @@ def _scope(path: str, length: int, headers: Mapping[str, str], content_type: str
         "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in merged.items()],
         "client": ("127.0.0.1", 0),
         "server": ("127.0.0.1", 80),
+        "extensions": {INSIDE: {}},
     }
 
 

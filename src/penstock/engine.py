@@ -23,6 +23,10 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+INSIDE = "penstock.inside"
+"""Extension in the scope of a request from Penstock's own code, here or at the gateway: what stands before an
+engine for HTTP's sake has been done there."""
+
 Progress = Callable[[str], None]
 """Is told the name of each phase as it begins, in the caller's event loop: "import", "load", "warm up"."""
 

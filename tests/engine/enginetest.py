@@ -12,7 +12,7 @@ import httpx
 import uvicorn
 
 from penstock.config import LLMConfig
-from penstock.engine import ASGIApp, Engine
+from penstock.engine import INSIDE, ASGIApp, Engine, Receive, Scope, Send
 from penstock.engines import engine_class
 
 MODEL_ID = "model:under/test"
@@ -54,8 +54,9 @@ class Served:
 
 
 @asynccontextmanager
-async def listening(app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of `app` on a real socket."""
+async def listening(app: ASGIApp, *, ours: bool = True) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of `app` on a real socket. ours: whether its requests are marked as those of a gateway are."""
+    app = _marked(app) if ours else app
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", interface="asgi3", log_level="warning"))
@@ -64,6 +65,14 @@ async def listening(app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
         yield client
     server.should_exit = True
     await task
+
+
+def _marked(app: ASGIApp) -> ASGIApp:
+    async def asked(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["extensions"] = {INSIDE: {}}
+        await app(scope, receive, send)
+
+    return asked
 
 
 @asynccontextmanager

@@ -21,7 +21,19 @@ from penstock.door import link
 from penstock.door.address import Address
 from penstock.door.connection import STREAM
 from penstock.door.link import ADAPTER
-from penstock.engine import ASGIApp, Load, Message, Receive, Scope, Send, Spent, Watch, kept_here, shortcut
+from penstock.engine import (
+    INSIDE,
+    ASGIApp,
+    Load,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    Spent,
+    Watch,
+    kept_here,
+    shortcut,
+)
 from penstock.engine import watch as watching
 from penstock.errors import EngineDead, Error, Unavailable
 from penstock.openai.errors import envelope, headers
@@ -120,6 +132,7 @@ class Guard:
         if self._refusal is not None:
             return await _turn_away(send, self._refusal, link.UNTOUCHED)
         scope["headers"] = [field for field in scope["headers"] if _for_app(field[0])]
+        scope["extensions"] = {**scope.get("extensions", {}), INSIDE: {}}
         kept_here.set(self._replica_id)
         answer = _Answer(send, self._trunks.get(gateway), int(fields.get(STREAM, 0)))
         return await self._pass(gateway, scope, receive, answer)

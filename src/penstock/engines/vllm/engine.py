@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _FAREWELL_S = 1.0
+_COUNTED_S = 0.02
 
 
 class VLLMEngine:
@@ -50,6 +52,7 @@ class VLLMEngine:
         self._app: ASGIApp | None = None
         self._adapters: Adapters | None = None
         self._scheduled: Scheduled | None = None
+        self._queued = _Queued()
         self._refusal: str | None = None
         self._death = ""
         self._died = asyncio.Event()
@@ -93,13 +96,14 @@ class VLLMEngine:
     async def _connect(self, core: Core, plan: Plan) -> None:
         from penstock.engines.vllm import front
         from penstock.engines.vllm.adapters import Adapters
+        from penstock.engines.vllm.inside import Inside
         from penstock.engines.vllm.stats import Scheduled
 
         self._scheduled = Scheduled()
         self._llm = llm = front.connect(plan, core.input_address, core.output_address, self._scheduled)
         app = await front.build_app(llm, plan)
         self._adapters = Adapters(llm, self._config.model_id, app.state.openai_serving_models)
-        self._app = Edge(app, lambda: self._refusal, absence(self._config.model_id, app.routes))
+        self._app = Edge(Inside(app), lambda: self._refusal, absence(self._config.model_id, app.routes))
         core.ended.add_done_callback(lambda ended: self._on_death(ended.result()))
         handler: asyncio.Task[None] | None = llm.output_handler
         assert handler is not None  # runs since the constructor, in an event loop
@@ -194,7 +198,7 @@ class VLLMEngine:
         kv_usage = self._scheduled.kv_usage if unfinished else 0.0
         running = unfinished - waiting
         unseen = max(0, running - self._scheduled.running)
-        return Load(running, waiting, self._llm.get_num_queued_tokens(), kv_usage, unseen)
+        return Load(running, waiting, self._queued.tokens(self._llm), kv_usage, unseen)
 
     def kv_tokens(self) -> int | None:
         if self._llm is None:
@@ -225,6 +229,19 @@ class VLLMEngine:
             return
         await asyncio.to_thread(core.tell_front)
         await asyncio.wait({handler}, timeout=_FAREWELL_S)
+
+
+class _Queued:
+    """Tokens of prompts in line, counted again only when the last count is old: it visits every request."""
+
+    def __init__(self) -> None:
+        self._tokens = 0
+        self._until = 0.0
+
+    def tokens(self, llm: AsyncLLM) -> int:
+        if (now := time.monotonic()) >= self._until:
+            self._tokens, self._until = llm.get_num_queued_tokens(), now + _COUNTED_S
+        return self._tokens
 
 
 def _plan(config: LLMConfig, shape: Shape) -> Plan:

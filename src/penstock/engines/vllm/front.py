@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from fastapi import FastAPI
+from vllm import envs
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import FrontendArgs, validate_parsed_serve_args
@@ -46,6 +47,7 @@ class Plan:
 
 def plan(engine_arguments: Mapping[str, Any], frontend_arguments: Mapping[str, Any]) -> Plan:
     """Raises: what vLLM raises for arguments and models that it does not take."""
+    envs.disable_envs_cache()  # of an engine that was here before
     engine_args = AsyncEngineArgs(**engine_arguments)
     frontend_args = FrontendArgs(**frontend_arguments)
     validate_parsed_serve_args(_namespace(engine_args, frontend_args))
@@ -106,6 +108,7 @@ async def build_app(llm: AsyncLLM, plan: Plan) -> FastAPI:
     verify_messages(app.state)
     answer_texts(app)
     take_prepared(llm.renderer, llm.model_config)
+    envs.enable_envs_cache()  # else each request reads the environment dozens of times, as vLLM's core knows
     app.state.server = SimpleNamespace(should_exit=False)  # vLLM's handlers of a dead engine set it
     return app
 
