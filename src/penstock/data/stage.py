@@ -13,6 +13,8 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
+import uvloop
+
 from penstock.data.backend import Backend
 from penstock.data.memory import Memory, keys
 from penstock.data.outcome import Outcome
@@ -44,7 +46,7 @@ class EngineStage:
         """Returns when the backend is ready. Raises: what its `start` raises."""
         self._run = run
         self._memory = Memory(journal) if journal is not None else None
-        self._loop = asyncio.new_event_loop()
+        self._loop = uvloop.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True, name="rows").start()
         self._window = self._wait(self._opened(make, patience, alone, most))
 
