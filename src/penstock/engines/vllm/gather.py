@@ -8,10 +8,11 @@ Only `core` imports this file: it imports vLLM.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import Future
 from typing import Any
 
 from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, PauseMode
 from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.request import Request
 
@@ -73,8 +74,9 @@ class GatheringCore(EngineCoreProc):
         super().__init__(*args, **kwargs)
 
     def add_request(self, request: Request, request_wave: int = 0) -> None:
-        self._gathered.open(request)
         super().add_request(request, request_wave)
+        if not request.is_finished():  # it may be there only to be aborted
+            self._gathered.open(request)
 
     def abort_requests(self, request_ids: list[str]) -> None:
         self._gathered.drop(request_ids)
@@ -88,13 +90,15 @@ class GatheringCore(EngineCoreProc):
         outputs, executed = super().step_with_batch_queue()
         return outputs and self._fewer(outputs), executed
 
-    def pause_scheduler(self, *args: Any, **kwargs: Any) -> Any:
+    def pause_scheduler(self, mode: PauseMode = "abort", clear_cache: bool = True) -> Future[Any] | None:
         """What was made before belongs before: an answer that is cut off here has all its tokens, and the
         weights that made them are those of now."""
         if rest := self._gathered.rest():
             told = EngineCoreOutputs(outputs=rest, weight_version=self.get_weight_version())
             self.output_queue.put_nowait((_FRONT, told))
-        return super().pause_scheduler(*args, **kwargs)
+        if mode == "abort":  # of every request
+            self._gathered = Gathered()
+        return super().pause_scheduler(mode, clear_cache)
 
     def _fewer(self, outputs: Outputs) -> Outputs:
         for told in outputs.values():

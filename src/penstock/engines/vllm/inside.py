@@ -98,7 +98,7 @@ def _is_short(app: FastAPI) -> bool:
 
 def _form(endpoint: Endpoint) -> TypeAdapter[Any]:
     """What turns JSON into the endpoint's request."""
-    return TypeAdapter(typing.get_type_hints(endpoint)["request"])
+    return TypeAdapter(typing.get_type_hints(endpoint, include_extras=True)["request"])
 
 
 async def _answer(endpoint: Endpoint, request: Request) -> Response:
