@@ -58,8 +58,14 @@ def beginning(request: Request) -> bytes:
 
 def _alike(one: bytes, other: bytes) -> int:
     """How many bytes they have in common at their beginning."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+    least, most = 0, min(len(one), len(other))
+    while least < most:
+        middle = (least + most + 1) // 2
+        if one[:middle] == other[:middle]:
+            least = middle
+        else:
+            most = middle - 1
+    return least
 
 
 @dataclass(eq=False, slots=True)

@@ -10,8 +10,6 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable
-from zlib import crc32
 
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
@@ -30,9 +28,6 @@ from penstock.openai.errors import form
 
 log = logging.getLogger(__name__)
 
-Affinity = Callable[[Request], str | None]
-"""What rows share that should meet on one replica, as the beginning of their prompts; None for nothing."""
-
 _LOOK_S, _AGAIN_S, _GAP_S = 2.0, 0.5, 0.1
 _ANSWER_S = 10.0  # for all replicas to say where they listen
 _CHECK_S = 2.0
@@ -46,12 +41,9 @@ class Fleet:
     deployment_name: needed where the application serves several models.
     """
 
-    def __init__(
-        self, app_name: str, deployment_name: str | None = None, *, affinity: Affinity | None = None
-    ) -> None:
+    def __init__(self, app_name: str, deployment_name: str | None = None) -> None:
         self._app_name = app_name
         self._deployment_name = deployment_name
-        self._affinity = affinity
         self._asker = f"batch-{secrets.token_hex(8)}"
         self._deployment: cluster.Deployment | None = None
         self._members: dict[str, Member] = {}
@@ -87,7 +79,7 @@ class Fleet:
         refused: set[str] = set()
         while True:
             try:
-                member = await self._choose(request, refused)
+                member = await self._choose(refused)
             except EngineStartFailed as error:
                 raise Unavailable(str(error)) from error
             try:
@@ -126,8 +118,8 @@ class Fleet:
     def _ready(self) -> list[Member]:
         return [member for member in self._members.values() if member.ready]
 
-    async def _choose(self, request: Request, refused: set[str]) -> Member:
-        """Raises: Unavailable when there is none for a while."""
+    async def _choose(self, refused: set[str]) -> Member:
+        """The one with the most room. Raises: Unavailable when there is none for a while."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_WAIT_S):
                 while not (able := [member for member in self._ready() if member.id not in refused]):
@@ -136,17 +128,8 @@ class Fleet:
                     else:
                         await self._news(_AGAIN_S)
                     refused.clear()
-                return self._best(able, request)
+                return max(able, key=lambda member: (member.room(), -member.busy))
         raise Unavailable(f"No replica of application '{self._app_name}' took the request in {_WAIT_S:g} s.")
-
-    def _best(self, able: list[Member], request: Request) -> Member:
-        """The one that its kin go to while that one has room, else the one with the most room."""
-        key = self._affinity(request) if self._affinity is not None else None
-        if key is not None:
-            home = max(able, key=lambda member: crc32(f"{key} {member.id}".encode()))
-            if home.room() > 0:
-                return home
-        return max(able, key=lambda member: (member.room(), -member.busy))
 
     async def _ask(self, member: Member, request: Request) -> Heard:
         """Raises: NotReached, Cut; BadRequest for what no replica can be asked."""
