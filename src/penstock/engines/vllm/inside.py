@@ -2,7 +2,7 @@
 
 Of some 3 ms that a short answer costs the front, a fifth is FastAPI's: 44 routes are matched, dependencies
 solved, a second set of HTTP metrics kept. What vLLM's endpoint gets here, and what it answers, is the same. A
-body that its form refuses goes the long way and is refused there. It imports vLLM.
+body that its form refuses goes the long way and is refused there.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _PATHS = (
 """The busy ones: JSON in, a `Response` out."""
 
 _HTTP_ONLY = {
-    "CORSMiddleware",
-    "ScalingMiddleware",
-    "PrometheusInstrumentatorMiddleware",
-    "WebSocketMetricsMiddleware",
+    "starlette.middleware.cors.CORSMiddleware",
+    "vllm.entrypoints.serve.elastic_ep.middleware.ScalingMiddleware",
+    "prometheus_fastapi_instrumentator.middleware.PrometheusInstrumentatorMiddleware",
+    "vllm.entrypoints.speech_to_text.realtime.metrics.WebSocketMetricsMiddleware",
 }
 """Middleware that a request of ours has no use for. With any other, all go the long way."""
 
@@ -89,11 +89,13 @@ def _is_ours(scope: Scope) -> bool:
     if scope["type"] != "http" or scope["method"] != "POST" or INSIDE not in scope.get("extensions", ()):
         return False
     fields = dict(scope["headers"])
-    return fields.get(b"content-type", b"").startswith(b"application/json") and b"origin" not in fields
+    kind, _, _ = fields.get(b"content-type", b"").partition(b";")
+    return kind.strip() == b"application/json" and b"origin" not in fields
 
 
 def _is_short(app: FastAPI) -> bool:
-    return {getattr(layer.cls, "__name__", "") for layer in app.user_middleware} <= _HTTP_ONLY
+    kinds: list[Any] = [layer.cls for layer in app.user_middleware]
+    return {f"{kind.__module__}.{kind.__qualname__}" for kind in kinds} <= _HTTP_ONLY
 
 
 def _form(endpoint: Endpoint) -> TypeAdapter[Any]:
