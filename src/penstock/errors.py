@@ -10,6 +10,7 @@ Error
 │   ├── EndpointNotSupported 404  this model has another task
 │   ├── SourceNotFound    404  no files where a model or adapter was said to be
 │   └── MethodNotAllowed  405  the path exists, for other methods
+├── Conflict              409  not while the engine or the fleet is in this state
 ├── TooLarge              413  body over the limit
 ├── Overloaded            429  the queue is full: try again later
 ├── Unsupported           501  this engine lacks the operation
@@ -99,6 +100,14 @@ class MethodNotAllowed(NotFound):
 
     status = 405
     code = "method_not_allowed"
+
+
+class Conflict(Error):
+    """What was asked for does not fit the state of the engine or the fleet; the message says what would."""
+
+    status = 409
+    type = "invalid_request_error"
+    code = "conflict"
 
 
 class TooLarge(Error):

@@ -79,6 +79,8 @@ class Batch:
         self._waiting: deque[Sequence] = deque()
         self._work: dict[Sequence, int] = {}
         self._now = 0.0
+        self.admits = True
+        """Whether waiting requests are let in; running ones go on."""
 
     def submit(self, sequence: Sequence) -> None:
         """Queue it. Sequences must come in the order of their arrivals."""
@@ -94,7 +96,17 @@ class Batch:
             self._waiting.remove(sequence)
 
     def idle(self) -> bool:
-        return not self._running and not self._waiting
+        return not self._running and not (self._waiting and self.admits)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    def forget(self) -> None:
+        """Empties the prefix cache. Only while nothing runs."""
+        self._cache = Cache(
+            self._options.kv_blocks, self._options.block_size, self._options.enable_prefix_caching
+        )
 
     def load(self) -> Load:
         prompts = [s for s in (*self._waiting, *self._running) if not s.made]
@@ -147,7 +159,7 @@ class Batch:
         return budget
 
     def _admit(self, budget: int) -> None:
-        while self._waiting and budget and len(self._running) < self._options.max_num_seqs:
+        while self._waiting and budget and self.admits and len(self._running) < self._options.max_num_seqs:
             sequence = self._waiting[0]
             if sequence.arrival > self._now:
                 return

@@ -13,8 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.config.problems import told
-from penstock.engine import ASGIApp, Delta, Load, Progress, Prompt, plain_name, silent, using_adapter
+from penstock.engine import (
+    ASGIApp,
+    Delta,
+    Load,
+    Manner,
+    Progress,
+    Prompt,
+    plain_name,
+    silent,
+    using_adapter,
+)
 from penstock.engines import peft
+from penstock.engines.lacking import Lacking
 from penstock.engines.prepared import prepared
 from penstock.engines.sim import tokenizer, wire
 from penstock.engines.sim.app import App
@@ -22,13 +33,21 @@ from penstock.engines.sim.options import SimOptions
 from penstock.engines.sim.prompt import Tokens, read_prompt
 from penstock.engines.sim.reply import plan
 from penstock.engines.sim.scheduler import Clock, Counts, Scheduler
-from penstock.errors import AdapterBroken, EngineDead, EngineStartFailed, Error, ModelNotFound, PromptTooLong
+from penstock.errors import (
+    AdapterBroken,
+    BadRequest,
+    EngineDead,
+    EngineStartFailed,
+    Error,
+    ModelNotFound,
+    PromptTooLong,
+)
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
 
 
-class SimEngine:
+class SimEngine(Lacking):
     """One simulated model. Its options are the config's `engine_kwargs`, see `SimOptions`."""
 
     def __init__(self, config: LLMConfig, clock: Clock | None = None) -> None:
@@ -44,6 +63,9 @@ class SimEngine:
         self._requests = 0
         self._adapters: set[str] = set()
         self._ready = False
+        self._paused = False
+        self._asleep = False
+        self._weights = "default"
 
     async def start(self, progress: Progress = silent) -> None:
         """Raises: EngineStartFailed when `start_error` or a step of the user's says so."""
@@ -133,6 +155,53 @@ class SimEngine:
 
     def load(self) -> Load:
         return self._scheduler.load()
+
+    async def sleep(self, level: int = 1, mode: Manner = "wait") -> None:
+        if mode == "keep":
+            raise BadRequest("Sleep empties the cache of requests that run; mode is 'wait' or 'abort'.")
+        self._asleep = True
+        await self._scheduler.pause(mode)
+        self._scheduler.forget()
+
+    async def wakeup(self) -> None:
+        if self._asleep:
+            await asyncio.sleep(self.options.wake_delay_s)
+            self._asleep = False
+            self._go_on()
+
+    def is_sleeping(self) -> bool:
+        return self._asleep
+
+    async def pause(self, mode: Manner = "keep", clear_cache: bool = False) -> None:
+        self._paused = True
+        await self._scheduler.pause(mode)
+        if clear_cache:
+            self._scheduler.forget()
+
+    async def resume(self) -> None:
+        self._paused = False
+        self._go_on()
+
+    def is_paused(self) -> bool:
+        return self._paused
+
+    def _go_on(self) -> None:
+        if not self._paused and not self._asleep:
+            self._scheduler.resume()
+
+    async def reset_prefix_cache(self) -> None:
+        self._scheduler.forget()
+
+    async def update_weights(self, source: Path, version: str, mode: Manner = "wait") -> None:
+        """Any folder will do: what the simulator says does not hang on weights."""
+        if not await asyncio.to_thread(source.is_dir):
+            raise BadRequest(f"There is no folder {source} with weights.")
+        await self._scheduler.pause(mode)
+        self._weights = version
+        self._go_on()
+
+    def weights_version(self) -> str:
+        return self._weights
 
     def kv_tokens(self) -> int | None:
         return self.options.kv_blocks * self.options.block_size if self._task else None

@@ -50,6 +50,7 @@ class SimOptions(Part):
     embedding_size: int = Field(64, ge=1, description="Numbers in an embedding.")
 
     start_delay_s: float = Field(0.0, ge=0, description="Seconds that starting takes.")
+    wake_delay_s: float = Field(0.0, ge=0, description="Seconds that waking up takes.")
     start_error: str | None = Field(None, description="Starting fails with this reason.")
     error_every: int | None = Field(None, ge=1, description="Every n-th request is refused with status 500.")
     fail_after_tokens: int | None = Field(None, ge=0, description="Each answer breaks off after n tokens.")

@@ -8,13 +8,13 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from penstock.engine import Delta, Load, watched
+from penstock.engine import Delta, Load, Manner, watched
 from penstock.engines.sim.batch import Batch, CacheCounts
 from penstock.engines.sim.batch import Sequence as Output
 from penstock.engines.sim.cache import Chain
 from penstock.engines.sim.options import SimOptions
 from penstock.engines.sim.reply import Reply
-from penstock.errors import EngineDead, Error
+from penstock.errors import Conflict, EngineDead, Error
 
 
 class Clock:
@@ -52,6 +52,9 @@ class Scheduler:
         self._batch = Batch(options)
         self.counts = Counts(cache=self._batch.cache_counts)
         self._arrived = asyncio.Event()
+        self._frozen = False
+        self._quiet = asyncio.Event()  # set while no step is under way
+        self._quiet.set()
         self._streams: dict[Output, asyncio.Queue[Delta | Error]] = {}
 
     def load(self) -> Load:
@@ -60,13 +63,38 @@ class Scheduler:
     async def run(self) -> None:
         """Step for ever."""
         while True:
-            while self._batch.idle():  # also when who arrived has gone before we woke
+            while self._frozen or self._batch.idle():  # also when who arrived has gone before we woke
+                self._quiet.set()
                 self._arrived.clear()
                 await self._arrived.wait()
+            self._quiet.clear()
             await self._clock.sleep_until(self._batch.begin_step())
             for output in self._batch.end_step():
                 self._hand_over(output)
             self._after_step()
+
+    async def pause(self, mode: Manner) -> None:
+        """Returns when no more tokens are made; requests that come wait."""
+        self._batch.admits = False
+        self._frozen = mode == "keep"
+        if mode == "abort":
+            for output, deltas in tuple(self._streams.items()):
+                self._forget(output)
+                counts = output.prompt_tokens, output.cached_tokens
+                deltas.put_nowait(Delta("", (), output.index, "abort", *counts))
+        await self._quiet.wait()
+
+    def resume(self) -> None:
+        self._batch.admits, self._frozen = True, False
+        self._arrived.set()
+
+    def forget(self) -> None:
+        """Empties the prefix cache. Raises: Conflict while requests use it."""
+        if self._batch.running:
+            raise Conflict(
+                f"{self._batch.running} requests use the cache. Pause with mode 'wait' or 'abort' before."
+            )
+        self._batch.forget()
 
     def reset_counts(self) -> None:
         self._batch.cache_counts = CacheCounts()
