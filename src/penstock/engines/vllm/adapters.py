@@ -99,6 +99,11 @@ class Adapters:
                 await asyncio.sleep(_LOOK_S)
             await self._llm.remove_lora(request.lora_int_id)
 
+    async def restore(self) -> None:
+        """Gives a core that has none those that are loaded."""
+        for request in self._loaded.values():
+            await self._llm.add_lora(request)
+
     def _runs(self, adapter: LoRARequest) -> bool:
         """Whether a request uses it; a response in the background goes on after its HTTP answer.
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import tempfile
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.config.problems import config_error
-from penstock.engine import ASGIApp, Delta, Load, Progress, Prompt, silent, using_adapter
+from penstock.engine import ASGIApp, Delta, Load, Manner, Progress, Prompt, silent, using_adapter
 from penstock.engines.prepared import prepared
 from penstock.engines.vllm import environment, errors, lora, reason
 from penstock.engines.vllm.defaults import Shape, with_defaults
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from penstock.config import LLMConfig
     from penstock.engines.vllm.adapters import Adapters
     from penstock.engines.vllm.front import Plan
+    from penstock.engines.vllm.operations import Operations
     from penstock.engines.vllm.stats import Scheduled
 
 log = logging.getLogger(__name__)
@@ -47,8 +49,11 @@ class VLLMEngine:
 
     def __init__(self, config: LLMConfig) -> None:
         self._config = config
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._core: Core | None = None
+        self._order = b""
         self._llm: AsyncLLM | None = None
+        self._operations: Operations | None = None
         self._app: ASGIApp | None = None
         self._adapters: Adapters | None = None
         self._scheduled: Scheduled | None = None
@@ -77,26 +82,33 @@ class VLLMEngine:
         progress("import")
         shape = Shape.of(config)
         environment.prepare(shape)
-        self._core = core = Core()
+        self._folder = tempfile.TemporaryDirectory(prefix="penstock-engine-")
+        self._core = core = Core(Path(self._folder.name))
         plan = await asyncio.to_thread(_plan, config, shape)
         if not _is_local(config):  # what vLLM reads in a way of its own
             progress("download")
             await asyncio.to_thread(_download, plan)
         progress("load")
-        try:
-            await asyncio.to_thread(core.order, plan.vllm_config, plan.executor_class)
-            await asyncio.gather(core.ready(), asyncio.to_thread(_import_rest, plan))
-        except EngineDead:
-            raise _failed(self._config, await core.ended) from None
+        self._order = core.order(plan.vllm_config, plan.executor_class)
+        await asyncio.gather(self._load(core), asyncio.to_thread(_import_rest, plan))
         progress("warm up")
         with uncollected():
             await self._connect(core, plan)
         await self._make_one_token()
 
+    async def _load(self, core: Core) -> None:
+        """Returns when the core has loaded the model. Raises: EngineStartFailed with its reason."""
+        try:
+            await asyncio.to_thread(core.obey, self._order)
+            await core.ready()
+        except EngineDead:
+            raise _failed(self._config, await core.ended) from None
+
     async def _connect(self, core: Core, plan: Plan) -> None:
         from penstock.engines.vllm import front
         from penstock.engines.vllm.adapters import Adapters
         from penstock.engines.vllm.inside import Inside
+        from penstock.engines.vllm.operations import Operations
         from penstock.engines.vllm.stats import Scheduled
 
         self._scheduled = Scheduled()
@@ -104,10 +116,33 @@ class VLLMEngine:
         app = await front.build_app(llm, plan)
         self._adapters = Adapters(llm, self._config.model_id, app.state.openai_serving_models)
         self._app = Edge(Inside(app), lambda: self._refusal, absence(self._config.model_id, app.routes))
-        core.ended.add_done_callback(lambda ended: self._on_death(ended.result()))
+        self._operations = Operations(llm, self._adapters, self._end_core, self._begin_core)
+        self._watch(core)
         handler: asyncio.Task[None] | None = llm.output_handler
         assert handler is not None  # runs since the constructor, in an event loop
-        handler.add_done_callback(lambda _: self._on_death(core.reason() or "its core failed, see the log"))
+        handler.add_done_callback(lambda _: self._on_front_failed())
+
+    def _watch(self, core: Core) -> None:
+        """The end of a core is the engine's death, but for one that `_end_core` has let go."""
+        core.ended.add_done_callback(
+            lambda ended: self._on_death(ended.result()) if core is self._core else None
+        )
+
+    async def _end_core(self) -> None:
+        core, self._core = self._core, None
+        if core is not None:
+            await core.stop()
+
+    async def _begin_core(self) -> None:
+        """A core in place of one that was ended, behind the same front. Raises: EngineStartFailed."""
+        assert self._folder is not None
+        self._core = core = Core(Path(self._folder.name))
+        try:
+            await self._load(core)
+        except BaseException:
+            await self._end_core()
+            raise
+        self._watch(core)
 
     async def _make_one_token(self) -> None:
         """A model that is no generator has run once in vLLM's own profiling, and is ready."""
@@ -125,6 +160,9 @@ class VLLMEngine:
             llm.shutdown()
         if core is not None:
             await core.stop()
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
 
     def app(self) -> ASGIApp:
         if self._app is None:
@@ -208,6 +246,59 @@ class VLLMEngine:
 
     def max_model_len(self) -> int | None:
         return self._llm.model_config.max_model_len if self._llm is not None else None
+
+    # -- control
+
+    async def sleep(self, level: int = 1, mode: Manner = "wait") -> None:
+        await self._operable().sleep(level, mode)
+
+    async def wakeup(self) -> None:
+        await self._operable().wakeup()
+
+    def is_sleeping(self) -> bool:
+        return self._operations is not None and self._operations.sleeping
+
+    async def pause(self, mode: Manner = "keep", clear_cache: bool = False) -> None:
+        await self._operable().pause(mode, clear_cache)
+
+    async def resume(self) -> None:
+        await self._operable().resume()
+
+    def is_paused(self) -> bool:
+        return self._operations is not None and self._operations.paused
+
+    async def reset_prefix_cache(self) -> None:
+        await self._operable().reset_prefix_cache()
+
+    async def start_profile(self) -> None:
+        await self._operable().start_profile()
+
+    async def stop_profile(self) -> None:
+        await self._operable().stop_profile()
+
+    async def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        return await self._operable().collective_rpc(method, timeout, args, kwargs)
+
+    async def update_weights(self, source: Path, version: str, mode: Manner = "wait") -> None:
+        await self._operable().update_weights(source, version, mode)
+
+    def weights_version(self) -> str:
+        return self._operations.version if self._operations else "default"
+
+    def _operable(self) -> Operations:
+        if self._refusal is not None or self._operations is None:
+            raise EngineDead(self._refusal or "The engine is not running.")
+        return self._operations
+
+    def _on_front_failed(self) -> None:
+        reason = self._core.reason() if self._core is not None else None
+        self._on_death(reason or "its core failed, see the log")
 
     def _on_death(self, why: str) -> None:
         """The core has ended, or is about to; unless we have stopped it, that is death."""

@@ -13,6 +13,7 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
+import zmq
 from fastapi import FastAPI
 from vllm import envs
 from vllm.config import VllmConfig
@@ -77,17 +78,23 @@ def import_rest(plan: Plan) -> None:
         cached_tokenizer_from_config(plan.vllm_config.model_config)
 
 
-def connect(plan: Plan, input_address: str, output_address: str, latest: Scheduled) -> AsyncLLM:
+def connect(plan: Plan, input_address: str, output_address: str, latest: Scheduled) -> TimedLLM:
     """AsyncLLM in front of a core that is ready; its scheduler's numbers are kept in `latest`."""
-    return TimedLLM(
+
+    def logger(_config: VllmConfig, _index: int) -> Scheduler:
+        return Scheduler(latest)
+
+    llm = TimedLLM(
         plan.vllm_config,
         plan.executor_class,
         log_stats=not plan.engine_args.disable_log_stats,
         log_requests=plan.engine_args.enable_log_requests,
         usage_context=UsageContext.OPENAI_API_SERVER,
-        stat_loggers=[lambda _config, _index: Scheduler(latest)],
+        stat_loggers=[logger],
         client_addresses={"input_address": input_address, "output_address": output_address},
     )
+    llm.engine_core.input_socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # for a core after this one
+    return llm
 
 
 async def build_app(llm: AsyncLLM, plan: Plan) -> FastAPI:

@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -30,11 +29,14 @@ _MODULE = "penstock.engines.vllm.core"
 class Core:
     """A child process that runs, or is about to run, vLLM's engine core."""
 
-    def __init__(self) -> None:
-        """Start it. Call it in the event loop, before the imports that it shall overlap."""
+    def __init__(self, folder: Path) -> None:
+        """Start it. Call it in the event loop, before the imports that it shall overlap.
+
+        folder: for its sockets. A core that takes the place of another one has the same, and the same front.
+        """
         self._loop = asyncio.get_running_loop()
-        self._folder = tempfile.TemporaryDirectory(prefix="penstock-engine-")
-        self._reason_file = Path(self._folder.name) / "reason"
+        self._folder = folder
+        self._reason_file = folder / "reason"
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", _MODULE], stdin=subprocess.PIPE, env=self._environment()
         )
@@ -53,21 +55,25 @@ class Core:
         """Where the front receives what the core made."""
         return self._address("output")
 
-    def order(self, vllm_config: Any, executor_class: type[Any]) -> None:
-        """Tell it what to run. Blocks until it has read the order.
-
-        Raises: EngineDead when it has ended.
-        """
+    def order(self, vllm_config: Any, executor_class: type[Any]) -> bytes:
+        """What it is to run, as `obey` takes it."""
         order = {
             "vllm_config": vllm_config,
             "executor_class": executor_class,
             "handshake_address": self._address("handshake"),
             "environment": dict(os.environ),  # vLLM adds to it for its workers while it makes the config
         }
+        return bytes(ForkingPickler.dumps(order))
+
+    def obey(self, order: bytes) -> None:
+        """Tell it what to run. Blocks until it has read the order.
+
+        Raises: EngineDead when it has ended.
+        """
         assert self._process.stdin is not None
         try:
             with self._process.stdin as pipe:
-                pipe.write(ForkingPickler.dumps(order))
+                pipe.write(order)
         except BrokenPipeError as error:
             raise EngineDead("The engine's process has ended.") from error
 
@@ -125,7 +131,6 @@ class Core:
                 self._process.kill()
                 await self.ended
             await asyncio.to_thread(_end, below)
-        self._folder.cleanup()
 
     def _environment(self) -> dict[str, str]:
         return {
@@ -136,7 +141,7 @@ class Core:
         }
 
     def _address(self, name: str) -> str:
-        return f"ipc://{self._folder.name}/{name}"
+        return f"ipc://{self._folder}/{name}"
 
     def _on_end(self) -> None:
         self._loop.remove_reader(self._watch)

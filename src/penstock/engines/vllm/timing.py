@@ -1,4 +1,4 @@
-"""AsyncLLM that lets a request's times be asked for, at no cost for its tokens.
+"""AsyncLLM that lets a request's times be asked for, at no cost for its tokens, and that has a gate.
 
 vLLM keeps one record of times per request and writes into it as the request goes on; here it is found once,
 when the request is taken. Only importing `front` imports this file: it imports vLLM.
@@ -6,6 +6,7 @@ when the request is taken. Only importing `front` imports this file: it imports 
 
 from __future__ import annotations
 
+import asyncio
 from contextvars import ContextVar
 from typing import Any
 
@@ -23,9 +24,22 @@ collector: ContextVar[RequestOutputCollector | None] = ContextVar("collector", d
 class TimedLLM(AsyncLLM):
     """As its base, which calls `add_request` for every request, generating or pooling."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.gate = asyncio.Event()
+        """Set while requests may go to the core."""
+        self.gate.set()
+        self.entering = 0
+        """Requests that have passed the gate and are not counted as unfinished yet."""
+
     async def add_request(self, *args: Any, **kwargs: Any) -> RequestOutputCollector:
         refuse_unprepared()
-        taken = await super().add_request(*args, **kwargs)
+        await self.gate.wait()
+        self.entering += 1
+        try:
+            taken = await super().add_request(*args, **kwargs)
+        finally:
+            self.entering -= 1
         collector.set(taken)
         stats = self._stats(taken.request_id)
         if stats is not None:

@@ -1,0 +1,247 @@
+"""What can be done to a vLLM that runs: sleep, pause, caches, profiles, calls of its workers, other weights.
+
+vLLM's own sleep mode frees a GPU's memory and must have been asked for (`enable_sleep_mode`); there is none
+on CPU. Without it, an engine that sleeps has no core: the front stays, with all that it knows, and waking up
+starts a core behind it. Only importing `front` imports this file: it imports vLLM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.engine import Manner
+from penstock.engines import peft
+from penstock.engines.vllm import errors
+from penstock.engines.vllm.adapters import Adapters
+from penstock.engines.vllm.timing import TimedLLM
+from penstock.errors import BadRequest, Conflict, DeadlineExceeded, EngineDead, Unsupported
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 0.02
+
+DEFAULT_VERSION = "default"
+"""vLLM's own word for the weights that an engine starts with."""
+
+
+class Operations:
+    """Of one engine that has been started. Each begins when the one before it has ended."""
+
+    def __init__(
+        self,
+        llm: TimedLLM,
+        adapters: Adapters,
+        end_core: Callable[[], Awaitable[None]],
+        begin_core: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._llm = llm
+        self._adapters = adapters
+        self._end_core = end_core
+        self._begin_core = begin_core
+        self._turn = asyncio.Lock()
+        self._level = 0
+        self._weights: Path | None = None
+        self.paused = False
+        self.version = DEFAULT_VERSION
+
+    @property
+    def sleeping(self) -> bool:
+        return self._level > 0
+
+    async def sleep(self, level: int, mode: Manner) -> None:
+        if mode == "keep":
+            raise BadRequest("What a sleeping engine held is gone: mode is 'wait' or 'abort'.", param="mode")
+        if level not in (1, 2):
+            raise BadRequest(f"The level of sleep is 1 or 2, not {level}.", param="level")
+        async with self._turn:
+            if self.sleeping:
+                return
+            self._llm.gate.clear()
+            try:
+                await self._empty(mode)
+                await self._free(level)
+            except BaseException:
+                self._llm.gate.set()
+                raise
+            self._level = level
+
+    async def _empty(self, mode: Manner) -> None:
+        """Returns when no request is in the engine; those that come wait at the gate."""
+        if mode == "abort":
+            await self._llm.pause_generation(mode="abort")
+        elif self.paused:
+            await self._llm.resume_generation()  # what stands still could never finish
+        while self._llm.entering or self._llm.get_num_unfinished_requests():  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(_LOOK_S)
+
+    async def _free(self, level: int) -> None:
+        if self._has_sleep_mode():
+            await self._llm.sleep(level, mode="abort")
+        else:
+            await self._llm.renderer.clear_mm_cache_async()  # it counts on what the core remembers
+            await self._end_core()
+
+    async def wakeup(self) -> None:
+        async with self._turn:
+            if not self.sleeping:
+                return
+            if not self._has_sleep_mode():
+                await self._begin_core()
+                await self._answering()
+                await self._restore()
+            elif self._level == 2:
+                await self._llm.wake_up(tags=["weights"])
+                await self._load(self._weights)
+                await self._llm.wake_up(tags=["kv_cache"])
+            else:
+                await self._llm.wake_up()
+            if self.paused:
+                await self._llm.pause_generation(mode="keep", clear_cache=False)
+            self._level = 0
+            self._llm.gate.set()
+
+    async def _answering(self) -> None:
+        """What is sent to a new core before it has connected is lost: ask until it answers."""
+        asked: set[asyncio.Task[bool]] = set()
+        try:
+            while not any(task.done() for task in asked):
+                asked.add(asyncio.create_task(self._llm.is_paused()))
+                await asyncio.wait(asked, timeout=0.1, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in asked:
+                task.cancel()
+
+    async def _restore(self) -> None:
+        """A new core has the weights of its start, and no adapters."""
+        if self._weights is not None:
+            await self._load(self._weights)
+            await self._llm.update_weight_version(self.version)
+        await self._adapters.restore()
+
+    async def pause(self, mode: Manner, clear_cache: bool) -> None:
+        async with self._turn:
+            if not self.sleeping:
+                await self._llm.pause_generation(mode=mode, clear_cache=clear_cache)
+            self.paused = True
+
+    async def resume(self) -> None:
+        async with self._turn:
+            if self.paused and not self.sleeping:
+                await self._llm.resume_generation()
+            self.paused = False
+
+    async def reset_prefix_cache(self) -> None:
+        if not self.sleeping and not await self._llm.reset_prefix_cache():
+            raise Conflict("Requests use the cache. Pause with mode 'wait' or 'abort' before.")
+
+    async def start_profile(self) -> None:
+        self._refuse_without_profiler()
+        await self._llm.start_profile()
+
+    async def stop_profile(self) -> None:
+        self._refuse_without_profiler()
+        await self._llm.stop_profile()
+
+    def _refuse_without_profiler(self) -> None:
+        self._refuse_asleep()
+        if self._llm.vllm_config.profiler_config.profiler is None:
+            raise Unsupported(
+                "This engine was started without a profiler. Set profiler_config in engine_kwargs, "
+                "for example {profiler: torch, torch_profiler_dir: /tmp/traces}."
+            )
+
+    async def collective_rpc(
+        self, method: str, timeout: float | None, args: Sequence[Any], kwargs: Mapping[str, Any] | None
+    ) -> list[Any]:
+        self._refuse_asleep()
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._llm.collective_rpc(method, timeout, tuple(args), dict(kwargs or {}))
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"The workers have not answered '{method}' within {timeout:g} s; what they began goes on."
+            ) from error
+        except Exception as error:
+            meant = errors.from_exception(error)
+            if isinstance(meant, EngineDead):
+                raise meant from error
+            raise BadRequest(
+                f"The workers refused '{method}': {_last_line(error)}", param="method"
+            ) from error
+
+    async def update_weights(self, source: Path, version: str, mode: Manner) -> None:
+        await asyncio.to_thread(_check_weights, source, Path(self._llm.model_config.model))
+        async with self._turn:
+            if self.sleeping:
+                self._weights, self.version = source, version
+                return
+            await self._llm.pause_generation(mode=mode, clear_cache=True)
+            try:
+                await self._replace(source)
+                self._weights, self.version = source, version
+                await self._llm.update_weight_version(version)
+            finally:
+                if not self.paused:
+                    await self._llm.resume_generation()
+
+    async def _replace(self, source: Path) -> None:
+        try:
+            await self._load(source)
+        except Exception as error:
+            meant = errors.from_exception(error)
+            if isinstance(meant, EngineDead):
+                raise meant from error
+            log.exception("The weights in %s could not be loaded; back to those before.", source)
+            await self._load(self._weights)
+            raise BadRequest(f"The weights in {source} cannot be loaded: {_last_line(error)}") from error
+        finally:
+            await self._llm.reset_prefix_cache()
+        await self._adapters.restore()
+
+    async def _load(self, source: Path | None) -> None:
+        """None: those that the engine started with."""
+        path = str(source) if source is not None else self._llm.model_config.model
+        await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": path})
+
+    def _has_sleep_mode(self) -> bool:
+        return bool(self._llm.model_config.enable_sleep_mode)
+
+    def _refuse_asleep(self) -> None:
+        if self.sleeping:
+            raise Conflict("The engine is asleep; wake it up before.")
+
+
+def _check_weights(source: Path, current: Path) -> None:
+    """vLLM finds out when it has begun to overwrite the weights that it has."""
+    files = sorted(source.glob("*.safetensors")) if source.is_dir() else []
+    if not files:
+        raise BadRequest(
+            f"There are no weights in {source}: no folder with .safetensors files.", param="source"
+        )
+    try:
+        found, wanted = _shapes(files), _shapes(sorted(current.glob("*.safetensors")))
+    except peft.Broken as error:
+        raise BadRequest(f"The weights in {source} cannot be read: {error}.", param="source") from error
+    for name, shape in wanted.items():
+        if found.get(name) != shape:
+            raise BadRequest(
+                f"The weights in {source} are not of this model: '{name}' has the shape "
+                f"{found.get(name, 'of nothing')}, not {shape}.",
+                param="source",
+            )
+
+
+def _shapes(files: Sequence[Path]) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        found |= peft.shapes(file)
+    return found
+
+
+def _last_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[-1][:500] if lines else type(error).__name__
