@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,17 +27,18 @@ from penstock.engines.vllm.endpoints import absence
 from penstock.engines.vllm.imports import uncollected
 from penstock.engines.vllm.launch import Core
 from penstock.engines.vllm.version import check_installed
+from penstock.engines.watchdog import Watchdog
 from penstock.errors import EngineDead, EngineStartFailed, Error
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
-    from vllm.v1.engine.async_llm import AsyncLLM
 
     from penstock.config import LLMConfig
     from penstock.engines.vllm.adapters import Adapters
     from penstock.engines.vllm.front import Plan
     from penstock.engines.vllm.operations import Operations
     from penstock.engines.vllm.stats import Scheduled
+    from penstock.engines.vllm.timing import TimedLLM
 
 log = logging.getLogger(__name__)
 
@@ -52,12 +54,13 @@ class VLLMEngine:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._core: Core | None = None
         self._order = b""
-        self._llm: AsyncLLM | None = None
+        self._llm: TimedLLM | None = None
         self._operations: Operations | None = None
         self._app: ASGIApp | None = None
         self._adapters: Adapters | None = None
         self._scheduled: Scheduled | None = None
         self._queued = _Queued()
+        self._guarding: asyncio.Task[None] | None = None
         self._refusal: str | None = None
         self._death = ""
         self._died = asyncio.Event()
@@ -118,6 +121,7 @@ class VLLMEngine:
         self._app = Edge(Inside(app), lambda: self._refusal, absence(self._config.model_id, app.routes))
         self._operations = Operations(llm, self._adapters, self._end_core, self._begin_core)
         self._watch(core)
+        self._guarding = asyncio.create_task(self._guard(llm, plan))
         handler: asyncio.Task[None] | None = llm.output_handler
         assert handler is not None  # runs since the constructor, in an event loop
         handler.add_done_callback(lambda _: self._on_front_failed())
@@ -127,6 +131,27 @@ class VLLMEngine:
         core.ended.add_done_callback(
             lambda ended: self._on_death(ended.result()) if core is self._core else None
         )
+
+    async def _guard(self, llm: TimedLLM, plan: Plan) -> None:
+        """Ends a core that stands still: what it has begun would never be answered."""
+        scheduled = self._scheduled
+        assert scheduled is not None
+
+        def works() -> bool:
+            return not self.is_paused() and bool(llm.get_num_unfinished_requests())
+
+        watchdog = Watchdog(
+            lambda: self._core.pid if self._core is not None and llm.gate.is_set() else None,
+            steps=lambda: scheduled.steps,
+            working=works,
+            probe=partial(llm.collective_rpc, "execute_dummy_batch"),
+            workers_elsewhere=plan.vllm_config.parallel_config.distributed_executor_backend == "ray",
+        )
+        reason = await watchdog.stalled()
+        core = self._core
+        self._on_death(reason)
+        if core is not None:
+            await asyncio.to_thread(core.kill)
 
     async def _end_core(self) -> None:
         core, self._core = self._core, None
@@ -154,6 +179,8 @@ class VLLMEngine:
     async def stop(self) -> None:
         llm, self._llm = self._llm, None
         core, self._core = self._core, None
+        if self._guarding is not None:
+            self._guarding.cancel()
         if llm is not None:
             self._refuse("The engine was stopped.")
             await self._end_streams(llm, core)
@@ -313,7 +340,7 @@ class VLLMEngine:
     def _refuse(self, sentence: str) -> None:
         self._refusal = self._refusal or sentence
 
-    async def _end_streams(self, llm: AsyncLLM, core: Core | None) -> None:
+    async def _end_streams(self, llm: TimedLLM, core: Core | None) -> None:
         """vLLM's front, shut down with requests open, would leave them waiting for ever."""
         handler = llm.output_handler
         if core is None or handler is None or not llm.get_num_unfinished_requests():
@@ -329,7 +356,7 @@ class _Queued:
         self._tokens = 0
         self._until = 0.0
 
-    def tokens(self, llm: AsyncLLM) -> int:
+    def tokens(self, llm: TimedLLM) -> int:
         if (now := time.monotonic()) >= self._until:
             self._tokens, self._until = llm.get_num_queued_tokens(), now + _COUNTED_S
         return self._tokens

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,16 @@ class Core:
         """What ended it, once it has ended."""
         self._watch = os.pidfd_open(self._process.pid)
         self._loop.add_reader(self._watch, self._on_end)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def kill(self) -> None:
+        """At once, and what is below it, in whatever state they are."""
+        for process in (*_descendants(self.pid), self._process):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
     @property
     def input_address(self) -> str:

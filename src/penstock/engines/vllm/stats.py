@@ -10,8 +10,9 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 @dataclass(slots=True)
 class Scheduled:
-    """Units: requests; kv_usage as a share from 0 to 1."""
+    """Units: requests; kv_usage as a share from 0 to 1. steps: how often it has said so."""
 
+    steps: int = 0
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
@@ -28,6 +29,7 @@ class Scheduler(StatLoggerBase):
     ) -> None:
         if scheduler_stats is None:
             return
+        self._latest.steps += 1
         self._latest.running = scheduler_stats.num_running_reqs
         self._latest.waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
         self._latest.kv_usage = scheduler_stats.kv_cache_usage

@@ -1,0 +1,147 @@
+"""Tells when an engine's processes are there and do nothing.
+
+An engine that died is seen by its end; one that stands still is not. How long it may stand still depends on
+what is seen of its processes: stopped ones do not come back, one that uses no CPU may wait for a device, one
+that computes may be busy with a prompt of a million tokens, or compile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+import psutil
+
+log = logging.getLogger(__name__)
+
+STOPPED_S = 2.5
+"""Of SIGSTOP, of a debugger that was left."""
+
+IDLE_S = 30.0
+"""Without a step and without any CPU time, while there is work."""
+
+STUCK_S = 600.0
+"""Without a step, while there is work; it computes, whatever it is."""
+
+PROBE_S = 1.5
+"""After so long without a step, an idle engine is given work."""
+
+_LOOK_S = 0.25
+_LATE_S = 4 * _LOOK_S
+_FAMILY_S = 10.0  # how often its children are looked for
+
+
+class Watchdog:
+    """Watches one engine."""
+
+    def __init__(
+        self,
+        pid: Callable[[], int | None],
+        *,
+        steps: Callable[[], int],
+        working: Callable[[], bool],
+        probe: Callable[[], Awaitable[object]],
+        workers_elsewhere: bool = False,
+    ) -> None:
+        """pid: of its process; None while it has none, when it may stand still.
+        steps: another number after each step. working: whether it has something to do.
+        probe: a little work for an idle one. workers_elsewhere: whether what computes is not below `pid`.
+        """
+        self._pid = pid
+        self._steps = steps
+        self._working = working
+        self._probe = probe
+        self._idle_s = STUCK_S if workers_elsewhere else IDLE_S
+        self._probing: asyncio.Task[object] | None = None
+
+    async def stalled(self) -> str:
+        """Returns what was seen, as soon as it stands still; never, while it goes on."""
+        try:
+            return await self._watch()
+        finally:
+            if self._probing is not None:
+                self._probing.cancel()
+
+    async def _watch(self) -> str:
+        family, steps, cpu_s = _Family(None), self._steps(), 0.0
+        looked = ran = stepped = computed = time.monotonic()
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            now, pid = time.monotonic(), self._pid()
+            was_late, looked = now - looked > _LATE_S, now
+            if was_late or pid is None or family.pid != pid:  # we were held up ourselves, or it is a new one
+                family = family if family.pid == pid else _Family(pid)
+                ran = stepped = computed = now
+            if pid is None:
+                continue
+            if not family.is_stopped():
+                ran = now
+            if now - ran > STOPPED_S:
+                return f"its process has been stopped for {STOPPED_S:g} s"
+            if self._is_answered() or self._steps() != steps:
+                steps, stepped, computed = self._steps(), now, now
+            if not self._has_work():
+                computed = now
+                if now - stepped > PROBE_S:
+                    stepped, self._probing = now, asyncio.ensure_future(self._probe())
+                continue
+            if (spent := family.cpu_s()) != cpu_s:
+                cpu_s, computed = spent, now
+            if now - computed > self._idle_s:
+                return f"it has work and did nothing for {self._idle_s:g} s"
+            if now - stepped > STUCK_S:
+                return f"it has work and finished no step of it for {STUCK_S:g} s"
+
+    def _has_work(self) -> bool:
+        return self._probing is not None or self._working()
+
+    def _is_answered(self) -> bool:
+        """Whether an answer to our probe has come; an error is one, too."""
+        if self._probing is None or not self._probing.done():
+            return False
+        probing, self._probing = self._probing, None
+        if not probing.cancelled() and (error := probing.exception()) is not None:
+            log.warning("The engine answered a probe with an error: %s", error)
+        return True
+
+
+class _Family:
+    """A process and those below it."""
+
+    def __init__(self, pid: int | None) -> None:
+        self.pid = pid
+        self._members: list[psutil.Process] = []
+        self._found_at = -_FAMILY_S
+
+    def is_stopped(self) -> bool:
+        return any(_status(member) == psutil.STATUS_STOPPED for member in self._found())
+
+    def cpu_s(self) -> float:
+        """Of all of them, with children that have ended."""
+        return sum(_cpu_s(member) for member in self._found())
+
+    def _found(self) -> list[psutil.Process]:
+        if (now := time.monotonic()) - self._found_at > _FAMILY_S and self.pid is not None:
+            self._found_at = now
+            try:
+                head = psutil.Process(self.pid)
+                self._members = [head, *head.children(recursive=True)]
+            except psutil.NoSuchProcess:
+                self._members = []
+        return self._members
+
+
+def _status(process: psutil.Process) -> str:
+    try:
+        return process.status()
+    except psutil.Error:
+        return psutil.STATUS_DEAD
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    try:
+        return sum(process.cpu_times())
+    except psutil.Error:
+        return 0.0

@@ -1,0 +1,108 @@
+"""A process that stands still is found; one that is only slow is left alone."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from contextlib import aclosing, contextmanager
+
+import psutil
+import pytest
+from enginetest import Served, serve, vllm_config
+
+from penstock.engines import watchdog
+from penstock.engines.watchdog import Watchdog
+from penstock.errors import EngineDead
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.parity("S26")]
+
+LIMIT_S = 5
+"""Within which a stopped engine must be found."""
+
+LONG = {"max_tokens": 1900, "ignore_eos": True}
+
+
+@contextmanager
+def child(program: str):
+    process = subprocess.Popen([sys.executable, "-c", program])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def watching(process: subprocess.Popen[bytes], *, working: bool, answers: bool = True) -> Watchdog:
+    async def probe() -> None:
+        if not answers:
+            await asyncio.Event().wait()
+
+    return Watchdog(lambda: process.pid, steps=lambda: 1, working=lambda: working, probe=probe)
+
+
+async def verdict(dog: Watchdog, limit_s: float) -> str | None:
+    try:
+        return await asyncio.wait_for(dog.stalled(), limit_s)
+    except TimeoutError:
+        return None
+
+
+@pytest.mark.parametrize("working", [True, False])
+async def test_a_stopped_process_is_found(working: bool):
+    with child("import time; time.sleep(60)") as process:
+        process.send_signal(signal.SIGSTOP)
+        assert "stopped" in str(await verdict(watching(process, working=working), LIMIT_S))
+
+
+async def test_one_that_computes_without_a_step_is_left_alone(monkeypatch: pytest.MonkeyPatch):
+    """A long prompt, or a compile."""
+    monkeypatch.setattr(watchdog, "IDLE_S", 1.5)
+    with child("while True: pass") as process:
+        assert await verdict(watching(process, working=True), LIMIT_S) is None
+
+
+async def test_one_that_has_work_and_does_nothing_is_found(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(watchdog, "IDLE_S", 1.0)
+    with child("import time; time.sleep(60)") as process:
+        assert "did nothing" in str(await verdict(watching(process, working=True), LIMIT_S))
+        assert "did nothing" in str(await verdict(watching(process, working=False, answers=False), LIMIT_S))
+        assert await verdict(watching(process, working=False), LIMIT_S) is None  # idle, and it answers
+
+
+async def test_one_that_finishes_nothing_is_found_in_the_end(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(watchdog, "STUCK_S", 1.0)
+    with child("while True: pass") as process:
+        assert "no step" in str(await verdict(watching(process, working=True), LIMIT_S))
+
+
+async def test_a_stopped_vllm_dies_with_what_runs():
+    others = set(psutil.Process().children())
+    async with serve(vllm_config(kv_cache_memory_bytes=1 << 26)) as served:
+        (core,) = set(psutil.Process().children()) - others
+        async with aclosing(served.engine.generate("water", LONG)) as deltas:
+            await anext(deltas)
+            assert "stopped" in await death(core, served)
+            with pytest.raises(EngineDead):
+                _ = [delta async for delta in deltas]
+
+
+async def test_a_paused_vllm_lives_and_a_stopped_idle_one_dies():
+    others = set(psutil.Process().children())
+    async with serve(vllm_config(kv_cache_memory_bytes=1 << 26)) as served:
+        (core,) = set(psutil.Process().children()) - others
+        died = asyncio.create_task(served.engine.wait_dead())
+        async with aclosing(served.engine.generate("water", LONG)) as deltas:
+            await anext(deltas)
+            await served.engine.pause()
+            assert not (await asyncio.wait({died}, timeout=3))[0]
+        assert "stopped" in await death(core, served)
+
+
+async def death(core: psutil.Process, served: Served) -> str:
+    """Stops the core; gives what is said of it."""
+    core.suspend()
+    reason = await asyncio.wait_for(served.engine.wait_dead(), LIMIT_S)
+    core.wait(10)
+    return reason
