@@ -27,6 +27,9 @@ INSIDE = "penstock.inside"
 """Extension in the scope of a request from Penstock's own code, here or at the gateway: what stands before an
 engine for HTTP's sake has been done there."""
 
+DEFAULT_WEIGHTS = "default"
+"""The version of the weights that an engine starts with."""
+
 Progress = Callable[[str], None]
 """Is told the name of each phase as it begins, in the caller's event loop: "import", "load", "warm up"."""
 
@@ -310,5 +313,5 @@ class Engine(Protocol):
         ...
 
     def weights_version(self) -> str:
-        """Of the weights that make the next token; "default" before any update."""
+        """Of the weights that make the next token; `DEFAULT_WEIGHTS` before any update."""
         ...

@@ -23,9 +23,11 @@ from enginetest import MODEL_ID, vllm_config
 from models import model
 
 from penstock.config import GatewayConfig
+from penstock.door import link
 from penstock.serve import LLMServer
 from penstock.serve.cards import ModelCard
 from penstock.serve.gateway import Gateway
+from penstock.serve.guard import Facts
 from penstock.serve.listener import Listener
 from penstock.serve.openai_api_models import ErrorResponse, TranscriptionRequest
 from penstock.serve.port import serve_on
@@ -83,10 +85,8 @@ class Speech:
 async def speech() -> AsyncIterator[Speech]:
     config = vllm_config(str(model("speech")), kv_cache_memory_bytes=1 << 25, max_model_len=64)
     server = await LLMServer(config)
-    info = {"model_id": MODEL_ID, "max_model_len": 64}
-    listener = await Listener.open(
-        server._app(), load=server.engine.load, node_id="here", node_host=None, info=info
-    )
+    facts = Facts(load=server.engine.load, hello=lambda: link.hello(MODEL_ID, 64))
+    listener = await Listener.open(server._app(), facts, node_id="here", node_host=None)
     table = Table("here")
     gateway = Gateway(GatewayConfig(), [ModelCard.of(config), ModelCard("another", created=1)], table)
     await gateway.start()

@@ -14,6 +14,7 @@ import httpx
 import openai
 
 from penstock.config import GatewayConfig, LLMConfig
+from penstock.door import link
 from penstock.door.address import Address
 from penstock.engine import ASGIApp, Load
 from penstock.engines.sim.engine import SimEngine
@@ -21,7 +22,7 @@ from penstock.layers.adapters import Layer, Source, Store
 from penstock.serve.admission import Line
 from penstock.serve.cards import ModelCard
 from penstock.serve.gateway import Gateway
-from penstock.serve.guard import Adapters
+from penstock.serve.guard import Adapters, Facts
 from penstock.serve.listener import Listener
 from penstock.serve.port import Port, serve_on
 from penstock.serve.table import Table
@@ -61,16 +62,14 @@ class Replica:
             app = Layer(app, adapters)
         listener = await Listener.open(
             app,
-            load=engine.load,
+            Facts(
+                load=engine.load,
+                hello=lambda: link.hello(model_id, engine.max_model_len(), engine.kv_tokens()),
+                adapters=adapters,
+            ),
             node_id=node_id,
             node_host="127.0.0.1",
-            info={
-                "model_id": model_id,
-                "max_model_len": engine.max_model_len(),
-                "kv_tokens": engine.kv_tokens(),
-            },
             wait_dead=engine.wait_dead,
-            adapters=adapters,
         )
         if adapters is not None:
             await adapters.start()
@@ -165,10 +164,8 @@ class Served:
         adapters: Adapters | None = None,
     ) -> Listener:
         """Any ASGI app as a replica, where the simulator cannot misbehave as needed."""
-        info = {"model_id": model_id, "max_model_len": 8}
-        listener = await Listener.open(
-            app, load=load, node_id=NODE, node_host=None, info=info, adapters=adapters
-        )
+        facts = Facts(load=load, hello=lambda: link.hello(model_id, 8), adapters=adapters)
+        listener = await Listener.open(app, facts, node_id=NODE, node_host=None)
         self._stops.append(listener.close)
         self.add(model_id, listener.address)
         if self.port is not None:

@@ -13,6 +13,7 @@ from penstock import __version__
 from penstock.cli.arguments import DEFAULT_PORT, KINDS, Arguments, split
 from penstock.cli.batch import batch
 from penstock.cli.bench import BENCH_HELP, bench
+from penstock.cli.ctl import ctl
 from penstock.cli.failure import fail
 from penstock.errors import Error
 
@@ -177,3 +178,4 @@ def check(
 
 app.command(help=BENCH_HELP)(bench)
 app.add_typer(batch, name="batch")
+app.add_typer(ctl, name="ctl")

@@ -23,6 +23,10 @@ def _key_from_environment() -> SecretStr | None:
     return Settings.read().api_key
 
 
+def _admin_key_from_environment() -> SecretStr | None:
+    return Settings.read().admin_key
+
+
 def _secret(value: object) -> object:
     return SecretStr(value) if isinstance(value, str) else value
 
@@ -47,6 +51,11 @@ class GatewayConfig(Root):
         default_factory=_key_from_environment,
         description="Key that clients must send. Without it PENSTOCK_API_KEY; "
         "without both, any key is accepted.",
+    )
+    admin_key: Annotated[SecretStr | None, Field(min_length=1), BeforeValidator(_secret)] = Field(
+        default_factory=_admin_key_from_environment,
+        description="Key of the endpoints under `/admin`, by which models are put to sleep, paused and more. "
+        "Without it PENSTOCK_ADMIN_KEY; without both there are no such endpoints.",
     )
     default_model: str | None = Field(
         default=None, min_length=1, description="Model of requests that name none. With one model, that one."

@@ -35,6 +35,9 @@ class Settings(Part):
     api_key: Annotated[SecretStr | None, BeforeValidator(_secret)] = Field(
         default=None, description="Key that clients must send, where the gateway's config gives none."
     )
+    admin_key: Annotated[SecretStr | None, BeforeValidator(_secret)] = Field(
+        default=None, description="Key of the admin endpoints, where the gateway's config gives none."
+    )
     engine_cls: str | None = Field(
         default=None,
         min_length=1,

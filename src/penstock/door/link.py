@@ -8,11 +8,13 @@ gateways and batch share, and the side that listens.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from typing import Literal
 
 import msgspec
 
+from penstock import __version__
 from penstock.door.connection import Connection
 
 PATH = "/_penstock/link"
@@ -28,8 +30,10 @@ ADAPTER = b"x-penstock-adapter"  # on a request: the adapter's name, URL-quoted;
 RETRY = b"x-penstock-retry"  # on an answer: another replica may take the request, which was ...
 UNTOUCHED = b"untouched"  # refused at the door, or
 INTERRUPTED = b"interrupted"  # being worked on when the engine died
+WEIGHTS = b"penstock-weights"  # on an answer, for clients: the version of weights that were updated
 
-State = Literal["ready", "draining"]
+State = Literal["ready", "asleep", "paused", "draining"]
+"""Of a replica; only one that is ready is sent requests."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -60,6 +64,11 @@ class Adapters(msgspec.Struct, frozen=True, tag="adapters"):
     """All adapters that are loaded. Said after the hello, by replicas that take some, and at each change."""
 
     loaded: tuple[str, ...] = ()
+
+
+def hello(model_id: str, max_model_len: int | None = None, kv_tokens: int | None = None) -> Hello:
+    """That of this process."""
+    return Hello(model_id, os.getpid(), __version__, max_model_len, kv_tokens)
 
 
 Word = Hello | Report | Adapters

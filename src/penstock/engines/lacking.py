@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from penstock.engine import Manner
+from penstock.engine import DEFAULT_WEIGHTS, Manner
 from penstock.errors import Unsupported
 
 
@@ -53,7 +53,7 @@ class Lacking:
         self._lacks("update_weights")
 
     def weights_version(self) -> str:
-        return "default"
+        return DEFAULT_WEIGHTS
 
     def _lacks(self, operation: str) -> NoReturn:
         raise Unsupported(f"{type(self).__name__} has no operation '{operation}'.")

@@ -6,6 +6,7 @@ It stands between the gateway and the table: the table says who could take a req
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass
 
 from penstock.errors import Overloaded, Unavailable
@@ -158,8 +159,14 @@ class Line:
             waiter.place.set_exception(self._unavailable())
 
     def _unavailable(self) -> Unavailable:
-        members = len(self._table.members(self._card.id))
-        state = f"{members} starting or restarting" if members else "none running"
+        states = Counter(replica.state for replica in self._table.members(self._card.id))
+        resting = states["asleep"] + states["paused"]
+        said = {
+            "asleep": states["asleep"],
+            "paused": states["paused"],
+            "starting or restarting": states.total() - resting,
+        }
+        state = ", ".join(f"{count} {what}" for what, count in said.items() if count) or "none running"
         return Unavailable(
             f"No replica of model '{self._card.id}' is ready ({state}). Try again later.",
             retry_after_s=_RETRY_AFTER_S,

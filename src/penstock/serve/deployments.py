@@ -18,8 +18,9 @@ from penstock.config import GatewayConfig, LLMConfig
 from penstock.config.options import runtime_env, without_secrets
 from penstock.config.problems import config_error
 from penstock.errors import ConfigError
-from penstock.serve import cluster, preprocessor
+from penstock.serve import cluster, control, preprocessor
 from penstock.serve.cards import ModelCard
+from penstock.serve.control import LLMControl
 from penstock.serve.endpoints import paths
 from penstock.serve.ingress import LLMRouter
 from penstock.serve.membership import FleetRouter
@@ -31,6 +32,15 @@ __all__ = ["LLMRouter", "LLMServer", "ModelDeployment", "RouterDeployment", "VLL
 _models: weakref.WeakKeyDictionary[Application, tuple[LLMConfig, type[LLMServer]]] = (
     weakref.WeakKeyDictionary()
 )
+_CONTROL: Mapping[str, Any] = {
+    "name": control.NAME,
+    "num_replicas": 1,
+    "max_ongoing_requests": 1_000_000,  # each replica has a question open
+    "ray_actor_options": {"num_cpus": 0},
+    "health_check_period_s": 1.0,
+    "graceful_shutdown_wait_loop_s": 0.2,
+    "graceful_shutdown_timeout_s": 1.0,
+}
 _MANY = 1_000_000  # open requests of one gateway process: the gateway itself admits by model
 
 
@@ -112,7 +122,8 @@ class RouterDeployment:
             **self.given,
         }
         cards = [ModelCard.of(config, paths=tuple(paths(server))) for config, server in known]
-        return _deployment(serve.ingress()(self.router), options).bind(applications, cards, front)
+        router = _deployment(serve.ingress()(self.router), options)
+        return router.bind(applications, cards, front, _deployment(LLMControl, _CONTROL).bind())
 
 
 def _deployment(server: Any, options: Mapping[str, Any]) -> Deployment:

@@ -10,8 +10,8 @@ import asyncio
 import hmac
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -19,7 +19,7 @@ from penstock import errors
 from penstock.config import GatewayConfig
 from penstock.door.connection import Headers
 from penstock.engine import Receive, Scope, Send
-from penstock.serve import body, kept, routes, scrape, timing
+from penstock.serve import admin, body, kept, routes, scrape, timing
 from penstock.serve.body import Body, Room
 from penstock.serve.cards import Catalogue, ModelCard
 from penstock.serve.dispatch import Dispatch, Question
@@ -46,6 +46,10 @@ _TEXT = [(b"content-type", b"text/plain; charset=utf-8")]
 _PROMETHEUS = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
 
 
+Operate = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+"""Takes the name of an operation, and its arguments with `model`, `replica` and `timeout_s` among them."""
+
+
 class Gateway:
     """ASGI app. Everything happens on the loop that calls `start`, which is the table's too."""
 
@@ -56,8 +60,10 @@ class Gateway:
         table: Table,
         *,
         unreachable: Callable[[str], Awaitable[None]] | None = None,
+        operate: Operate | None = None,
     ) -> None:
         """unreachable: called with a model's id when a replica on another node refuses TCP connections.
+        operate: does what is asked under `/admin`.
 
         Raises: ConfigError when the default model is none of `models`, or a routing policy cannot be had.
         """
@@ -73,12 +79,15 @@ class Gateway:
         self._unresolved = self._dispatch.metrics("").on("")
         self._tracing: Tracing | None = None
         self._key = config.api_key.get_secret_value().encode() if config.api_key else None
+        self._admin_key = config.admin_key.get_secret_value().encode() if config.admin_key else None
+        self._operate = operate
         self._own: dict[By, Callable[[Request, Route, Reply], Awaitable[None]]] = {
             By.ENGINE: self._ask_engine,
             By.MODELS: self._show_models,
             By.HEALTH: self._show_health,
             By.ALIVE: self._show_alive,
             By.METRICS: self._show_metrics,
+            By.ADMIN: self._administer,
         }
 
     async def start(self) -> None:
@@ -157,19 +166,24 @@ class Gateway:
         try:
             route = routes.find(request.path, self._paths)
         except errors.NotFound:
-            self._check_key(request)
+            self._check_key(request, self._key)
             raise
-        if not route.public:
-            self._check_key(request)
+        if route.by is By.ADMIN:
+            if self._admin_key is None or self._operate is None:
+                self._check_key(request, self._key)
+                raise routes.unknown(request.path)
+            self._check_key(request, self._admin_key)
+        elif not route.public:
+            self._check_key(request, self._key)
         return route
 
-    def _check_key(self, request: Request) -> None:
-        if self._key is None:
+    def _check_key(self, request: Request, wanted: bytes | None) -> None:
+        if wanted is None:
             return
         bearer = request.fields.get(b"authorization", b"")
         scheme, _, key = bearer.partition(b" ")
         given = key.strip() if scheme.lower() == b"bearer" else request.fields.get(b"x-api-key", b"")
-        if not hmac.compare_digest(given, self._key):
+        if not hmac.compare_digest(given, wanted):
             raise errors.Unauthorized(
                 "The API key is missing or wrong; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
             )
@@ -211,6 +225,20 @@ class Gateway:
             return self._catalogue.resolve_for(route.path, named)
         return self._catalogue.resolve(named)
 
+    async def _administer(self, request: Request, route: Route, reply: Reply) -> None:
+        """200 when all replicas have done it; 502 when one has not: the answer says which, and why."""
+        assert self._operate is not None
+        operation, content = route.argument or "", Body(self._room)
+        try:
+            await content.read(
+                request.receive, request.fields.get(b"content-length"), self._config.max_body_bytes
+            )
+            asked = admin.asked(content.content, request.queried("model"))
+        finally:
+            content.drop()
+        found = await self._operate(operation, asked)
+        await reply.whole(200 if found.get("ok", True) else 502, _JSON, admin.shown(found))
+
     async def _show_models(self, request: Request, route: Route, reply: Reply) -> None:
         lengths = {model_id: self._table.max_model_len(model_id) for model_id in self._catalogue.cards}
         if route.argument is None:
@@ -223,16 +251,16 @@ class Gateway:
 
     async def _show_health(self, request: Request, route: Route, reply: Reply) -> None:
         """200 when every model can answer: what a load balancer or Kubernetes asks."""
-        models = {
-            model_id: {
-                "ready": len(self._table.ready(model_id)),
-                "replicas": len(self._table.members(model_id)),
-            }
-            for model_id in self._catalogue.cards
-        }
-        healthy = all(counts["ready"] for counts in models.values())
+        models = {model_id: self._counts(model_id) for model_id in self._catalogue.cards}
+        healthy = all(counts["ready"] or counts["resting"] for counts in models.values())
         content = msgspec.json.encode({"status": "ok" if healthy else "unavailable", "models": models})
         await reply.whole(200 if healthy else 503, _JSON, content)
+
+    def _counts(self, model_id: str) -> dict[str, int]:
+        """resting: asleep or paused, because somebody wants it so."""
+        members = self._table.members(model_id)
+        resting = sum(replica.state in ("asleep", "paused") for replica in members)
+        return {"ready": len(self._table.ready(model_id)), "resting": resting, "replicas": len(members)}
 
     async def _show_alive(self, request: Request, route: Route, reply: Reply) -> None:
         await reply.whole(200, _TEXT, b"success")

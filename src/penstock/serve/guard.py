@@ -13,6 +13,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -22,6 +23,7 @@ from penstock.door.address import Address
 from penstock.door.connection import STREAM
 from penstock.door.link import ADAPTER
 from penstock.engine import (
+    DEFAULT_WEIGHTS,
     INSIDE,
     ASGIApp,
     Load,
@@ -58,24 +60,39 @@ class Adapters(Protocol):
         ...
 
 
+def _ready() -> link.State:
+    return "ready"
+
+
+def _default() -> str:
+    return DEFAULT_WEIGHTS
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """How a replica is, asked anew each time.
+
+    hello: `model_id`, `max_model_len`, `kv_tokens`. weights: their version. adapters: of a model that takes
+    some; after a change of the loaded ones, and of `hello` and `state`, call `tell_links`.
+    """
+
+    load: Callable[[], Load]
+    hello: Callable[[], link.Hello]
+    state: Callable[[], link.State] = _ready
+    weights: Callable[[], str] = _default
+    adapters: Adapters | None = None
+
+
 class Guard:
     """ASGI app around the engine's app."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        load: Callable[[], Load],
-        hello: link.Hello,
-        address: Address,
-        adapters: Adapters | None = None,
-    ) -> None:
+    def __init__(self, app: ASGIApp, facts: Facts, address: Address) -> None:
         self._app = app
-        self._adapters = adapters
-        self._load = load
-        self._hello = hello
+        self._facts = facts
+        self._adapters = facts.adapters
         self._secret = address.secret.encode()
         self._replica_id = address.replica_id
-        self._state: link.State = "ready"
+        self._draining = False
         self._refusal: Unavailable | None = None
         self._links_end = False
         self._changed = asyncio.Event()  # set, and replaced, when links have something to say at once
@@ -85,7 +102,7 @@ class Guard:
 
     def say_draining(self) -> None:
         """Gateways send nothing new from now on."""
-        self._state = "draining"
+        self._draining = True
         self.tell_links()
 
     def refuse(self, why: Unavailable) -> None:
@@ -134,7 +151,8 @@ class Guard:
         scope["headers"] = [field for field in scope["headers"] if _for_app(field[0])]
         scope["extensions"] = {**scope.get("extensions", {}), INSIDE: {}}
         kept_here.set(self._replica_id)
-        answer = _Answer(send, self._trunks.get(gateway), int(fields.get(STREAM, 0)))
+        trunk_to = self._trunks.get(gateway)
+        answer = _Answer(send, trunk_to, int(fields.get(STREAM, 0)), self._facts.weights)
         return await self._pass(gateway, scope, receive, answer)
 
     async def _pass(self, gateway: bytes, scope: Scope, receive: Receive, answer: _Answer) -> None:
@@ -171,16 +189,18 @@ class Guard:
         kind = [(b"content-type", b"application/x-ndjson")]
         try:
             await send({"type": "http.response.start", "status": 200, "headers": kind})
-            await _say(send, link.line(self._hello))
             await self._report_to(gateway, send, gone)
             await send({"type": "http.response.body", "body": b""})
         finally:
             gone.cancel()
 
     async def _report_to(self, gateway: bytes, send: Send, gone: asyncio.Task[None]) -> None:
-        last, beat_due, told = None, 0.0, None
+        last, beat_due, told, said = None, 0.0, None, None
         while not gone.done() and not self._links_end:
             changed = self._changed
+            if (hello := self._facts.hello()) != said:
+                await _say(send, link.line(hello))
+                said = hello
             if self._adapters and (now := link.Adapters(tuple(sorted(self._adapters.loaded())))) != told:
                 await _say(send, link.line(now))
                 told = now
@@ -192,9 +212,9 @@ class Guard:
                 await asyncio.wait_for(changed.wait(), link.COALESCE_S)
 
     def _report(self, gateway: bytes) -> link.Report:
-        load = self._load()
+        load = self._facts.load()
         return link.Report(
-            state=self._state,
+            state="draining" if self._draining else self._facts.state(),
             running=load.running,
             waiting=load.waiting,
             waiting_tokens=load.waiting_tokens,
@@ -210,10 +230,11 @@ class _Answer:
     stream go to the trunk, where there is one; its head and its end go directly.
     """
 
-    __slots__ = ("_arrived_at", "_number", "_sender", "_start", "_watch", "direct", "started")
+    __slots__ = ("_arrived_at", "_number", "_sender", "_start", "_watch", "_weights", "direct", "started")
 
-    def __init__(self, direct: Send, sender: Sender | None, number: int) -> None:
+    def __init__(self, direct: Send, sender: Sender | None, number: int, weights: Callable[[], str]) -> None:
         """number: of the stream on the trunk; 0 when the gateway wants nothing there."""
+        self._weights = weights
         self._arrived_at = time.monotonic()
         self._watch = Watch()
         watching.set(self._watch)
@@ -243,6 +264,8 @@ class _Answer:
 
     def _own_headers(self, start: Message) -> list[tuple[bytes, bytes]]:
         fields = [(b"server-timing", self._timing())]
+        if (version := self._weights()) != DEFAULT_WEIGHTS:
+            fields.append((link.WEIGHTS, version.encode()))
         kinds = [value for name, value in start["headers"] if name.lower() == b"content-type"]
         if self._sender is not None and kinds and kinds[0].startswith(b"text/event-stream"):
             self._sender.join(self._number)

@@ -18,6 +18,7 @@ from ray.serve.handle import DeploymentHandle
 
 from penstock.config import GatewayConfig
 from penstock.engine import ASGIApp
+from penstock.errors import Error
 from penstock.serve import membership
 from penstock.serve.cards import ModelCard
 from penstock.serve.coalesce import Coalesced
@@ -50,7 +51,11 @@ class LLMRouter:
     """OpenAI-compatible front of many models. Bind it with `LLMRouter.as_deployment().bind([...])`."""
 
     async def __init__(
-        self, servers: Sequence[DeploymentHandle[Any]], cards: Sequence[ModelCard], gateway: GatewayConfig
+        self,
+        servers: Sequence[DeploymentHandle[Any]],
+        cards: Sequence[ModelCard],
+        gateway: GatewayConfig,
+        control: DeploymentHandle[Any],
     ) -> None:
         """servers and cards belong together, in the same order.
 
@@ -58,7 +63,8 @@ class LLMRouter:
         """
         self._handles = {card.id: handle for card, handle in zip(cards, servers, strict=True)}
         table = Table(ray.get_runtime_context().get_node_id())
-        self.gateway = Gateway(gateway, cards, table, unreachable=self._open_network)
+        self._control = control
+        self.gateway = Gateway(gateway, cards, table, unreachable=self._open_network, operate=self._operate)
         await self.gateway.start()
         for model_id, handle in self._handles.items():
             membership.watch(model_id, functools.partial(table.set_members, model_id))
@@ -74,6 +80,15 @@ class LLMRouter:
         """Replicas on other nodes listen on the network only from now on."""
         log.info("%s: asking replicas on other nodes to listen on the network", model_id)
         await self._handles[model_id].broadcast("listen_on_network").results_async()
+
+    async def _operate(self, operation: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Through control. Raises: BadRequest and its like, as control does."""
+        try:
+            if operation == "status":
+                return await self._control.status.remote(**asked)
+            return await self._control.perform.remote(operation, **asked)
+        except Error as error:
+            raise getattr(error, "cause", error) from None  # Ray's wrapping says a whole traceback
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Serve's hook, also where the gateway has a port of its own."""

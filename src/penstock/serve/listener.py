@@ -7,20 +7,16 @@ It knows neither Ray nor the public side: who may ask and how much is the gatewa
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
-import os
 import secrets
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable
 
-from penstock.door import link
 from penstock.door.address import Address
-from penstock.engine import ASGIApp, Load
+from penstock.engine import ASGIApp
 from penstock.errors import Unavailable
-from penstock.serve.guard import Adapters, Guard
+from penstock.serve.guard import Facts, Guard
 from penstock.serve.port import Port, bind
 
 _TURN_AWAY_S = 0.5  # draining: gateways know within milliseconds; what is on its way to us is still served
@@ -41,30 +37,27 @@ class Listener:
     async def open(
         cls,
         app: ASGIApp,
+        facts: Facts,
         *,
-        load: Callable[[], Load],
         node_id: str,
         node_host: str | None,
-        info: Mapping[str, Any],
+        replica_id: str | None = None,
         wait_dead: Callable[[], Awaitable[str]] | None = None,
-        adapters: Adapters | None = None,
     ) -> Listener:
         """Listens on an abstract Unix socket; reserves a port on `node_host`, where nothing listens yet.
 
-        info: `model_id`, `max_model_len`, `kv_tokens`, said on every link. wait_dead: returns once the engine
-        has died. adapters: for a model that takes some; after a change of the loaded ones call `tell`.
+        wait_dead: returns once the engine has died. replica_id: drawn here, if it does not matter.
         """
-        hello = link.Hello(pid=os.getpid(), version=importlib.metadata.version("penstock"), **info)
         network = bind(node_host, 0) if node_host is not None else None
         address = Address(
-            replica_id=secrets.token_hex(8),
+            replica_id=replica_id or secrets.token_hex(8),
             node_id=node_id,
             unix=f"\0penstock-{secrets.token_hex(8)}" if sys.platform == "linux" else None,
             host=node_host,
             port=network.getsockname()[1] if network else None,
             secret=secrets.token_urlsafe(32),
         )
-        listener = cls(address, Guard(app, load, hello, address, adapters), network)
+        listener = cls(address, Guard(app, facts, address), network)
         await listener._start()
         if wait_dead is not None:
             listener._watch = asyncio.create_task(listener._die_with(wait_dead))

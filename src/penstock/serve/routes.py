@@ -1,7 +1,7 @@
 """Which paths exist for clients, and who answers them. What is neither here nor a model's own is a 404.
 
 An engine's app has more than this: paths that stop, pause, reload or inspect it. Those are not for the
-public; control goes through deployment handles.
+public; the gateway's own are under `/admin`, where a key of theirs is configured.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class By(enum.Enum):
     HEALTH = enum.auto()
     ALIVE = enum.auto()
     METRICS = enum.auto()
+    ADMIN = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,7 @@ _SHOW = Route("/v1/responses/{id}", _GET, By.ENGINE)
 _CANCEL = Route("/v1/responses/{id}/cancel", _POST, By.ENGINE)
 _RESPONSE = re.compile(r"/v1/responses/([A-Za-z0-9_-]{1,128})(/cancel)?")
 _MODEL = "/v1/models/"
+_ADMIN = "/admin/"
 
 
 RESERVED = frozenset(route.path for route in _FIXED if route.by is not By.ENGINE)
@@ -112,9 +114,17 @@ def find(path: str, added: Mapping[str, Route] | None = None) -> Route:
         return route
     if path.startswith(_MODEL) and len(path) > len(_MODEL):
         return Route("/v1/models/{id}", _GET, By.MODELS, argument=path[len(_MODEL) :])
+    if path.startswith(_ADMIN):
+        methods = _GET if path == f"{_ADMIN}status" else _POST
+        return Route("/admin/{operation}", methods, By.ADMIN, argument=path[len(_ADMIN) :])
     if match := _RESPONSE.fullmatch(path):
         return replace(_CANCEL if match[2] else _SHOW, argument=match[1])
-    raise NotFound(f"There is no path '{path[:200]}' here; the models served are listed under /v1/models.")
+    raise unknown(path)
+
+
+def unknown(path: str) -> NotFound:
+    """What is said of a path that is none."""
+    return NotFound(f"There is no path '{path[:200]}' here; the models served are listed under /v1/models.")
 
 
 def check_method(route: Route, method: str) -> None:

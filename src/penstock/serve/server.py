@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,8 @@ from starlette.responses import Response
 from penstock import lifeline, progress
 from penstock.call import batched, call, events
 from penstock.config import LLMConfig
-from penstock.engine import ASGIApp, Delta, Engine, Prompt, kept_here
+from penstock.door import link
+from penstock.engine import ASGIApp, Delta, Engine, Prompt, Receive, Scope, Send, kept_here
 from penstock.engines import engine_class
 from penstock.errors import BadRequest, ConfigError, EngineStartFailed, Error
 from penstock.hook import POSTPROCESSOR, PREPROCESSOR, Hook
@@ -33,13 +35,17 @@ from penstock.layers.adapters.source import Downloader
 from penstock.layers.hooks import Asked
 from penstock.layers.stack import stacked
 from penstock.openai.errors import form
-from penstock.serve import cluster, environment, upload
+from penstock.serve import cluster, control, environment, upload
+from penstock.serve.desired import News, Outcome, Told
 from penstock.serve.endpoints import OwnEndpoints, paths
 from penstock.serve.gateway import Gateway
+from penstock.serve.guard import Facts
 from penstock.serve.listener import Listener
 from penstock.serve.membership import ADAPTERS
+from penstock.serve.operated import Operated
 from penstock.serve.preprocessor import Remote
 from penstock.serve.standalone import Through, alone
+from penstock.serve.steward import Steward
 
 if TYPE_CHECKING:
     from penstock.serve.openai_api_models import RawRequestInfo
@@ -64,7 +70,7 @@ class _Constructed(type):
         return construct()
 
 
-class LLMServer(metaclass=_Constructed):
+class LLMServer(Operated, metaclass=_Constructed):
     """Serves one model. Three ways to make one:
 
     `LLMServer.as_deployment().bind(config)` for Serve; `await LLMServer(config)`, started;
@@ -113,7 +119,11 @@ class LLMServer(metaclass=_Constructed):
         self._layers: ASGIApp | None = None
         self._preprocessor: Asked | None = None
         self._postprocessor: Hook | None = None
+        self._id = secrets.token_hex(8)
+        self._control: Any = None
+        self._following: asyncio.Task[None] | None = None
         self.engine: Engine = (engine_cls or engine_class(llm_config))(llm_config)
+        self.steward = Steward(self.engine, self._start_engine, self._tell_links, self._id)
         self._adapters: Store | None = None
         if llm_config.lora_config is not None:
             source = Source(llm_config, downloader)
@@ -127,12 +137,21 @@ class LLMServer(metaclass=_Constructed):
             # Else an engine whose workers are Ray actors would start a cluster of its own.
             os.environ.setdefault("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
             environment.enter(self._llm_config)
+            self._control = await asyncio.to_thread(control.find)
         self._make_hooks()
-        await self._start_engine()
+        await self.steward.start(self._follow if self._control else None)
         if in_replica:
             await self._open_listener()
             self._watch = asyncio.create_task(self._exit_with_engine())
+        if self._control:
+            self._following = asyncio.create_task(self.steward.follow(self._follow, self._done))
         progress.report(self._llm_config.model_id, progress.READY)
+
+    async def _follow(self, told: Told, wait_s: float) -> News:
+        return await self._control.follow.remote(self._llm_config.model_id, told, wait_s)
+
+    async def _done(self, order: int, outcome: Outcome) -> None:
+        await self._control.done.remote(order, self._id, outcome)
 
     def _make_hooks(self) -> None:
         """The user's own code, before the engine: what cannot be made is known at once."""
@@ -177,18 +196,31 @@ class LLMServer(metaclass=_Constructed):
     async def _open_listener(self) -> None:
         context = ray.get_runtime_context()
         self._listener = await Listener.open(
-            self._app(),
-            load=self.engine.load,
+            self._answer,
+            Facts(
+                load=self.engine.load,
+                hello=self._hello,
+                state=self._state,
+                weights=self.engine.weights_version,
+                adapters=self._adapters,
+            ),
             node_id=context.get_node_id(),
             node_host=ray.util.get_node_ip_address(),
-            info={
-                "model_id": self._llm_config.model_id,
-                "max_model_len": self.engine.max_model_len(),
-                "kv_tokens": self.engine.kv_tokens(),
-            },
+            replica_id=self._id,
             wait_dead=self.engine.wait_dead,
-            adapters=self._adapters,
         )
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """For the listener: a replica may be there before its engine is."""
+        await self.steward.begun.wait()
+        await self._app()(scope, receive, send)
+
+    def _hello(self) -> link.Hello:
+        return link.hello(self._llm_config.model_id, self.engine.max_model_len(), self.engine.kv_tokens())
+
+    def _state(self) -> link.State:
+        actual = self.steward.actual
+        return "asleep" if actual == "starting" else actual
 
     def _tell_links(self) -> None:
         if self._listener:
@@ -303,6 +335,7 @@ class LLMServer(metaclass=_Constructed):
         self, prompt: Prompt, params: Mapping[str, Any] | None = None, request_id: str | None = None
     ) -> AsyncGenerator[Delta, None]:
         """The engine's own `generate`: the prompt reaches it untouched. Gives one `Delta` per engine step."""
+        await self.steward.begun.wait()
         adapter = self._adapter(None)
         if not adapter:
             return self.engine.generate(prompt, params or {}, request_id=request_id)
@@ -356,7 +389,8 @@ class LLMServer(metaclass=_Constructed):
 
     async def check_health(self) -> None:
         """Serve's hook. Raises: EngineDead when the engine must be restarted."""
-        await self.engine.check_health()
+        if self.steward.begun.is_set():
+            await self.engine.check_health()
 
     async def llm_config(self) -> LLMConfig:
         """The config that this server was made from."""
@@ -377,6 +411,7 @@ class LLMServer(metaclass=_Constructed):
             refusal = ErrorResponse.model_validate_json(form(path).envelope(error))
             yield [refusal] if body.get("stream") else refusal
             return
+        await self.steward.begun.wait()
         if self._listener:
             kept_here.set(self._listener.address.replica_id)  # a response's id says where it is kept
         reply = await call(self._app(), path, content, fields, content_type)
@@ -399,8 +434,9 @@ class LLMServer(metaclass=_Constructed):
 
     async def stop(self) -> None:
         """Finishes open streams within Serve's limit, then ends the engine; waits for no dead engine."""
-        if self._watch:
-            self._watch.cancel()
+        for task in (self._watch, self._following):
+            if task:
+                task.cancel()
         if self._front:
             await self._front.close()
         if self._listener:

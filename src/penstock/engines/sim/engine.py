@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config.problems import told
 from penstock.engine import (
+    DEFAULT_WEIGHTS,
     ASGIApp,
     Delta,
     Load,
@@ -65,7 +66,7 @@ class SimEngine(Lacking):
         self._ready = False
         self._paused = False
         self._asleep = False
-        self._weights = "default"
+        self._weights = DEFAULT_WEIGHTS
 
     async def start(self, progress: Progress = silent) -> None:
         """Raises: EngineStartFailed when `start_error` or a step of the user's says so."""

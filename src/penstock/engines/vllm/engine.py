@@ -18,7 +18,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.config.problems import config_error
-from penstock.engine import ASGIApp, Delta, Load, Manner, Progress, Prompt, silent, using_adapter
+from penstock.engine import (
+    DEFAULT_WEIGHTS,
+    ASGIApp,
+    Delta,
+    Load,
+    Manner,
+    Progress,
+    Prompt,
+    silent,
+    using_adapter,
+)
 from penstock.engines.prepared import prepared
 from penstock.engines.vllm import environment, errors, lora, reason
 from penstock.engines.vllm.defaults import Shape, with_defaults
@@ -316,7 +326,7 @@ class VLLMEngine:
         await self._operable().update_weights(source, version, mode)
 
     def weights_version(self) -> str:
-        return self._operations.version if self._operations else "default"
+        return self._operations.version if self._operations else DEFAULT_WEIGHTS
 
     def _operable(self) -> Operations:
         if self._refusal is not None or self._operations is None:

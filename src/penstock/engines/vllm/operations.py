@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.engine import Manner
+from penstock.engine import DEFAULT_WEIGHTS, Manner
 from penstock.engines import peft
 from penstock.engines.vllm import errors
 from penstock.engines.vllm.adapters import Adapters
@@ -23,9 +23,6 @@ from penstock.errors import BadRequest, Conflict, DeadlineExceeded, EngineDead, 
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.02
-
-DEFAULT_VERSION = "default"
-"""vLLM's own word for the weights that an engine starts with."""
 
 
 class Operations:
@@ -46,7 +43,7 @@ class Operations:
         self._level = 0
         self._weights: Path | None = None
         self.paused = False
-        self.version = DEFAULT_VERSION
+        self.version = DEFAULT_WEIGHTS
 
     @property
     def sleeping(self) -> bool:

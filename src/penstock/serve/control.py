@@ -1,0 +1,252 @@
+"""Control: what each model's replicas shall be, kept and told to them; and what is asked of them once.
+
+A deployment of one replica. Replicas follow it: each has a question open here that is answered when something
+is desired anew, so that a replica that starts, restarts or missed a word comes to the same state as the
+others. Nothing of a request passes through here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ray
+from ray import serve
+
+from penstock.config.settings import Settings
+from penstock.errors import BadRequest, ModelNotFound
+from penstock.serve.desired import CHANGES, Desired, News, Order, Outcome, Told, changed, checked
+from penstock.serve.ledger import Ledger
+
+log = logging.getLogger(__name__)
+
+NAME = "LLMControl"
+
+FOLLOW_S = 3.0
+"""How long a replica's question stays open without news."""
+
+_GONE_S = 3 * FOLLOW_S
+_FIRST_S = 5.0  # for replicas to speak up after control was restarted
+_LIMIT_S = 300.0
+_NEXT = "One that takes its place comes up in the state that is desired."
+
+
+class LLMControl:
+    """Of one application. Ask it by handle: `serve.get_deployment_handle("LLMControl", app_name)`."""
+
+    def __init__(self) -> None:
+        """Without arguments: Serve would start it anew whenever they change."""
+        address, app = ray.get_runtime_context().gcs_address, serve.get_replica_context().app_name
+        name = hashlib.sha256(f"{address}/{app}".encode()).hexdigest()[:24]
+        self._ledger = Ledger(Settings.read().cache_folder() / "control" / f"{name}.sqlite")
+        self._version = self._ledger.version()
+        self._followers: dict[str, dict[str, _Follower]] = {}
+        self._numbers = itertools.count(1)
+        self._outcomes: dict[int, dict[str, Outcome]] = {}
+        self._news = asyncio.Event()  # set, and replaced, at each change, desired or told
+
+    async def follow(self, model: str, told: Told, wait_s: float = FOLLOW_S) -> News:
+        """News for the replica that asks: at once when there are some, else after `wait_s`."""
+        followers = self._followers.setdefault(model, {})
+        follower = followers.setdefault(told.replica, _Follower())
+        if follower.heard(told):
+            self._tell()
+        self._learn(model, told)
+        deadline = time.monotonic() + wait_s
+        while True:
+            desired = self._ledger.get(model, told.replica)
+            if desired.version != told.desired.version or follower.orders:
+                break
+            if not await self._news_before(deadline):
+                break
+        orders, follower.orders = tuple(follower.orders), []
+        return News(desired, orders)
+
+    async def done(self, order: int, replica: str, outcome: Outcome) -> None:
+        """Told by a replica that has obeyed an order."""
+        if order in self._outcomes:
+            self._outcomes[order][replica] = outcome
+            self._tell()
+
+    def _learn(self, model: str, told: Told) -> None:
+        """From a replica: control may have been started on another node than before."""
+        if told.desired.version > self._ledger.get(model, told.replica).version:
+            log.warning("%s: taking over version %d of what is desired", model, told.desired.version)
+            self._version = max(self._version, told.desired.version)
+            self._ledger.set(model, told.desired)
+
+    async def perform(
+        self,
+        operation: str,
+        model: str | None = None,
+        replica: str | None = None,
+        timeout_s: float = _LIMIT_S,
+        **arguments: Any,
+    ) -> dict[str, Any]:
+        """Does one of `OPERATIONS` to all replicas of a model, or to one; gives what became of it.
+
+        A state is kept: replicas that come later are in it, too, and those that did not reach it within
+        `timeout_s` go on trying. Gives {"model", "ok", "replicas": {id: {"result"} or {"error"}}}.
+        Raises: BadRequest, ModelNotFound.
+        """
+        asked = checked(operation, arguments)
+        await self._first_follower()
+        name = self._model(model)
+        ids = self._asked(name, replica)
+        if operation in CHANGES:
+            results = await self._change(name, replica, operation, asked, ids, timeout_s)
+        else:
+            results = await self._ask(name, operation, arguments, ids, timeout_s)
+        return {"model": name, "ok": not any("error" in one for one in results.values()), "replicas": results}
+
+    async def status(self, model: str | None = None) -> dict[str, Any]:
+        """Desired and actual state of every replica, by model."""
+        await self._first_follower()
+        names = [self._model(model)] if model is not None else list(self._followers)
+        return {name: self._state(name) for name in names}
+
+    def _state(self, model: str) -> dict[str, Any]:
+        shown: dict[str, Any] = {}
+        for replica_id, told in self._living(model).items():
+            desired = self._ledger.get(model, replica_id)
+            shown[replica_id] = {
+                "actual": told.actual,
+                "weights": told.weights,
+                "desired": _shown(desired),
+                "reached": told.done >= desired.version and not told.error,
+                **({"error": told.error} if told.error else {}),
+            }
+        return {"desired": _shown(self._ledger.get(model)), "replicas": shown}
+
+    def _model(self, model: str | None) -> str:
+        """Raises: BadRequest without a name among several, ModelNotFound for one that nobody follows for."""
+        names = list(self._followers)
+        if model is None and len(names) != 1:
+            raise BadRequest(f"Which model? There are {', '.join(names) or 'none yet'}.", param="model")
+        if model is not None and model not in names:
+            raise ModelNotFound(f"There is no model '{model}'; there are {', '.join(names) or 'none yet'}.")
+        return model or names[0]
+
+    async def _first_follower(self) -> None:
+        """After a restart, replicas speak up within a second."""
+        deadline = time.monotonic() + _FIRST_S
+        while not self._followers and await self._news_before(deadline):
+            pass
+
+    def _asked(self, model: str, replica: str | None) -> list[str]:
+        """Raises: BadRequest for a replica that is not one of the model's."""
+        living = list(self._living(model))
+        if replica is not None and replica not in living:
+            raise BadRequest(
+                f"Model '{model}' has no replica '{replica}'; it has {', '.join(living) or 'none'}.",
+                param="replica",
+            )
+        return living if replica is None else [replica]
+
+    async def _change(
+        self, model: str, replica: str | None, operation: str, asked: Any, ids: Sequence[str], limit_s: float
+    ) -> dict[str, Outcome]:
+        self._version += 1
+        before = self._ledger.get(model, replica or "")
+        desired = changed(before, operation, asked, self._version, replica or "")
+        self._ledger.set(model, desired)
+        self._tell()
+
+        def outcome(one: str) -> Outcome | None:
+            told = self._living(model).get(one)
+            if told is None or told.done < desired.version:
+                return None
+            return {"error": told.error} if told.error else {"result": told.actual}
+
+        return await self._outcomes_of(model, ids, outcome, limit_s, "It goes on trying; see the status.")
+
+    async def _ask(
+        self, model: str, operation: str, arguments: Mapping[str, Any], ids: Sequence[str], limit_s: float
+    ) -> dict[str, Outcome]:
+        order = Order(next(self._numbers), operation, arguments)
+        outcomes = self._outcomes[order.id] = {}
+        for one in ids:
+            self._followers[model][one].orders.append(order)
+        self._tell()
+        try:
+            return await self._outcomes_of(model, ids, outcomes.get, limit_s, "What it began goes on.")
+        finally:
+            del self._outcomes[order.id]
+
+    async def _outcomes_of(
+        self,
+        model: str,
+        ids: Sequence[str],
+        outcome: Callable[[str], Outcome | None],
+        limit_s: float,
+        late: str,
+    ) -> dict[str, Outcome]:
+        """Of each replica; those that are gone, or late, are named, and nobody waits for them."""
+        deadline, found = time.monotonic() + limit_s, dict[str, Outcome]()
+        while True:
+            for one in ids:
+                if one not in found and (one not in self._living(model) or outcome(one) is not None):
+                    found[one] = outcome(one) or {"error": f"The replica is gone. {_NEXT}"}
+            if len(found) == len(ids) or time.monotonic() >= deadline:
+                break
+            await self._news_before(min(deadline, time.monotonic() + FOLLOW_S))
+        missing = {"error": f"No answer within {limit_s:g} s. {late}"}
+        return {one: found.get(one, missing) for one in ids}
+
+    def _living(self, model: str) -> dict[str, Told]:
+        """What replicas have said that still speak."""
+        followers, oldest = self._followers.get(model, {}), time.monotonic() - _GONE_S
+        for replica in [one for one, follower in followers.items() if follower.at < oldest]:
+            del followers[replica]
+            self._ledger.forget(model, replica)
+        return {replica: follower.told for replica, follower in followers.items() if follower.told}
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def _news_before(self, deadline: float) -> bool:
+        try:
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                await self._news.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def __del__(self) -> None:
+        """Serve's shutdown hook: the application ends, or moves control, and replicas tell the next one."""
+        if "_ledger" in self.__dict__:
+            self._ledger.close(remove=True)
+
+
+class _Follower:
+    """A replica that speaks."""
+
+    def __init__(self) -> None:
+        self.told: Told | None = None
+        self.at = 0.0
+        self.orders: list[Order] = []
+
+    def heard(self, told: Told) -> bool:
+        """Whether it is new."""
+        known, self.told, self.at = self.told, told, time.monotonic()
+        return known != told
+
+
+def find() -> Any:
+    """A handle to the control of this replica's application; None where it has none. Blocks."""
+    try:
+        return serve.get_deployment_handle(NAME)
+    except Exception:  # Serve's own, when the application has no such deployment
+        return None
+
+
+def _shown(desired: Desired) -> dict[str, Any]:
+    weights = desired.weights.version if desired.weights else "default"
+    state = "asleep" if desired.sleep else "paused" if desired.pause else "ready"
+    return {"version": desired.version, "state": state, "weights": weights}

@@ -1,0 +1,141 @@
+"""What a model's replicas shall be and what they say they are: the words between control and replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.engine import Manner
+from penstock.errors import BadRequest
+
+Actual = Literal["starting", "ready", "asleep", "paused"]
+
+
+class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Other weights than those of the config. source: a folder that every node sees."""
+
+    source: str
+    version: str
+    mode: Manner = "wait"
+
+
+class Desired(msgspec.Struct, frozen=True):
+    """Units: sleep is the level, 0 for awake. pause: how running requests were treated; None for no pause.
+
+    version: of all that is desired in the application; it grows with each change. replica: the only one that
+    it is meant for; "" for all of the model.
+    """
+
+    version: int = 0
+    replica: str = ""
+    sleep: int = 0
+    sleep_mode: Manner = "wait"
+    pause: Manner | None = None
+    clear_cache: bool = False
+    weights: Weights | None = None
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What a replica says of itself. done: the version that it has reached, or failed to: then `error`.
+
+    desired: the last that it was told, for a control that has lost it.
+    """
+
+    replica: str
+    actual: Actual
+    weights: str
+    done: int
+    desired: Desired
+    error: str = ""
+
+
+class Order(msgspec.Struct, frozen=True):
+    """Something to do once, whose outcome is `{"result": ...}` or `{"error": sentence}`."""
+
+    id: int
+    operation: str
+    arguments: Mapping[str, Any]
+
+
+class News(msgspec.Struct, frozen=True):
+    """What a replica that follows is told."""
+
+    desired: Desired
+    orders: tuple[Order, ...] = ()
+
+
+Outcome = dict[str, Any]
+
+
+class _Sleep(msgspec.Struct, forbid_unknown_fields=True):
+    level: Literal[1, 2] = 1
+    mode: Literal["wait", "abort"] = "wait"
+
+
+class _Pause(msgspec.Struct, forbid_unknown_fields=True):
+    mode: Manner = "keep"
+    clear_cache: bool = False
+
+
+class _Nothing(msgspec.Struct, forbid_unknown_fields=True):
+    """An operation without arguments."""
+
+
+class _Rpc(msgspec.Struct, forbid_unknown_fields=True):
+    method: str
+    timeout: float | None = None
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+
+
+CHANGES = ("sleep", "wakeup", "pause", "resume", "update_weights")
+"""Operations that change what is desired."""
+
+_FORMS: dict[str, type[msgspec.Struct]] = {
+    "sleep": _Sleep,
+    "wakeup": _Nothing,
+    "pause": _Pause,
+    "resume": _Nothing,
+    "update_weights": Weights,
+    "is_sleeping": _Nothing,
+    "is_paused": _Nothing,
+    "reset_prefix_cache": _Nothing,
+    "start_profile": _Nothing,
+    "stop_profile": _Nothing,
+    "collective_rpc": _Rpc,
+}
+
+OPERATIONS = tuple(_FORMS)
+
+
+def checked(operation: str, arguments: Mapping[str, Any]) -> Any:
+    """The operation's arguments as one value. Raises: BadRequest that says what is allowed."""
+    if operation not in _FORMS:
+        raise BadRequest(f"There is no operation '{operation}'; there are {', '.join(OPERATIONS)}.")
+    try:
+        found = msgspec.convert(arguments, _FORMS[operation])
+    except msgspec.ValidationError as error:
+        names = ", ".join(_FORMS[operation].__struct_fields__) or "no arguments"
+        raise BadRequest(f"{operation}: {error}. It takes {names}.") from error
+    if isinstance(found, Weights) and not Path(found.source).is_absolute():
+        raise BadRequest(f"update_weights: source must be an absolute path, not {found.source!r}.")
+    return found
+
+
+def changed(before: Desired, operation: str, asked: Any, version: int, replica: str) -> Desired:
+    """What is desired after one of `CHANGES`. asked: as `checked` gives it."""
+    now = msgspec.structs.replace(before, version=version, replica=replica)
+    match operation:
+        case "sleep":
+            return msgspec.structs.replace(now, sleep=asked.level, sleep_mode=asked.mode)
+        case "wakeup":
+            return msgspec.structs.replace(now, sleep=0)
+        case "pause":
+            return msgspec.structs.replace(now, pause=asked.mode, clear_cache=asked.clear_cache)
+        case "resume":
+            return msgspec.structs.replace(now, pause=None)
+        case _:
+            return msgspec.structs.replace(now, weights=asked)

@@ -1,0 +1,65 @@
+"""What is desired, on disk: a row for each model, and one for each replica that is to differ from its model.
+
+Rows last as long as their application: they outlive a crash of control, and end with its orderly stop.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import msgspec
+
+from penstock.serve.desired import Desired
+
+_TABLE = (
+    "CREATE TABLE IF NOT EXISTS desired (model TEXT, replica TEXT, state BLOB, PRIMARY KEY (model, replica))"
+)
+
+
+class Ledger:
+    """A small SQLite file; one process at a time."""
+
+    def __init__(self, file: Path) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._file = file
+        self._connection = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+        self._connection.execute(_TABLE)
+
+    def version(self) -> int:
+        """The greatest so far."""
+        rows = self._connection.execute("SELECT state FROM desired").fetchall()
+        return max((_read(state).version for (state,) in rows), default=0)
+
+    def get(self, model: str, replica: str = "") -> Desired:
+        """Of this replica: its own, or the model's."""
+        for name in dict.fromkeys((replica, "")):
+            found = self._connection.execute(
+                "SELECT state FROM desired WHERE model = ? AND replica = ?", (model, name)
+            ).fetchone()
+            if found:
+                return _read(found[0])
+        return Desired()
+
+    def set(self, model: str, desired: Desired) -> None:
+        """For one replica, or for all: then none of them differs any more."""
+        with self._connection:
+            self._connection.execute("BEGIN")
+            if not desired.replica:
+                self._connection.execute("DELETE FROM desired WHERE model = ?", (model,))
+            row = model, desired.replica, msgspec.json.encode(desired)
+            self._connection.execute("INSERT OR REPLACE INTO desired VALUES (?, ?, ?)", row)
+
+    def forget(self, model: str, replica: str) -> None:
+        """Of a replica that is gone."""
+        self._connection.execute("DELETE FROM desired WHERE model = ? AND replica = ?", (model, replica))
+
+    def close(self, *, remove: bool = False) -> None:
+        """remove: the application has ended."""
+        self._connection.close()
+        if remove:
+            self._file.unlink(missing_ok=True)
+
+
+def _read(state: bytes) -> Desired:
+    return msgspec.json.decode(state, type=Desired)

@@ -1,0 +1,224 @@
+"""A replica's steward: brings its engine into the state that is desired, and says how it is.
+
+It stands between control, whose news it follows, and the engine. Gateways learn of a state that takes no
+requests before it begins, so that nothing new is on its way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.engine import Engine, Manner
+from penstock.errors import Error
+from penstock.serve.control import FOLLOW_S
+from penstock.serve.desired import Actual, Desired, News, Order, Outcome, Told, Weights, checked
+
+log = logging.getLogger(__name__)
+
+_AGAIN_S = 1.0
+_FIRST_S = 20.0
+"""At its start a replica waits so long for control's word. Then it comes up as its config says."""
+
+Follow = Callable[[Told, float], Awaitable[News]]
+Done = Callable[[int, Outcome], Awaitable[None]]
+
+
+class Steward:
+    """Of one engine. What is done to it while it serves is done here, one thing after the other."""
+
+    def __init__(
+        self, engine: Engine, begin: Callable[[], Awaitable[None]], tell: Callable[[], None], replica: str
+    ) -> None:
+        """begin: starts the engine. tell: called when `actual` has changed."""
+        self._engine = engine
+        self._begin = begin
+        self._tell = tell
+        self._replica = replica
+        self._turn = asyncio.Lock()
+        self._begun = False
+        self._going: Actual | None = None
+        self._desired = Desired()
+        self._done = 0
+        self._error = ""
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.begun = asyncio.Event()
+        """Set once the engine has been started."""
+
+    @property
+    def actual(self) -> Actual:
+        """Also where it is going, when that takes no requests."""
+        if self._going is not None:
+            return self._going
+        if not self.begun.is_set() or self._engine.is_sleeping():
+            return "asleep"
+        return "paused" if self._engine.is_paused() else "ready"
+
+    def weights_version(self) -> str:
+        return self._engine.weights_version()
+
+    # -- at the start
+
+    async def start(self, follow: Follow | None) -> None:
+        """Starts the engine in the state that is desired; one that shall sleep is started when it wakes.
+
+        Raises: what `begin` raises; EngineStartFailed when the weights that are desired cannot be had.
+        """
+        desired = await self._first(follow) if follow is not None else Desired()
+        if not desired.sleep:
+            await self._start()
+            await self._reach(desired)
+        self._desired, self._done = desired, desired.version
+
+    async def _first(self, follow: Follow) -> Desired:
+        try:
+            async with asyncio.timeout(_FIRST_S):
+                return (await follow(self._told("starting"), 0.0)).desired
+        except Exception:  # Serve's and Ray's, of a control that is not there yet
+            log.warning("Control has not answered within %g s; the replica starts without it.", _FIRST_S)
+            return Desired()
+
+    async def _start(self) -> None:
+        await self._begin()
+        self.begun.set()
+        self._tell()
+
+    # -- following
+
+    async def follow(self, follow: Follow, done: Done) -> None:
+        """For ever: hears news, and acts on them."""
+        reaching: asyncio.Task[None] | None = None
+        while True:
+            if reaching is not None:
+                await asyncio.wait({reaching}, timeout=_AGAIN_S)
+                reaching = None if reaching.done() else reaching
+            try:
+                news = await follow(self._told(self.actual), FOLLOW_S if reaching is None else 0.0)
+            except Exception as error:  # Serve's and Ray's: control is restarted, or moves
+                log.info("Control does not answer (%s); asking again.", type(error).__name__)
+                await asyncio.sleep(_AGAIN_S)
+                continue
+            for order in news.orders:
+                self._spawn(self._obey(order, done))
+            if reaching is None and news.desired.version != self._desired.version:
+                reaching = self._spawn(self._become(news.desired))
+
+    async def _become(self, desired: Desired) -> None:
+        """Errors are told, not raised: what was reached stays."""
+        self._desired = desired
+        self._error = ""
+        try:
+            await self._reach(desired)
+        except Error as error:
+            self._error = str(error)
+        except Exception as error:
+            log.exception("The state of version %d was not reached", desired.version)
+            self._error = f"{type(error).__name__}: {error}"
+        self._done = desired.version
+
+    async def _reach(self, desired: Desired) -> None:
+        if desired.sleep:
+            await self.sleep(desired.sleep, desired.sleep_mode)
+            return
+        await self.wakeup()
+        if desired.weights is not None and desired.weights.version != self._engine.weights_version():
+            await self.update_weights(desired.weights)
+        if desired.pause is not None:
+            await self.pause(desired.pause, desired.clear_cache)
+        else:
+            await self.resume()
+
+    async def _obey(self, order: Order, done: Done) -> None:
+        try:
+            outcome: Outcome = {"result": await self.perform(order.operation, order.arguments)}
+        except Error as error:
+            outcome = {"error": str(error)}
+        except Exception as error:
+            log.exception("%s failed", order.operation)
+            outcome = {"error": f"{type(error).__name__}: {error}"}
+        with contextlib.suppress(Exception):  # a control that is gone has forgotten who asked
+            await done(order.id, outcome)
+
+    def _told(self, actual: Actual) -> Told:
+        return Told(
+            replica=self._replica,
+            actual=actual,
+            weights=self._engine.weights_version(),
+            done=self._done,
+            desired=self._desired,
+            error=self._error,
+        )
+
+    # -- what is done to the engine
+
+    async def perform(self, operation: str, arguments: Mapping[str, Any]) -> Any:
+        """One of `OPERATIONS`. Raises: BadRequest; what the engine raises."""
+        asked = checked(operation, arguments)
+        match operation:
+            case "sleep":
+                await self.sleep(asked.level, asked.mode)
+            case "wakeup":
+                await self.wakeup()
+            case "pause":
+                await self.pause(asked.mode, asked.clear_cache)
+            case "resume":
+                await self.resume()
+            case "update_weights":
+                await self.update_weights(asked)
+            case "is_sleeping":
+                return self.actual == "asleep"
+            case "is_paused":
+                return self._engine.is_paused()
+            case "collective_rpc":
+                return await self._engine.collective_rpc(
+                    asked.method, asked.timeout, asked.args, asked.kwargs
+                )
+            case _:
+                return await getattr(self._engine, operation)()
+        return None
+
+    async def sleep(self, level: int, mode: Manner) -> None:
+        if self.begun.is_set() and not self._engine.is_sleeping():
+            async with self._turn:
+                await self._toward("asleep", self._engine.sleep(level, mode))
+
+    async def wakeup(self) -> None:
+        async with self._turn:
+            if not self.begun.is_set():
+                await self._start()
+            elif self._engine.is_sleeping():
+                await self._toward("asleep", self._engine.wakeup())
+
+    async def pause(self, mode: Manner, clear_cache: bool) -> None:
+        async with self._turn:
+            await self._toward("paused", self._engine.pause(mode, clear_cache))
+
+    async def resume(self) -> None:
+        if self._engine.is_paused():
+            async with self._turn:
+                await self._toward("paused", self._engine.resume())
+
+    async def update_weights(self, weights: Weights) -> None:
+        async with self._turn:
+            update = self._engine.update_weights(Path(weights.source), weights.version, weights.mode)
+            await self._toward("paused", update)
+
+    async def _toward(self, state: Actual, step: Awaitable[None]) -> None:
+        """No new requests while it lasts."""
+        self._going = state
+        self._tell()
+        try:
+            await step
+        finally:
+            self._going = None
+            self._tell()
+
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
