@@ -129,7 +129,10 @@ async def test_health_is_503_until_every_model_has_a_replica(served: Served):
         503,
         {
             "status": "unavailable",
-            "models": {"a": {"ready": 1, "replicas": 1}, "b": {"ready": 0, "replicas": 0}},
+            "models": {
+                "a": {"ready": 1, "resting": 0, "replicas": 1},
+                "b": {"ready": 0, "resting": 0, "replicas": 0},
+            },
         },
     )
     assert (after.status_code, after.json()["status"]) == (200, "ok")

@@ -6,7 +6,7 @@ from pathlib import Path
 import penstock
 
 ROOT = Path(penstock.__file__).parent
-GROUND = {"errors", "lifeline", "progress", "metrics", "__init__"}
+GROUND = {"autoscaling", "errors", "lifeline", "progress", "metrics", "__init__"}
 # Each room may import the rooms after it, and the ground.
 ROOMS = [
     "cli",

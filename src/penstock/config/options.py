@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.autoscaling import TARGET_ONGOING_REQUESTS
 from penstock.config.accelerators import Nodes
 from penstock.config.placement import place
 from penstock.config.secret import parted
@@ -32,6 +33,13 @@ DEFAULTS: Mapping[str, Any] = {
     "max_constructor_retry_count": 3,
 }
 
+AUTOSCALING: Mapping[str, Any] = {
+    "policy": {"policy_function": "penstock.autoscaling:policy"},
+    "target_ongoing_requests": TARGET_ONGOING_REQUESTS,
+    # Serve's 10 s would be added to every decision; a report costs a call to the controller.
+    "metrics_interval_s": 2.0,
+}
+
 NAME_PREFIX = "LLMServer:"
 
 
@@ -49,12 +57,20 @@ def serve_options(
         "name": deployment_name(config.model_id, name_prefix),
         **DEFAULTS,
         **given,
+        **_scaling(given),
         "ray_actor_options": {**placement.actor, **({"runtime_env": environment} if environment else {})},
     }
     if placement.bundles:
         options["placement_group_bundles"] = [dict(bundle) for bundle in placement.bundles]
         options["placement_group_strategy"] = placement.strategy
     return options
+
+
+def _scaling(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Autoscaling by our policy: Serve's own sees none of our requests, and would take replicas away."""
+    if given.get("autoscaling_config") is None and given.get("num_replicas") != "auto":
+        return {}
+    return {"autoscaling_config": {**AUTOSCALING, **(given.get("autoscaling_config") or {})}}
 
 
 def deployment_name(model_id: str, prefix: str | None = None) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.errors import Overloaded, Unavailable
@@ -17,6 +18,10 @@ from penstock.serve.table import Replica, Table, Taken, Tried
 from penstock.serve.timing import PICK, QUEUE, Timing
 
 _RETRY_AFTER_S = 1
+
+
+def _nothing() -> None:
+    return None
 
 
 @dataclass(eq=False, slots=True)
@@ -43,14 +48,18 @@ class Line:
         policy: Policy,
         metrics: ModelMetrics,
         wait_for_replica_s: float,
+        wake: Callable[[], None] = _nothing,
     ) -> None:
-        """wait_for_replica_s: how long a request waits while no replica of the model is ready."""
+        """wait_for_replica_s: how long a request waits while no replica of the model is ready.
+        wake: called when a request waits and there is no replica at all.
+        """
         self._card = card
         self._table = table
         self._policy = policy
         self._learns = policy if isinstance(policy, Learns) else None
         self._metrics = metrics
-        self._wait_s = wait_for_replica_s
+        self._wait_s = max(wait_for_replica_s, card.start_s or 0.0)
+        self._wake = wake
         self._returned: dict[_Waiter, None] = {}
         self._queued: dict[_Waiter, None] = {}
         table.limit(card.id, card.max_ongoing_requests, card.adapter_slots)
@@ -123,6 +132,8 @@ class Line:
         line = self._returned if tried or only else self._queued  # one that waits for `only` holds up nobody
         line[waiter] = None
         self._set_timer(waiter)
+        if not self._table.members(self._card.id):
+            self._wake()
         try:
             return await waiter.place
         except asyncio.CancelledError:

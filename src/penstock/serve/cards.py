@@ -23,6 +23,7 @@ class ModelCard:
     max_model_len: what is known before a replica told its own. engine_metrics: whether /metrics shows theirs.
     scales: whether the model may have more than one replica. adapter_slots: adapters that a replica holds at
     a time; 0 for a model that takes none. paths: what its server answers beside the usual endpoints.
+    start_s: of a model that may have no replica at all: how long a request waits for one to start.
     """
 
     id: str
@@ -37,12 +38,14 @@ class ModelCard:
     scales: bool = True
     adapter_slots: int = 0
     paths: tuple[str, ...] = ()
+    start_s: float | None = None
 
     @classmethod
     def of(cls, config: LLMConfig, max_model_len: int | None = None, paths: Sequence[str] = ()) -> ModelCard:
         """The card of a configured model, made now."""
         given = {name: value for name, value in config.deployment_config.items() if value is not None}
         options = {**DEFAULTS, **given}
+        scaling = given.get("autoscaling_config") or {}
         return cls(
             id=config.model_id,
             created=int(time.time()),
@@ -55,6 +58,7 @@ class ModelCard:
             scales=options.get("num_replicas", 1) != 1 or "autoscaling_config" in options,
             adapter_slots=config.lora_config.max_num_adapters_per_replica if config.lora_config else 0,
             paths=tuple(paths),
+            start_s=config.engine_start_timeout_s if scaling.get("min_replicas") == 0 else None,
         )
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from penstock.door.connection import Headers
 from penstock.errors import EngineDead
@@ -52,8 +53,11 @@ class Dispatch:
         fleet: Fleet,
         gateway_id: str,
         wait_for_replica_s: float,
+        wake: Callable[[str], None],
     ) -> None:
-        """Raises: ConfigError for a routing policy that cannot be had."""
+        """wake: called with a model's id when a request waits and there is no replica of it.
+
+        Raises: ConfigError for a routing policy that cannot be had."""
         self._table = table
         self._fleet = fleet
         self._gateway_id = gateway_id
@@ -63,7 +67,14 @@ class Dispatch:
         policies = {card.id: policy(card.routing_policy) for card in cards}
         self._readings = {card.id: Reading(card, policies[card.id], table) for card in cards}
         self._lines = {
-            card.id: Line(card, table, policies[card.id], self.metrics(card.id), wait_for_replica_s)
+            card.id: Line(
+                card,
+                table,
+                policies[card.id],
+                self.metrics(card.id),
+                wait_for_replica_s,
+                partial(wake, card.id),
+            )
             for card in cards
         }
 

@@ -33,6 +33,7 @@ from penstock.serve.reply import ClientGone, Reply
 from penstock.serve.request import Request
 from penstock.serve.routes import By, Route
 from penstock.serve.table import Table
+from penstock.serve.waking import Waking
 
 if TYPE_CHECKING:
     from penstock.serve.tracing import Tracing
@@ -61,9 +62,10 @@ class Gateway:
         *,
         unreachable: Callable[[str], Awaitable[None]] | None = None,
         operate: Operate | None = None,
+        wake: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
         """unreachable: called with a model's id when a replica on another node refuses TCP connections.
-        operate: does what is asked under `/admin`.
+        operate: does what is asked under `/admin`. wake: returns once a model that has no replica has one.
 
         Raises: ConfigError when the default model is none of `models`, or a routing policy cannot be had.
         """
@@ -75,7 +77,10 @@ class Gateway:
         self._fleet = Fleet(table, self._id, unreachable)
         self._listing = Listing(models, table, self._fleet)
         self._room = Room(config.max_bodies_bytes)
-        self._dispatch = Dispatch(models, table, self._fleet, self._id, config.wait_for_replica_s)
+        self._waking = Waking(wake)
+        self._dispatch = Dispatch(
+            models, table, self._fleet, self._id, config.wait_for_replica_s, self._waking.begin
+        )
         self._unresolved = self._dispatch.metrics("").on("")
         self._tracing: Tracing | None = None
         self._key = config.api_key.get_secret_value().encode() if config.api_key else None
@@ -99,6 +104,7 @@ class Gateway:
 
     async def close(self) -> None:
         """Ends links and idle connections. Close the port before: it waits for open requests."""
+        self._waking.close()
         await self._listing.close()
         await self._fleet.close()
         if self._tracing is not None:
@@ -252,7 +258,10 @@ class Gateway:
     async def _show_health(self, request: Request, route: Route, reply: Reply) -> None:
         """200 when every model can answer: what a load balancer or Kubernetes asks."""
         models = {model_id: self._counts(model_id) for model_id in self._catalogue.cards}
-        healthy = all(counts["ready"] or counts["resting"] for counts in models.values())
+        healthy = all(
+            counts["ready"] or counts["resting"] or self._catalogue.cards[model_id].start_s is not None
+            for model_id, counts in models.items()
+        )
         content = msgspec.json.encode({"status": "ok" if healthy else "unavailable", "models": models})
         await reply.whole(200 if healthy else 503, _JSON, content)
 

@@ -64,7 +64,9 @@ class LLMRouter:
         self._handles = {card.id: handle for card, handle in zip(cards, servers, strict=True)}
         table = Table(ray.get_runtime_context().get_node_id())
         self._control = control
-        self.gateway = Gateway(gateway, cards, table, unreachable=self._open_network, operate=self._operate)
+        self.gateway = Gateway(
+            gateway, cards, table, unreachable=self._open_network, operate=self._operate, wake=self._wake
+        )
         await self.gateway.start()
         for model_id, handle in self._handles.items():
             membership.watch(model_id, functools.partial(table.set_members, model_id))
@@ -80,6 +82,11 @@ class LLMRouter:
         """Replicas on other nodes listen on the network only from now on."""
         log.info("%s: asking replicas on other nodes to listen on the network", model_id)
         await self._handles[model_id].broadcast("listen_on_network").results_async()
+
+    async def _wake(self, model_id: str) -> None:
+        """Serve starts a replica for a call by handle where there is none, and answers when it is up."""
+        log.info("%s: a request waits and there is no replica", model_id)
+        await self._handles[model_id].is_sleeping.remote()
 
     async def _operate(self, operation: str, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Through control. Raises: BadRequest and its like, as control does."""

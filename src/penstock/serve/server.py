@@ -22,7 +22,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
-from penstock import lifeline, progress
+from penstock import autoscaling, lifeline, progress
 from penstock.call import batched, call, events
 from penstock.config import LLMConfig
 from penstock.door import link
@@ -253,6 +253,16 @@ class LLMServer(Operated, metaclass=_Constructed):
     def record_routing_stats(self) -> dict[str, Any]:
         """Serve's hook: where calls by handle that name an adapter should go."""
         return {ADAPTERS: list(self._adapters.loaded())} if self._adapters else {}
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Serve's hook: what our autoscaling policy decides by."""
+        load = self.engine.load()
+        return {
+            autoscaling.RUNNING: float(load.running),
+            autoscaling.WAITING: float(load.waiting),
+            autoscaling.WAITING_TOKENS: float(load.waiting_tokens),
+            autoscaling.KV_USAGE: load.kv_usage,
+        }
 
     async def listen_on_network(self) -> None:
         """Opens the listener to gateways on other nodes; they ask for it when they need it."""
