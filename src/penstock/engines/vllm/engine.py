@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config.problems import config_error
 from penstock.engine import ASGIApp, Delta, Load, Progress, Prompt, silent, using_adapter
+from penstock.engines.edge import Edge
 from penstock.engines.prepared import prepared
 from penstock.engines.vllm import environment, errors, lora, reason
 from penstock.engines.vllm.defaults import Shape, with_defaults
-from penstock.engines.vllm.edge import Edge
 from penstock.engines.vllm.endpoints import absence
 from penstock.engines.vllm.imports import uncollected
 from penstock.engines.vllm.launch import Core
@@ -103,7 +103,8 @@ class VLLMEngine:
         self._llm = llm = front.connect(plan, core.input_address, core.output_address, self._scheduled)
         app = await front.build_app(llm, plan)
         self._adapters = Adapters(llm, self._config.model_id, app.state.openai_serving_models)
-        self._app = Edge(Inside(app), lambda: self._refusal, absence(self._config.model_id, app.routes))
+        absent = absence(self._config.model_id, app.routes)
+        self._app = Edge(Inside(app), lambda: self._refusal, absent, errors.heard)
         core.ended.add_done_callback(lambda ended: self._on_death(ended.result()))
         handler: asyncio.Task[None] | None = llm.output_handler
         assert handler is not None  # runs since the constructor, in an event loop

@@ -1,4 +1,4 @@
-"""Answers of vLLM's application, as its edge lets them out. No vLLM is needed for that."""
+"""Answers of a foreign application, as its edge lets them out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.engine import Message, Receive, Scope, Send
-from penstock.engines.vllm.edge import Edge
+from penstock.engines.edge import Edge
 
 EVENT = b'data: {"choices":[{"delta":{"content":"{\\"error\\""}}]}\n\n'
 DONE = b"data: [DONE]\n\n"
