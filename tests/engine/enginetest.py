@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -42,7 +42,35 @@ def sim_config(**engine_kwargs: object) -> LLMConfig:
     return LLMConfig(model_loading_config={"model_id": MODEL_ID}, llm_engine="sim", engine_kwargs=options)
 
 
-CONFIGS = {"sim": sim_config, "vllm": vllm_config_with_small_cache}
+def process_config() -> LLMConfig:
+    """vLLM's own server, as anybody runs it, with the sizes that the others have."""
+    words = ["{python}", "-m", "vllm.entrypoints.openai.api_server", "--model", "{model}"]
+    words += ["--served-model-name", "{model_id}", "--host", "{host}", "--port", "{port}"]
+    words += ["--max-model-len", str(WINDOW), "--block-size", str(BLOCK_SIZE), "--enforce-eager"]
+    words += ["--distributed-executor-backend", "uni", "--kv-cache-memory-bytes", str(1 << 26)]
+    words += ["--num-gpu-blocks-override", str(KV_BLOCKS + 1), "--no-enable-log-requests"]
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        "TORCH_COMPILE_DISABLE": "1",
+        "VLLM_API_KEY": "{api_key}",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    return child_config(words, model_source="demo", environment=environment)
+
+
+def child_config(
+    command: Sequence[str], *, model_source: str | None = None, **engine_kwargs: object
+) -> LLMConfig:
+    return LLMConfig(
+        model_loading_config={"model_id": MODEL_ID, "model_source": model_source},
+        llm_engine="process",
+        engine_kwargs={"command": list(command)} | engine_kwargs,
+    )
+
+
+CONFIGS = {"sim": sim_config, "vllm": vllm_config_with_small_cache, "process": process_config}
 
 
 @dataclass(frozen=True)

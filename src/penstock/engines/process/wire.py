@@ -1,0 +1,108 @@
+"""HTTP between us and one child: requests as they are, answers as they come.
+
+A client that goes away, a closed stream and `close` end the connection, which ends the request in the child.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import msgspec
+from multidict import CIMultiDict
+from yarl import URL
+
+from penstock.engines import foreign
+
+BROKEN = (aiohttp.ClientError, ConnectionError)
+"""What is raised when the child cannot be reached, or breaks off."""
+
+_CONNECT_S = 10.0  # to a listener on this node whose queue is full
+_IDLE_S = 1.0  # servers end idle connections after 2 s and more: a request must not meet that
+_HEADERS_BYTES = 1 << 16
+
+
+class Wire:
+    """Connections to a child that listens, or will, on `port`."""
+
+    def __init__(self, host: str, port: int, api_key: str) -> None:
+        self._origin = f"http://{host}:{port}"
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+            headers={"authorization": f"Bearer {api_key}"},
+            skip_auto_headers=("accept", "accept-encoding", "content-type", "user-agent"),
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            max_line_size=_HEADERS_BYTES,
+            max_field_size=_HEADERS_BYTES,
+        )
+
+    @asynccontextmanager
+    async def request(
+        self,
+        method: str,
+        target: str,
+        body: bytes = b"",
+        headers: Mapping[str, str] | Iterable[tuple[str, str]] = (),
+    ) -> AsyncGenerator[aiohttp.ClientResponse]:
+        """The answer, whose head has come. target: path and query as they stand in the request.
+
+        Raises: one of BROKEN, here and while the answer is read.
+        """
+        url = URL(self._origin + target, encoded=True)
+        async with self._session.request(
+            method, url, data=body or None, headers=CIMultiDict(headers), allow_redirects=False
+        ) as answer:
+            yield answer
+
+    async def get(self, path: str, limit_s: float) -> tuple[int, bytes]:
+        """Status and body. Raises: one of BROKEN; TimeoutError after `limit_s`."""
+        limit = aiohttp.ClientTimeout(total=limit_s)
+        async with self._session.get(self._origin + path, timeout=limit, allow_redirects=False) as answer:
+            return answer.status, await answer.read()
+
+    async def post(self, path: str, value: Any) -> tuple[int, bytes]:
+        """Status and body of the answer to `value` as JSON. Raises: one of BROKEN."""
+        async with self.request("POST", path, msgspec.json.encode(value), JSON) as answer:
+            return answer.status, await answer.read()
+
+    async def events(self, path: str, value: Any, request_id: str) -> AsyncGenerator[bytes, None]:
+        """Data of each event of the stream that answers `value`, without the end sign `[DONE]`.
+
+        Raises: the Error that the child answered with; one of BROKEN.
+        """
+        headers = {**JSON, "x-request-id": request_id}
+        async with self.request("POST", path, msgspec.json.encode(value), headers) as answer:
+            if answer.status != 200:
+                raise foreign.heard(await answer.read(), answer.status)
+            async for piece in lines(answer):
+                for line in piece.splitlines():
+                    if line.startswith(b'data: {"error"'):
+                        raise foreign.heard(line)
+                    data = line[5:].strip() if line.startswith(b"data:") else b""
+                    if data and data != b"[DONE]":
+                        yield data
+
+    async def close(self) -> None:
+        """Ends every connection, and with it what is open."""
+        await self._session.close()
+
+
+JSON: Mapping[str, str] = {"content-type": "application/json"}
+
+
+async def lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """The body as it comes, in pieces of whole lines."""
+    rest = b""
+    async for piece in answer.content.iter_any():
+        end = piece.rfind(b"\n") + 1
+        if end:
+            yield rest + piece[:end]
+            rest = piece[end:]
+        else:
+            rest += piece
+    if rest:
+        yield rest
