@@ -14,6 +14,7 @@ import uvicorn
 from penstock.config import LLMConfig
 from penstock.engine import INSIDE, ASGIApp, Engine, Receive, Scope, Send
 from penstock.engines import engine_class
+from penstock.engines.process.engine import ProcessEngine
 
 MODEL_ID = "model:under/test"
 WINDOW = 2048
@@ -48,10 +49,12 @@ def process_config() -> LLMConfig:
     words += ["--served-model-name", "{model_id}", "--host", "{host}", "--port", "{port}"]
     words += ["--max-model-len", str(WINDOW), "--block-size", str(BLOCK_SIZE), "--enforce-eager"]
     words += ["--distributed-executor-backend", "uni", "--kv-cache-memory-bytes", str(1 << 26)]
-    words += ["--num-gpu-blocks-override", str(KV_BLOCKS + 1), "--no-enable-log-requests"]
+    words += ["--num-gpu-blocks-override", str(KV_BLOCKS + 1), "--enable-lora", "--max-loras", "2"]
+    words += ["--disable-uvicorn-access-log"]
     environment = {
         "OMP_NUM_THREADS": "1",
         "TORCH_COMPILE_DISABLE": "1",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_API_KEY": "{api_key}",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_LOGGING_LEVEL": "ERROR",
@@ -79,6 +82,11 @@ class Served:
 
     engine: Engine
     http: httpx.AsyncClient
+
+    @property
+    def foreign(self) -> bool:
+        """Whether it is another program, of which nothing is known but what it says over HTTP."""
+        return isinstance(self.engine, ProcessEngine)
 
 
 @asynccontextmanager

@@ -42,13 +42,20 @@ _KINDS: dict[int, type[Error]] = {
     501: Unsupported,
 }
 
+_CODES: dict[str, type[Error]] = {kind.code: kind for kind in (ModelNotFound, PromptTooLong)}
+"""OpenAI's own codes, which some servers give."""
+
 
 def heard(body: bytes, status: int | None = None) -> Error:
     """What an answer with this status and body means; without a status, what a stream's error event does."""
     if status is None:
         body = body[body.find(b"data: ") + len(b"data: ") :]
         status = _status(body)
-    return error(status, *said(body))
+    message, param = said(body)
+    kind = _CODES.get(str(_envelope(body).get("code")))
+    if kind is not None and status == kind.status:
+        return kind(_sentence(message, param), **({"param": param} if param else {}))
+    return error(status, message, param)
 
 
 def error(status: int, message: str, param: str | None) -> Error:
@@ -105,9 +112,13 @@ def _param(error: dict[str, Any]) -> str | None:
 
 
 def _status(body: bytes) -> int:
-    error = _decode(body).get("error")
-    code = cast("dict[str, Any]", error).get("code") if isinstance(error, dict) else None
+    code = _envelope(body).get("code")
     return code if isinstance(code, int) else 500
+
+
+def _envelope(body: bytes) -> dict[str, Any]:
+    error = _decode(body).get("error")
+    return cast("dict[str, Any]", error) if isinstance(error, dict) else {}
 
 
 def _decode(body: bytes) -> dict[str, Any]:

@@ -374,13 +374,13 @@ class ProcessEngine(Lacking):
         status, body = await wire.post("/v1/load_lora_adapter", asked)
         if status < 400:
             return
-        message = " ".join(foreign.said(body)[0].replace(str(path), "it").split())
-        if status in _ABSENT and message in ("Not Found", "Method Not Allowed"):
+        if status in _ABSENT:
             raise Unsupported(
                 "The engine's process has no /v1/load_lora_adapter. vLLM's has it when its environment says "
                 "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1."
             )
-        raise _broken(name, f"the engine says: {message}")
+        message = foreign.said(body)[0].replace(str(path), "it").split()
+        raise _broken(name, f"the engine says: {' '.join(message)}")
 
 
 async def _unless_ended(child: Child, work: Any) -> None:

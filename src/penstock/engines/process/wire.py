@@ -5,6 +5,7 @@ A client that goes away, a closed stream and `close` end the connection, which e
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -28,6 +29,8 @@ class Wire:
     """Connections to a child that listens, or will, on `port`."""
 
     def __init__(self, host: str, port: int, api_key: str) -> None:
+        self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._open: set[aiohttp.ClientResponse] = set()
         self._origin = f"http://{host}:{port}"
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S),
@@ -53,10 +56,40 @@ class Wire:
         Raises: one of BROKEN, here and while the answer is read.
         """
         url = URL(self._origin + target, encoded=True)
-        async with self._session.request(
-            method, url, data=body or None, headers=CIMultiDict(headers), allow_redirects=False
-        ) as answer:
-            yield answer
+        answer = await self._head(method, url, body, CIMultiDict(headers))
+        self._open.add(answer)
+        try:
+            async with answer:
+                yield answer
+        except RuntimeError as error:  # aiohttp's, for what `close` has ended
+            if not self._closed.done():
+                raise
+            raise _ended() from error
+        finally:
+            self._open.discard(answer)
+
+    async def _head(
+        self, method: str, url: URL, body: bytes, headers: CIMultiDict[str]
+    ) -> aiohttp.ClientResponse:
+        """The answer as soon as its head is here. aiohttp's own `close` wakes nobody who waits for one."""
+        if self._closed.done():
+            raise _ended()
+
+        async def ask() -> aiohttp.ClientResponse:
+            return await self._session.request(
+                method, url, data=body or None, headers=headers, allow_redirects=False
+            )
+
+        asking = asyncio.ensure_future(ask())
+        try:
+            await asyncio.wait({asking, self._closed}, return_when=asyncio.FIRST_COMPLETED)
+        except BaseException:
+            _drop(asking)
+            raise
+        if not asking.done():
+            _drop(asking)
+            raise _ended()
+        return asking.result()
 
     async def get(self, path: str, limit_s: float) -> tuple[int, bytes]:
         """Status and body. Raises: one of BROKEN; TimeoutError after `limit_s`."""
@@ -87,11 +120,30 @@ class Wire:
                         yield data
 
     async def close(self) -> None:
-        """Ends every connection, and with it what is open."""
+        """Ends every connection, and with it what is open. Safe to call twice."""
+        if not self._closed.done():
+            self._closed.set_result(None)
+        for answer in tuple(self._open):
+            answer.close()
         await self._session.close()
 
 
 JSON: Mapping[str, str] = {"content-type": "application/json"}
+
+
+def _drop(asking: asyncio.Future[aiohttp.ClientResponse]) -> None:
+    """Nobody wants the answer any more, if it comes."""
+
+    def close(asked: asyncio.Future[aiohttp.ClientResponse]) -> None:
+        if not asked.cancelled() and asked.exception() is None:
+            asked.result().close()
+
+    asking.cancel()
+    asking.add_done_callback(close)
+
+
+def _ended() -> ConnectionResetError:
+    return ConnectionResetError("the connections to the child were closed")
 
 
 async def lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
