@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from msgspec import Struct
 
 from penstock.engine import Delta, Logprob, Prompt
-from penstock.errors import BadRequest, Unsupported
+from penstock.errors import BadRequest, PromptTooLong, Unsupported
 
 PATH = "/v1/completions"
 
@@ -47,6 +47,21 @@ def prompt_fields(prompt: Prompt) -> dict[str, Any]:
         raise BadRequest("The prompt has neither `prompt` nor `prompt_token_ids`.", param="prompt")
     salt = {"cache_salt": prompt["cache_salt"]} if prompt.get("cache_salt") else {}
     return {"prompt": text if token_ids is None else token_ids, **salt}
+
+
+def check_room(prompt: Prompt, window: int | None) -> None:
+    """Some servers cut `max_tokens` to what is left, and then say that 0 is too few.
+
+    Raises: PromptTooLong for token ids that leave no room for one more; a text is the server's to count.
+    """
+    token_ids: Any = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else prompt
+    count = len(cast("list[int]", token_ids)) if isinstance(token_ids, list) else 0
+    if window is not None and count >= window:
+        raise PromptTooLong(
+            f"The prompt has {count} tokens; this model's context window of {window} must hold it and one "
+            "token more. Shorten it.",
+            param="prompt",
+        )
 
 
 class _Logprobs(Struct):

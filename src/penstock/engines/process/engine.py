@@ -105,6 +105,7 @@ class ProcessEngine(Lacking):
 
     async def stop(self) -> None:
         self._refuse("The engine was stopped.")
+        self._asleep = False
         await self._end()
 
     def app(self) -> ASGIApp:
@@ -120,6 +121,7 @@ class ProcessEngine(Lacking):
     ) -> AsyncGenerator[Delta, None]:
         model = self.names(self._loaded(adapter or using_adapter.get())).childs
         asked = completion.body(model, prompt, params)
+        completion.check_room(prompt, self._window)
         outputs = params.get("n")
         reading = completion.Reading(outputs if isinstance(outputs, int) else 1)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -31,7 +32,7 @@ def read(text: str) -> Gauges | None:
 
 
 def _gauge(*names: str) -> re.Pattern[str]:
-    return re.compile(rf"^(?:{'|'.join(names)})(?:\{{.*\}})? (\S+)", re.MULTILINE)
+    return re.compile(rf"^(?:{'|'.join(names)})(?:\{{.*\}})? ([\d.eE+-]+|NaN)(?: \d+)?$", re.MULTILINE)
 
 
 _RUNNING = _gauge("vllm:num_requests_running", "sglang:num_running_reqs", "llamacpp:requests_processing")
@@ -43,7 +44,7 @@ _LABEL = re.compile(r'(block_size|num_gpu_blocks)="(\d+)"')
 
 
 def _values(pattern: re.Pattern[str], text: str) -> list[float]:
-    return [float(value) for value in pattern.findall(text)]
+    return [number for value in pattern.findall(text) if math.isfinite(number := float(value))]
 
 
 def _in_blocks(text: str) -> int | None:
