@@ -63,7 +63,6 @@ _HOST = "127.0.0.1"
 _LOOK_S = 0.5
 _LOOK_LIMIT_S = 5.0
 _HEALTH_LIMIT_S = 20.0
-_DYING_S = 1.0  # a connection that breaks this close before the child's end broke because of it
 _ABSENT = (404, 405, 501)
 _RETRY_AFTER_S = 5.0
 
@@ -282,7 +281,7 @@ class ProcessEngine(Lacking):
         self._child = child = Child(command, environment, options.stop_grace_s)
         self._wire = wire = Wire(_HOST, port, api_key)
         try:
-            await _unless_ended(child, self._ready(wire, progress))
+            await first.unless_ended(child, self._ready(wire, progress))
         except NotReady as error:
             await self._end()
             raise self._failed(str(error), child) from error
@@ -337,7 +336,7 @@ class ProcessEngine(Lacking):
     async def _breakage(self) -> Error:
         """What it means that a connection broke."""
         if self._child is not None:
-            await asyncio.wait({self._child.ended}, timeout=_DYING_S)
+            await asyncio.wait({self._child.ended}, timeout=first.DYING_S)
         if self._refusal is not None:
             return EngineDead(self._refusal)
         if self._asleep:
@@ -383,23 +382,6 @@ class ProcessEngine(Lacking):
             )
         message = foreign.said(body)[0].replace(str(path), "it").split()
         raise _broken(name, f"the engine says: {' '.join(message)}")
-
-
-async def _unless_ended(child: Child, work: Any) -> None:
-    """Does `work`. Raises: NotReady when the child ends before that."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.wait({task, child.ended}, return_when=asyncio.FIRST_COMPLETED)
-        if isinstance(task.done() and task.exception(), BROKEN):  # perhaps because it ends
-            await asyncio.wait({child.ended}, timeout=_DYING_S)
-        if child.ended.done():
-            raise NotReady(child.ended.result())
-        try:
-            task.result()
-        except BROKEN as error:
-            raise NotReady("it broke off an answer") from error
-    finally:
-        task.cancel()
 
 
 def _free_port() -> int:

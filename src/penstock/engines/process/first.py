@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
 
 from penstock.engines import foreign
+from penstock.engines.process.child import Child
 from penstock.engines.process.wire import BROKEN, Wire
 from penstock.errors import ModelNotFound
+
+DYING_S = 1.0
+"""Seconds. A connection that breaks this close before the child's end broke because of it."""
 
 _KNOCK_S = 0.1
 _KNOCK_LIMIT_S = 5.0
@@ -25,6 +30,23 @@ _TOKENS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 class NotReady(Exception):
     """Why a child cannot be used, as the end of a sentence about it."""
+
+
+async def unless_ended(child: Child, work: Coroutine[Any, Any, None]) -> None:
+    """Does `work`. Raises: NotReady when the child ends before that."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task, child.ended}, return_when=asyncio.FIRST_COMPLETED)
+        if isinstance(task.done() and task.exception(), BROKEN):  # perhaps because it ends
+            await asyncio.wait({child.ended}, timeout=DYING_S)
+        if child.ended.done():
+            raise NotReady(child.ended.result())
+        try:
+            task.result()
+        except BROKEN as error:
+            raise NotReady("it broke off an answer") from error
+    finally:
+        task.cancel()
 
 
 async def answer(wire: Wire, path: str) -> None:
