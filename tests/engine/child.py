@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import uvicorn
 import yaml
@@ -28,7 +29,17 @@ async def simulator(options: dict[str, object]) -> ASGIApp:
     config = {"model_loading_config": {"model_id": options.pop("name", MODEL_ID)}, "llm_engine": "sim"}
     engine = SimEngine(LLMConfig.parse({**config, "engine_kwargs": options}))
     await engine.start()
-    return engine.app()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        """With vLLM's endpoint for adapters."""
+        if scope["path"] != "/v1/load_lora_adapter":
+            return await engine.app()(scope, receive, send)
+        asked = json.loads((await receive())["body"])
+        await engine.load_adapter(asked["lora_name"].removeprefix(f"{MODEL_ID}:"), Path(asked["lora_path"]))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        return await send({"type": "http.response.body", "body": b""})
+
+    return app
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:

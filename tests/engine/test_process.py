@@ -196,11 +196,12 @@ async def test_a_prompt_with_pictures_is_refused(shared: Served):
         await anext(shared.engine.generate(picture, {}))
 
 
-async def test_adapters_are_refused_by_a_server_that_has_none(shared: Served):
-    with pytest.raises(Unsupported):
-        await shared.engine.load_adapter("pirate", model("adapters") / "pirate")
-    with pytest.raises(ModelNotFound):
-        await anext(shared.engine.generate("x", {}, adapter="pirate"))
+async def test_adapters_are_refused_by_a_server_that_has_none():
+    async with serve(child_config(FILES, ready_path="/", warm_up=False)) as files:
+        with pytest.raises(Unsupported, match="no /v1/load_lora_adapter"):
+            await files.engine.load_adapter("pirate", model("adapters") / "pirate")
+        with pytest.raises(ModelNotFound):
+            await anext(files.engine.generate("x", {}, adapter="pirate"))
 
 
 @pytest.mark.parametrize("operation", ["pause", "reset_prefix_cache", "start_profile"])
@@ -251,6 +252,15 @@ async def post(served: Served, path: str, body: Any) -> Any:
 
 
 # -- sleep
+
+
+async def test_adapters_are_there_again_when_it_wakes(nothing_left: None):
+    async with serve(child_config([*SERVER, *FAST])) as served:
+        await served.engine.load_adapter("pirate@2", model("adapters") / "pirate")
+        await served.engine.sleep()
+        await served.engine.wakeup()
+        deltas = [delta async for delta in served.engine.generate("ho", {}, adapter="pirate@2")]
+        assert "".join(delta.text for delta in deltas) == "[pirate@2] ho"
 
 
 async def test_requests_that_come_while_it_sleeps_are_answered_when_it_wakes(nothing_left: None):

@@ -12,10 +12,10 @@ from typing import Any
 
 import aiohttp
 import msgspec
-from multidict import CIMultiDict
-from yarl import URL
 
 from penstock.engines import foreign
+
+Headers = Mapping[str, str] | Iterable[tuple[str, str]]
 
 BROKEN = (aiohttp.ClientError, ConnectionError)
 """What is raised when the child cannot be reached, or breaks off."""
@@ -49,14 +49,13 @@ class Wire:
         method: str,
         target: str,
         body: bytes = b"",
-        headers: Mapping[str, str] | Iterable[tuple[str, str]] = (),
+        headers: Headers = (),
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """The answer, whose head has come. target: path and query as they stand in the request.
+        """The answer, whose head has come. target: path and query, quoted as in a request.
 
         Raises: one of BROKEN, here and while the answer is read.
         """
-        url = URL(self._origin + target, encoded=True)
-        answer = await self._head(method, url, body, CIMultiDict(headers))
+        answer = await self._head(method, self._origin + target, body, headers)
         self._open.add(answer)
         try:
             async with answer:
@@ -68,9 +67,7 @@ class Wire:
         finally:
             self._open.discard(answer)
 
-    async def _head(
-        self, method: str, url: URL, body: bytes, headers: CIMultiDict[str]
-    ) -> aiohttp.ClientResponse:
+    async def _head(self, method: str, url: str, body: bytes, headers: Headers) -> aiohttp.ClientResponse:
         """The answer as soon as its head is here. aiohttp's own `close` wakes nobody who waits for one."""
         if self._closed.done():
             raise _ended()
@@ -93,6 +90,8 @@ class Wire:
 
     async def get(self, path: str, limit_s: float) -> tuple[int, bytes]:
         """Status and body. Raises: one of BROKEN; TimeoutError after `limit_s`."""
+        if self._closed.done():
+            raise _ended()
         limit = aiohttp.ClientTimeout(total=limit_s)
         async with self._session.get(self._origin + path, timeout=limit, allow_redirects=False) as answer:
             return answer.status, await answer.read()
