@@ -282,7 +282,7 @@ class ProcessEngine(Lacking):
         self._wire = wire = Wire(_HOST, port, api_key)
         try:
             await first.unless_ended(child, self._ready(wire, progress))
-        except NotReady as error:
+        except (NotReady, Error) as error:
             await self._end()
             raise self._failed(str(error), child) from error
         except BaseException:
