@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -14,6 +14,7 @@ import uvicorn
 from penstock.config import LLMConfig
 from penstock.engine import INSIDE, ASGIApp, Engine, Receive, Scope, Send
 from penstock.engines import engine_class
+from penstock.engines.process.engine import ProcessEngine
 
 MODEL_ID = "model:under/test"
 WINDOW = 2048
@@ -42,7 +43,37 @@ def sim_config(**engine_kwargs: object) -> LLMConfig:
     return LLMConfig(model_loading_config={"model_id": MODEL_ID}, llm_engine="sim", engine_kwargs=options)
 
 
-CONFIGS = {"sim": sim_config, "vllm": vllm_config_with_small_cache}
+def process_config() -> LLMConfig:
+    """vLLM's own server, as anybody runs it, with the sizes that the others have."""
+    words = ["{python}", "-m", "vllm.entrypoints.openai.api_server", "--model", "{model}"]
+    words += ["--served-model-name", "{model_id}", "--host", "{host}", "--port", "{port}"]
+    words += ["--max-model-len", str(WINDOW), "--block-size", str(BLOCK_SIZE), "--enforce-eager"]
+    words += ["--distributed-executor-backend", "uni", "--kv-cache-memory-bytes", str(1 << 26)]
+    words += ["--num-gpu-blocks-override", str(KV_BLOCKS + 1), "--enable-lora", "--max-loras", "2"]
+    words += ["--disable-uvicorn-access-log"]
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        "TORCH_COMPILE_DISABLE": "1",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "VLLM_API_KEY": "{api_key}",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    return child_config(words, model_source="demo", environment=environment)
+
+
+def child_config(
+    command: Sequence[str], *, model_source: str | None = None, **engine_kwargs: object
+) -> LLMConfig:
+    return LLMConfig(
+        model_loading_config={"model_id": MODEL_ID, "model_source": model_source},
+        llm_engine="process",
+        engine_kwargs={"command": list(command)} | engine_kwargs,
+    )
+
+
+CONFIGS = {"sim": sim_config, "vllm": vllm_config_with_small_cache, "process": process_config}
 
 
 @dataclass(frozen=True)
@@ -51,6 +82,11 @@ class Served:
 
     engine: Engine
     http: httpx.AsyncClient
+
+    @property
+    def foreign(self) -> bool:
+        """Whether it is another program, of which nothing is known but what it says over HTTP."""
+        return isinstance(self.engine, ProcessEngine)
 
 
 @asynccontextmanager

@@ -1,15 +1,20 @@
-"""A program that owns an engine of the model `argv[1]`: says each phase of its start, "ready", and waits."""
+"""A program that owns an engine: of the model `argv[1]`, or of the child that `argv[2:]` starts.
+
+It says each phase of its start, "ready", and waits.
+"""
 
 import asyncio
 import sys
 
-from enginetest import vllm_config
+from enginetest import child_config, vllm_config
 
-from penstock.engines.vllm.engine import VLLMEngine
+from penstock.engines import engine_class
 
 
 async def main() -> None:
-    engine = VLLMEngine(vllm_config(source=sys.argv[1]))
+    source, *command = sys.argv[1:]
+    config = child_config(command) if command else vllm_config(source)
+    engine = engine_class(config)(config)
     await engine.start(lambda phase: print(phase, flush=True))
     print("ready", flush=True)
     await asyncio.Event().wait()

@@ -257,6 +257,8 @@ async def test_generate_says_what_the_endpoint_answers(under_test: Served):
 
 @pytest.mark.parametrize("n", [1, 2])
 async def test_it_tells_where_its_time_went_to_whoever_watches(under_test: Served, n: int):
+    if under_test.foreign:
+        pytest.skip("No answer of an OpenAI server says when its request left the queue.")
     seen = Watch()
     before = watch.set(seen)
     deltas = under_test.engine.generate(
@@ -324,10 +326,13 @@ async def test_load_counts_what_is_open(under_test: Served):
     for deltas in open_streams:
         await anext(deltas)
     load = under_test.engine.load()
+    if under_test.foreign:  # its gauges are read twice a second
+        await until(lambda: under_test.engine.load().kv_usage > 0)
+    usage = under_test.engine.load().kv_usage
     for deltas in open_streams:
         await deltas.aclose()
     assert load.running + load.waiting == 5
-    assert 0 < load.kv_usage <= 1
+    assert 0 < usage <= 1
 
 
 async def test_closing_a_stream_aborts_the_request_in_the_engine(under_test: Served):

@@ -9,6 +9,7 @@ from ray.runtime_env import RuntimeEnv as RayRuntimeEnv
 from ray.serve import config as serve_config
 from ray.serve.schema import RayActorOptionsSchema, ServeApplicationSchema, ServeDeploySchema
 
+from penstock.autoscaling import policy
 from penstock.config import LLMConfig, load
 from penstock.config.deployment import (
     ActorOptions,
@@ -97,12 +98,12 @@ def test_our_defaults_differ_from_serves_or_are_named_on_purpose():
     assert same == ["graceful_shutdown_timeout_s"]
 
 
-def test_an_autoscaling_config_of_rays_own_class_is_accepted():
+def test_an_autoscaling_config_of_rays_own_class_is_accepted_and_gets_our_policy():
     autoscaling = serve_config.AutoscalingConfig(min_replicas=1, max_replicas=3)
-    kept = config(deployment_config={"autoscaling_config": autoscaling}).get_serve_options()[
-        "autoscaling_config"
-    ]
-    assert kept is autoscaling
+    options = config(deployment_config={"autoscaling_config": autoscaling}).get_serve_options()
+    taken = serve.deployment(Replica).options(**options)._deployment_config.autoscaling_config
+    assert (taken.min_replicas, taken.max_replicas) == (1, 3)
+    assert taken.policy.get_policy() is policy
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.config import LLMConfig
-from penstock.config.options import DEFAULTS, deployment_name
+from penstock.config.options import AUTOSCALING, DEFAULTS, deployment_name
 
 pytestmark = pytest.mark.parity("S5")
 
@@ -45,14 +45,21 @@ def test_the_users_options_win_over_our_defaults():
     assert (options["max_ongoing_requests"], options["health_check_period_s"]) == (7, 3.0)
 
 
-def test_autoscaling_goes_to_serve_as_it_was_written():
+def test_autoscaling_goes_to_serve_as_it_was_written_and_with_our_policy():
     autoscaling = {"min_replicas": 1, "max_replicas": 2}
-    assert (
-        config(deployment_config={"autoscaling_config": autoscaling}).get_serve_options()[
-            "autoscaling_config"
-        ]
-        == autoscaling
-    )
+    options = config(deployment_config={"autoscaling_config": autoscaling}).get_serve_options()
+    assert options["autoscaling_config"] == {**AUTOSCALING, **autoscaling}
+    assert options["autoscaling_config"]["policy"] == {"policy_function": "penstock.autoscaling:policy"}
+
+
+def test_the_users_own_policy_and_target_go_before_ours():
+    autoscaling = {"policy": {"policy_function": "mine:policy"}, "target_ongoing_requests": 7}
+    options = config(deployment_config={"autoscaling_config": autoscaling}).get_serve_options()
+    assert options["autoscaling_config"].items() >= autoscaling.items()
+
+
+def test_a_fixed_number_of_replicas_is_not_scaled():
+    assert "autoscaling_config" not in config(deployment_config={"num_replicas": 2}).get_serve_options()
 
 
 def test_without_a_gpu_there_is_no_placement_group():

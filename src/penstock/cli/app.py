@@ -90,7 +90,9 @@ def serve(
         typer.Option(help="Name that clients use for MODEL."),
     ] = None,
     replicas: Annotated[int | None, typer.Option(help="Replicas of each model.", min=1)] = None,
-    engine: Annotated[str | None, typer.Option(help="`vllm`, or `sim`: a simulator without a model.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="`vllm`; `process`: any server as a child; `sim`: a simulator.")
+    ] = None,
     accelerator: Annotated[
         str | None, typer.Option(help="`cpu`, `gpu`, or Ray's name of a GPU type (L4, A10G, H100, ...).")
     ] = None,

@@ -9,7 +9,7 @@ import yaml
 
 from penstock.cli.arguments import OPTIONS, Plan
 from penstock.config.problems import config_error, nearest, told
-from penstock.engines.check import check_arguments
+from penstock.engines.check import check_arguments, options_form
 from penstock.errors import ConfigError
 
 
@@ -43,22 +43,30 @@ def _vllm(words: Sequence[str]) -> dict[str, Any]:
     return parse_flags(words)
 
 
-def _simulator(words: Sequence[str]) -> dict[str, Any]:
-    """`--name value` or `--name=value`, with the value as YAML reads it."""
-    from penstock.engines.sim.options import SimOptions
+def _form(engine_name: str) -> Callable[[Sequence[str]], dict[str, Any]]:
+    """Reads `--name value` or `--name=value`, with the value as YAML reads it, for an engine with a form."""
 
-    read: dict[str, Any] = {}
-    left = list(words)
-    while left:
-        name, equals, value = left.pop(0).partition("=")
-        if not name.startswith("--"):
-            raise ConfigError(f"{name!r} belongs to no option. Options of the simulator are --name value.")
-        if not equals and not left:
-            raise ConfigError(f"{name} needs a value.")
-        read[name.removeprefix("--").replace("-", "_")] = yaml.safe_load(value if equals else left.pop(0))
-    with told(SimOptions):
-        SimOptions.model_validate(read)
-    return read
+    def read_words(words: Sequence[str]) -> dict[str, Any]:
+        form = options_form(engine_name)
+        assert form is not None
+        read: dict[str, Any] = {}
+        left = list(words)
+        while left:
+            name, equals, value = left.pop(0).partition("=")
+            if not name.startswith("--"):
+                raise ConfigError(f"{name!r} belongs to no option. Options of this engine are --name value.")
+            if not equals and not left:
+                raise ConfigError(f"{name} needs a value.")
+            read[name.removeprefix("--").replace("-", "_")] = yaml.safe_load(value if equals else left.pop(0))
+        with told(form):
+            form.model_validate(read)
+        return read
+
+    return read_words
 
 
-_READERS: Mapping[str, Callable[[Sequence[str]], dict[str, Any]]] = {"vllm": _vllm, "sim": _simulator}
+_READERS: Mapping[str, Callable[[Sequence[str]], dict[str, Any]]] = {
+    "process": _form("process"),
+    "sim": _form("sim"),
+    "vllm": _vllm,
+}

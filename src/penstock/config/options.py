@@ -5,7 +5,7 @@ Our defaults differ from Serve's where an LLM differs from a small function; eac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +57,7 @@ def serve_options(
         "name": deployment_name(config.model_id, name_prefix),
         **DEFAULTS,
         **given,
-        **_scaling(given),
+        **({"autoscaling_config": scaling} if (scaling := autoscaling(given)) is not None else {}),
         "ray_actor_options": {**placement.actor, **({"runtime_env": environment} if environment else {})},
     }
     if placement.bundles:
@@ -66,11 +66,17 @@ def serve_options(
     return options
 
 
-def _scaling(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Autoscaling by our policy: Serve's own sees none of our requests, and would take replicas away."""
-    if given.get("autoscaling_config") is None and given.get("num_replicas") != "auto":
-        return {}
-    return {"autoscaling_config": {**AUTOSCALING, **(given.get("autoscaling_config") or {})}}
+def autoscaling(given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Of a deployment_config, with our policy; None for a fixed number of replicas.
+
+    Serve's own policy sees none of our requests, and would take replicas away.
+    """
+    said = given.get("autoscaling_config")
+    if said is None and given.get("num_replicas") != "auto":
+        return None
+    fields: Iterable[str] = said if isinstance(said, Mapping) else getattr(said, "model_fields_set", ())
+    values = {name: said[name] if isinstance(said, Mapping) else getattr(said, name) for name in fields}
+    return {**AUTOSCALING, **values}
 
 
 def deployment_name(model_id: str, prefix: str | None = None) -> str:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from penstock.engine import Engine
 
 _CLASSES = {
+    "process": "penstock.engines.process.engine:ProcessEngine",
     "sim": "penstock.engines.sim.engine:SimEngine",
     "vllm": "penstock.engines.vllm.engine:VLLMEngine",
 }

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.config import LLMConfig, Settings
+from penstock.config.part import Part
 from penstock.config.problems import Faults, told
 from penstock.engines.vllm import check as vllm
 from penstock.engines.vllm.check import Findings
 
-__all__ = ["Findings", "check_arguments"]
+__all__ = ["Findings", "check_arguments", "options_form"]
 
 
 def check_arguments(configs: Sequence[LLMConfig]) -> Findings:
@@ -20,15 +21,23 @@ def check_arguments(configs: Sequence[LLMConfig]) -> Findings:
     if Settings.read().engine_cls:
         return Findings(notices=("engine_kwargs are not checked: PENSTOCK_ENGINE_CLS names another engine.",))
     of_vllm = vllm.check_arguments([config for config in configs if config.engine_name == "vllm"])
-    of_sim = _simulator_problems([config for config in configs if config.engine_name == "sim"])
-    return Findings((*of_vllm.problems, *of_sim), of_vllm.notices)
+    return Findings((*of_vllm.problems, *_problems_of_forms(configs)), of_vllm.notices)
 
 
-def _simulator_problems(configs: Sequence[LLMConfig]) -> list[str]:
+def options_form(engine_name: str) -> type[Part] | None:
+    """The form of an engine's `engine_kwargs`, where it is ours; None for vLLM, which has its own."""
+    from penstock.engines.process.options import ProcessOptions
     from penstock.engines.sim.options import SimOptions
 
+    forms: dict[str, type[Part]] = {"process": ProcessOptions, "sim": SimOptions}
+    return forms.get(engine_name)
+
+
+def _problems_of_forms(configs: Sequence[LLMConfig]) -> list[str]:
     faults = Faults()
     for config in configs:
-        with faults.gathered(), told(SimOptions, config.place / "engine_kwargs"):
-            SimOptions.model_validate(config.engine_kwargs)
+        form = options_form(config.engine_name)
+        if form is not None:
+            with faults.gathered(), told(form, config.place / "engine_kwargs"):
+                form.model_validate(config.engine_kwargs)
     return faults.found

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from penstock.config import LLMConfig
-from penstock.config.options import DEFAULTS
+from penstock.config.options import DEFAULTS, autoscaling
 from penstock.config.routing import DEFAULT_POLICY, SESSION_HEADER
 from penstock.errors import BadRequest, ConfigError, ModelNotFound, NotFound
 
@@ -45,7 +45,7 @@ class ModelCard:
         """The card of a configured model, made now."""
         given = {name: value for name, value in config.deployment_config.items() if value is not None}
         options = {**DEFAULTS, **given}
-        scaling = given.get("autoscaling_config") or {}
+        scaling = autoscaling(given) or {}
         return cls(
             id=config.model_id,
             created=int(time.time()),

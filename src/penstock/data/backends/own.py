@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 _STOPPED = "The engine was stopped."
 _DYING_S = 0.3  # an error this close before the engine's death is the death's
 _TOLD = "enable_prompt_tokens_details"
+_TELLING = ("vllm", "sim")  # engines that have that argument
 
 
 class OwnEngine:
@@ -148,6 +149,8 @@ class OwnEngine:
 
 def for_batch(config: LLMConfig) -> LLMConfig:
     """The same config, with what batch wants to know of every answer, unless the user says otherwise."""
+    if config.engine_name not in _TELLING:
+        return config
     return config.model_copy(update={"engine_kwargs": {_TOLD: True, **config.engine_kwargs}})
 
 

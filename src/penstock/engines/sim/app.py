@@ -6,12 +6,11 @@ each endpoint does stands in `endpoints`.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.engine import Receive, Scope, Send
+from penstock.engines.asgi import lifespan, while_connected, whole_body
 from penstock.engines.sim.endpoints import Call, Endpoint, Endpoints
 from penstock.errors import Error, MethodNotAllowed, NotFound
 from penstock.openai.errors import envelope, headers
@@ -30,13 +29,13 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            return await _lifespan(receive, send)
+            return await lifespan(receive, send)
         if scope["type"] != "http":
             return None
-        body = await _body(receive)
+        body = await whole_body(receive)
         if body is None:
             return None
-        return await _while_connected(receive, self._answer(scope, body, send))
+        return await while_connected(receive, self._answer(scope, body, send))
 
     async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
         call = Call(body, dict(scope["headers"]), send)
@@ -61,43 +60,3 @@ async def _refuse(send: Send, error: Error) -> None:
     body = envelope(error)
     await send({"type": "http.response.start", "status": error.status, "headers": headers(error, body)})
     await send({"type": "http.response.body", "body": body})
-
-
-async def _body(receive: Receive) -> bytes | None:
-    """The request's body; None when the client went away before its end."""
-    pieces: list[bytes] = []
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        pieces.append(message.get("body", b""))
-        if not message.get("more_body"):
-            return b"".join(pieces)
-
-
-async def _while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work`; cancel it when the client goes away."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnect(receive))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        gone.cancel()
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})
-    if not task.cancelled():
-        task.result()
-
-
-async def _disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _lifespan(receive: Receive, send: Send) -> None:
-    while True:
-        event = (await receive())["type"]
-        await send({"type": f"{event}.complete"})
-        if event == "lifespan.shutdown":
-            return

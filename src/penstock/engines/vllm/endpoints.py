@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from penstock.engines.vllm.edge import Absent
+from penstock.engines.edge import Absent
 from penstock.errors import EndpointNotSupported, Error
 
 _OF_TASKS = (

@@ -29,10 +29,10 @@ from penstock.engine import (
     silent,
     using_adapter,
 )
+from penstock.engines.edge import Edge
 from penstock.engines.prepared import prepared
 from penstock.engines.vllm import environment, errors, lora, reason
 from penstock.engines.vllm.defaults import Shape, with_defaults
-from penstock.engines.vllm.edge import Edge
 from penstock.engines.vllm.endpoints import absence
 from penstock.engines.vllm.imports import uncollected
 from penstock.engines.vllm.launch import Core
@@ -128,7 +128,8 @@ class VLLMEngine:
         self._llm = llm = front.connect(plan, core.input_address, core.output_address, self._scheduled)
         app = await front.build_app(llm, plan)
         self._adapters = Adapters(llm, self._config.model_id, app.state.openai_serving_models)
-        self._app = Edge(Inside(app), lambda: self._refusal, absence(self._config.model_id, app.routes))
+        absent = absence(self._config.model_id, app.routes)
+        self._app = Edge(Inside(app), lambda: self._refusal, absent, errors.heard)
         self._operations = Operations(llm, self._adapters, self._end_core, self._begin_core)
         self._watch(core)
         self._guarding = asyncio.create_task(self._guard(llm, plan))

@@ -1,7 +1,7 @@
-"""The edge of vLLM's HTTP application: what leaves it as an error leaves in our envelope.
+"""The edge of a foreign HTTP application: what leaves it as an error leaves in our envelope.
 
 It looks at statuses and at the first bytes of each piece of a stream, never into an event that is no error:
-it costs less than a microsecond per token. It knows ASGI, not vLLM.
+it costs less than a microsecond per token. It knows ASGI, and no engine.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 
 from penstock.engine import ASGIApp, Message, Receive, Scope, Send
-from penstock.engines.vllm import errors
+from penstock.engines import foreign
 from penstock.errors import EngineDead, Error
 from penstock.openai.errors import form, headers
 
@@ -22,6 +22,7 @@ _KEPT = (b"allow", b"x-request-id")
 _NOT_FOUND = 404
 
 Absent = Callable[[str], Error | None]
+Heard = Callable[[bytes, int | None], Error]
 
 
 def _unknown(path: str) -> Error | None:
@@ -33,33 +34,46 @@ class Edge:
 
     death: gives the reason once the engine has died: then every failure is that.
     absent: gives for a path that was not found a better error, if there is one.
+    heard: what an answer of the app with this body and status means; without a status, an error event.
     """
 
-    def __init__(self, app: ASGIApp, death: Callable[[], str | None], absent: Absent = _unknown) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        death: Callable[[], str | None],
+        absent: Absent = _unknown,
+        heard: Heard = foreign.heard,
+    ) -> None:
         self._app = app
         self._death = death
         self._absent = absent
+        self._heard = heard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        answer = _Answer(send, self._death, self._absent, scope["path"])
+        answer = _Answer(send, self._death, self._absent, self._heard, scope["path"])
         try:
             await self._app(scope, receive, answer.send)
+        except Error as error:
+            await answer.fail(error)
         except Exception:
-            log.exception("%s %s failed in vLLM's application", scope["method"], scope["path"])
-            await answer.fail()
+            log.exception("%s %s failed in the engine's application", scope["method"], scope["path"])
+            await answer.fail(Error())
         return None
 
 
 class _Answer:
     """One answer on its way out."""
 
-    def __init__(self, send: Send, death: Callable[[], str | None], absent: Absent, path: str) -> None:
+    def __init__(
+        self, send: Send, death: Callable[[], str | None], absent: Absent, heard: Heard, path: str
+    ) -> None:
         self._send = send
         self._form = form(path)
         self._death = death
         self._absent = absent
+        self._heard = heard
         self._path = path
         self._begun = False
         self._start_held: Message | None = None
@@ -70,7 +84,7 @@ class _Answer:
     async def send(self, message: Message) -> None:
         if self._begun and not self._ended:
             if message.get("body", b"").startswith(_ERROR_EVENTS):
-                error = errors.from_event(message["body"])
+                error = self._heard(message["body"], None)
                 _log_failure(error.status, message["body"])
                 await self._break_off(error)
             else:
@@ -80,12 +94,12 @@ class _Answer:
         elif self._refusal is not None:
             await self._collect(message)
 
-    async def fail(self) -> None:
+    async def fail(self, error: Error) -> None:
         """The app raised: end the answer, if it has not ended."""
         if self._begun and not self._ended:
-            await self._break_off(Error())
+            await self._break_off(error)
         elif not self._begun and not self._ended:
-            await self._refuse(Error(), [])
+            await self._refuse(error, [])
 
     async def _start(self, message: Message) -> None:
         if message["status"] < 400:
@@ -108,7 +122,7 @@ class _Answer:
             body = b"".join(self._pieces)
             _log_failure(start["status"], body)
             better = self._absent(self._path) if start["status"] == _NOT_FOUND else None
-            await self._refuse(better or errors.from_body(start["status"], body), kept)
+            await self._refuse(better or self._heard(body, start["status"]), kept)
 
     async def _refuse(self, error: Error, kept: list[tuple[bytes, bytes]]) -> None:
         self._ended = True
@@ -119,7 +133,7 @@ class _Answer:
         await self._send({"type": "http.response.body", "body": body})
 
     async def _break_off(self, error: Error) -> None:
-        """After the first byte: the error is the stream's last event, whatever vLLM still sends."""
+        """After the first byte: the error is the stream's last event, whatever the app still sends."""
         if self._start_held is not None:
             return await self._refuse(error, [])
         self._ended = True
@@ -133,4 +147,6 @@ class _Answer:
 def _log_failure(status: int, body: bytes) -> None:
     """What clients do not get to see."""
     if status >= 500:
-        log.error("vLLM answered with status %d: %s", status, body[:_LOGGED_BYTES].decode(errors="replace"))
+        log.error(
+            "The engine answered with status %d: %s", status, body[:_LOGGED_BYTES].decode(errors="replace")
+        )

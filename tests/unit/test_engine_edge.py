@@ -1,4 +1,4 @@
-"""Answers of vLLM's application, as its edge lets them out. No vLLM is needed for that."""
+"""Answers of a foreign application, as its edge lets them out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.engine import Message, Receive, Scope, Send
-from penstock.engines.vllm.edge import Edge
+from penstock.engines.edge import Edge
 
 EVENT = b'data: {"choices":[{"delta":{"content":"{\\"error\\""}}]}\n\n'
 DONE = b"data: [DONE]\n\n"
@@ -105,7 +105,9 @@ async def test_a_validators_dump_becomes_a_sentence():
         (404, {"detail": "Not Found"}, "not_found"),
         (404, vllm_says("The model `x` does not exist."), "model_not_found"),
         (405, {"detail": "Method Not Allowed"}, "method_not_allowed"),
+        (413, {"error": "Payload Too Large"}, "body_too_large"),
         (422, vllm_says("The image cannot be fetched."), "invalid_request"),
+        (429, {"error": {"message": "Slow down."}}, "overloaded"),
         (501, vllm_says("This model does not support that."), "unsupported"),
         (503, b"", "unavailable"),
         (500, b"Internal Server Error", "internal_error"),
@@ -142,3 +144,28 @@ async def test_an_application_that_raises_in_a_stream_ends_it_with_an_error():
 async def test_a_refusal_keeps_the_request_id():
     start, _ = await let_out(Application(400, b"{}"))
     assert (b"x-request-id", b"7") in start["headers"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"message": "x", "code": "context_length_exceeded"},  # OpenAI's code
+        {"message": "The input (9 tokens) is longer than the model's context length (8 tokens)."},  # SGLang
+        {"message": "the request exceeds the available context size, try increasing it"},  # llama.cpp
+    ],
+)
+async def test_other_servers_words_for_a_prompt_over_the_window_are_known(error: dict[str, Any]):
+    _, told = await refusal(400, {"error": error})
+    assert told["code"] == "context_length_exceeded"
+
+
+async def test_openais_code_for_an_unknown_model_is_known():
+    _, told = await refusal(404, {"error": {"message": "No 'x' here.", "code": "model_not_found"}})
+    assert (told["code"], told["message"]) == ("model_not_found", "No 'x' here.")
+
+
+async def test_fastapis_list_of_faults_becomes_a_sentence_without_the_input():
+    fault = {"loc": ["body", "max_tokens"], "msg": "Input should be an integer", "input": "secret"}
+    status, told = await refusal(422, {"detail": [fault]})
+    assert (status, told["param"]) == (400, "max_tokens")
+    assert told["message"] == "max_tokens: Input should be an integer."

@@ -1,0 +1,129 @@
+"""Errors of OpenAI-speaking servers in our words: what a body, or a stream's error event, of theirs means.
+
+A client's mistake keeps the server's sentence, which says what is allowed. Of a failure on our side nothing
+leaves the process but its status.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, cast
+
+import msgspec
+
+from penstock.errors import (
+    BadRequest,
+    Error,
+    MethodNotAllowed,
+    ModelNotFound,
+    NotFound,
+    Overloaded,
+    PromptTooLong,
+    TooLarge,
+    Unauthorized,
+    Unavailable,
+    Unsupported,
+)
+
+_TOO_LONG = re.compile(r"(maximum|model's) (context|model) length|exceeds the available context size")
+"""vLLM, SGLang, llama.cpp."""
+_NO_MODEL = re.compile(r"model .* does not exist", re.IGNORECASE)
+_REPR = re.compile(r" \((parameter=.*|value=.*)\)$", re.DOTALL)
+_NO_FORM = re.compile(r" but (?:none|multiple) are specified: \{.*$", re.DOTALL)
+_PYDANTIC = re.compile(r"^\d+ validation errors?:")
+_PYDANTIC_SAYS = re.compile(r"""'msg': (?:'([^']*)'|"([^"]*)")""")
+_RETRY_AFTER_S = 1.0
+
+_KINDS: dict[int, type[Error]] = {
+    401: Unauthorized,
+    405: MethodNotAllowed,
+    413: TooLarge,
+    429: Overloaded,
+    501: Unsupported,
+}
+
+_CODES: dict[str, type[Error]] = {kind.code: kind for kind in (ModelNotFound, PromptTooLong)}
+"""OpenAI's own codes, which some servers give."""
+
+
+def heard(body: bytes, status: int | None = None) -> Error:
+    """What an answer with this status and body means; without a status, what a stream's error event does."""
+    if status is None:
+        body = body[body.find(b"data: ") + len(b"data: ") :]
+        status = _status(body)
+    message, param = said(body)
+    kind = _CODES.get(str(_envelope(body).get("code")))
+    if kind is not None and status == kind.status:
+        return kind(_sentence(message, param), **({"param": param} if param else {}))
+    return error(status, message, param)
+
+
+def error(status: int, message: str, param: str | None) -> Error:
+    """What a server's message with this status means."""
+    message = _sentence(message, param)
+    facts = {"param": param} if param else {}
+    if status in (400, 422):
+        return PromptTooLong(message, **facts) if _TOO_LONG.search(message) else BadRequest(message, **facts)
+    if status == 404:
+        return ModelNotFound(message, param="model") if _NO_MODEL.search(message) else NotFound(message)
+    if status == 503:
+        return Unavailable("The engine cannot take this request now.", retry_after_s=_RETRY_AFTER_S)
+    kind = _KINDS.get(status)
+    return kind(message) if kind else Error()
+
+
+def said(body: bytes) -> tuple[str, str | None]:
+    """The message of a server's error, and the field of the request that it names."""
+    found = _decode(body)
+    told = found.get("error", found)
+    if not isinstance(told, dict):
+        return str(told), None
+    told = cast("dict[str, Any]", told)
+    detail = told.get("message") or told.get("detail")
+    if isinstance(detail, list):
+        return _of_fields(cast("list[Any]", detail))
+    return str(detail or "The request failed."), _param(told)
+
+
+def _of_fields(details: list[Any]) -> tuple[str, str | None]:
+    """FastAPI's own form: what is wrong with each field, without what the request held there."""
+    faults = [
+        (".".join(str(part) for part in detail.get("loc", ())[1:]), str(detail.get("msg", "is not valid")))
+        for detail in details
+        if isinstance(detail, dict)
+    ]
+    message = "; ".join(f"{field}: {fault}" if field else fault for field, fault in faults)
+    return f"{message or 'The request is not valid'}.", faults[0][0] or None if faults else None
+
+
+def _sentence(message: str, param: str | None) -> str:
+    """The server's sentence without the Python around it, and without what the request held."""
+    if _PYDANTIC.match(message):
+        found = [one or other for one, other in _PYDANTIC_SAYS.findall(message)]
+        message = f"{param or 'The request'}: {'; '.join(dict.fromkeys(found)) or 'is not valid'}."
+    message = _NO_FORM.sub(": json, json_object, regex, choice, grammar or structural_tag.", message)
+    return " ".join(_REPR.sub("", message).split())
+
+
+def _param(error: dict[str, Any]) -> str | None:
+    """A form's fields are named as FastAPI finds them, `body.file`."""
+    param = error.get("param")
+    return param.removeprefix("body.") if isinstance(param, str) else None
+
+
+def _status(body: bytes) -> int:
+    code = _envelope(body).get("code")
+    return code if isinstance(code, int) else 500
+
+
+def _envelope(body: bytes) -> dict[str, Any]:
+    error = _decode(body).get("error")
+    return cast("dict[str, Any]", error) if isinstance(error, dict) else {}
+
+
+def _decode(body: bytes) -> dict[str, Any]:
+    try:
+        found = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}

@@ -1,0 +1,116 @@
+"""The child process, seen from its owner: start it, hear what it says, see its end at once, stop it.
+
+Between the two stands the `keeper`. It knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from penstock.engines.process import keeper
+
+_KEEPER_S = 7.0  # the keeper's own time after the command's grace: it kills for up to 5 s
+_READ_BYTES = 1 << 16
+_KEPT_BYTES = 8192
+_SHOWN_LINES = 12
+_SHOWN_CHARACTERS = 1500
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+class Child:
+    """A command that runs; make it in the event loop."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], grace_s: float) -> None:
+        """Start it. grace_s: from SIGTERM to SIGKILL."""
+        self._loop = asyncio.get_running_loop()
+        self._grace_s = grace_s
+        self._tail = b""
+        self.ended: asyncio.Future[str] = self._loop.create_future()
+        """Why it has ended, once it has."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", keeper.__name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        order = {
+            "command": list(command),
+            "environment": {**os.environ, **environment},
+            "owner": os.getpid(),
+            "grace_s": grace_s,
+        }
+        with self._process.stdin as pipe:
+            pipe.write(json.dumps(order).encode())
+        self._output = self._process.stdout.fileno()
+        os.set_blocking(self._output, False)
+        self._loop.add_reader(self._output, self._hear)
+        self._watch = os.pidfd_open(self._process.pid)
+        self._loop.add_reader(self._watch, self._on_end)
+
+    def last_words(self) -> str:
+        """The last lines of what it has printed."""
+        text = _COLOUR.sub("", self._tail.decode(errors="replace"))
+        lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+        return "\n".join(lines[-_SHOWN_LINES:])[-_SHOWN_CHARACTERS:]
+
+    async def stop(self) -> None:
+        """End it and every process below it. Safe to call twice."""
+        if not self.ended.done():
+            self._process.terminate()
+            await asyncio.wait({self.ended}, timeout=self._grace_s + _KEEPER_S)
+        if not self.ended.done():
+            self._process.kill()
+            await asyncio.wait({self.ended})
+
+    def _hear(self) -> bool:
+        """What it prints goes where we print, and the last of it is kept. False when there is no more now."""
+        try:
+            said = os.read(self._output, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not said:
+            self._loop.remove_reader(self._output)
+            return False
+        self._tail = (self._tail + said)[-_KEPT_BYTES:]
+        sys.stderr.write(said.decode(errors="replace"))
+        return True
+
+    def _on_end(self) -> None:
+        self._loop.remove_reader(self._watch)
+        os.close(self._watch)
+        _kill_group(self._process.pid)  # while nobody else can have its number: it is not waited for yet
+        status = self._process.wait()
+        while self._hear():
+            pass
+        self._loop.remove_reader(self._output)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        if not self.ended.done():
+            self.ended.set_result(_said_by(status))
+
+
+def _kill_group(pid: int) -> None:
+    """What a keeper leaves that was killed itself."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def _said_by(status: int) -> str:
+    killed_by = -status if status < 0 else status - 128
+    if killed_by not in set(signal.Signals):
+        return f"its process ended with status {status}"
+    hint = ", perhaps because memory ran out" if killed_by == signal.SIGKILL else ""
+    return f"its process was killed by {signal.Signals(killed_by).name}{hint}"

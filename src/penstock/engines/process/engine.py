@@ -1,0 +1,396 @@
+"""ProcessEngine: the Engine protocol over any child process that speaks OpenAI HTTP.
+
+Requests pass the gate, then go by `wire` to the child. It is asleep when there is no child; what it feels is
+what is open here, and what the child's own gauges said last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+import sys
+import uuid
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.config.problems import told
+from penstock.engine import (
+    ASGIApp,
+    Delta,
+    Load,
+    Manner,
+    Progress,
+    Prompt,
+    plain_name,
+    silent,
+    using_adapter,
+)
+from penstock.engines import foreign, peft
+from penstock.engines.edge import Edge
+from penstock.engines.lacking import Lacking
+from penstock.engines.prepared import prepared
+from penstock.engines.process import completion, first, gauges
+from penstock.engines.process.child import Child
+from penstock.engines.process.first import NotReady
+from penstock.engines.process.gate import Gate
+from penstock.engines.process.gauges import Gauges
+from penstock.engines.process.options import ProcessOptions, filled
+from penstock.engines.process.relay import Names, Relay
+from penstock.engines.process.wire import BROKEN, Wire
+from penstock.errors import (
+    AdapterBroken,
+    BadRequest,
+    EngineDead,
+    EngineStartFailed,
+    Error,
+    ModelNotFound,
+    Unavailable,
+    Unsupported,
+)
+
+if TYPE_CHECKING:
+    from penstock.config import LLMConfig
+
+log = logging.getLogger(__name__)
+
+_HOST = "127.0.0.1"
+_LOOK_S = 0.5
+_LOOK_LIMIT_S = 5.0
+_HEALTH_LIMIT_S = 20.0
+_ABSENT = (404, 405, 501)
+_RETRY_AFTER_S = 5.0
+
+
+class _Cut(Unavailable):
+    """A request was ended because the engine was put to sleep."""
+
+
+class ProcessEngine(Lacking):
+    """One model in one child process. Its options are the config's `engine_kwargs`, see `ProcessOptions`."""
+
+    def __init__(self, config: LLMConfig) -> None:
+        self._config = config
+        with told(ProcessOptions, config.place / "engine_kwargs"):
+            self.options = ProcessOptions.model_validate(config.engine_kwargs)
+        self._source = config.model_source
+        self._child: Child | None = None
+        self._wire: Wire | None = None
+        self._gate = Gate()
+        self._turn = asyncio.Lock()
+        self._app = Edge(Relay(self), lambda: self._refusal)
+        self._asleep = False
+        self._refusal: str | None = None
+        self._death = ""
+        self._died = asyncio.Event()
+        self._window: int | None = None
+        self._gauges: Gauges | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._adapters: dict[str, Path] = {}
+
+    async def start(self, progress: Progress = silent) -> None:
+        if self._child is not None or self._asleep:
+            return
+        self._refusal = None
+        config = await prepared(self._config, progress, fetch=self.options.wants_model)
+        self._source = config.model_source
+        async with self._turn:
+            await self._run(progress)
+
+    async def stop(self) -> None:
+        self._refuse("The engine was stopped.")
+        self._asleep = False
+        await self._end()
+
+    def app(self) -> ASGIApp:
+        return self._app
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: Mapping[str, Any],
+        *,
+        request_id: str | None = None,
+        adapter: str | None = None,
+    ) -> AsyncGenerator[Delta, None]:
+        model = self.names(self._loaded(adapter or using_adapter.get())).childs
+        asked = completion.body(model, prompt, params)
+        completion.check_room(prompt, self._window)
+        outputs = params.get("n")
+        reading = completion.Reading(outputs if isinstance(outputs, int) else 1)
+        try:
+            async with (
+                self.at_work() as wire,
+                aclosing(wire.events(completion.PATH, asked, request_id or uuid.uuid4().hex)) as events,
+            ):
+                async for event in events:
+                    for delta in reading.add(event):
+                        yield delta
+        except _Cut:
+            last = reading.cut()
+        except msgspec.DecodeError as error:
+            log.exception("The child answered %s with what is no completion", completion.PATH)
+            raise Error() from error
+        else:
+            last = reading.rest()
+        for delta in last:
+            yield delta
+
+    async def load_adapter(self, name: str, path: Path) -> None:
+        if name in self._adapters:
+            return
+        try:
+            await asyncio.to_thread(peft.check, path, sys.maxsize, {})
+        except peft.Broken as error:
+            raise _broken(name, str(error)) from error
+        async with self.at_work() as wire:
+            await self._load(wire, name, path)
+        self._adapters[name] = path
+
+    async def unload_adapter(self, name: str) -> None:
+        if self._adapters.pop(name, None) is None:
+            return
+        async with self.at_work() as wire:
+            status, body = await wire.post("/v1/unload_lora_adapter", {"lora_name": self.names(name).childs})
+        if status >= 400:
+            log.warning("The child does not unload adapter %s: %s", name, foreign.said(body)[0])
+
+    def adapters(self) -> frozenset[str]:
+        return frozenset(self._adapters)
+
+    async def check_health(self) -> None:
+        """Asks the child, too, unless it sleeps."""
+        self._refuse_dead()
+        wire = self._wire
+        if wire is None:
+            return
+        try:
+            status, _ = await wire.get(self.options.ready_path, _HEALTH_LIMIT_S)
+        except (*BROKEN, TimeoutError) as error:
+            if wire is not self._wire:  # it was put to sleep meanwhile
+                return
+            raise EngineDead("The engine does not answer any more.") from error
+        if status != 200:
+            raise EngineDead(f"The engine answers {self.options.ready_path} with status {status}.")
+
+    async def wait_dead(self) -> str:
+        await self._died.wait()
+        return self._death
+
+    def load(self) -> Load:
+        """What is open is known here; how much of it waits in the child, since its gauges were last read."""
+        inside, seen = self._gate.inside, self._gauges
+        if seen is None or not inside:
+            return Load(inside, self._gate.waiting)
+        waiting = min(seen.waiting, inside)
+        running = inside - waiting
+        unseen = max(0, running - seen.running)
+        return Load(running, waiting + self._gate.waiting, 0, seen.kv_usage, unseen)
+
+    def kv_tokens(self) -> int | None:
+        return self._gauges.kv_tokens if self._gauges is not None else None
+
+    def max_model_len(self) -> int | None:
+        return self._window
+
+    async def sleep(self, level: int = 1, mode: Manner = "wait") -> None:
+        """Ends the child, whatever the level."""
+        if mode == "keep":
+            raise BadRequest("Sleep ends the engine's process; mode is 'wait' or 'abort'.")
+        async with self._turn:
+            if self._asleep:
+                return
+            self._refuse_dead()
+            self._gate.shut()
+            try:
+                if mode == "wait":
+                    await self._gate.empty()
+                self._refuse_dead()
+            except BaseException:
+                self._gate.open()
+                raise
+            self._asleep = True
+            await self._end()
+
+    async def wakeup(self) -> None:
+        async with self._turn:
+            if not self._asleep:
+                return
+            await self._run(silent)
+            self._asleep = False
+            self._gate.open()
+
+    def is_sleeping(self) -> bool:
+        return self._asleep
+
+    # -- for the relay
+
+    def names(self, adapter: str | None) -> Names:
+        """Of the model, or of an adapter by its own name."""
+        model_id = self._config.model_id
+        if adapter is None:
+            return Names(model_id, self.options.served_model_name or model_id)
+        return Names(f"{model_id}:{plain_name(adapter)}", f"{model_id}:{adapter}")
+
+    @asynccontextmanager
+    async def at_work(self, *, waits: bool = True) -> AsyncGenerator[Wire]:
+        """The way to the child, for one request. waits: through a sleep, else it is refused meanwhile.
+
+        Raises: EngineDead; Unavailable, also when sleep ends the request; Error when the child breaks it off.
+        """
+        if self._asleep and not waits:
+            raise Unavailable("The engine is asleep.", retry_after_s=_RETRY_AFTER_S)
+        if not waits:
+            async with self._translated() as wire:
+                yield wire
+            return
+        async with self._gate.passed(), self._translated() as wire:
+            yield wire
+
+    @asynccontextmanager
+    async def _translated(self) -> AsyncGenerator[Wire]:
+        self._refuse_dead()
+        assert self._wire is not None
+        try:
+            yield self._wire
+        except BROKEN as error:
+            raise await self._breakage() from error
+
+    # -- the child's life
+
+    async def _run(self, progress: Progress) -> None:
+        """A child that has made a token. Raises: EngineStartFailed, and there is none."""
+        options = self.options
+        port, api_key = options.port or _free_port(), secrets.token_urlsafe(32)
+        values = {
+            "api_key": api_key,
+            "host": _HOST,
+            "model": self._source,
+            "model_id": self._config.model_id,
+            "port": str(port),
+            "python": sys.executable,
+        }
+        progress("load")
+        command = [filled(word, values) for word in options.command]
+        environment = {name: filled(text, values) for name, text in options.environment.items()}
+        self._child = child = Child(command, environment, options.stop_grace_s)
+        self._wire = wire = Wire(_HOST, port, api_key)
+        try:
+            await first.unless_ended(child, self._ready(wire, progress))
+        except (NotReady, Error) as error:
+            await self._end()
+            raise self._failed(str(error), child) from error
+        except BaseException:
+            await self._end()
+            raise
+        child.ended.add_done_callback(lambda ended: self._on_end(child, ended.result()))
+        self._looking = asyncio.create_task(self._look(wire))
+
+    async def _ready(self, wire: Wire, progress: Progress) -> None:
+        """Raises: NotReady."""
+        await first.answer(wire, self.options.ready_path)
+        name = self.names(None).childs
+        if self.options.warm_up:
+            progress("warm up")
+            await first.token(wire, name)
+        self._window = self.options.max_model_len or await first.window(wire, name)
+        self._gauges = await self._seen(wire)
+        for adapter, path in self._adapters.items():
+            await self._load(wire, adapter, path)
+
+    async def _end(self) -> None:
+        """Without a child; what is open in it ends."""
+        child, self._child = self._child, None
+        wire, self._wire = self._wire, None
+        looking, self._looking = self._looking, None
+        if looking is not None:
+            looking.cancel()
+        if wire is not None:
+            await wire.close()
+        if child is not None:
+            await child.stop()
+
+    def _on_end(self, child: Child, why: str) -> None:
+        """Unless we have ended it, this is death."""
+        if child is not self._child or self._refusal is not None:
+            return
+        self._refuse("The engine behind this replica is gone.")
+        self._death = why
+        self._died.set()
+
+    def _refuse(self, sentence: str) -> None:
+        self._refusal = self._refusal or sentence
+        self._gate.open()
+
+    def _refuse_dead(self) -> None:
+        if self._refusal is not None:
+            raise EngineDead(self._refusal)
+        if self._child is None and not self._asleep:
+            raise EngineDead("The engine is not running.")
+
+    async def _breakage(self) -> Error:
+        """What it means that a connection broke."""
+        if self._child is not None:
+            await asyncio.wait({self._child.ended}, timeout=first.DYING_S)
+        if self._refusal is not None:
+            return EngineDead(self._refusal)
+        if self._asleep:
+            return _Cut("The engine was put to sleep.", retry_after_s=_RETRY_AFTER_S)
+        return Error("The engine broke off its answer.")
+
+    def _failed(self, why: str, child: Child) -> EngineStartFailed:
+        words = child.last_words()
+        said = f" The last that it said:\n{words}" if words else ""
+        return EngineStartFailed(f"Model '{self._config.model_id}' cannot start: {why.rstrip('.')}.{said}")
+
+    async def _look(self, wire: Wire) -> None:
+        """Reads the child's gauges now and then, while there is something to see."""
+        while self._gauges is not None:
+            await self._gate.busy()
+            await asyncio.sleep(_LOOK_S)
+            self._gauges = await self._seen(wire) or self._gauges
+
+    async def _seen(self, wire: Wire) -> Gauges | None:
+        try:
+            status, text = await wire.get(self.options.metrics_path, _LOOK_LIMIT_S)
+        except (*BROKEN, TimeoutError):
+            return None
+        return gauges.read(text.decode(errors="replace")) if status == 200 else None
+
+    # -- adapters
+
+    def _loaded(self, adapter: str | None) -> str | None:
+        """The same. Raises: ModelNotFound when it is not loaded."""
+        if adapter is not None and adapter not in self._adapters:
+            raise ModelNotFound(f"The adapter '{plain_name(adapter)}' is not loaded.", param="model")
+        return adapter
+
+    async def _load(self, wire: Wire, name: str, path: Path) -> None:
+        asked = {"lora_name": self.names(name).childs, "lora_path": str(path)}
+        status, body = await wire.post("/v1/load_lora_adapter", asked)
+        if status < 400:
+            return
+        if status in _ABSENT:
+            raise Unsupported(
+                "The engine's process has no /v1/load_lora_adapter. vLLM's has it when its environment says "
+                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1."
+            )
+        message = foreign.said(body)[0].replace(str(path), "it").split()
+        raise _broken(name, f"the engine says: {' '.join(message)}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        return probe.getsockname()[1]
+
+
+def _broken(name: str, why: str) -> AdapterBroken:
+    return AdapterBroken(
+        f"The adapter '{plain_name(name)}' cannot be loaded: {why.rstrip('.')}.", param="model"
+    )

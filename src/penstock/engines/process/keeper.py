@@ -1,0 +1,113 @@
+"""Runs one command, and leaves nothing of it behind: `python -m penstock.engines.process.keeper`.
+
+    owner            the process with the engine; it starts the keeper and reads the command's output
+    └── keeper       in a session of its own; adopts what the command's processes leave
+        └── command  any program, with children of its own
+
+The command ends with the keeper, the keeper with its owner, however that one ended. It has one thread and
+imports little.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+import psutil
+
+from penstock.lifeline import ORPHANED
+
+NOT_RUN = 127
+"""Exit status when the command could not be started, as shells have it."""
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PR_SET_CHILD_SUBREAPER = 36
+_LOOK_S = 0.02
+_KILL_S = 5.0
+
+_prctl = ctypes.CDLL(None).prctl  # found before a fork, where nothing may be imported
+
+
+def main() -> int:
+    """Exit status of the command; of one that a signal killed, 128 and its number."""
+    order: Mapping[str, Any] = json.load(sys.stdin)
+    told, tell = os.pipe()
+    for end in (told, tell):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(tell)
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, _wake)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        owner = os.pidfd_open(order["owner"])
+    except ProcessLookupError:
+        return ORPHANED
+    try:
+        command = subprocess.Popen(
+            order["command"], env=order["environment"], stdin=subprocess.DEVNULL, preexec_fn=_die_with_us
+        )
+    except OSError as error:
+        print(f"{order['command'][0]}: {error.strerror}", file=sys.stderr)
+        return NOT_RUN
+    status = _watch(command, owner, told, order["grace_s"])
+    _end_all()
+    return status
+
+
+def _watch(command: subprocess.Popen[bytes], owner: int, told: int, grace_s: float) -> int:
+    """Until it, or the owner, has ended; on a signal it is asked to end, and its time is limited."""
+    ended = os.pidfd_open(command.pid)
+    poll = select.poll()
+    for descriptor in (owner, ended, told):
+        poll.register(descriptor, select.POLLIN)
+    deadline: float | None = None
+    while True:
+        left_ms = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
+        ready = {descriptor for descriptor, _ in poll.poll(left_ms)}
+        if ended in ready:
+            status = command.wait()
+            return status if status >= 0 else 128 - status
+        if owner in ready:
+            return ORPHANED
+        if told in ready:
+            os.read(told, 64)
+            command.terminate()
+            deadline = deadline or time.monotonic() + grace_s
+        elif deadline is not None and not ready:
+            return 128 + signal.SIGKILL
+
+
+def _wake(signum: int, frame: FrameType | None) -> None:
+    """The number goes through the wakeup descriptor; without a handler none would."""
+
+
+def _die_with_us() -> None:
+    """Between fork and exec. The kernel's own tie, should we be killed; we have one thread only."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _end_all() -> None:
+    """Kills every descendant; what loses its parent by that is ours next."""
+    deadline = time.monotonic() + _KILL_S
+    while (left := psutil.Process().children(recursive=True)) and time.monotonic() < deadline:
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(_LOOK_S)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

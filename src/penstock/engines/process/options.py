@@ -1,0 +1,68 @@
+"""What a user says about a child process: `engine_kwargs` of an `llm_engine: process` model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from penstock.config.part import Part
+from penstock.config.problems import unknown
+
+PLACEHOLDERS = ("api_key", "host", "model", "model_id", "port", "python")
+"""What stands in braces in `command` and `environment`, and is replaced when the child is started."""
+
+_PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
+"""A bare word in braces; JSON in an argument has quotes there."""
+
+
+class ProcessOptions(Part):
+    """How the child is run, and what it speaks.
+
+    In `command` and `environment` are replaced: `{host}` and `{port}`, where it must listen; `{model}`, the
+    model's source, a folder of this node where it was fetched; `{model_id}`, what clients call the model;
+    `{python}`, the interpreter that runs Penstock; `{api_key}`, a secret drawn at each start, which every
+    request to the child bears as `Authorization: Bearer ...`.
+    """
+
+    command: list[str] = Field(min_length=1, description="The program and its arguments; no shell.")
+    environment: dict[str, str] = Field({}, description="Variables beside those of the replica.")
+    port: int | None = Field(None, ge=1, le=65535, description="Where it listens; without it, a free one.")
+    ready_path: str = Field("/health", pattern="^/", description="Answers 200 while it can work.")
+    warm_up: bool = Field(
+        True,
+        description="It is ready when a completion, a chat or an embedding was answered; `false` for one "
+        "that has none of them.",
+    )
+    served_model_name: str | None = Field(
+        None, min_length=1, description="What it calls the model, where that is not `{model_id}`."
+    )
+    max_model_len: int | None = Field(
+        None, ge=1, description="Context window, in tokens; without it, as its `/v1/models` says."
+    )
+    metrics_path: str = Field(
+        "/metrics",
+        pattern="^/",
+        description="Where its gauges are, of vLLM's, SGLang's or llama.cpp's names.",
+    )
+    stop_grace_s: float = Field(5.0, ge=0, description="Seconds from SIGTERM to SIGKILL.")
+
+    @property
+    def wants_model(self) -> bool:
+        """Whether it is told where the model lies."""
+        return any("{model}" in text for text in (*self.command, *self.environment.values()))
+
+    @model_validator(mode="after")
+    def _known_placeholders(self) -> Self:
+        for text in (*self.command, *self.environment.values()):
+            for name in _PLACEHOLDER.findall(text):
+                if name not in PLACEHOLDERS:
+                    raise ValueError(f"{unknown('placeholder', name, PLACEHOLDERS)} It stands in {text!r}.")
+        return self
+
+
+def filled(text: str, values: Mapping[str, str]) -> str:
+    """`text` with values in place of placeholders."""
+    return _PLACEHOLDER.sub(lambda found: values[found[1]], text)

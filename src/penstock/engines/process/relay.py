@@ -1,0 +1,164 @@
+"""The child's HTTP as an ASGI app: requests go to it as they came, answers come back as it makes them.
+
+Bodies are not looked into, unless the child calls the model by another name or a preprocessor made the
+prompt. What it answers as an error becomes our envelope in `engines.edge`, which stands around this.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import aiohttp
+import msgspec
+
+from penstock.engine import Prepared, Receive, Scope, Send, prepared, using_adapter
+from penstock.engines.asgi import lifespan, while_connected, whole_body
+from penstock.engines.process import completion
+from penstock.engines.process.wire import Wire, lines
+from penstock.errors import Unsupported
+
+_HOP_BY_HOP = frozenset(
+    {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te"}
+    | {"trailer", "transfer-encoding", "upgrade"}
+)
+_NOT_FOR_THE_CHILD = _HOP_BY_HOP | {"host", "content-length", "accept-encoding", "authorization", "cookie"}
+_NOT_FOR_CLIENTS = _HOP_BY_HOP | {"date", "server", "set-cookie"}
+_OURS = "x-penstock-"
+
+_EVENTS = "text/event-stream"
+_ERROR_WITHIN = re.compile(rb'\n(?=data: \{"error"|event: error)')
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What one request's model is called by clients, and what by the child."""
+
+    ours: str
+    childs: str
+
+    def in_answer(self, piece: bytes) -> bytes:
+        """`piece`, whole lines or a whole body, with our name. In generated text quotes are escaped."""
+        field = re.compile(rb'("(?:model|id|root)"\s*:\s*)' + re.escape(msgspec.json.encode(self.childs)))
+        return field.sub(lambda found: found[1] + msgspec.json.encode(self.ours), piece)
+
+
+class Behind(Protocol):
+    """What the relay asks of the engine."""
+
+    def at_work(self, *, waits: bool) -> AbstractAsyncContextManager[Wire]: ...
+
+    def names(self, adapter: str | None) -> Names: ...
+
+    async def check_health(self) -> None: ...
+
+
+class Relay:
+    """ASGI over the child of one engine."""
+
+    def __init__(self, engine: Behind) -> None:
+        self._engine = engine
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return await lifespan(receive, send)
+        if scope["type"] != "http":
+            return None
+        body = await whole_body(receive)
+        if body is None:
+            return None
+        return await while_connected(receive, self._answer(scope, body, send))
+
+    async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
+        if scope["path"] == "/health":
+            await self._engine.check_health()
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+            return await send({"type": "http.response.body", "body": b""})
+        adapter = using_adapter.get()
+        names = self._engine.names(adapter)
+        body = _asked(body, names, adapter is not None, prepared.get())
+        async with (
+            self._engine.at_work(waits=scope["method"] == "POST") as wire,
+            wire.request(scope["method"], _target(scope), body, _for_child(scope["headers"])) as answer,
+        ):
+            await _pass_on(answer, names, send)
+        return None
+
+
+async def _pass_on(answer: aiohttp.ClientResponse, names: Names, send: Send) -> None:
+    renamed = names.ours != names.childs
+    dropped = {"content-length"} if renamed else set[str]()
+    headers = _without(answer.raw_headers, _NOT_FOR_CLIENTS | dropped)
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    if answer.content_type == _EVENTS:
+        pieces = _events(answer)
+    elif renamed:
+        pieces = _whole(answer)
+    else:
+        pieces = answer.content.iter_any()
+    async for piece in pieces:
+        piece = names.in_answer(piece) if renamed else piece
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _whole(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    yield await answer.read()
+
+
+async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Whole lines as they come; an event that is an error begins a piece of its own."""
+    async for piece in lines(answer):
+        error = _ERROR_WITHIN.search(piece)
+        if error is None:
+            yield piece
+        else:
+            yield piece[: error.end()]
+            yield piece[error.end() :]
+
+
+def _asked(body: bytes, names: Names, adapted: bool, ours: Prepared | None) -> bytes:
+    """The body that the child gets. Raises: Unsupported for a prepared prompt that it cannot take."""
+    if names.ours == names.childs and ours is None:
+        return body
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return body  # an upload, or what the child refuses in its own words
+    if adapted or fields.get("model") == names.ours:
+        fields["model"] = names.childs
+    if ours is not None:
+        if fields.get("prompt") != ours.sign:
+            raise Unsupported(
+                "An engine in a process of its own makes the prompts of chats itself, and takes no prepared "
+                f"ones; {completion.PATH} does."
+            )
+        fields |= completion.prompt_fields(ours.take())
+    return msgspec.json.encode(fields)
+
+
+def _target(scope: Scope) -> str:
+    """Path and query as they stand in the request."""
+    path = cast("bytes", scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
+    query = cast("bytes", scope.get("query_string", b"")).decode("latin-1")
+    return f"{path}?{query}" if query else path
+
+
+def _for_child(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
+    kept = _without(headers, _NOT_FOR_THE_CHILD)
+    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in kept]
+
+
+def _without(headers: Iterable[tuple[bytes, bytes]], dropped: Iterable[str]) -> list[tuple[bytes, bytes]]:
+    """Headers that travel on, with names in lower case; those that `connection` names do not either."""
+    found = [(name.lower(), value) for name, value in headers]
+    hops = [value.decode("latin-1").lower() for name, value in found if name == b"connection"]
+    never = {*dropped, *(word.strip() for words in hops for word in words.split(","))}
+    return [
+        (name, value)
+        for name, value in found
+        if (plain := name.decode("latin-1")) not in never and not plain.startswith(_OURS)
+    ]
