@@ -9,7 +9,6 @@ from ray.runtime_env import RuntimeEnv as RayRuntimeEnv
 from ray.serve import config as serve_config
 from ray.serve.schema import RayActorOptionsSchema, ServeApplicationSchema, ServeDeploySchema
 
-from penstock.autoscaling import policy
 from penstock.config import LLMConfig, load
 from penstock.config.deployment import (
     ActorOptions,
@@ -103,7 +102,7 @@ def test_an_autoscaling_config_of_rays_own_class_is_accepted_and_gets_our_policy
     options = config(deployment_config={"autoscaling_config": autoscaling}).get_serve_options()
     taken = serve.deployment(Replica).options(**options)._deployment_config.autoscaling_config
     assert (taken.min_replicas, taken.max_replicas) == (1, 3)
-    assert taken.policy.get_policy() is policy
+    assert taken.policy.policy_function == "penstock.autoscaling:policy"
 
 
 @pytest.mark.parametrize(
