@@ -10,6 +10,7 @@ from penstock.config.parts import (
     CallbackConfig,
     LoraConfig,
     ModelLoadingConfig,
+    OnDemandConfig,
     PlacementGroupConfig,
 )
 from penstock.config.settings import Settings
@@ -24,6 +25,7 @@ __all__ = [
     "LLMServingArgs",
     "LoraConfig",
     "ModelLoadingConfig",
+    "OnDemandConfig",
     "PlacementGroupConfig",
     "Settings",
     "accelerator_kind",

@@ -94,6 +94,7 @@ _SECTIONS: Sequence[tuple[str, type[BaseModel]]] = (
     ("preprocessor_options", processing.PreprocessorOptions),
     ("postprocessor_options", processing.PostprocessorOptions),
     ("lora_config", parts.LoraConfig),
+    ("on_demand", parts.OnDemandConfig),
     ("callback_config", parts.CallbackConfig),
     ("experimental_configs", parts.ExperimentalConfigs),
     ("The gateway: `GatewayConfig`", gateway.GatewayConfig),

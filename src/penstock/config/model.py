@@ -24,6 +24,7 @@ from penstock.config.parts import (
     ExperimentalConfigs,
     LoraConfig,
     ModelLoadingConfig,
+    OnDemandConfig,
     PlacementGroupConfig,
 )
 from penstock.config.place import Place
@@ -73,6 +74,9 @@ class LLMConfig(Root):
         default_factory=lambda: RoutingConfig(), description="Options of the policy."
     )
     lora_config: LoraConfig | None = Field(default=None, description="Adapters.")
+    on_demand: OnDemandConfig | None = Field(
+        default=None, description="Taking turns with other models on the same memory."
+    )
     placement_group_config: PlacementGroupConfig | None = Field(
         default=None, description="Workers' resources."
     )

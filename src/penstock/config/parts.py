@@ -160,3 +160,13 @@ class EngineSizes(Part):
     prefill_context_parallel_size: int | None = Field(default=None, ge=1)
     data_parallel_size: int | None = Field(default=None, ge=1)
     data_parallel_size_local: int | None = Field(default=None, ge=0)
+
+
+class OnDemandConfig(Part):
+    """Models of a group take turns: a request wakes its model, the one unused for longest goes to sleep."""
+
+    group: str = Field(default="default", min_length=1, description="Models of the same group take turns.")
+    awake: int = Field(default=1, ge=1, description="Models of the group that are awake at the same time.")
+    min_awake_s: float = Field(
+        default=5.0, ge=0, description="How long a model stays awake before another one may take its turn."
+    )

@@ -51,7 +51,7 @@ class Line:
         wake: Callable[[], None] = _nothing,
     ) -> None:
         """wait_for_replica_s: how long a request waits while no replica of the model is ready.
-        wake: called when a request waits and there is no replica at all.
+        wake: called when a request waits and no replica is ready.
         """
         self._card = card
         self._table = table
@@ -132,7 +132,7 @@ class Line:
         line = self._returned if tried or only else self._queued  # one that waits for `only` holds up nobody
         line[waiter] = None
         self._set_timer(waiter)
-        if not self._table.members(self._card.id):
+        if not self._table.ready(self._card.id):
             self._wake()
         try:
             return await waiter.place

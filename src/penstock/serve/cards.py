@@ -13,6 +13,7 @@ from penstock.config.options import DEFAULTS, autoscaling
 from penstock.config.routing import DEFAULT_POLICY, SESSION_HEADER
 from penstock.errors import BadRequest, ConfigError, ModelNotFound, NotFound
 
+_MOST_WAITING = 1000  # requests for a model that takes turns, where its config gives no limit
 _NAMED = 20  # models named in an error
 
 
@@ -23,7 +24,8 @@ class ModelCard:
     max_model_len: what is known before a replica told its own. engine_metrics: whether /metrics shows theirs.
     scales: whether the model may have more than one replica. adapter_slots: adapters that a replica holds at
     a time; 0 for a model that takes none. paths: what its server answers beside the usual endpoints.
-    start_s: of a model that may have no replica at all: how long a request waits for one to start.
+    start_s: of a model that may have no replica, or none awake: how long a request waits for one.
+    takes_turns: whether control wakes it, on demand.
     """
 
     id: str
@@ -39,18 +41,19 @@ class ModelCard:
     adapter_slots: int = 0
     paths: tuple[str, ...] = ()
     start_s: float | None = None
+    takes_turns: bool = False
 
     @classmethod
     def of(cls, config: LLMConfig, max_model_len: int | None = None, paths: Sequence[str] = ()) -> ModelCard:
         """The card of a configured model, made now."""
         given = {name: value for name, value in config.deployment_config.items() if value is not None}
         options = {**DEFAULTS, **given}
-        scaling = autoscaling(given) or {}
+        scaling, turns = autoscaling(given) or {}, config.on_demand is not None
         return cls(
             id=config.model_id,
             created=int(time.time()),
             max_ongoing_requests=options["max_ongoing_requests"],
-            max_queued_requests=options.get("max_queued_requests", -1),
+            max_queued_requests=options.get("max_queued_requests", _MOST_WAITING if turns else -1),
             max_model_len=max_model_len,
             engine_metrics=config.log_engine_metrics,
             routing_policy=config.routing_policy,
@@ -58,7 +61,8 @@ class ModelCard:
             scales=options.get("num_replicas", 1) != 1 or "autoscaling_config" in options,
             adapter_slots=config.lora_config.max_num_adapters_per_replica if config.lora_config else 0,
             paths=tuple(paths),
-            start_s=config.engine_start_timeout_s if scaling.get("min_replicas") == 0 else None,
+            start_s=config.engine_start_timeout_s if scaling.get("min_replicas") == 0 or turns else None,
+            takes_turns=turns,
         )
 
 

@@ -22,6 +22,7 @@ from penstock.config.settings import Settings
 from penstock.errors import BadRequest, ModelNotFound
 from penstock.serve.desired import CHANGES, Desired, News, Order, Outcome, Told, changed, checked
 from penstock.serve.ledger import Ledger
+from penstock.serve.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ class LLMControl:
         self._followers: dict[str, dict[str, _Follower]] = {}
         self._numbers = itertools.count(1)
         self._outcomes: dict[int, dict[str, Outcome]] = {}
+        self._turns = Turns(self)
         self._news = asyncio.Event()  # set, and replaced, at each change, desired or told
 
     async def follow(self, model: str, told: Told, wait_s: float = FOLLOW_S) -> News:
@@ -57,6 +59,7 @@ class LLMControl:
         if follower.heard(told):
             self._tell()
         self._learn(model, told)
+        self._turns.enter(model, told)
         deadline = time.monotonic() + wait_s
         while True:
             desired = self._ledger.get(model, told.replica)
@@ -104,6 +107,10 @@ class LLMControl:
             results = await self._ask(name, operation, arguments, ids, timeout_s)
         return {"model": name, "ok": not any("error" in one for one in results.values()), "replicas": results}
 
+    async def want(self, model: str) -> None:
+        """A request waits for a model that takes turns: returns when it is its turn, and it is awake."""
+        await self._turns.want(model)
+
     async def status(self, model: str | None = None) -> dict[str, Any]:
         """Desired and actual state of every replica, by model."""
         await self._first_follower()
@@ -112,7 +119,7 @@ class LLMControl:
 
     def _state(self, model: str) -> dict[str, Any]:
         shown: dict[str, Any] = {}
-        for replica_id, told in self._living(model).items():
+        for replica_id, told in self.living(model).items():
             desired = self._ledger.get(model, replica_id)
             shown[replica_id] = {
                 "actual": told.actual,
@@ -140,7 +147,7 @@ class LLMControl:
 
     def _asked(self, model: str, replica: str | None) -> list[str]:
         """Raises: BadRequest for a replica that is not one of the model's."""
-        living = list(self._living(model))
+        living = list(self.living(model))
         if replica is not None and replica not in living:
             raise BadRequest(
                 f"Model '{model}' has no replica '{replica}'; it has {', '.join(living) or 'none'}.",
@@ -151,19 +158,26 @@ class LLMControl:
     async def _change(
         self, model: str, replica: str | None, operation: str, asked: Any, ids: Sequence[str], limit_s: float
     ) -> dict[str, Outcome]:
-        self._version += 1
-        before = self._ledger.get(model, replica or "")
-        desired = changed(before, operation, asked, self._version, replica or "")
-        self._ledger.set(model, desired)
-        self._tell()
+        desired = self.declare(model, replica or "", operation, asked)
 
         def outcome(one: str) -> Outcome | None:
-            told = self._living(model).get(one)
+            told = self.living(model).get(one)
             if told is None or told.done < desired.version:
                 return None
             return {"error": told.error} if told.error else {"result": told.actual}
 
         return await self._outcomes_of(model, ids, outcome, limit_s, "It goes on trying; see the status.")
+
+    def declare(self, model: str, replica: str, operation: str, asked: Any) -> Desired:
+        """What is desired from now on."""
+        self._version += 1
+        desired = changed(self._ledger.get(model, replica), operation, asked, self._version, replica)
+        self._ledger.set(model, desired)
+        self._tell()
+        return desired
+
+    def desired(self, model: str) -> Desired:
+        return self._ledger.get(model)
 
     async def _ask(
         self, model: str, operation: str, arguments: Mapping[str, Any], ids: Sequence[str], limit_s: float
@@ -190,7 +204,7 @@ class LLMControl:
         deadline, found = time.monotonic() + limit_s, dict[str, Outcome]()
         while True:
             for one in ids:
-                if one not in found and (one not in self._living(model) or outcome(one) is not None):
+                if one not in found and (one not in self.living(model) or outcome(one) is not None):
                     found[one] = outcome(one) or {"error": f"The replica is gone. {_NEXT}"}
             if len(found) == len(ids) or time.monotonic() >= deadline:
                 break
@@ -198,7 +212,7 @@ class LLMControl:
         missing = {"error": f"No answer within {limit_s:g} s. {late}"}
         return {one: found.get(one, missing) for one in ids}
 
-    def _living(self, model: str) -> dict[str, Told]:
+    def living(self, model: str) -> dict[str, Told]:
         """What replicas have said that still speak."""
         followers, oldest = self._followers.get(model, {}), time.monotonic() - _GONE_S
         for replica in [one for one, follower in followers.items() if follower.at < oldest]:

@@ -38,10 +38,18 @@ class Desired(msgspec.Struct, frozen=True):
     weights: Weights | None = None
 
 
+class Group(msgspec.Struct, frozen=True):
+    """Models that take turns. awake: how many at a time. Unit: seconds."""
+
+    name: str
+    awake: int
+    min_awake_s: float
+
+
 class Told(msgspec.Struct, frozen=True):
     """What a replica says of itself. done: the version that it has reached, or failed to: then `error`.
 
-    desired: the last that it was told, for a control that has lost it.
+    desired: the last that it was told, for a control that has lost it. idle_s: seconds since a request came.
     """
 
     replica: str
@@ -50,6 +58,8 @@ class Told(msgspec.Struct, frozen=True):
     done: int
     desired: Desired
     error: str = ""
+    group: Group | None = None
+    idle_s: float = 0.0
 
 
 class Order(msgspec.Struct, frozen=True):

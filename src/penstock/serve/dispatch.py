@@ -55,7 +55,7 @@ class Dispatch:
         wait_for_replica_s: float,
         wake: Callable[[str], None],
     ) -> None:
-        """wake: called with a model's id when a request waits and there is no replica of it.
+        """wake: called with a model's id when a request waits and no replica of it is ready.
 
         Raises: ConfigError for a routing policy that cannot be had."""
         self._table = table
@@ -129,6 +129,10 @@ class Dispatch:
             raise EngineDead(
                 f"{deaths} replicas failed while they worked on this request; it is not tried again."
             ) from failed
+
+    def is_wanted(self, model_id: str) -> bool:
+        """Whether requests wait and no replica is ready."""
+        return len(self._lines[model_id]) > 0 and not self._table.ready(model_id)
 
     def metrics(self, model_id: str) -> ModelMetrics:
         """Where the requests of a model are counted; "" for those that name none of ours."""

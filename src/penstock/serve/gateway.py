@@ -65,7 +65,8 @@ class Gateway:
         wake: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
         """unreachable: called with a model's id when a replica on another node refuses TCP connections.
-        operate: does what is asked under `/admin`. wake: returns once a model that has no replica has one.
+        operate: does what is asked under `/admin`. wake: has a model started, or woken, for which requests
+        wait; returns when that is done, or is nobody's business here.
 
         Raises: ConfigError when the default model is none of `models`, or a routing policy cannot be had.
         """
@@ -77,7 +78,7 @@ class Gateway:
         self._fleet = Fleet(table, self._id, unreachable)
         self._listing = Listing(models, table, self._fleet)
         self._room = Room(config.max_bodies_bytes)
-        self._waking = Waking(wake)
+        self._waking = Waking(wake, lambda model_id: self._dispatch.is_wanted(model_id))
         self._dispatch = Dispatch(
             models, table, self._fleet, self._id, config.wait_for_replica_s, self._waking.begin
         )

@@ -62,7 +62,8 @@ class LLMRouter:
         Raises: ConfigError when the gateway's own port is taken.
         """
         self._handles = {card.id: handle for card, handle in zip(cards, servers, strict=True)}
-        table = Table(ray.get_runtime_context().get_node_id())
+        self._table = table = Table(ray.get_runtime_context().get_node_id())
+        self._turns = {card.id for card in cards if card.takes_turns}
         self._control = control
         self.gateway = Gateway(
             gateway, cards, table, unreachable=self._open_network, operate=self._operate, wake=self._wake
@@ -85,8 +86,11 @@ class LLMRouter:
 
     async def _wake(self, model_id: str) -> None:
         """Serve starts a replica for a call by handle where there is none, and answers when it is up."""
-        log.info("%s: a request waits and there is no replica", model_id)
-        await self._handles[model_id].is_sleeping.remote()
+        if not self._table.members(model_id):
+            log.info("%s: a request waits and there is no replica", model_id)
+            await self._handles[model_id].is_sleeping.remote()
+        elif model_id in self._turns:
+            await self._control.want.remote(model_id)
 
     async def _operate(self, operation: str, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Through control. Raises: BadRequest and its like, as control does."""

@@ -36,7 +36,7 @@ from penstock.layers.hooks import Asked
 from penstock.layers.stack import stacked
 from penstock.openai.errors import form
 from penstock.serve import cluster, control, environment, upload
-from penstock.serve.desired import News, Outcome, Told
+from penstock.serve.desired import Group, News, Outcome, Told
 from penstock.serve.endpoints import OwnEndpoints, paths
 from penstock.serve.gateway import Gateway
 from penstock.serve.guard import Facts
@@ -123,7 +123,9 @@ class LLMServer(Operated, metaclass=_Constructed):
         self._control: Any = None
         self._following: asyncio.Task[None] | None = None
         self.engine: Engine = (engine_cls or engine_class(llm_config))(llm_config)
-        self.steward = Steward(self.engine, self._start_engine, self._tell_links, self._id)
+        turns = llm_config.on_demand
+        group = Group(turns.group, turns.awake, turns.min_awake_s) if turns is not None else None
+        self.steward = Steward(self.engine, self._start_engine, self._tell_links, self._id, group)
         self._adapters: Store | None = None
         if llm_config.lora_config is not None:
             source = Source(llm_config, downloader)
@@ -213,6 +215,7 @@ class LLMServer(Operated, metaclass=_Constructed):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """For the listener: a replica may be there before its engine is."""
         await self.steward.begun.wait()
+        self.steward.asked()
         await self._app()(scope, receive, send)
 
     def _hello(self) -> link.Hello:
@@ -346,6 +349,7 @@ class LLMServer(Operated, metaclass=_Constructed):
     ) -> AsyncGenerator[Delta, None]:
         """The engine's own `generate`: the prompt reaches it untouched. Gives one `Delta` per engine step."""
         await self.steward.begun.wait()
+        self.steward.asked()
         adapter = self._adapter(None)
         if not adapter:
             return self.engine.generate(prompt, params or {}, request_id=request_id)
@@ -422,6 +426,7 @@ class LLMServer(Operated, metaclass=_Constructed):
             yield [refusal] if body.get("stream") else refusal
             return
         await self.steward.begun.wait()
+        self.steward.asked()
         if self._listener:
             kept_here.set(self._listener.address.replica_id)  # a response's id says where it is kept
         reply = await call(self._app(), path, content, fields, content_type)

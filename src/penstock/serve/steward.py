@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from penstock.engine import Engine, Manner
 from penstock.errors import Error
 from penstock.serve.control import FOLLOW_S
-from penstock.serve.desired import Actual, Desired, News, Order, Outcome, Told, Weights, checked
+from penstock.serve.desired import Actual, Desired, Group, News, Order, Outcome, Told, Weights, checked
 
 log = logging.getLogger(__name__)
 
@@ -32,13 +33,20 @@ class Steward:
     """Of one engine. What is done to it while it serves is done here, one thing after the other."""
 
     def __init__(
-        self, engine: Engine, begin: Callable[[], Awaitable[None]], tell: Callable[[], None], replica: str
+        self,
+        engine: Engine,
+        begin: Callable[[], Awaitable[None]],
+        tell: Callable[[], None],
+        replica: str,
+        group: Group | None = None,
     ) -> None:
-        """begin: starts the engine. tell: called when `actual` has changed."""
+        """begin: starts the engine. tell: called when `actual` has changed. group: where it takes turns."""
         self._engine = engine
         self._begin = begin
         self._tell = tell
         self._replica = replica
+        self._group = group
+        self._asked_at = time.monotonic()
         self._turn = asyncio.Lock()
         self._begun = False
         self._going: Actual | None = None
@@ -57,6 +65,10 @@ class Steward:
         if not self.begun.is_set() or self._engine.is_sleeping():
             return "asleep"
         return "paused" if self._engine.is_paused() else "ready"
+
+    def asked(self) -> None:
+        """A request has come."""
+        self._asked_at = time.monotonic()
 
     def weights_version(self) -> str:
         return self._engine.weights_version()
@@ -151,6 +163,8 @@ class Steward:
             done=self._done,
             desired=self._desired,
             error=self._error,
+            group=self._group,
+            idle_s=0.0 if self._engine.load().running else time.monotonic() - self._asked_at,
         )
 
     # -- what is done to the engine

@@ -1,4 +1,4 @@
-"""Models without a replica: the first request that waits for one has it started; the others wait with it."""
+"""Models that have no replica, or none awake: the first request that waits for one has it brought about."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ _AGAIN_S = 1.0
 
 
 class Waking:
-    """At most one question at a time for each model."""
+    """One question at a time for each model, for as long as requests wait for it."""
 
-    def __init__(self, wake: Callable[[str], Awaitable[None]] | None) -> None:
-        """wake: returns once the model has a replica."""
+    def __init__(
+        self, wake: Callable[[str], Awaitable[None]] | None, is_wanted: Callable[[str], bool]
+    ) -> None:
+        """wake: returns once the model has been woken. is_wanted: whether requests wait in vain."""
         self._wake = wake
+        self._is_wanted = is_wanted
         self._asking: dict[str, asyncio.Task[None]] = {}
 
     def begin(self, model_id: str) -> None:
@@ -26,12 +29,14 @@ class Waking:
 
     async def _ask(self, wake: Callable[[str], Awaitable[None]], model_id: str) -> None:
         try:
-            await wake(model_id)
-        except Exception:  # whatever Serve says: the next request that waits asks again
-            log.exception("%s could not be woken", model_id)
-            await asyncio.sleep(_AGAIN_S)
+            while self._is_wanted(model_id):
+                try:
+                    await wake(model_id)
+                except Exception as error:  # Serve's, Ray's, control's
+                    log.warning("%s could not be woken: %s", model_id, error)
+                await asyncio.sleep(_AGAIN_S)
         finally:
-            self._asking.pop(model_id, None)
+            del self._asking[model_id]
 
     def close(self) -> None:
         for asking in list(self._asking.values()):
