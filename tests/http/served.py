@@ -174,8 +174,10 @@ class Served:
 
     async def gateway(self, *cards: ModelCard | str, **config: Any) -> Gateway:
         models = [ModelCard(card, created=1) if isinstance(card, str) else card for card in cards]
-        unreachable = config.pop("unreachable", None)
-        gateway = Gateway(GatewayConfig(**config), models, self.table, unreachable=unreachable)
+        unreachable, operate = config.pop("unreachable", None), config.pop("operate", None)
+        gateway = Gateway(
+            GatewayConfig(**config), models, self.table, unreachable=unreachable, operate=operate
+        )
         self._gateway = gateway
         await gateway.start()
         self._stops.append(gateway.close)
