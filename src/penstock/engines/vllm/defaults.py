@@ -70,6 +70,8 @@ def with_defaults(given: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
     if shape.cpu and shape.tiny:
         defaults["enforce_eager"] = True  # compiling takes longer than the model will ever run
         defaults["block_size"] = 32  # vLLM's 128 on CPU finds no shared prefix in short prompts
+    if shape.cpu and given.get("pipeline_parallel_size", 1) > 1:
+        defaults["worker_cls"] = "penstock.engines.vllm.pipeline.StageWorker"
     if shape.adapters:
         defaults |= lora.arguments(given, shape.adapters, shape.cpu)
     return {**defaults, **given}

@@ -1,0 +1,24 @@
+"""vLLM's worker on CPU for a stage of a pipeline.
+
+What a stage receives from the one before it needs a buffer, which vLLM's warm-up makes; with an eager model
+and a KV cache of a given size vLLM skips that, and the first request ends the engine. Named by `worker_cls`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.distributed.parallel_state import get_pp_group
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+
+class StageWorker(CPUWorker):
+    """As its base, with the buffer from the start."""
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        super().load_model(*args, **kwargs)
+        runner: Any = self.model_runner
+        if not get_pp_group().is_first_rank and runner.intermediate_tensors is None:
+            runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+                batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
+            )
