@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.05
+_LOOKS = 5
 _LIMIT_S = 5.0
 _PAUSES: Mapping[Manner, str] = {"wait": "in_place", "keep": "in_place", "abort": "abort"}
 """SGLang's words; what waits for its end has ended before."""
@@ -256,6 +257,11 @@ class SGLangEngine(ProcessEngine):
         """Prometheus text."""
         async with self.at_work(waits=False) as wire:
             seen = await self._seen(wire)
+            for _ in range(_LOOKS):  # a step's tokens come before its counts
+                if seen is None or seen.running + seen.waiting or not self._gate.inside:
+                    break
+                await asyncio.sleep(_LOOK_S / _LOOKS)
+                seen = await self._seen(wire)
             _, text = await wire.get("/metrics", _LIMIT_S)
         gauges = {
             "vllm:num_requests_running": seen.running if seen else 0,
