@@ -85,12 +85,16 @@ class SGLangEngine(ProcessEngine):
                 self.at_work() as wire,
                 aclosing(wire.events(deltas.PATH, asked, request_id or rid)) as events,
             ):
-                async for event in events:
-                    found = deltas.read(event)
-                    times.tell(found)
-                    delta = found.delta()
-                    self._held[rid] = self._held.get(rid, delta.prompt_tokens) + len(delta.token_ids)
-                    yield delta
+                try:
+                    async for event in events:
+                        found = deltas.read(event)
+                        times.tell(found)
+                        delta = found.delta()
+                        self._held[rid] = self._held.get(rid, delta.prompt_tokens) + len(delta.token_ids)
+                        yield delta
+                except GeneratorExit:  # told so, SGLang ends it before what comes next
+                    await self.abort([rid])
+                    raise
         except msgspec.DecodeError as error:
             log.exception("SGLang answered %s with what is no answer", deltas.PATH)
             raise Error() from error
