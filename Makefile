@@ -1,5 +1,5 @@
 # Two targets do everything on a fresh machine: `make serve` and `make test`.
-.PHONY: serve test check bench docs clean
+.PHONY: serve test check bench docs sglang clean
 .DEFAULT_GOAL := help
 
 # Where Python may not write bytecode, as in many images, each start of an engine compiles 20 s anew.
@@ -14,6 +14,7 @@ help:
 	@echo "make check   set up, then format, lint, types, directions of imports, features without a test"
 	@echo "make bench   set up, then the benchmarks, beside vllm serve and Ray Serve LLM"
 	@echo "make docs    write the generated pages of docs/ anew"
+	@echo "make sglang  set up, then an environment in which tests run SGLang on a CPU"
 	@echo "make clean   remove everything that set-up and runs made"
 
 $(READY): pyproject.toml constraints.txt $(wildcard scripts/*)
@@ -40,6 +41,9 @@ docs: $(READY)
 	$(BIN)/python -m penstock.config.document > docs/configuration.md
 	$(BIN)/python -m tests.features
 
+sglang: $(READY)
+	@scripts/sglang
+
 clean:
-	rm -rf .venv build dist .pytest_cache .ruff_cache src/*.egg-info
+	rm -rf .venv .venv-sglang build dist .pytest_cache .ruff_cache src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

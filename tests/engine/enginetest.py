@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import uvicorn
@@ -63,6 +64,31 @@ def process_config() -> LLMConfig:
     return child_config(words, model_source="demo", environment=environment)
 
 
+SGLANG = Path(__file__).parents[2] / ".venv-sglang"
+"""Made by `make sglang`; without it the tests of SGLang are left out."""
+
+
+def sglang_config(source: object = "demo", **engine_kwargs: object) -> LLMConfig:
+    """SGLang in the environment that `scripts/sglang` makes, with a cache of the same size."""
+    options: dict[str, object] = {
+        "python": str(SGLANG / "bin" / "python"),
+        "context_length": WINDOW,
+        "page_size": BLOCK_SIZE,
+        "max_total_tokens": BLOCK_SIZE * KV_BLOCKS,
+        "attention_backend": "torch_native",
+        "sampling_backend": "pytorch",
+        "disable_overlap_schedule": True,
+        # Five long answers begin together, as in vLLM, though they would not fit at their ends.
+        "environment": {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "64"},
+    }
+    return LLMConfig(
+        model_loading_config={"model_id": MODEL_ID, "model_source": source},
+        llm_engine="sglang",
+        accelerator_config={"kind": "cpu"},
+        engine_kwargs=options | engine_kwargs,
+    )
+
+
 def child_config(
     command: Sequence[str], *, model_source: str | None = None, **engine_kwargs: object
 ) -> LLMConfig:
@@ -73,7 +99,12 @@ def child_config(
     )
 
 
-CONFIGS = {"sim": sim_config, "vllm": vllm_config_with_small_cache, "process": process_config}
+CONFIGS = {
+    "sim": sim_config,
+    "vllm": vllm_config_with_small_cache,
+    "process": process_config,
+    **({"sglang": sglang_config} if (SGLANG / "ready").exists() else {}),
+}
 
 
 @dataclass(frozen=True)
@@ -86,7 +117,7 @@ class Served:
     @property
     def foreign(self) -> bool:
         """Whether it is another program, of which nothing is known but what it says over HTTP."""
-        return isinstance(self.engine, ProcessEngine)
+        return type(self.engine) is ProcessEngine
 
 
 @asynccontextmanager

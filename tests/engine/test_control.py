@@ -13,11 +13,13 @@ from safetensors.torch import load_file, save_file
 
 from penstock import demo_model
 from penstock.engine import Delta
+from penstock.engines.lacking import Lacking
 from penstock.errors import BadRequest, Conflict, DeadlineExceeded, Unsupported
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.parity("S25")]
 
 QUESTION = "What is Penstock?"
+ARGUMENTS = {"collective_rpc": ("x",), "update_weights": (Path("/"), "v1")}
 LONG = {"max_tokens": 300, "ignore_eos": True, "temperature": 0}
 
 
@@ -54,7 +56,19 @@ async def still(task: asyncio.Task[object], seconds: float = 0.3) -> bool:
     return not done
 
 
+async def needs(served: Served, *operations: str) -> None:
+    """Skips where the engine has not all of them, which it must say."""
+    kind = type(served.engine)
+    lacking = [name for name in operations if getattr(kind, name) is getattr(Lacking, name, None)]
+    for name in lacking:
+        with pytest.raises(Unsupported, match=f"{kind.__name__} has no operation '{name}'"):
+            await getattr(served.engine, name)(*ARGUMENTS.get(name, ()))
+    if lacking:
+        pytest.skip(f"{kind.__name__} has no {', '.join(lacking)}, and says so")
+
+
 async def test_a_kept_pause_stands_still_and_loses_nothing(under_test: Served):
+    await needs(under_test, "pause")
     whole = text(await answer(under_test, **LONG))
     running, more = await begun(under_test)
     await under_test.engine.pause()
@@ -71,6 +85,7 @@ async def test_a_kept_pause_stands_still_and_loses_nothing(under_test: Served):
 
 
 async def test_a_waiting_pause_lets_finish_what_runs(under_test: Served):
+    await needs(under_test, "pause")
     running, _ = await begun(under_test)
     await under_test.engine.pause(mode="wait")
     late = asyncio.create_task(answer(under_test))
@@ -81,6 +96,7 @@ async def test_a_waiting_pause_lets_finish_what_runs(under_test: Served):
 
 
 async def test_an_aborting_pause_ends_what_runs(under_test: Served):
+    await needs(under_test, "pause")
     running, _ = await begun(under_test, max_tokens=1500)
     await under_test.engine.pause(mode="abort")
     deltas = await asyncio.wait_for(running, 5)
@@ -91,6 +107,7 @@ async def test_an_aborting_pause_ends_what_runs(under_test: Served):
 
 
 async def test_what_comes_while_it_sleeps_is_answered_when_it_wakes(under_test: Served):
+    await needs(under_test, "sleep")
     before = text(await answer(under_test))
     running, _ = await begun(under_test)
     await under_test.engine.sleep()
@@ -108,6 +125,7 @@ async def test_what_comes_while_it_sleeps_is_answered_when_it_wakes(under_test: 
 
 
 async def test_asleep_and_paused_it_wakes_paused(under_test: Served):
+    await needs(under_test, "pause", "sleep")
     await under_test.engine.pause()
     await under_test.engine.sleep(level=2)
     await under_test.engine.sleep()  # does nothing
@@ -119,12 +137,14 @@ async def test_asleep_and_paused_it_wakes_paused(under_test: Served):
 
 
 async def test_sleep_cannot_keep_what_runs(under_test: Served):
+    await needs(under_test, "sleep")
     with pytest.raises(BadRequest, match="'wait' or 'abort'"):
         await under_test.engine.sleep(mode="keep")
     assert not under_test.engine.is_sleeping()
 
 
 async def test_a_reset_cache_is_empty(under_test: Served):
+    await needs(under_test, "reset_prefix_cache")
     prompt = "water turns a wheel and the wheel turns a stone " * 20
     await answer(under_test, prompt)
     assert (await answer(under_test, prompt))[-1].cached_tokens > 0
@@ -133,6 +153,7 @@ async def test_a_reset_cache_is_empty(under_test: Served):
 
 
 async def test_a_cache_in_use_is_not_reset(under_test: Served):
+    await needs(under_test, "reset_prefix_cache")
     running, _ = await begun(under_test, max_tokens=1500)
     with pytest.raises(Conflict, match="Pause"):
         await under_test.engine.reset_prefix_cache()
@@ -141,6 +162,7 @@ async def test_a_cache_in_use_is_not_reset(under_test: Served):
 
 
 async def test_weights_that_are_not_there_change_nothing(under_test: Served, tmp_path: Path):
+    await needs(under_test, "update_weights")
     before, version = text(await answer(under_test)), under_test.engine.weights_version()
     with pytest.raises(BadRequest, match="folder"):
         await under_test.engine.update_weights(tmp_path / "nowhere", "v9")
@@ -212,11 +234,8 @@ async def memory_given_back(served: Served, others: set[psutil.Process]) -> None
     await served.engine.check_health()
 
 
-async def test_the_simulator_says_what_it_lacks(under_test: Served):
-    if type(under_test.engine).__name__ != "SimEngine":
-        pytest.skip("has them")
-    for operation in (under_test.engine.start_profile, under_test.engine.stop_profile):
-        with pytest.raises(Unsupported, match="profile"):
-            await operation()
-    with pytest.raises(Unsupported, match="collective_rpc"):
-        await under_test.engine.collective_rpc("x")
+async def test_calls_of_workers_and_profiles(under_test: Served):
+    await needs(under_test, "collective_rpc", "start_profile", "stop_profile")
+    with pytest.raises(Unsupported, match="profiler_config"):
+        await under_test.engine.start_profile()
+    assert len(await under_test.engine.collective_rpc("get_model_inspection")) == 1

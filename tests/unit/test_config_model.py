@@ -69,7 +69,7 @@ def test_case_of_the_engine_does_not_matter(written, name):
 
 def test_an_unknown_engine_names_the_known_ones():
     assert problems(llm_engine="vlm") == (
-        "llm_engine: unknown engine 'vlm'; did you mean 'vllm'? Known: process, sim, vllm.",
+        "llm_engine: unknown engine 'vlm'; did you mean 'vllm'? Known: process, sglang, sim, vllm.",
     )
 
 

@@ -91,6 +91,16 @@ def test_one_gpu_is_one_bundle_too():
     assert (placed.actor["num_gpus"], placed.bundles) == (1, [{"GPU": 1, "CPU": 2}])
 
 
+def test_sglangs_own_names_of_its_sizes_count():
+    sizes = {"engine_kwargs": {"tp_size": 2, "pp_size": 2, "dp_size": 2}}
+    assert place(config(GPU, sizes, llm_engine="sglang")).bundles == [{"GPU": 8, "CPU": 9}]
+
+
+def test_sglangs_data_parallel_attention_shares_the_gpus():
+    sizes = {"engine_kwargs": {"tp": 4, "dp_size": 4, "enable_dp_attention": True}}
+    assert place(config(GPU, sizes, llm_engine="sglang"), [{"GPU": 1}]).bundles == [{"GPU": 4, "CPU": 5}]
+
+
 def test_data_parallel_engines_of_one_replica_need_their_gpus_too():
     placed = place(config(GPU, engine_kwargs={"tensor_parallel_size": 2, "data_parallel_size": 2}))
     assert placed.actor["num_gpus"] == 4

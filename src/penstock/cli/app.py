@@ -91,7 +91,8 @@ def serve(
     ] = None,
     replicas: Annotated[int | None, typer.Option(help="Replicas of each model.", min=1)] = None,
     engine: Annotated[
-        str | None, typer.Option(help="`vllm`; `process`: any server as a child; `sim`: a simulator.")
+        str | None,
+        typer.Option(help="`vllm`; `sglang`; `process`: any server as a child; `sim`: a simulator."),
     ] = None,
     accelerator: Annotated[
         str | None, typer.Option(help="`cpu`, `gpu`, or Ray's name of a GPU type (L4, A10G, H100, ...).")

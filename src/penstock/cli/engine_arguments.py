@@ -67,6 +67,7 @@ def _form(engine_name: str) -> Callable[[Sequence[str]], dict[str, Any]]:
 
 _READERS: Mapping[str, Callable[[Sequence[str]], dict[str, Any]]] = {
     "process": _form("process"),
+    "sglang": _form("sglang"),
     "sim": _form("sim"),
     "vllm": _vllm,
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -39,7 +39,8 @@ from penstock.errors import ConfigError
 DEMO_MODEL_ID = "penstock-demo"
 DEMO_SOURCE = "demo"
 
-_ENGINES = ("vllm", "sim", "process")
+EngineName = Literal["vllm", "sglang", "sim", "process"]
+_ENGINES: tuple[EngineName, ...] = get_args(EngineName)
 
 
 class LLMConfig(Root):
@@ -51,8 +52,8 @@ class LLMConfig(Root):
     model_loading_config: ModelLoadingConfig = Field(description="Which model.")
     llm_engine: str = Field(
         default="vllm",
-        description="`vllm`, `process` (any program that speaks OpenAI HTTP, see docs/engines.md) or `sim` "
-        "(a simulator); case does not matter.",
+        description="`vllm`, `sglang`, `process` (any program that speaks OpenAI HTTP) or `sim` (a "
+        "simulator), see docs/engines.md; case does not matter.",
     )
     engine_kwargs: Annotated[dict[str, Any], Shape(EngineSizes)] = Field(
         default={}, description="Arguments of the engine, under the names that the engine gives them."
@@ -173,9 +174,9 @@ class LLMConfig(Root):
         return source or self.model_id
 
     @property
-    def engine_name(self) -> Literal["vllm", "sim", "process"]:
+    def engine_name(self) -> EngineName:
         """`llm_engine` in the one spelling that code compares with."""
-        return cast('Literal["vllm", "sim", "process"]', self.llm_engine.lower())
+        return cast("EngineName", self.llm_engine.lower())
 
     @property
     def stream_batching_interval_ms(self) -> float:

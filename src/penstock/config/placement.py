@@ -25,6 +25,12 @@ WORKER_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "prefill_conte
 ENGINE_SIZES = ("data_parallel_size", "data_parallel_size_local")
 
 _SPREAD = ("SPREAD", "STRICT_SPREAD")
+_SGLANGS = {
+    "tensor_parallel_size": ("tp_size", "tp"),
+    "pipeline_parallel_size": ("pp_size", "pp"),
+    "data_parallel_size": ("dp_size", "dp"),
+}
+"""SGLang's own names; it takes vLLM's, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +72,10 @@ def spans_nodes(config: LLMConfig, nodes: Nodes | None = None) -> bool:
     """Whether the engine's workers are Ray actors of their own, on any node.
 
     So they are when the user says so (distributed_executor_backend "ray", or a SPREAD strategy over more
-    than one bundle), or when no single one of `nodes` has the GPUs that all workers need.
+    than one bundle), or when no single one of `nodes` has the GPUs that all workers need. SGLang's never are.
     """
+    if config.engine_name == "sglang":
+        return False
     backend = config.engine_kwargs.get("distributed_executor_backend")
     if backend is not None:
         return backend == "ray"
@@ -199,4 +207,9 @@ def _engines(config: LLMConfig) -> int:
 
 
 def _size(config: LLMConfig, name: str) -> int:
-    return config.engine_kwargs.get(name) or 1
+    kwargs = config.engine_kwargs
+    if config.engine_name == "sglang" and name in _SGLANGS:
+        if name == "data_parallel_size" and kwargs.get("enable_dp_attention"):
+            return 1  # on the GPUs of tensor parallelism
+        name = next((other for other in _SGLANGS[name] if kwargs.get(other)), name)
+    return kwargs.get(name) or 1

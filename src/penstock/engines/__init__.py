@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _CLASSES = {
     "process": "penstock.engines.process.engine:ProcessEngine",
     "sim": "penstock.engines.sim.engine:SimEngine",
+    "sglang": "penstock.engines.sglang.engine:SGLangEngine",
     "vllm": "penstock.engines.vllm.engine:VLLMEngine",
 }
 

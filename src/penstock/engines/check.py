@@ -27,9 +27,10 @@ def check_arguments(configs: Sequence[LLMConfig]) -> Findings:
 def options_form(engine_name: str) -> type[Part] | None:
     """The form of an engine's `engine_kwargs`, where it is ours; None for vLLM, which has its own."""
     from penstock.engines.process.options import ProcessOptions
+    from penstock.engines.sglang.flags import SGLangOptions
     from penstock.engines.sim.options import SimOptions
 
-    forms: dict[str, type[Part]] = {"process": ProcessOptions, "sim": SimOptions}
+    forms: dict[str, type[Part]] = {"process": ProcessOptions, "sglang": SGLangOptions, "sim": SimOptions}
     return forms.get(engine_name)
 
 

@@ -49,7 +49,7 @@ _CODES: dict[str, type[Error]] = {kind.code: kind for kind in (ModelNotFound, Pr
 def heard(body: bytes, status: int | None = None) -> Error:
     """What an answer with this status and body means; without a status, what a stream's error event does."""
     if status is None:
-        body = body[body.find(b"data: ") + len(b"data: ") :]
+        body = body[body.find(b"data: ") + len(b"data: ") :].partition(b"\n")[0]
         status = _status(body)
     message, param = said(body)
     kind = _CODES.get(str(_envelope(body).get("code")))

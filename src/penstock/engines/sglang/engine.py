@@ -1,0 +1,333 @@
+"""SGLangEngine: SGLang's own HTTP server as a child process, and what it has beyond OpenAI's endpoints.
+
+Its process, the relay of its endpoints and its sleep are `ProcessEngine`'s. `generate` goes by SGLang's
+/generate, which gives token ids; control goes by its endpoints of control; what it feels by its /v1/loads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.config.problems import told
+from penstock.engine import Delta, Load, Manner, Progress, Prompt, plain_name, using_adapter, watched
+from penstock.engines import foreign
+from penstock.engines.edge import Edge
+from penstock.engines.process.engine import ProcessEngine
+from penstock.engines.process.first import NotReady
+from penstock.engines.process.gauges import Gauges
+from penstock.engines.process.relay import Names, Relay
+from penstock.engines.process.wire import BROKEN, Wire
+from penstock.engines.sglang import deltas, errors, metrics, parameters, server
+from penstock.engines.sglang.flags import SGLangOptions, as_process
+from penstock.engines.sglang.front import Front
+from penstock.engines.sglang.times import Times
+from penstock.errors import AdapterBroken, BadRequest, Conflict, Error, ModelNotFound, Unsupported
+
+if TYPE_CHECKING:
+    from penstock.config import LLMConfig
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 0.05
+_LOOKS = 5
+_LIMIT_S = 5.0
+_PAUSES: Mapping[Manner, str] = {"wait": "in_place", "keep": "in_place", "abort": "abort"}
+"""SGLang's words; what waits for its end has ended before."""
+
+
+class SGLangEngine(ProcessEngine):
+    """One model in one SGLang server. `engine_kwargs` are its server arguments, see `SGLangOptions`."""
+
+    def __init__(self, config: LLMConfig) -> None:
+        with told(SGLangOptions, config.place / "engine_kwargs"):
+            options = SGLangOptions.model_validate(config.engine_kwargs)
+        super().__init__(as_process(config, options))
+        self._app = Edge(Front(Relay(self), self), lambda: self._refusal, heard=errors.heard)
+        self._with_adapters = config.lora_config is not None or options.arguments().get("enable_lora") is True
+        self.seeds = options.arguments().get("enable_deterministic_inference") is True
+        self._known: dict[str, frozenset[str]] = {}
+        self._waiting_tokens = 0
+        self._held: dict[str, int] = {}
+        self._paused = False
+        self._weights: tuple[Path, str] | None = None
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: Mapping[str, Any],
+        *,
+        request_id: str | None = None,
+        adapter: str | None = None,
+    ) -> AsyncGenerator[Delta, None]:
+        adapter = self._loaded(adapter or using_adapter.get())
+        sampling, beside = parameters.native(params, seeds=self.seeds)
+        rid = uuid.uuid4().hex  # SGLang refuses one that runs already
+        asked = {
+            **deltas.prompt_fields(prompt),
+            **beside,
+            "sampling_params": sampling,
+            "lora_path": adapter,
+            "rid": rid,
+            "stream": True,
+        }
+        times = Times()
+        watched(times.spent)
+        try:
+            async with (
+                self.at_work() as wire,
+                aclosing(wire.events(deltas.PATH, asked, request_id or rid)) as events,
+            ):
+                try:
+                    async for event in events:
+                        found = deltas.read(event)
+                        times.tell(found)
+                        delta = found.delta()
+                        self._held[rid] = self._held.get(rid, delta.prompt_tokens) + len(delta.token_ids)
+                        yield delta
+                except GeneratorExit:  # told so, SGLang ends it before what comes next
+                    await self.abort([rid])
+                    raise
+        except msgspec.DecodeError as error:
+            log.exception("SGLang answered %s with what is no answer", deltas.PATH)
+            raise Error() from error
+        finally:
+            self._held.pop(rid, None)
+
+    def load(self) -> Load:
+        """What is open is known here; how it fares, since SGLang was last asked."""
+        felt = super().load()
+        if not felt.running + felt.waiting:
+            return felt
+        held = sum(self._held.values()) / (self.kv_tokens() or 1)
+        usage = min(1.0, max(felt.kv_usage, held))
+        return Load(felt.running, felt.waiting, self._waiting_tokens, usage, felt.unseen)
+
+    # -- control
+
+    async def sleep(self, level: int = 1, mode: Manner = "wait") -> None:
+        """As its base; what is paused goes on until it ends."""
+        if mode == "keep" or self._asleep:
+            return await super().sleep(level, mode)
+        self._gate.shut()
+        try:
+            if self._paused:
+                await self._order("/continue_generation", {})
+            if mode == "abort":
+                await self._order("/abort_request", {"abort_all": True})
+        except BaseException:
+            self._gate.open()
+            raise
+        return await super().sleep(level, "wait")
+
+    async def pause(self, mode: Manner = "keep", clear_cache: bool = False) -> None:
+        async with self._turn:
+            if self._paused:
+                return
+            if not self._asleep:
+                await self._halt("retract" if clear_cache and mode == "keep" else _PAUSES[mode], mode)
+            self._paused = True
+        if clear_cache and not self._asleep:
+            await self.reset_prefix_cache()
+
+    async def _halt(self, word: str, mode: Manner) -> None:
+        if mode == "wait":
+            self._gate.shut()
+        try:
+            if mode == "wait":
+                await self._gate.empty()
+            await self._order("/pause_generation", {"mode": word})
+        finally:
+            self._gate.open()
+
+    async def resume(self) -> None:
+        async with self._turn:
+            if self._paused and not self._asleep:
+                await self._order("/continue_generation", {})
+            self._paused = False
+
+    def is_paused(self) -> bool:
+        return self._paused
+
+    async def reset_prefix_cache(self) -> None:
+        if self._asleep:
+            return  # and has none
+        try:
+            await self._order("/flush_cache", {})
+        except BadRequest as error:
+            raise Conflict("Requests use the prefix cache; wait for their end, or pause them.") from error
+
+    async def start_profile(self) -> None:
+        """SGLang writes it where SGLANG_TORCH_PROFILER_DIR says."""
+        await self._order("/start_profile", {})
+
+    async def stop_profile(self) -> None:
+        await self._order("/stop_profile", {})
+
+    async def update_weights(self, source: Path, version: str, mode: Manner = "wait") -> None:
+        async with self._turn:
+            retracted = mode == "keep" or self._paused
+            if retracted:
+                await self._order("/pause_generation", {"mode": "retract"})
+            try:
+                await self._order("/update_weights_from_disk", _update(source, version, mode))
+                self._weights = source, version
+            except BadRequest as error:
+                why = str(error).replace(str(source), "it")
+                raise BadRequest(f"The weights cannot be taken; SGLang says: {why}") from error
+            finally:
+                if retracted and not self._paused:
+                    await self._order("/continue_generation", {})
+
+    def weights_version(self) -> str:
+        return self._weights[1] if self._weights else "default"
+
+    async def _order(self, path: str, value: Mapping[str, Any]) -> None:
+        """Raises: BadRequest with what SGLang says; Conflict while it sleeps; Error when it fails."""
+        self._refuse_dead()
+        if self._wire is None:
+            raise Conflict("The engine is asleep; wake it up first.")
+        try:
+            status, body = await self._wire.post(path, value)
+        except BROKEN as error:
+            raise await self._breakage() from error
+        if status >= 400:
+            message = (
+                foreign.said(body)[0] if body.startswith(b"{") else body.decode(errors="replace").strip()
+            )
+            log.warning("SGLang answered %s with status %d: %s", path, status, message)
+            raise BadRequest(message) if status == 400 else errors.heard(body, status)
+
+    # -- what it feels
+
+    @asynccontextmanager
+    async def at_work(self, *, waits: bool = True) -> AsyncGenerator[Wire]:
+        """As its base. What was seen while there was work says nothing of the next one's."""
+        try:
+            async with super().at_work(waits=waits) as wire:
+                yield wire
+        finally:
+            if not self._gate.inside and self._gauges is not None:
+                self._gauges = Gauges(0, 0, 0.0, self._gauges.kv_tokens)
+
+    async def _look(self, wire: Wire) -> None:
+        while True:
+            await self._gate.busy()
+            seen = await self._seen(wire)
+            if seen is not None and self._gate.inside:
+                self._gauges = seen
+            await asyncio.sleep(_LOOK_S)
+
+    # -- for the front
+
+    def known(self, path: str) -> frozenset[str]:
+        """Fields of the requests to `path`, as SGLang's own description has them."""
+        return self._known[path]
+
+    def adapter_of(self, model: str) -> str | None:
+        """The adapter that a request for `model` is for. Raises: ModelNotFound."""
+        if (using := using_adapter.get()) is not None or model == self._config.model_id:
+            return using
+        name = model.removeprefix(f"{self._config.model_id}:")
+        if name not in self._adapters:
+            raise ModelNotFound(f"The model '{model}' does not exist.", param="model")
+        return name
+
+    async def abort(self, ids: list[str]) -> None:
+        """Ends requests in SGLang, which notices a client's end late when it does not stream."""
+        wire = self._wire
+        if wire is None:
+            return
+        for rid in ids:
+            with suppress(*BROKEN):
+                await wire.post("/abort_request", {"rid": rid})
+
+    async def tokens(self, text: str) -> list[int]:
+        """Ids of the tokens of a prompt."""
+        async with self.at_work() as wire:
+            status, body = await wire.post("/tokenize", {"prompt": text})
+        if status != 200:
+            raise errors.heard(body, status)
+        return msgspec.json.decode(body)["tokens"]
+
+    async def metrics(self) -> bytes:
+        """Prometheus text."""
+        async with self.at_work(waits=False) as wire:
+            seen = await self._seen(wire)
+            for _ in range(_LOOKS):  # a step's tokens come before its counts
+                if seen is None or seen.running + seen.waiting or not self._gate.inside:
+                    break
+                await asyncio.sleep(_LOOK_S / _LOOKS)
+                seen = await self._seen(wire)
+            _, text = await wire.get("/metrics", _LIMIT_S)
+        gauges = {
+            "vllm:num_requests_running": seen.running if seen else 0,
+            "vllm:num_requests_waiting": seen.waiting if seen else 0,
+            "vllm:kv_cache_usage_perc": seen.kv_usage if seen else 0.0,
+        }
+        ours = self.names(None)
+        return metrics.exposition(text.decode(), ours.childs, ours.ours, gauges).encode()
+
+    # -- of its process
+
+    def names(self, adapter: str | None) -> Names:
+        """SGLang allows no colon in a model's name: it is the mark of an adapter."""
+        model = super().names(None)
+        if adapter is None:
+            return model
+        return Names(f"{model.ours}:{plain_name(adapter)}", f"{model.childs}:{adapter}")
+
+    async def _ready(self, wire: Wire, progress: Progress) -> None:
+        """As its base; then as it was before a sleep. Raises: NotReady."""
+        await super()._ready(wire, progress)
+        self._known = await server.fields(wire)
+        for path, value in self._before():
+            status, body = await wire.post(path, value)
+            if status >= 400:
+                raise NotReady(f"it answered {path} with status {status}: {foreign.said(body)[0]}")
+
+    def _before(self) -> list[tuple[str, Mapping[str, Any]]]:
+        """What makes a new process what the last one was."""
+        weights = [("/update_weights_from_disk", _update(*self._weights, "wait"))] if self._weights else []
+        return [*weights, *([("/pause_generation", {"mode": "in_place"})] if self._paused else [])]
+
+    async def _seen(self, wire: Wire) -> Gauges | None:
+        felt = await server.felt(wire)
+        if felt is None:
+            return None
+        gauges, self._waiting_tokens = felt
+        return gauges
+
+    async def _load(self, wire: Wire, name: str, path: Path) -> None:
+        if not self._with_adapters:
+            raise Unsupported(
+                "This engine was started without room for adapters: its config has no lora_config."
+            )
+        status, body = await wire.post("/load_lora_adapter", {"lora_name": name, "lora_path": str(path)})
+        if status >= 400:
+            why = " ".join(_message(body).replace(str(path), "it").split())
+            raise AdapterBroken(
+                f"The adapter '{plain_name(name)}' cannot be loaded: SGLang says: {why.rstrip('.')}.",
+                param="model",
+            )
+
+    async def unload_adapter(self, name: str) -> None:
+        if self._adapters.pop(name, None) is not None and not self._asleep:
+            await self._order("/unload_lora_adapter", {"lora_name": name})
+
+
+def _update(source: Path, version: str, mode: Manner) -> Mapping[str, Any]:
+    return {"model_path": str(source), "weight_version": version, "abort_all_requests": mode == "abort"}
+
+
+def _message(body: bytes) -> str:
+    """What an operation that failed says of it."""
+    said: dict[str, Any] = msgspec.json.decode(body) if body.startswith(b"{") else {}
+    return str(said.get("error_message") or foreign.said(body)[0])

@@ -1,0 +1,147 @@
+"""Sampling parameters on their way to SGLang: by OpenAI's or vLLM's names, or by SGLang's own.
+
+Nothing is dropped in silence: SGLang's HTTP ignores what it does not know, so what it would ignore is refused
+here, with its name. It knows neither HTTP nor the engine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+import msgspec
+
+from penstock.errors import BadRequest
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's and vLLM's; SGLang's own is 128
+
+_NATIVE = {
+    "max_tokens": "max_new_tokens",
+    "max_completion_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "seed": "sampling_seed",
+    "include_stop_str_in_output": "no_stop_trim",
+}
+"""SGLang's names for what it knows by others in `/generate`."""
+
+_COUNTS = ("max_tokens", "max_completion_tokens", "max_new_tokens", "n")
+_FORMS = {"json": "json_schema", "regex": "regex", "grammar": "ebnf", "structural_tag": "structural_tag"}
+_ANY_OBJECT = '{"type": "object"}'
+
+_IDLE = {"bad_words": [], "allowed_token_ids": None, "detokenize": True, "use_beam_search": False}
+"""Parameters of vLLM's that SGLang has not, with the values that ask for nothing."""
+
+_NOT_OBEYED = ("best_of", "suffix")
+_WITHOUT_EFFECT = frozenset(
+    {"metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store"}
+    | {"user"}
+)
+"""OpenAI's fields that change no token."""
+
+
+def native(params: Mapping[str, Any], *, seeds: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`sampling_params` of `/generate`, and the fields that stand beside them there.
+
+    seeds: whether the engine obeys them. What is left to SGLang it checks itself, by name.
+    Raises: BadRequest.
+    """
+    given = _given(params, seeds=seeds)
+    beside = _logprobs(given)
+    sampling = {_NATIVE.get(name, name): value for name, value in given.items()}
+    sampling.setdefault("max_new_tokens", DEFAULT_MAX_TOKENS)
+    if (form := sampling.pop("structured_outputs", None)) is not None:
+        sampling |= _form(form)
+    return sampling, beside
+
+
+def in_body(fields: Mapping[str, Any], known: frozenset[str], *, seeds: bool) -> dict[str, Any]:
+    """The body of a chat or a completion as SGLang obeys it. known: fields that its endpoint has.
+
+    Raises: BadRequest.
+    """
+    given = _given(fields, seeds=seeds)
+    for name in _NOT_OBEYED:
+        if given.get(name) is not None:
+            raise _unknown(name)
+    if given.get("parallel_tool_calls") is False:
+        raise BadRequest("SGLang cannot limit an answer to one tool call.", param="parallel_tool_calls")
+    if "include_stop_str_in_output" in given:
+        given["no_stop_trim"] = given.pop("include_stop_str_in_output")
+    if (form := given.pop("structured_outputs", None)) is not None:
+        given |= _as_response_format(_form(form))
+    for name in [name for name in given if name not in known]:
+        if name not in _WITHOUT_EFFECT:
+            raise _unknown(name)
+        del given[name]
+    return given
+
+
+def _given(params: Mapping[str, Any], *, seeds: bool) -> dict[str, Any]:
+    """What is meant: without nulls, and without what asks for nothing."""
+    given = {
+        name: value
+        for name, value in params.items()
+        if value is not None and not (name in _IDLE and value == _IDLE[name])
+    }
+    for name in _COUNTS:
+        if name in given and (type(given[name]) is not int or given[name] < 1):
+            raise BadRequest(f"{name} must be an integer of at least 1.", param=name)
+    if "seed" in given and not seeds:
+        raise BadRequest(
+            "SGLang obeys a seed only where the engine was started with `enable_deterministic_inference`.",
+            param="seed",
+        )
+    if given.get("top_k") == 0:  # vLLM's "all", as -1
+        given["top_k"] = -1
+    return given
+
+
+def _logprobs(given: dict[str, Any]) -> dict[str, Any]:
+    """Takes `logprobs` out: the likeliest others of each token, as many as it says."""
+    count = given.pop("logprobs", None)
+    if count is None:
+        return {}
+    if type(count) is not int or count < 0:
+        raise BadRequest("logprobs must be an integer of at least 0.", param="logprobs")
+    return {"return_logprob": True, "top_logprobs_num": count, "return_text_in_logprobs": True}
+
+
+def _form(form: Any) -> dict[str, str]:
+    """vLLM's `structured_outputs` in SGLang's words."""
+    if not isinstance(form, Mapping):
+        raise BadRequest("structured_outputs must be an object.", param="structured_outputs")
+    asked = {
+        name: value for name, value in cast("Mapping[str, Any]", form).items() if value not in (None, False)
+    }
+    if len(asked) != 1:
+        raise BadRequest("structured_outputs must name one form.", param="structured_outputs")
+    ((name, value),) = asked.items()
+    if name == "json_object":
+        return {"json_schema": _ANY_OBJECT}
+    if name == "choice":
+        return {"regex": "|".join(re.escape(str(choice)) for choice in value)}
+    if name not in _FORMS:
+        raise BadRequest(f"SGLang has no structured output '{name}'.", param="structured_outputs")
+    return {_FORMS[name]: value if isinstance(value, str) else msgspec.json.encode(value).decode()}
+
+
+def _as_response_format(form: Mapping[str, str]) -> dict[str, Any]:
+    """A form in a body: chats have no field for a schema alone."""
+    if (schema := form.get("json_schema")) is not None:
+        named = {"name": "answer", "schema": _decoded(schema)}
+        return {"response_format": {"type": "json_schema", "json_schema": named}}
+    if (tag := form.get("structural_tag")) is not None:
+        return {"response_format": _decoded(tag)}
+    return dict(form)
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise BadRequest(f"structured_outputs is not JSON: {error}.", param="structured_outputs") from error
+
+
+def _unknown(name: str) -> BadRequest:
+    return BadRequest(f"SGLang has no parameter '{name}'.", param=name)

@@ -1,0 +1,64 @@
+"""What SGLang's server says of itself: how it fares, and which fields its requests have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from penstock.engines.process.first import NotReady
+from penstock.engines.process.gauges import Gauges
+from penstock.engines.process.wire import BROKEN, Wire
+
+_FELT_LIMIT_S = 5.0
+_FIELDS_LIMIT_S = 60.0  # SGLang makes it when it is first asked
+
+
+class _Load(msgspec.Struct):
+    num_running_reqs: int = 0
+    num_waiting_reqs: int = 0
+    num_waiting_uncached_tokens: int = 0
+    max_total_num_tokens: int = 0
+    token_usage: float = 0.0
+
+
+class _Loads(msgspec.Struct):
+    loads: list[_Load]
+
+
+async def felt(wire: Wire) -> tuple[Gauges, int] | None:
+    """What its schedulers feel now, and tokens of prompts that wait; None when it does not answer."""
+    try:
+        status, body = await wire.get("/v1/loads?include=core", _FELT_LIMIT_S)
+    except (*BROKEN, TimeoutError):
+        return None
+    if status != 200:
+        return None
+    loads = msgspec.json.decode(body, type=_Loads).loads
+    gauges = Gauges(
+        sum(one.num_running_reqs for one in loads),
+        sum(one.num_waiting_reqs for one in loads),
+        max((one.token_usage for one in loads), default=0.0),
+        sum(one.max_total_num_tokens for one in loads) or None,
+    )
+    return gauges, sum(one.num_waiting_uncached_tokens for one in loads)
+
+
+async def fields(wire: Wire) -> dict[str, frozenset[str]]:
+    """Fields of each endpoint's requests, from SGLang's description of its API."""
+    status, body = await wire.get("/openapi.json", _FIELDS_LIMIT_S)
+    if status != 200:
+        raise NotReady(f"it answered /openapi.json with status {status}")
+    said: dict[str, Any] = msgspec.json.decode(body)
+    schemas = said["components"]["schemas"]
+    return {
+        path: frozenset(schemas[reference.rpartition("/")[2]]["properties"])
+        for path, ways in said["paths"].items()
+        if (reference := _reference(ways.get("post", {}))) is not None
+    }
+
+
+def _reference(operation: Mapping[str, Any]) -> str | None:
+    content = operation.get("requestBody", {}).get("content", {})
+    return content.get("application/json", {}).get("schema", {}).get("$ref")
