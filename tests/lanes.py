@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 LANES = (("unit", "http"), ("engine", "mission"), ("ray",))
 """Each tier is in one of them. The first two run side by side, the last one after them."""
 
-_PYTEST = '"$0" -m pytest "$@"'
+_PYTEST = '"$0" -m pytest --durations=12 "$@"'
 _MODELS = '"$0" -m recipes all >/dev/null 2>&1'
 _CLOSING = re.compile(r"=+ .* in [\d.]+s\b.* =+$")
 _COUNTED = ("failed", "error", "passed", "skipped", "xfailed", "xpassed")

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 _LOOK_S, _AGAIN_S, _GAP_S = 2.0, 0.5, 0.1
 _ANSWER_S = 10.0  # for all replicas to say where they listen
 _CHECK_S = 2.0
+_CANCEL_S = 0.5
 _WAIT_S = 30.0  # of a row for a replica
 _RETRY, _UNTOUCHED = link.RETRY.decode(), link.UNTOUCHED.decode()
 
@@ -67,10 +68,10 @@ class Fleet:
 
     async def stop(self) -> None:
         tasks = {task for task in (self._watch, self._waking) if task is not None}
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        while tasks:  # Ray's awaitables now and then swallow a cancellation
+            for task in tasks:
+                task.cancel()
+            _, tasks = await asyncio.wait(tasks, timeout=_CANCEL_S)
         self._watch = self._waking = None
         members, self._members = list(self._members.values()), {}
         await asyncio.gather(*(member.close() for member in members))
@@ -184,7 +185,8 @@ class Fleet:
     async def _news(self, limit_s: float) -> None:
         """Returns when a member comes, goes, or begins to drain."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), limit_s)
+            async with asyncio.timeout(limit_s):
+                await self._changed.wait()
 
     def _found(self) -> cluster.Deployment:
         """Raises: Unavailable before `start`."""
