@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import ray
 from ray import serve
 
@@ -50,14 +51,14 @@ class LLMControl:
         self._numbers = itertools.count(1)
         self._outcomes: dict[int, dict[str, Outcome]] = {}
         self._turns = Turns(self)
-        self._news = asyncio.Event()  # set, and replaced, at each change, desired or told
+        self._declared, self._heard = _Signal(), _Signal()
 
     async def follow(self, model: str, told: Told, wait_s: float = FOLLOW_S) -> News:
         """News for the replica that asks: at once when there are some, else after `wait_s`."""
         followers = self._followers.setdefault(model, {})
         follower = followers.setdefault(told.replica, _Follower())
         if follower.heard(told):
-            self._tell()
+            self._heard.give()
         self._learn(model, told)
         self._turns.enter(model, told)
         deadline = time.monotonic() + wait_s
@@ -65,7 +66,7 @@ class LLMControl:
             desired = self._ledger.get(model, told.replica)
             if desired.version != told.desired.version or follower.orders:
                 break
-            if not await self._news_before(deadline):
+            if not await self._declared.before(deadline):
                 break
         orders, follower.orders = tuple(follower.orders), []
         return News(desired, orders)
@@ -74,7 +75,7 @@ class LLMControl:
         """Told by a replica that has obeyed an order."""
         if order in self._outcomes:
             self._outcomes[order][replica] = outcome
-            self._tell()
+            self._heard.give()
 
     def _learn(self, model: str, told: Told) -> None:
         """From a replica: control may have been started on another node than before."""
@@ -142,7 +143,7 @@ class LLMControl:
     async def _first_follower(self) -> None:
         """After a restart, replicas speak up within a second."""
         deadline = time.monotonic() + _FIRST_S
-        while not self._followers and await self._news_before(deadline):
+        while not self._followers and await self._heard.before(deadline):
             pass
 
     def _asked(self, model: str, replica: str | None) -> list[str]:
@@ -173,7 +174,7 @@ class LLMControl:
         self._version += 1
         desired = changed(self._ledger.get(model, replica), operation, asked, self._version, replica)
         self._ledger.set(model, desired)
-        self._tell()
+        self._declared.give()
         return desired
 
     def desired(self, model: str) -> Desired:
@@ -186,7 +187,7 @@ class LLMControl:
         outcomes = self._outcomes[order.id] = {}
         for one in ids:
             self._followers[model][one].orders.append(order)
-        self._tell()
+        self._declared.give()
         try:
             return await self._outcomes_of(model, ids, outcomes.get, limit_s, "What it began goes on.")
         finally:
@@ -208,7 +209,7 @@ class LLMControl:
                     found[one] = outcome(one) or {"error": f"The replica is gone. {_NEXT}"}
             if len(found) == len(ids) or time.monotonic() >= deadline:
                 break
-            await self._news_before(min(deadline, time.monotonic() + FOLLOW_S))
+            await self._heard.before(min(deadline, time.monotonic() + FOLLOW_S))
         missing = {"error": f"No answer within {limit_s:g} s. {late}"}
         return {one: found.get(one, missing) for one in ids}
 
@@ -220,22 +221,30 @@ class LLMControl:
             self._ledger.forget(model, replica)
         return {replica: follower.told for replica, follower in followers.items() if follower.told}
 
-    def _tell(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
-
-    async def _news_before(self, deadline: float) -> bool:
-        try:
-            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                await self._news.wait()
-        except TimeoutError:
-            return False
-        return True
-
     def __del__(self) -> None:
         """Serve's shutdown hook: the application ends, or moves control, and replicas tell the next one."""
         if "_ledger" in self.__dict__:
             self._ledger.close(remove=True)
+
+
+class _Signal:
+    """Wakes all who wait for it."""
+
+    def __init__(self) -> None:
+        self._given = asyncio.Event()
+
+    def give(self) -> None:
+        self._given.set()
+        self._given = asyncio.Event()
+
+    async def before(self, deadline: float) -> bool:
+        """Whether it was given before then."""
+        try:
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                await self._given.wait()
+        except TimeoutError:
+            return False
+        return True
 
 
 class _Follower:
@@ -247,9 +256,9 @@ class _Follower:
         self.orders: list[Order] = []
 
     def heard(self, told: Told) -> bool:
-        """Whether it is new."""
+        """Whether it is new; that time has passed is not."""
         known, self.told, self.at = self.told, told, time.monotonic()
-        return known != told
+        return known is None or msgspec.structs.replace(known, idle_s=told.idle_s) != told
 
 
 def find() -> Any:

@@ -25,21 +25,18 @@ class Ledger:
         self._file = file
         self._connection = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
         self._connection.execute(_TABLE)
+        rows = self._connection.execute("SELECT model, replica, state FROM desired")
+        self._rows = {
+            (model, replica): msgspec.json.decode(state, type=Desired) for model, replica, state in rows
+        }
 
     def version(self) -> int:
         """The greatest so far."""
-        rows = self._connection.execute("SELECT state FROM desired").fetchall()
-        return max((_read(state).version for (state,) in rows), default=0)
+        return max((desired.version for desired in self._rows.values()), default=0)
 
     def get(self, model: str, replica: str = "") -> Desired:
         """Of this replica: its own, or the model's."""
-        for name in dict.fromkeys((replica, "")):
-            found = self._connection.execute(
-                "SELECT state FROM desired WHERE model = ? AND replica = ?", (model, name)
-            ).fetchone()
-            if found:
-                return _read(found[0])
-        return Desired()
+        return self._rows.get((model, replica)) or self._rows.get((model, "")) or Desired()
 
     def set(self, model: str, desired: Desired) -> None:
         """For one replica, or for all: then none of them differs any more."""
@@ -49,9 +46,14 @@ class Ledger:
                 self._connection.execute("DELETE FROM desired WHERE model = ?", (model,))
             row = model, desired.replica, msgspec.json.encode(desired)
             self._connection.execute("INSERT OR REPLACE INTO desired VALUES (?, ?, ?)", row)
+        if not desired.replica:
+            self._rows = {key: value for key, value in self._rows.items() if key[0] != model}
+        self._rows[model, desired.replica] = desired
 
     def forget(self, model: str, replica: str) -> None:
         """Of a replica that is gone."""
+        if self._rows.pop((model, replica), None) is None:
+            return
         self._connection.execute("DELETE FROM desired WHERE model = ? AND replica = ?", (model, replica))
 
     def close(self, *, remove: bool = False) -> None:
@@ -59,7 +61,3 @@ class Ledger:
         self._connection.close()
         if remove:
             self._file.unlink(missing_ok=True)
-
-
-def _read(state: bytes) -> Desired:
-    return msgspec.json.decode(state, type=Desired)

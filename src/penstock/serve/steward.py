@@ -22,6 +22,8 @@ from penstock.serve.desired import Actual, Desired, Group, News, Order, Outcome,
 log = logging.getLogger(__name__)
 
 _AGAIN_S = 1.0
+_TRY_AGAIN_S = 10.0
+"""After it failed, what is desired is tried again so often."""
 _FIRST_S = 20.0
 """At its start a replica waits so long for control's word. Then it comes up as its config says."""
 
@@ -53,6 +55,7 @@ class Steward:
         self._desired = Desired()
         self._done = 0
         self._error = ""
+        self._failed_at = 0.0
         self._tasks: set[asyncio.Task[Any]] = set()
         self.begun = asyncio.Event()
         """Set once the engine has been started."""
@@ -116,21 +119,24 @@ class Steward:
                 continue
             for order in news.orders:
                 self._spawn(self._obey(order, done))
-            if reaching is None and news.desired.version != self._desired.version:
+            is_new = news.desired.version != self._desired.version
+            if reaching is None and (is_new or self._shall_try_again()):
                 reaching = self._spawn(self._become(news.desired))
+
+    def _shall_try_again(self) -> bool:
+        return bool(self._error) and time.monotonic() - self._failed_at > _TRY_AGAIN_S
 
     async def _become(self, desired: Desired) -> None:
         """Errors are told, not raised: what was reached stays."""
-        self._desired = desired
-        self._error = ""
+        self._desired, failure = desired, ""
         try:
             await self._reach(desired)
         except Error as error:
-            self._error = str(error)
+            failure = str(error)
         except Exception as error:
             log.exception("The state of version %d was not reached", desired.version)
-            self._error = f"{type(error).__name__}: {error}"
-        self._done = desired.version
+            failure = f"{type(error).__name__}: {error}"
+        self._done, self._error, self._failed_at = desired.version, failure, time.monotonic()
 
     async def _reach(self, desired: Desired) -> None:
         if desired.sleep:

@@ -1,0 +1,48 @@
+"""What is desired outlives whoever wrote it."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.serve.desired import Desired
+from penstock.serve.ledger import Ledger
+
+pytestmark = pytest.mark.parity("S25")
+
+
+def test_rows_are_there_for_the_next_one(tmp_path: Path):
+    file = tmp_path / "below" / "x.sqlite"
+    one = Ledger(file)
+    one.set("m", Desired(version=1, sleep=1))
+    one.set("m", Desired(version=2, replica="r", pause="keep"))
+    two = Ledger(file)  # the first one was killed
+    assert two.version() == 2
+    assert two.get("m") == two.get("m", "s") == Desired(version=1, sleep=1)
+    assert two.get("m", "r") == Desired(version=2, replica="r", pause="keep")
+    assert two.get("other") == Desired()
+
+
+def test_what_is_for_all_goes_before_what_was_for_one(tmp_path: Path):
+    ledger = Ledger(tmp_path / "x.sqlite")
+    ledger.set("m", Desired(version=1, replica="r", pause="keep"))
+    ledger.set("n", Desired(version=2, replica="r", pause="keep"))
+    ledger.set("m", Desired(version=3))
+    again = Ledger(tmp_path / "x.sqlite")
+    for one in (ledger, again):
+        assert one.get("m", "r") == Desired(version=3)
+        assert one.get("n", "r").pause == "keep"
+
+
+def test_a_replica_that_is_gone_is_forgotten(tmp_path: Path):
+    ledger = Ledger(tmp_path / "x.sqlite")
+    ledger.set("m", Desired(version=1, replica="r", pause="keep"))
+    ledger.forget("m", "r")
+    ledger.forget("m", "never there")
+    assert ledger.get("m", "r") == Ledger(tmp_path / "x.sqlite").get("m", "r") == Desired()
+
+
+def test_an_orderly_end_leaves_nothing(tmp_path: Path):
+    ledger = Ledger(tmp_path / "x.sqlite")
+    ledger.set("m", Desired(version=1))
+    ledger.close(remove=True)
+    assert list(tmp_path.iterdir()) == []

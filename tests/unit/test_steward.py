@@ -1,0 +1,156 @@
+"""A steward brings a real (simulated) engine where it shall be, whatever control's word is like."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from penstock.config import LLMConfig
+from penstock.engines.sim.engine import SimEngine
+from penstock.serve import steward as module
+from penstock.serve.desired import Desired, News, Order, Outcome, Told, Weights
+from penstock.serve.steward import Steward
+
+pytestmark = pytest.mark.parity("S25")
+
+
+class Control:
+    """What is desired, and what was told."""
+
+    def __init__(self, desired: Desired) -> None:
+        self.desired = desired
+        self.orders: list[Order] = []
+        self.told: Told | None = None
+        self.outcomes: dict[int, Outcome] = {}
+        self.failures = 0
+
+    async def follow(self, told: Told, wait_s: float) -> News:
+        if self.failures:
+            self.failures -= 1
+            raise ConnectionError("control is restarted")
+        self.told = told
+        await asyncio.sleep(min(wait_s, 0.01))
+        orders, self.orders = tuple(self.orders), []
+        return News(self.desired, orders)
+
+    async def done(self, order: int, outcome: Outcome) -> None:
+        self.outcomes[order] = outcome
+
+    def want(self, **changes: object) -> None:
+        version = self.desired.version + 1
+        self.desired = msgspec.structs.replace(self.desired, version=version, **changes)
+
+    async def until(self, actual: str, *, error: str = "") -> Told:
+        """What was told once the steward is there."""
+        async with asyncio.timeout(5):
+            while (  # noqa: ASYNC110 - nothing tells of it
+                (told := self.told) is None
+                or told.done != self.desired.version
+                or told.actual != actual
+                or error not in told.error
+                or bool(told.error) != bool(error)
+            ):
+                await asyncio.sleep(0.005)
+        return told
+
+
+class Replica:
+    def __init__(self, engine: SimEngine, steward: Steward, said: list[str]) -> None:
+        self.engine, self.steward, self.said = engine, steward, said
+
+
+@asynccontextmanager
+async def following(control: Control) -> AsyncIterator[Replica]:
+    config = LLMConfig(model_loading_config={"model_id": "m"}, llm_engine="sim")
+    engine = SimEngine(config)
+    said: list[str] = []
+    steward = Steward(engine, engine.start, lambda: said.append(steward.actual), "r")
+    await steward.start(control.follow)
+    task = asyncio.create_task(steward.follow(control.follow, control.done))
+    try:
+        yield Replica(engine, steward, said)
+    finally:
+        task.cancel()
+        await engine.stop()
+
+
+async def test_what_is_desired_is_reached_and_told():
+    control = Control(Desired())
+    async with following(control) as replica:
+        await control.until("ready")
+        control.want(pause="keep")
+        await control.until("paused")
+        assert replica.engine.is_paused()
+        control.want(sleep=1)
+        await control.until("asleep")
+        control.want(sleep=0, pause=None)
+        await control.until("ready")
+        assert not replica.engine.is_paused()
+        assert not replica.engine.is_sleeping()
+
+
+async def test_gateways_are_told_before_a_state_that_takes_no_requests_begins():
+    control = Control(Desired())
+    async with following(control) as replica:
+        replica.said.clear()
+        asleep_when_told = []
+        tell = replica.steward._tell
+        replica.steward._tell = lambda: (asleep_when_told.append(replica.engine.is_sleeping()), tell())
+        await replica.steward.sleep(1, "wait")
+        assert replica.said == ["asleep", "asleep"]
+        assert asleep_when_told == [False, True]
+
+
+async def test_one_that_shall_sleep_does_not_start_its_engine_until_it_wakes():
+    control = Control(Desired(version=3, sleep=1))
+    async with following(control) as replica:
+        await control.until("asleep")
+        assert replica.engine.max_model_len() is None
+        assert not replica.steward.begun.is_set()
+        control.want(sleep=0)
+        await control.until("ready")
+        assert replica.engine.max_model_len() is not None
+
+
+async def test_what_could_not_be_reached_is_told_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "_TRY_AGAIN_S", 0.05)
+    control, folder = Control(Desired()), tmp_path / "weights"
+    async with following(control):
+        control.want(weights=Weights(str(folder), "v2"))
+        assert (await control.until("ready", error="no folder")).weights == "default"
+        folder.mkdir()
+        assert (await control.until("ready")).weights == "v2"
+
+
+async def test_orders_are_obeyed_once_and_failures_are_sentences():
+    control = Control(Desired())
+    async with following(control):
+        control.orders = [
+            Order(1, "is_sleeping", {}),
+            Order(2, "collective_rpc", {"method": "x"}),
+            Order(3, "reset_prefix_cache", {}),
+        ]
+        async with asyncio.timeout(5):
+            while len(control.outcomes) < 3:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0.005)
+    assert control.outcomes == {
+        1: {"result": False},
+        2: {"error": "SimEngine has no operation 'collective_rpc'."},
+        3: {"result": None},
+    }
+
+
+async def test_a_control_that_is_away_is_followed_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "_AGAIN_S", 0.01)
+    control = Control(Desired())
+    async with following(control):
+        control.failures = 5
+        control.want(pause="wait")
+        await control.until("paused")
