@@ -1,9 +1,9 @@
-"""What a user notices when an engine or a replica is killed under load, with one replica and with two.
+"""What a user notices when an engine or a replica is killed or stopped under load, with one and with two.
 
-    python -m benchmarks.failures [--victim engine,replica] [--replicas 1,2] [--kills 3] [--json FILE]
+    python -m benchmarks.failures [--victim engine,replica,stalled] [--replicas 1,2] [--kills 3] [--json FILE]
 
-`penstock serve` runs, the load generator asks, `kill -9` hits one process; when all replicas are back, one
-more. The gateway's own /health, asked every 10 ms, says when one left its rotation and when all were back.
+`penstock serve` runs, the load generator asks, SIGKILL hits one process, or SIGSTOP an engine ("stalled"); when
+all replicas are back, one more. The gateway's own /health, asked every 10 ms, says when one left its rotation and when all were back.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import http.client
 import json
 import re
+import signal
 import sys
 import threading
 import time
@@ -31,7 +32,11 @@ from benchmarks.workload import EXECUTORS, MODEL_ID, Workload
 
 _ENGINE = re.compile(r"VLLM::EngineCore|penstock\.engines\.vllm\.core")
 _REPLICA = re.compile(r"ray::ServeReplica:.*:LLMServer")
-VICTIMS = {"engine": _ENGINE, "replica": _REPLICA}
+VICTIMS = {
+    "engine": (_ENGINE, signal.SIGKILL),
+    "replica": (_REPLICA, signal.SIGKILL),
+    "stalled": (_ENGINE, signal.SIGSTOP),
+}
 
 _UNDISTURBED_S, _AFTERWARDS_S = 5.0, 3.0
 _OUT_LIMIT_S, _BACK_LIMIT_S = 15.0, 120.0
@@ -134,7 +139,7 @@ def _measure(victim: str, replicas: int, options: argparse.Namespace) -> list[Ou
     def command(workload: Workload, port: int, folder: Path) -> list[str]:
         return [*penstock_serve(workload, port, folder), "--replicas", str(replicas)]
 
-    say(f"replicas: {replicas}; kill -9 of: {victim}")
+    say(f"replicas: {replicas}; hit: {victim}")
     workload = Workload(options.model, options.executor, options.tokens)
     outcomes: list[Outcome] = []
     running = Running.start(Contestant("penstock", "penstock serve", command), workload)
@@ -163,11 +168,12 @@ def _kill_under_load(
 ) -> Outcome:
     load = Generator(running.port, workload, streams=streams, warmup_s=0.0, seconds=_LOAD_LIMIT_S)
     time.sleep(_UNDISTURBED_S)
-    victim = _find(running.processes(), VICTIMS[outcome.victim])
+    pattern, how = VICTIMS[outcome.victim]
+    victim = _find(running.processes(), pattern)
     replica = victim if outcome.victim == "replica" else victim.parents()[0]
     engines = [p for p in processes.descendants(replica) if processes.kind_of(processes.title(p)) == "engine"]
     moved, killed_at = _moved(running.port), time.monotonic()
-    victim.kill()
+    victim.send_signal(how)
     out_at = rotation.first(range(outcome.replicas), killed_at, _OUT_LIMIT_S)
     back_at = rotation.first((outcome.replicas,), out_at, _BACK_LIMIT_S) if out_at else None
     engines_left = len(processes.wait_ended(engines, 0.0))
@@ -195,7 +201,7 @@ def _find(candidates: list[psutil.Process], pattern: re.Pattern[str]) -> psutil.
 
 
 _HEAD = [
-    *("kill -9 of", "replicas", "good", "failed", "moved", "out after s", "back after s"),
+    *("hit", "replicas", "good", "failed", "moved", "out after s", "back after s"),
     *("longest silence s", "engines left", "left over", "problem"),
 ]
 
@@ -216,7 +222,7 @@ def _row(outcome: Outcome) -> Row:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.failures", description=_FIRST_LINE)
     add = parser.add_argument
-    add("--victim", type=choices(list(VICTIMS)), default=list(VICTIMS), help="engine, replica, or both")
+    add("--victim", type=choices(list(VICTIMS)), default=list(VICTIMS), help="engine, replica, stalled")
     add("--replicas", type=numbers, default=[1, 2], metavar="N,N", help="replicas to run with")
     add("--kills", type=int, default=3, help="kills in each life of penstock serve")
     add("--streams", type=int, default=16, help="concurrent requests")
