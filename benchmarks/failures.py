@@ -2,8 +2,9 @@
 
     python -m benchmarks.failures [--victim engine,replica,stalled] [--replicas 1,2] [--kills 3] [--json FILE]
 
-`penstock serve` runs, the load generator asks, SIGKILL hits one process, or SIGSTOP an engine ("stalled"); when
-all replicas are back, one more. The gateway's own /health, asked every 10 ms, says when one left its rotation and when all were back.
+`penstock serve` runs, the load generator asks, SIGKILL hits one process, or SIGSTOP an engine ("stalled");
+when all replicas are back, one more. The gateway's own /health, asked every 10 ms, says when one left its
+rotation and when all were back.
 """
 
 from __future__ import annotations
