@@ -101,8 +101,10 @@ class Gateway(Child):
 async def _serve_replica(app: str, options: dict[str, Any]) -> dict[str, Any]:
     from benchmarks.plain import Plain
     from penstock.config import LLMConfig
+    from penstock.door import link
     from penstock.engine import Load
     from penstock.engines.sim.engine import SimEngine
+    from penstock.serve.guard import Facts
     from penstock.serve.listener import Listener
 
     load: Any = Load
@@ -117,8 +119,8 @@ async def _serve_replica(app: str, options: dict[str, Any]) -> dict[str, Any]:
         asgi, load = engine.app(), engine.load
     else:
         asgi = Plain(**options)
-    info = {"model_id": MODEL_ID, "max_model_len": 8}
-    listener = await Listener.open(asgi, load=load, node_id=_NODE, node_host="127.0.0.1", info=info)
+    facts = Facts(load=load, hello=lambda: link.hello(MODEL_ID, 8))
+    listener = await Listener.open(asgi, facts, node_id=_NODE, node_host="127.0.0.1")
     await listener.listen_on_network()
     _kept.append(listener)
     return listener.address.to_metadata()
