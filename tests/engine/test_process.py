@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -122,13 +123,22 @@ async def test_nothing_is_left_when_the_owner_is_killed():
     assert left == []
 
 
-@pytest.mark.parametrize("whom", ["child", "keeper"])
-async def test_a_killed_process_ends_streams_and_refuses_requests(whom: str, nothing_left: None):
+@pytest.mark.parametrize(
+    ("whom", "how", "said"),
+    [
+        ("child", signal.SIGKILL, "SIGKILL"),
+        ("keeper", signal.SIGKILL, "SIGKILL"),
+        ("child", signal.SIGSTOP, "stopped"),
+    ],
+)
+async def test_a_killed_process_ends_streams_and_refuses_requests(
+    whom: str, how: signal.Signals, said: str, nothing_left: None
+):
     others = set(psutil.Process().children())
     async with serve(child_config([*SERVER, *SLOW])) as doomed:
         (keeper,) = set(psutil.Process().children()) - others
         (child,) = keeper.children()
-        await lose(child if whom == "child" else keeper, doomed)
+        await lose(child if whom == "child" else keeper, how, said, doomed)
         with pytest.raises(EngineDead):
             await doomed.engine.check_health()
         with pytest.raises(EngineDead):
@@ -139,8 +149,8 @@ async def test_a_killed_process_ends_streams_and_refuses_requests(whom: str, not
         psutil.wait_procs([keeper, child], timeout=LIMIT_S)
 
 
-async def lose(process: psutil.Process, doomed: Served) -> None:
-    """Kills it under a stream of each kind; both end with the reason."""
+async def lose(process: psutil.Process, how: signal.Signals, said: str, doomed: Served) -> None:
+    """Hits it under a stream of each kind; both end with the reason."""
     async with (
         aclosing(doomed.engine.generate("water", LONG)) as deltas,
         doomed.http.stream("POST", "/v1/completions", json=BODY) as answer,
@@ -148,8 +158,8 @@ async def lose(process: psutil.Process, doomed: Served) -> None:
         await anext(deltas)
         lines = answer.aiter_lines()
         await anext(lines)
-        process.kill()
-        assert "SIGKILL" in await doomed.engine.wait_dead()
+        process.send_signal(how)
+        assert said in await doomed.engine.wait_dead()
         with pytest.raises(EngineDead):
             _ = [delta async for delta in deltas]
         events = [line async for line in lines if line]

@@ -13,6 +13,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+import psutil
 
 from penstock.engines.process import keeper
 
@@ -57,6 +60,18 @@ class Child:
         self._loop.add_reader(self._output, self._hear)
         self._watch = os.pidfd_open(self._process.pid)
         self._loop.add_reader(self._watch, self._on_end)
+
+    @property
+    def pid(self) -> int:
+        """Of the keeper; the command and what it started are below it."""
+        return self._process.pid
+
+    def kill(self) -> None:
+        """At once, and all that is below it, in whatever state they are."""
+        with suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(self.pid).children(recursive=True):
+                process.kill()
+        self._process.kill()
 
     def last_words(self) -> str:
         """The last lines of what it has printed."""

@@ -43,6 +43,7 @@ from penstock.engines.process.gauges import Gauges
 from penstock.engines.process.options import ProcessOptions, filled
 from penstock.engines.process.relay import Names, Relay
 from penstock.engines.process.wire import BROKEN, Wire
+from penstock.engines.watchdog import STUCK_S, Watchdog
 from penstock.errors import (
     AdapterBroken,
     BadRequest,
@@ -91,6 +92,7 @@ class ProcessEngine(Lacking):
         self._window: int | None = None
         self._gauges: Gauges | None = None
         self._looking: asyncio.Task[None] | None = None
+        self._guarding: asyncio.Task[None] | None = None
         self._adapters: dict[str, Path] = {}
 
     async def start(self, progress: Progress = silent) -> None:
@@ -290,6 +292,7 @@ class ProcessEngine(Lacking):
             raise
         child.ended.add_done_callback(lambda ended: self._on_end(child, ended.result()))
         self._looking = asyncio.create_task(self._look(wire))
+        self._guarding = asyncio.create_task(self._guard(child, wire))
 
     async def _ready(self, wire: Wire, progress: Progress) -> None:
         """Raises: NotReady."""
@@ -307,9 +310,10 @@ class ProcessEngine(Lacking):
         """Without a child; what is open in it ends."""
         child, self._child = self._child, None
         wire, self._wire = self._wire, None
-        looking, self._looking = self._looking, None
-        if looking is not None:
-            looking.cancel()
+        for task in (self._looking, self._guarding):
+            if task is not None:
+                task.cancel()
+        self._looking = self._guarding = None
         if wire is not None:
             await wire.close()
         if child is not None:
@@ -322,6 +326,19 @@ class ProcessEngine(Lacking):
         self._refuse("The engine behind this replica is gone.")
         self._death = why
         self._died.set()
+
+    async def _guard(self, child: Child, wire: Wire) -> None:
+        """Ends a child that stands still. What it is doing is not known, and a slow client may hold it up:
+        it only has to answer."""
+        watchdog = Watchdog(
+            lambda: child.pid,
+            steps=lambda: 0,
+            working=lambda: False,
+            probe=lambda: wire.get(self.options.ready_path, STUCK_S),
+        )
+        reason = await watchdog.stalled()
+        self._on_end(child, reason)
+        await asyncio.to_thread(child.kill)
 
     def _refuse(self, sentence: str) -> None:
         self._refusal = self._refusal or sentence
