@@ -108,8 +108,12 @@ class LLMControl:
             results = await self._ask(name, operation, arguments, ids, timeout_s)
         return {"model": name, "ok": not any("error" in one for one in results.values()), "replicas": results}
 
-    async def want(self, model: str) -> None:
-        """A request waits for a model that takes turns: returns when it is its turn, and it is awake."""
+    async def want(self, model: str, idle_s: Mapping[str, float]) -> None:
+        """A request waits for a model that takes turns: returns when it is its turn, and it is awake.
+
+        idle_s: seconds since the gateway that asks had a request for each model.
+        """
+        self._turns.used(idle_s)
         await self._turns.want(model)
 
     async def status(self, model: str | None = None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Between the gateway, which has resolved the model, and the relay. Here are the l
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -64,6 +65,7 @@ class Dispatch:
         self._metrics = GatewayMetrics()
         self._cards = {card.id: card for card in cards}
         self._loads: Counter[str] = Counter()
+        self._used: dict[str, float] = {}
         policies = {card.id: policy(card.routing_policy) for card in cards}
         self._readings = {card.id: Reading(card, policies[card.id], table) for card in cards}
         self._lines = {
@@ -89,6 +91,7 @@ class Dispatch:
         Raises: Overloaded, Unavailable; EngineDead when the answer broke after it had begun.
         """
         line, tried, deaths = self._lines[model_id], Tried(), 0
+        self._used[model_id] = time.monotonic()
         reply.timing.begin(timing.PICK)
         asked = self._readings[model_id].asked(
             question.adapter, question.body.fields, question.headers, len(question.body.content)
@@ -129,6 +132,11 @@ class Dispatch:
             raise EngineDead(
                 f"{deaths} replicas failed while they worked on this request; it is not tried again."
             ) from failed
+
+    def idle_s(self) -> dict[str, float]:
+        """Seconds since a request for each model came here; of models that have had one."""
+        now = time.monotonic()
+        return {model_id: now - used for model_id, used in self._used.items()}
 
     def is_wanted(self, model_id: str) -> bool:
         """Whether requests wait and no replica is ready."""

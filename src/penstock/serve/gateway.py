@@ -111,6 +111,10 @@ class Gateway:
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
 
+    def idle_s(self) -> dict[str, float]:
+        """Seconds since a request for each model came here; of models that have had one."""
+        return self._dispatch.idle_s()
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             await self._serve(Request(scope, receive), send)

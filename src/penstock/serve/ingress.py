@@ -90,7 +90,7 @@ class LLMRouter:
             log.info("%s: a request waits and there is no replica", model_id)
             await self._handles[model_id].is_sleeping.remote()
         elif model_id in self._turns:
-            await self._control.want.remote(model_id)
+            await self._control.want.remote(model_id, self.gateway.idle_s())
 
     async def _operate(self, operation: str, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Through control. Raises: BadRequest and its like, as control does."""

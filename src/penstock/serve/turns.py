@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from penstock.errors import Unavailable
@@ -31,6 +32,7 @@ class Turns:
         self._models: dict[str, str] = {}
         self._switching: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._woken: dict[str, float] = {}
+        self._used: dict[str, float] = {}
 
     def enter(self, model: str, told: Told) -> None:
         """A replica speaks. A model that is new to its group comes up asleep where the group is full."""
@@ -41,6 +43,12 @@ class Turns:
         self._models[model] = told.group.name
         if told.actual == "starting" and not told.desired.version and len(awake) >= told.group.awake:
             self._control.declare(model, "", "sleep", _SLEEP)
+
+    def used(self, idle_s: Mapping[str, float]) -> None:
+        """What a gateway says, which is newer than what replicas have told."""
+        now = time.monotonic()
+        for model, seconds in idle_s.items():
+            self._used[model] = max(self._used.get(model, 0.0), now - seconds)
 
     async def want(self, model: str) -> None:
         """Raises: Unavailable when no turn can be had."""
@@ -73,6 +81,6 @@ class Turns:
         ]
 
     def _idle_s(self, model: str) -> float:
-        """Of its busiest replica, as far as it has told; waking up was for a request."""
+        """Of its busiest replica, as far as is known."""
         told = [one.idle_s for one in self._control.living(model).values()]
-        return min([*told, time.monotonic() - self._woken.get(model, 0.0)])
+        return min([*told, time.monotonic() - self._used.get(model, 0.0)])
