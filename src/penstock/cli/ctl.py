@@ -72,18 +72,6 @@ def sleep(
 
 
 @ctl.command()
-def wakeup(
-    url: Url = _URL,
-    admin_key: AdminKey = None,
-    model: Model = None,
-    replica: Replica = None,
-    timeout: Timeout = _TIMEOUT_S,
-) -> None:
-    """End a sleep."""
-    _perform("wakeup", url, admin_key, model, replica, timeout)
-
-
-@ctl.command()
 def pause(
     url: Url = _URL,
     admin_key: AdminKey = None,
@@ -97,52 +85,26 @@ def pause(
     _perform("pause", url, admin_key, model, replica, timeout, mode=mode, clear_cache=clear_cache)
 
 
-@ctl.command()
-def resume(
-    url: Url = _URL,
-    admin_key: AdminKey = None,
-    model: Model = None,
-    replica: Replica = None,
-    timeout: Timeout = _TIMEOUT_S,
-) -> None:
-    """End a pause."""
-    _perform("resume", url, admin_key, model, replica, timeout)
+def _plain(operation: str, does: str) -> None:
+    """A command for an operation without arguments of its own."""
+
+    def command(
+        url: Url = _URL,
+        admin_key: AdminKey = None,
+        model: Model = None,
+        replica: Replica = None,
+        timeout: Timeout = _TIMEOUT_S,
+    ) -> None:
+        _perform(operation, url, admin_key, model, replica, timeout)
+
+    ctl.command(operation.replace("_", "-"), help=does)(command)
 
 
-@ctl.command()
-def reset_prefix_cache(
-    url: Url = _URL,
-    admin_key: AdminKey = None,
-    model: Model = None,
-    replica: Replica = None,
-    timeout: Timeout = _TIMEOUT_S,
-) -> None:
-    """Forget what was computed of prompts."""
-    _perform("reset_prefix_cache", url, admin_key, model, replica, timeout)
-
-
-@ctl.command()
-def start_profile(
-    url: Url = _URL,
-    admin_key: AdminKey = None,
-    model: Model = None,
-    replica: Replica = None,
-    timeout: Timeout = _TIMEOUT_S,
-) -> None:
-    """Begin to record where time goes; the engine's `profiler_config` says how."""
-    _perform("start_profile", url, admin_key, model, replica, timeout)
-
-
-@ctl.command()
-def stop_profile(
-    url: Url = _URL,
-    admin_key: AdminKey = None,
-    model: Model = None,
-    replica: Replica = None,
-    timeout: Timeout = _TIMEOUT_S,
-) -> None:
-    """Write what was recorded."""
-    _perform("stop_profile", url, admin_key, model, replica, timeout)
+_plain("wakeup", "End a sleep.")
+_plain("resume", "End a pause.")
+_plain("reset_prefix_cache", "Forget what was computed of prompts.")
+_plain("start_profile", "Begin to record where time goes; the engine's `profiler_config` says how.")
+_plain("stop_profile", "Write what was recorded.")
 
 
 @ctl.command()
