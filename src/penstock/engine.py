@@ -27,6 +27,9 @@ INSIDE = "penstock.inside"
 """Extension in the scope of a request from Penstock's own code, here or at the gateway: what stands before an
 engine for HTTP's sake has been done there."""
 
+HOST = "_PENSTOCK_HOST"
+"""Environment variable: the address at which other nodes reach this one."""
+
 DEFAULT_WEIGHTS = "default"
 """The version of the weights that an engine starts with."""
 

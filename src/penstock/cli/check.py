@@ -9,6 +9,8 @@ from typing import Any
 from penstock import hook
 from penstock.cli.placement import placement_of
 from penstock.config import Application, LLMConfig, load_applications, source
+from penstock.config.disaggregation import halves
+from penstock.config.gateway import DECODE, PREFILL
 from penstock.config.place import Place
 from penstock.config.routing import POLICIES
 from penstock.engines import callback
@@ -66,8 +68,9 @@ def _print(file: str, application: Application) -> None:
     _row(1, "gateway", f"{gateway.host}, {port}; {'one API key' if gateway.api_key else 'any API key'}")
     for config in application.args.llm_configs:
         _row(1, "model", config.model_id)
-        for name, text in placement_of(config):
-            _row(2, name, text)
+        for half in halves(config):
+            for name, text in placement_of(half):
+                _row(2, name, text)
 
 
 def _row(depth: int, name: str, text: str) -> None:
@@ -106,7 +109,7 @@ def _entries(data: Any, place: Place) -> Iterator[tuple[Mapping[str, Any], Place
         for i, entry in enumerate(data):
             yield from _entries(entry, place / i)
     elif isinstance(data, Mapping):
-        inner = [key for key in ("applications", "args", "llm_configs") if key in data]
+        inner = [key for key in ("applications", "args", "llm_configs", PREFILL, DECODE) if key in data]
         for key in inner:
             yield from _entries(data[key], place / key)
         if not inner:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import LLMConfig
+from penstock.config.disaggregation import halves
 from penstock.config.processing import own_deployment
 from penstock.errors import Unavailable
 
@@ -147,7 +148,8 @@ class Cluster:
 def cpus_needed(configs: Iterable[LLMConfig]) -> int:
     """CPUs that all replicas of `configs`, and of their preprocessors, reserve at their most."""
     configs = list(configs)
-    options = [config.get_serve_options() for config in configs] + preprocessors(configs)
+    deployed = [half for config in configs for half in halves(config)]
+    options = [half.get_serve_options() for half in deployed] + preprocessors(deployed)
     return math.ceil(sum(_replicas(each) * _cpus(each) for each in options))
 
 

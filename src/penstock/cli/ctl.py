@@ -170,7 +170,8 @@ def _show_status(found: dict[str, Any]) -> None:
     for model, state in found.items():
         print(f"{model}  desired: {_state(state['desired'])}")
         for replica_id, one in state["replicas"].items():
-            what = f"{one['actual']}, weights {one['weights']}"
+            role = f"{one['role']}, " if "role" in one else ""
+            what = f"{role}{one['actual']}, weights {one['weights']}"
             desired = "" if one["reached"] else f"; desired: {_state(one['desired'])}"
             error = f"; failed: {one['error']}" if "error" in one else ""
             print(f"  {replica_id}  {what}{desired}{error}")

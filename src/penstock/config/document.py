@@ -13,7 +13,7 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from penstock.config import deployment, gateway, load, model, parts, processing, routing
+from penstock.config import deployment, disaggregation, gateway, load, model, parts, processing, routing
 from penstock.config.annotations import describe
 from penstock.config.options import DEFAULTS
 from penstock.config.part import Shape
@@ -95,6 +95,7 @@ _SECTIONS: Sequence[tuple[str, type[BaseModel]]] = (
     ("postprocessor_options", processing.PostprocessorOptions),
     ("lora_config", parts.LoraConfig),
     ("on_demand", parts.OnDemandConfig),
+    ("prefill", disaggregation.PrefillConfig),
     ("callback_config", parts.CallbackConfig),
     ("experimental_configs", parts.ExperimentalConfigs),
     ("The gateway: `GatewayConfig`", gateway.GatewayConfig),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path as File
 from typing import Annotated, Any, Literal, Self
 
@@ -73,6 +73,9 @@ class GatewayConfig(Root):
     log_format: Literal["text", "json"] = Field(default="text", description="Form of the log lines.")
 
 
+PREFILL, DECODE = "prefill_config", "decode_config"
+
+
 class LLMServingArgs(Root):
     """Arguments of `build_openai_app`: the models and their gateway.
 
@@ -94,6 +97,8 @@ class LLMServingArgs(Root):
         seen: model ids that other applications of the same file use; this one's are added.
         """
         where = place or Place()
+        if isinstance(values, Mapping) and not {PREFILL, DECODE}.isdisjoint(values):
+            values = _joined(values, where)
         with told(cls, where):
             args = cls.model_validate(values, context=(where, {} if seen is None else seen))
         args._place = where
@@ -113,6 +118,20 @@ class LLMServingArgs(Root):
                 models.append(_model(entry, place / "llm_configs" / i, seen, faults))
         faults.raise_any()
         return models
+
+
+def _joined(values: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    """The arguments of `build_pd_openai_app`: two configs become one model. Raises: ConfigError."""
+    faults = Faults()
+    parsed: dict[str, LLMConfig] = {}
+    for name in (PREFILL, DECODE):
+        with faults.gathered():
+            if name not in values:
+                raise ConfigError(place.says(f"{name} is missing: {PREFILL} and {DECODE} belong together."))
+            parsed[name] = _model(values[name], place / name, {}, faults)
+    faults.raise_any()
+    rest = {name: value for name, value in values.items() if name not in parsed}
+    return {**rest, "llm_configs": [parsed[DECODE].with_prefill(parsed[PREFILL])]}
 
 
 def _model(entry: Any, place: Place, seen: dict[str, Place], faults: Faults) -> LLMConfig:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from pydantic import Field, field_validator
 
 from penstock.config import source
-from penstock.config.gateway import LLMServingArgs
+from penstock.config.gateway import DECODE, PREFILL, LLMServingArgs
 from penstock.config.model import LLMConfig
 from penstock.config.part import Part
 from penstock.config.place import Place
@@ -108,7 +108,7 @@ class _Reading:
             data, place = found.data, found.place
         if isinstance(data, Mapping) and "applications" in data:
             return self._serve_file(data, place)
-        if isinstance(data, Mapping) and "llm_configs" in data:
+        if isinstance(data, Mapping) and not {"llm_configs", PREFILL, DECODE}.isdisjoint(data):
             return [Application("default", "/", LLMServingArgs.parse(data, place, self.seen))]
         return [Application("default", "/", self._alone(data, place))]
 

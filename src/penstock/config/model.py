@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from penstock.config.accelerators import Kind, Nodes, accelerator_kind
 from penstock.config.deployment import DeploymentOptions, RuntimeEnv
+from penstock.config.disaggregation import PrefillConfig
 from penstock.config.options import serve_options
 from penstock.config.part import Shape
 from penstock.config.parts import (
@@ -77,6 +78,9 @@ class LLMConfig(Root):
     lora_config: LoraConfig | None = Field(default=None, description="Adapters.")
     on_demand: OnDemandConfig | None = Field(
         default=None, description="Taking turns with other models on the same memory."
+    )
+    prefill: PrefillConfig | None = Field(
+        default=None, description="Replicas of their own that compute long prompts. See docs/operations.md."
     )
     placement_group_config: PlacementGroupConfig | None = Field(
         default=None, description="Workers' resources."
@@ -151,6 +155,14 @@ class LLMConfig(Root):
                 raise ValueError(f"{field}_options are given, but no {field}.")
         return self
 
+    @model_validator(mode="after")
+    def _can_be_parted(self) -> Self:
+        if self.prefill is not None and self.engine_name != "vllm":
+            raise ValueError(f"prefill: needs the engine 'vllm', not {self.engine_name!r}.")
+        if self.prefill is not None and self.on_demand is not None:
+            raise ValueError("prefill and on_demand exclude each other: give one of them.")
+        return self
+
     @property
     def place(self) -> Place:
         """Where this config was read; for one built in Python, its model's name."""
@@ -214,6 +226,20 @@ class LLMConfig(Root):
         """The same config with another `model_source`."""
         loading = self.model_loading_config.model_copy(update={"model_source": source})
         return self.model_copy(update={"model_loading_config": loading})
+
+    def with_prefill(self, half: LLMConfig) -> Self:
+        """The same config, whose long prompts are computed by replicas of the config `half`.
+
+        Raises: ConfigError when it is another model.
+        """
+        if (half.model_id, half.engine_name) != (self.model_id, self.engine_name):
+            raise ConfigError(
+                half.place.says(
+                    f"prefill and decode must be one model on one engine, not {half.model_id!r} on "
+                    f"{half.engine_name!r} and {self.model_id!r} on {self.engine_name!r}."
+                )
+            )
+        return self.model_copy(update={"prefill": PrefillConfig.of(half)})
 
     def with_secrets(self, variables: Mapping[str, str]) -> Self:
         """The same config, carrying these variables to the replica: no option that Serve shows has them."""

@@ -35,6 +35,12 @@ class Root(Part):
         config._place = place or Place()
         return config
 
+    def at(self, place: Place) -> Self:
+        """The same config, written in another place."""
+        moved = self.model_copy()
+        moved._place = place
+        return moved
+
     @property
     def place(self) -> Place:
         """Where this config was read; empty for one built in Python."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.config import LLMConfig, Settings
+from penstock.config.disaggregation import to_check
 from penstock.config.part import Part
 from penstock.config.problems import Faults, told
 from penstock.engines.vllm import check as vllm
@@ -20,6 +21,7 @@ def check_arguments(configs: Sequence[LLMConfig]) -> Findings:
     """
     if Settings.read().engine_cls:
         return Findings(notices=("engine_kwargs are not checked: PENSTOCK_ENGINE_CLS names another engine.",))
+    configs = [half for config in configs for half in to_check(config)]
     of_vllm = vllm.check_arguments([config for config in configs if config.engine_name == "vllm"])
     return Findings((*of_vllm.problems, *_problems_of_forms(configs)), of_vllm.notices)
 

@@ -9,6 +9,7 @@ from penstock.layers.adapters import Layer, Store
 from penstock.layers.generation import Generation
 from penstock.layers.hooks import Asked
 from penstock.layers.postprocessing import Postprocessing
+from penstock.layers.prefill import Ask, Prefill
 from penstock.layers.preprocessing import Preprocessing
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ def stacked(
     adapters: Store | None,
     preprocessor: Asked | None,
     postprocessor: Hook | None,
+    prefill: Ask | None = None,
 ) -> ASGIApp:
     """The app of `engine`, which has been started, behind those layers that the model has."""
     app: ASGIApp = Generation(engine.app(), engine)
@@ -30,4 +32,8 @@ def stacked(
         app = Preprocessing(app, preprocessor, config)
     if postprocessor is not None:
         app = Postprocessing(app, postprocessor, config)
+    if prefill is not None and config.prefill is not None:
+        app = Prefill(
+            app, prefill, config.model_id, config.prefill.min_prompt_tokens
+        )  # before the hooks: the other half has them, too
     return app if adapters is None else Layer(app, adapters)

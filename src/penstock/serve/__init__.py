@@ -2,7 +2,7 @@
 
 from penstock.config import GatewayConfig, LLMConfig, LLMServingArgs
 from penstock.engines.callback import CallbackBase
-from penstock.serve.builders import build_llm_deployment, build_openai_app
+from penstock.serve.builders import build_llm_deployment, build_openai_app, build_pd_openai_app
 from penstock.serve.deployments import LLMRouter, LLMServer, VLLMService
 from penstock.serve.endpoints import endpoint
 
@@ -16,5 +16,6 @@ __all__ = [
     "VLLMService",
     "build_llm_deployment",
     "build_openai_app",
+    "build_pd_openai_app",
     "endpoint",
 ]

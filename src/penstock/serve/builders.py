@@ -45,6 +45,14 @@ def build_openai_app(args: Mapping[str, Any] | LLMServingArgs) -> Application:
     return router.bind(models, serving.gateway)
 
 
+def build_pd_openai_app(args: Mapping[str, Any]) -> Application:
+    """One model in two halves: {"prefill_config": ..., "decode_config": ...}, and as `build_openai_app`.
+
+    The same as a model with a `prefill` in `build_openai_app`. Raises: ConfigError.
+    """
+    return build_openai_app(args)
+
+
 def _check(configs: Sequence[LLMConfig]) -> None:
     findings = check_arguments(configs)
     for notice in findings.notices:

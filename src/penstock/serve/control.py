@@ -127,6 +127,7 @@ class LLMControl:
         for replica_id, told in self.living(model).items():
             desired = self._ledger.get(model, replica_id)
             shown[replica_id] = {
+                **({"role": told.role} if told.role else {}),
                 "actual": told.actual,
                 "weights": told.weights,
                 "desired": _shown(desired),

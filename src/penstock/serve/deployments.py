@@ -15,6 +15,7 @@ from ray import serve
 from ray.serve import Application, Deployment
 
 from penstock.config import GatewayConfig, LLMConfig
+from penstock.config.disaggregation import halves, prefill_name
 from penstock.config.options import runtime_env, without_secrets
 from penstock.config.problems import config_error
 from penstock.errors import ConfigError
@@ -29,9 +30,17 @@ from penstock.serve.server import LLMServer
 
 __all__ = ["LLMRouter", "LLMServer", "ModelDeployment", "RouterDeployment", "VLLMService"]
 
-_models: weakref.WeakKeyDictionary[Application, tuple[LLMConfig, type[LLMServer]]] = (
-    weakref.WeakKeyDictionary()
-)
+
+@dataclass(frozen=True)
+class Model:
+    """What is known of an application that serves a model. prefill: its other half, where it has one."""
+
+    config: LLMConfig
+    server: type[LLMServer]
+    prefill: Application | None = None
+
+
+_models: weakref.WeakKeyDictionary[Application, Model] = weakref.WeakKeyDictionary()
 _CONTROL: Mapping[str, Any] = {
     "name": control.NAME,
     "num_replicas": 1,
@@ -61,25 +70,33 @@ class ModelDeployment:
 
     def bind(self, llm_config: LLMConfig, **arguments: Any) -> Application:
         """An application that serves this model, by handle, over HTTP, or behind an `LLMRouter`."""
-        router = {
-            "request_router_class": FleetRouter,
-            "request_router_kwargs": {"model_id": llm_config.model_id},
-        }
-        options = {
-            **self.server.get_deployment_options(llm_config),
-            **self.given,
-            "request_router_config": router,
-        }
         if (own := preprocessor.application(llm_config)) is not None:
             arguments = {**arguments, "preprocessor": own}
-        actor, given = _without_secrets(options.get("ray_actor_options") or {})
-        secrets = {**without_secrets(runtime_env(llm_config, cluster.runtime_env()))[1], **given}
-        bound = llm_config.resolved(cluster.nodes()).with_secrets(secrets)
-        application = _deployment(self.server, {**options, "ray_actor_options": actor}).bind(
-            bound, **arguments
-        )
-        _models[application] = (llm_config, self.server)
+        decode, *rest = halves(llm_config)
+        for prefill in rest:
+            published = prefill_name(prefill.model_id)
+            half = self._bind(prefill, published, {**arguments, "role": "prefill"}, name=published)
+            arguments = {**arguments, "prefill": half}
+        application = self._bind(decode, decode.model_id, arguments, **self.given)
+        _models[application] = Model(llm_config, self.server, arguments.get("prefill"))
         return application
+
+    def _bind(
+        self, config: LLMConfig, published: str, arguments: Mapping[str, Any], **given: Any
+    ) -> Application:
+        """published: the name under which gateways know its replicas."""
+        options = {
+            **self.server.get_deployment_options(config),
+            **given,
+            "request_router_config": {
+                "request_router_class": FleetRouter,
+                "request_router_kwargs": {"model_id": published},
+            },
+        }
+        actor, own_secrets = _without_secrets(options.get("ray_actor_options") or {})
+        secrets = {**without_secrets(runtime_env(config, cluster.runtime_env()))[1], **own_secrets}
+        bound = config.resolved(cluster.nodes()).with_secrets(secrets)
+        return _deployment(self.server, {**options, "ray_actor_options": actor}).bind(bound, **arguments)
 
 
 @dataclass(frozen=True)
@@ -103,7 +120,7 @@ class RouterDeployment:
         """
         applications = [_application(model) for model in models]
         known = [_known(application) for application in applications]
-        configs = [config for config, _ in known]
+        configs = [model.config for model in known]
         _refuse_duplicates([config.model_id for config in configs])
         if problems := policies.problems(configs):
             raise config_error(problems)
@@ -121,9 +138,11 @@ class RouterDeployment:
             "graceful_shutdown_wait_loop_s": 0.2,
             **self.given,
         }
-        cards = [ModelCard.of(config, paths=tuple(paths(server))) for config, server in known]
+        cards = [ModelCard.of(model.config, paths=tuple(paths(model.server))) for model in known]
         router = _deployment(serve.ingress()(self.router), options)
-        return router.bind(applications, cards, front, _deployment(LLMControl, _CONTROL).bind())
+        control = _deployment(LLMControl, _CONTROL).bind()
+        prefill = {model.config.model_id: model.prefill for model in known if model.prefill is not None}
+        return router.bind(applications, cards, front, control, **({"prefill": prefill} if prefill else {}))
 
 
 def _deployment(server: Any, options: Mapping[str, Any]) -> Deployment:
@@ -144,7 +163,7 @@ def _application(model: Application | LLMConfig) -> Application:
     return model
 
 
-def _known(application: Application) -> tuple[LLMConfig, type[LLMServer]]:
+def _known(application: Application) -> Model:
     if application not in _models:
         raise ConfigError(
             "LLMRouter was given an application that is not a model. "

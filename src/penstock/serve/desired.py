@@ -50,6 +50,7 @@ class Told(msgspec.Struct, frozen=True):
     """What a replica says of itself. done: the version that it has reached, or failed to: then `error`.
 
     desired: the last that it was told, for a control that has lost it. idle_s: seconds since a request came.
+    role: what it is there for, such as "prefill"; "" for all of its model's work.
     """
 
     replica: str
@@ -60,6 +61,7 @@ class Told(msgspec.Struct, frozen=True):
     error: str = ""
     group: Group | None = None
     idle_s: float = 0.0
+    role: str = ""
 
 
 class Order(msgspec.Struct, frozen=True):

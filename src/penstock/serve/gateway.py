@@ -17,6 +17,7 @@ import msgspec
 
 from penstock import errors
 from penstock.config import GatewayConfig
+from penstock.config.disaggregation import prefill_name
 from penstock.door.connection import Headers
 from penstock.engine import Receive, Scope, Send
 from penstock.serve import admin, body, kept, routes, scrape, timing
@@ -281,6 +282,7 @@ class Gateway:
 
     async def _show_metrics(self, request: Request, route: Route, reply: Reply) -> None:
         told = {model_id for model_id, card in self._catalogue.cards.items() if card.engine_metrics}
+        told |= {prefill_name(model_id) for model_id in told}
         asked = [r for r in self._table if r.model_id in told and r.state in ("ready", "draining")]
         engines = await scrape.scrape(asked, self._fleet)
         await reply.whole(200, _PROMETHEUS, self._dispatch.metrics_text() + engines)

@@ -17,6 +17,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from penstock.config import GatewayConfig
+from penstock.config.disaggregation import prefill_name
 from penstock.engine import ASGIApp
 from penstock.errors import Error
 from penstock.serve import membership
@@ -56,12 +57,14 @@ class LLMRouter:
         cards: Sequence[ModelCard],
         gateway: GatewayConfig,
         control: DeploymentHandle[Any],
+        prefill: Mapping[str, DeploymentHandle[Any]] | None = None,
     ) -> None:
-        """servers and cards belong together, in the same order.
+        """servers and cards belong together, in the same order. prefill: by model, for their metrics alone.
 
         Raises: ConfigError when the gateway's own port is taken.
         """
         self._handles = {card.id: handle for card, handle in zip(cards, servers, strict=True)}
+        self._handles |= {prefill_name(model_id): handle for model_id, handle in (prefill or {}).items()}
         self._table = table = Table(ray.get_runtime_context().get_node_id())
         self._turns = {card.id for card in cards if card.takes_turns}
         self._control = control

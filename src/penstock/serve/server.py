@@ -26,7 +26,7 @@ from penstock import autoscaling, lifeline, progress
 from penstock.call import batched, call, events
 from penstock.config import LLMConfig
 from penstock.door import link
-from penstock.engine import ASGIApp, Delta, Engine, Prompt, Receive, Scope, Send, kept_here
+from penstock.engine import HOST, ASGIApp, Delta, Engine, Prompt, Receive, Scope, Send, kept_here
 from penstock.engines import engine_class
 from penstock.errors import BadRequest, ConfigError, EngineStartFailed, Error
 from penstock.hook import POSTPROCESSOR, PREPROCESSOR, Hook
@@ -43,6 +43,7 @@ from penstock.serve.guard import Facts
 from penstock.serve.listener import Listener
 from penstock.serve.membership import ADAPTERS
 from penstock.serve.operated import Operated
+from penstock.serve.prefilling import Prefillers
 from penstock.serve.preprocessor import Remote
 from penstock.serve.standalone import Through, alone
 from penstock.serve.steward import Steward
@@ -84,16 +85,21 @@ class LLMServer(Operated, metaclass=_Constructed):
         engine_cls: type[Engine] | None = None,
         model_downloader: type[Downloader] | None = None,
         preprocessor: DeploymentHandle[Any] | None = None,
+        prefill: DeploymentHandle[Any] | None = None,
+        role: str = "",
     ) -> None:
         """Starts the engine and, inside Serve, the listener.
 
         model_downloader: fetches adapters, instead of by the sources of `lora_config`. preprocessor: the
-        config's, where it is a deployment of its own.
+        config's, where it is a deployment of its own. prefill: the replicas that compute long prompts for
+        this one. role: what this one is there for, as its status shows.
         Raises: EngineStartFailed with the engine's own reason, or that its time limit passed.
         """
         self._prepare(llm_config, engine_cls, model_downloader)
         if preprocessor is not None:
             self._preprocessor = Remote(preprocessor, llm_config)
+        self._prefill_handle = prefill
+        self.steward.role = role
         await self.start()
 
     @classmethod
@@ -119,6 +125,8 @@ class LLMServer(Operated, metaclass=_Constructed):
         self._layers: ASGIApp | None = None
         self._preprocessor: Asked | None = None
         self._postprocessor: Hook | None = None
+        self._prefill_handle: DeploymentHandle[Any] | None = None
+        self._prefillers: Prefillers | None = None
         self._id = secrets.token_hex(8)
         self._control: Any = None
         self._following: asyncio.Task[None] | None = None
@@ -138,10 +146,21 @@ class LLMServer(Operated, metaclass=_Constructed):
             lifeline.tie_to(os.getppid())  # a killed raylet leaves its workers running
             # Else an engine whose workers are Ray actors would start a cluster of its own.
             os.environ.setdefault("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
+            os.environ[HOST] = ray.util.get_node_ip_address()
             environment.enter(self._llm_config)
             self._control = await asyncio.to_thread(control.find)
         self._make_hooks()
         await self.steward.start(self._follow if self._control else None)
+        if self._prefill_handle is not None:
+            node_id = ray.get_runtime_context().get_node_id()
+            self._prefillers = Prefillers(
+                self._llm_config,
+                self._prefill_handle,
+                self._engine_app,
+                self.engine.weights_version,
+                node_id,
+            )
+            await self._prefillers.start()
         if in_replica:
             await self._open_listener()
             self._watch = asyncio.create_task(self._exit_with_engine())
@@ -218,6 +237,11 @@ class LLMServer(Operated, metaclass=_Constructed):
         self.steward.asked()
         await self._app()(scope, receive, send)
 
+    async def _engine_app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The engine's own app, without what stands before it."""
+        await self.steward.begun.wait()
+        await self.engine.app()(scope, receive, send)
+
     def _hello(self) -> link.Hello:
         return link.hello(self._llm_config.model_id, self.engine.max_model_len(), self.engine.kv_tokens())
 
@@ -238,6 +262,7 @@ class LLMServer(Operated, metaclass=_Constructed):
                 adapters=self._adapters,
                 preprocessor=self._preprocessor,
                 postprocessor=self._postprocessor,
+                prefill=self._prefillers.ask if self._prefillers else None,
             )
             self._layers = OwnEndpoints(app, self, self._llm_config) if paths(type(self)) else app
         return self._layers
@@ -457,6 +482,8 @@ class LLMServer(Operated, metaclass=_Constructed):
         if self._listener:
             await self._listener.drain(_drain_limit_s(self._llm_config))
             await self._listener.close()
+        if self._prefillers:
+            await self._prefillers.close()
         if self._adapters:
             await self._adapters.stop()
         await self.engine.stop()

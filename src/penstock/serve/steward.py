@@ -48,6 +48,8 @@ class Steward:
         self._tell = tell
         self._replica = replica
         self._group = group
+        self.role = ""
+        """What the replica is there for, as its status shows; "" for all of its model's work."""
         self._asked_at = time.monotonic()
         self._turn = asyncio.Lock()
         self._begun = False
@@ -171,6 +173,7 @@ class Steward:
             error=self._error,
             group=self._group,
             idle_s=0.0 if self._engine.load().running else time.monotonic() - self._asked_at,
+            role=self.role,
         )
 
     # -- what is done to the engine

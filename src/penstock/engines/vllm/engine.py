@@ -63,7 +63,7 @@ class VLLMEngine:
         self._config = config
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._core: Core | None = None
-        self._order = b""
+        self._plan: Plan | None = None
         self._llm: TimedLLM | None = None
         self._operations: Operations | None = None
         self._app: ASGIApp | None = None
@@ -97,12 +97,11 @@ class VLLMEngine:
         environment.prepare(shape)
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-engine-")
         self._core = core = Core(Path(self._folder.name))
-        plan = await asyncio.to_thread(_plan, config, shape)
+        self._plan = plan = await asyncio.to_thread(_plan, config, shape)
         if not _is_local(config):  # what vLLM reads in a way of its own
             progress("download")
             await asyncio.to_thread(_download, plan)
         progress("load")
-        self._order = core.order(plan.vllm_config, plan.executor_class)
         await asyncio.gather(self._load(core), asyncio.to_thread(_import_rest, plan))
         progress("warm up")
         with uncollected():
@@ -111,8 +110,10 @@ class VLLMEngine:
 
     async def _load(self, core: Core) -> None:
         """Returns when the core has loaded the model. Raises: EngineStartFailed with its reason."""
+        assert self._plan is not None
+        order = core.order(self._plan.vllm_config, self._plan.executor_class)
         try:
-            await asyncio.to_thread(core.obey, self._order)
+            await asyncio.to_thread(core.obey, order)
             await core.ready()
         except EngineDead:
             raise _failed(self._config, await core.ended) from None

@@ -25,6 +25,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor import Executor
 
+from penstock.engines.vllm import transfer
 from penstock.engines.vllm.lane import open_lanes
 from penstock.engines.vllm.prompts import take_prepared
 from penstock.engines.vllm.responses import keep_responses
@@ -59,6 +60,7 @@ def plan(engine_arguments: Mapping[str, Any], frontend_arguments: Mapping[str, A
             "data_parallel_size above 1 is not supported inside one replica; "
             "set deployment_config.num_replicas: each replica is an engine of its own."
         )
+    transfer.check(vllm_config)
     return Plan(engine_args, frontend_args, vllm_config, Executor.get_class(vllm_config))
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from penstock.engines.vllm import plugin, reason
+from penstock.engines.vllm import plugin, reason, transfer
 from penstock.errors import EngineDead
 
 _GRACE_S = 5.0
@@ -72,7 +72,8 @@ class Core:
             "vllm_config": vllm_config,
             "executor_class": executor_class,
             "handshake_address": self._address("handshake"),
-            "environment": dict(os.environ),  # vLLM adds to it for its workers while it makes the config
+            # vLLM adds to it for its workers while it makes the config.
+            "environment": {**os.environ, **transfer.prepared(vllm_config)},
         }
         return bytes(ForkingPickler.dumps(order))
 

@@ -4,8 +4,8 @@
 for by name; the engine knows each version of one by a name of its own.
 """
 
-from penstock.layers.adapters.layer import Layer, asking_for
+from penstock.layers.adapters.layer import Layer, adapter_of, asking_for
 from penstock.layers.adapters.source import AdapterDownloader, Source
 from penstock.layers.adapters.store import Store
 
-__all__ = ["AdapterDownloader", "Layer", "Source", "Store", "asking_for"]
+__all__ = ["AdapterDownloader", "Layer", "Source", "Store", "adapter_of", "asking_for"]

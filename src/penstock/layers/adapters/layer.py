@@ -27,7 +27,7 @@ class Layer:
         self._store = store
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        name = _asked(scope)
+        name = adapter_of(scope)
         if not name:
             return await self._app(scope, receive, send)
         async with AsyncExitStack() as held:
@@ -84,8 +84,8 @@ def asking_for(adapter: str) -> dict[str, str]:
     return {ADAPTER.decode(): quote(adapter, safe="")}
 
 
-def _asked(scope: Scope) -> str:
-    """The adapter's name, "" for the base model."""
+def adapter_of(scope: Scope) -> str:
+    """The name of the adapter that a request is for, "" for the base model."""
     if scope["type"] == "http":
         for field, value in scope["headers"]:
             if field == ADAPTER:

@@ -1,0 +1,43 @@
+"""What an engine needs whose KV cache others fetch, or that fetches theirs: a name, and a door for that."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from importlib.util import find_spec
+from typing import Any
+
+from penstock.engine import HOST
+from penstock.errors import EngineStartFailed
+
+_DOOR_HOST, _DOOR_PORT = "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"
+
+
+def check(vllm_config: Any) -> None:
+    """Raises: EngineStartFailed when what the connector stands on is not installed."""
+    transfer = vllm_config.kv_transfer_config
+    if transfer is not None and "Nixl" in str(transfer.kv_connector) and find_spec("nixl") is None:
+        raise EngineStartFailed(
+            "Its KV cache is moved by NIXL, which is missing: pip install 'penstock[nixl]'."
+        )
+
+
+def prepared(vllm_config: Any) -> dict[str, str]:
+    """Variables for a core that is about to start. What the user has set stays.
+
+    Each core is an engine of its own to the others, also one that takes the place of another: they keep what
+    they know of an engine's memory for ever.
+    """
+    transfer = vllm_config.kv_transfer_config
+    if transfer is None:
+        return {}
+    transfer.engine_id = uuid.uuid4().hex
+    ours = {_DOOR_HOST: os.environ.get(HOST, "localhost"), _DOOR_PORT: str(_free_port())}
+    return {name: value for name, value in ours.items() if name not in os.environ}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]

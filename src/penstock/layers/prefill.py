@@ -1,0 +1,96 @@
+"""The layer of a decode replica before its engine: long prompts are computed by prefill replicas.
+
+A prefill replica gets the same request with one token to make, so that both halves make the same prompt of
+it. What it answers says where the prompt's KV cache lies; this replica's engine fetches it. Whatever goes
+wrong there, the prompt is computed here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, cast
+
+import msgspec
+
+from penstock.engine import ASGIApp, Receive, Scope, Send
+from penstock.layers import exchange
+from penstock.layers.adapters import adapter_of
+
+log = logging.getLogger(__name__)
+
+WHERE = "kv_transfer_params"
+"""The field, of requests and answers, that says where a KV cache lies: vLLM's name."""
+
+_ASKING: Mapping[str, Any] = {"do_remote_decode": True, "do_remote_prefill": False}
+_ONE_TOKEN: Mapping[str, Mapping[str, Any]] = {
+    "/v1/chat/completions": {"max_tokens": 1, "max_completion_tokens": 1},
+    "/v1/completions": {"max_tokens": 1},
+    "/v1/responses": {"max_output_tokens": 1, "store": False, "background": False},
+    "/v1/messages": {"max_tokens": 1},
+}
+_ONLY_HERE = ("stream_options", "min_tokens")
+"""They do not fit an answer of one token in one piece."""
+_BYTES_PER_TOKEN = 4
+
+Ask = Callable[[Scope, bytes], Awaitable[bytes | None]]
+"""Has a prefill replica answer this body, in the place of that of the scope; None when none can."""
+
+
+class Prefill:
+    """ASGI before `app`."""
+
+    def __init__(self, app: ASGIApp, ask: Ask, model_id: str, min_prompt_tokens: int) -> None:
+        self._app = app
+        self._ask = ask
+        self._model_id = model_id
+        self._least_tokens = min_prompt_tokens
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] not in _ONE_TOKEN or scope["method"] != "POST":
+            return await self._app(scope, receive, send)
+        try:
+            body = await exchange.read(receive)
+            request = exchange.parsed(body)
+            if request is not None:
+                known = request.pop(WHERE, None)  # an engine would fetch from wherever a client says
+                if self._pays(request, len(body)):
+                    where = await exchange.while_connected(receive, self._where(scope, request))
+                    known, request = True, request if where is None else {**request, WHERE: where}
+                body = body if known is None else msgspec.json.encode(request)
+        except exchange.ClientGone:
+            return None
+        return await self._app(*exchange.with_body(scope, receive, body), send)
+
+    def _pays(self, request: Mapping[str, Any], body_bytes: int) -> bool:
+        """Whether the prompt is long, and one that is read by one sequence alone: a cache is fetched once."""
+        prompt = request.get("prompt")
+        if isinstance(prompt, list):
+            tokens = cast("list[Any]", prompt)
+            if len(tokens) < self._least_tokens or not isinstance(tokens[0], int):
+                return False
+        elif body_bytes < self._least_tokens * _BYTES_PER_TOKEN:
+            return False
+        return (
+            request.get("n", 1) == 1
+            and not request.get("use_beam_search")
+            and request.get("prompt_logprobs") is None
+            and not request.get("echo")
+            and request.get("previous_response_id") is None
+        )
+
+    async def _where(self, scope: Scope, request: Mapping[str, Any]) -> dict[str, Any] | None:
+        if adapter := adapter_of(scope):
+            request = {**request, "model": f"{self._model_id}:{adapter}"}
+        body = msgspec.json.encode(for_prefill(scope["path"], request))
+        answer = exchange.parsed(await self._ask(scope, body) or b"")
+        where = (answer or {}).get(WHERE)
+        if where is None and answer is not None:
+            log.warning("a prefill replica answered without %s", WHERE)
+        return where
+
+
+def for_prefill(path: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    """The request that has its prompt computed and kept. path: an endpoint's."""
+    rest = {name: value for name, value in request.items() if name not in _ONLY_HERE}
+    return {**rest, **_ONE_TOKEN[path], "stream": False, WHERE: _ASKING}
