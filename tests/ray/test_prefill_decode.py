@@ -16,6 +16,7 @@ import psutil
 import pytest
 from openai import OpenAI
 from ray import serve
+from tests.models import model
 
 from penstock.serve import LLMConfig, LLMServer, build_llm_deployment, build_openai_app
 
@@ -63,6 +64,7 @@ def config(**parts: Any) -> LLMConfig:
     return LLMConfig(
         model_loading_config={"model_id": MODEL, "model_source": "demo"},
         engine_kwargs={"max_num_seqs": 8},
+        lora_config={"adapters": {"pirate": str(model("adapters") / "pirate")}},
         server_cls=Tattler,
         deployment_config={"ray_actor_options": {"num_cpus": 1}},
         **parts,
@@ -100,6 +102,14 @@ def test_long_prompts_are_computed_elsewhere_and_answered_the_same(
     assert halves.completion(LONG) == alone.completion(LONG)
     assert halves.fetched() > before + 100
     assert halves.chat().choices[0].message.content == alone.chat().choices[0].message.content
+
+
+def test_adapters_reach_both_halves(halves: Halves, serve_url: str, whole: Any):
+    alone, before = Halves(f"{serve_url}/whole"), halves.fetched()
+    spoken = halves.completion(f"Ahoy! {LONG}", model=f"{MODEL}:pirate")
+    assert halves.fetched() > before + 100
+    assert spoken == alone.completion(f"Ahoy! {LONG}", model=f"{MODEL}:pirate")
+    assert spoken != alone.completion(f"Ahoy! {LONG}")
 
 
 def test_streams_too(halves: Halves):
