@@ -14,6 +14,7 @@ from penstock.errors import ConfigError, Unavailable
 from penstock.serve import log
 from penstock.serve.port import Port, bind, check_free, serve_on
 from penstock.serve.proxied import Proxied
+from penstock.serve.sharing import Family
 
 
 def mounted(app, prefix: str):
@@ -86,14 +87,14 @@ async def test_a_host_of_another_machine_is_an_error_that_names_it():
 
 
 async def test_gateways_of_one_family_share_a_port():
-    first = await serve_on(app, "127.0.0.1", 0, family="a")
-    second = await serve_on(app, "127.0.0.1", first.number, family="a")
+    first = await serve_on(app, "127.0.0.1", 0, family=Family("a"))
+    second = await serve_on(app, "127.0.0.1", first.number, family=Family("a"))
     with pytest.raises(ConfigError, match="Address already in use"):
         check_free("127.0.0.1", first.number)
     await first.close()
     async with httpx.AsyncClient(verify=False) as http:
         assert (await http.get(f"http://127.0.0.1:{second.number}/")).status_code == 204
-    third = await serve_on(app, "127.0.0.1", first.number, family="a")
+    third = await serve_on(app, "127.0.0.1", first.number, family=Family("a"))
     await second.close()
     await third.close()
     check_free("127.0.0.1", first.number)
@@ -101,21 +102,21 @@ async def test_gateways_of_one_family_share_a_port():
 
 async def test_gateways_that_start_together_share_a_port(free_port: int):
     ports = await asyncio.gather(
-        *(serve_on(app, "127.0.0.1", free_port, family="a") for _ in range(4)), return_exceptions=True
+        *(serve_on(app, "127.0.0.1", free_port, family=Family("a")) for _ in range(4)), return_exceptions=True
     )
     assert [port.number for port in ports] == [free_port] * 4
     await asyncio.gather(*(port.close() for port in ports))
 
 
 async def test_a_port_is_not_shared_with_strangers():
-    ours = await serve_on(app, "127.0.0.1", 0, family="a")
+    ours = await serve_on(app, "127.0.0.1", 0, family=Family("a"))
     with pytest.raises(ConfigError, match="Stop the program that uses it"):
-        await serve_on(app, "127.0.0.1", ours.number, family="b")
+        await serve_on(app, "127.0.0.1", ours.number, family=Family("b"))
     await ours.close()
     careless = bind("127.0.0.1", 0, reuse_port=True)
     careless.listen()
     with pytest.raises(ConfigError, match="Stop the program that uses it"):
-        await serve_on(app, "127.0.0.1", careless.getsockname()[1], family="a")
+        await serve_on(app, "127.0.0.1", careless.getsockname()[1], family=Family("a"))
     careless.close()
 
 
