@@ -108,6 +108,48 @@ async def test_gateways_that_start_together_share_a_port(free_port: int):
     await asyncio.gather(*(port.close() for port in ports))
 
 
+async def test_connections_that_wait_when_a_gateway_leaves_are_answered_by_its_successor():
+    first = await serve_on(app, "127.0.0.1", 0, family=Family("a"))
+    second = await serve_on(app, "127.0.0.1", first.number, family=Family("a"))
+    waiting = [socket.create_connection(("127.0.0.1", first.number)) for _ in range(16)]
+    await first.close()
+    for sock in waiting:
+        assert b"204 No Content" in await asked(*await asyncio.open_connection(sock=sock))
+    await second.close()
+
+
+async def test_successors_take_the_slot_whose_holder_came_first():
+    family = Family("a", size=2)
+    old = [await serve_on(app, "127.0.0.1", 0, family=family)]
+    old += [await serve_on(app, "127.0.0.1", old[0].number, family=family)]
+    new = [await serve_on(app, "127.0.0.1", old[0].number, family=family) for _ in old]
+    waiting = [socket.create_connection(("127.0.0.1", old[0].number)) for _ in range(16)]
+    closing = asyncio.gather(*(port.close(linger_s=10.0) for port in old))
+    for sock in waiting:
+        assert b"204 No Content" in await asked(*await asyncio.open_connection(sock=sock))
+    await closing
+    await asyncio.gather(*(port.close() for port in new))
+
+
+async def test_a_kept_connection_has_one_more_answer_while_its_port_closes():
+    port = await serve_on(app, "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port.number)
+    assert b"connection: close" not in await asked(reader, writer)
+    closing = asyncio.create_task(port.close(linger_s=10.0))
+    await asyncio.sleep(0)  # it has stopped listening
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port.number)
+    assert b"connection: close" in await asked(reader, writer)
+    assert await reader.read() == b""
+    await closing
+
+
+async def asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """The head of the answer."""
+    writer.write(b"GET / HTTP/1.1\r\nhost: here\r\n\r\n")
+    return await reader.readuntil(b"\r\n\r\n")
+
+
 async def test_a_port_is_not_shared_with_strangers():
     ours = await serve_on(app, "127.0.0.1", 0, family=Family("a"))
     with pytest.raises(ConfigError, match="Stop the program that uses it"):
