@@ -133,6 +133,7 @@ async def _serve_gateway(
     from penstock.door.address import Address
     from penstock.serve.cards import ModelCard
     from penstock.serve.gateway import Gateway, serve_on
+    from penstock.serve.sharing import Family
     from penstock.serve.table import Table
 
     table = Table(_NODE)
@@ -143,7 +144,8 @@ async def _serve_gateway(
     async with asyncio.timeout(_READY_S):
         while len(table.ready(MODEL_ID)) < len(addresses):  # noqa: ASYNC110 - links tell within milliseconds
             await asyncio.sleep(0.01)
-    public = await serve_on(gateway, "127.0.0.1", port, family="bench" if share_port else None)
+    family = Family("bench", size=64) if share_port else None
+    public = await serve_on(gateway, "127.0.0.1", port, family=family)
     _kept.extend((gateway, public))
     return {"port": public.number}
 

@@ -70,15 +70,15 @@ def _measure(workload: Workload, rounds: int) -> Times:
     running = Running.start(contestant, workload)
     try:
         running.first_token(workload)
-        _first_token(running.port, OTHER_ID)  # the first turn of an engine is a start
-        _first_token(running.port, MODEL_ID)
+        first_token(running.port, OTHER_ID)  # the first turn of an engine is a start
+        first_token(running.port, MODEL_ID)
         times = replace(times, awake_mib=_memory_mib(running))
         say(f"    cold {times.cold_s:.1f} s, {times.awake_mib:.0f} MiB")
         for _ in range(rounds):
-            switch_s = _first_token(running.port, OTHER_ID)
+            switch_s = first_token(running.port, OTHER_ID)
             _post(running.port, "sleep", OTHER_ID)
             times = replace(times, asleep_mib=_memory_mib(running))
-            wake_s = _first_token(running.port, MODEL_ID)
+            wake_s = first_token(running.port, MODEL_ID)
             say(f"    switch {switch_s:.1f} s, wake {wake_s:.1f} s")
             times = replace(times, wake_s=(*times.wake_s, wake_s), switch_s=(*times.switch_s, switch_s))
         return times
@@ -105,7 +105,7 @@ def _command(workload: Workload, port: int, folder: Path) -> list[str]:
     return command
 
 
-def _first_token(port: int, model: str) -> float:
+def first_token(port: int, model: str) -> float:
     """Seconds until a stream's first byte; the answer is read to its end."""
     time.sleep(_SETTLE_S)
     body = json.dumps({"model": model, "prompt": "water", "max_tokens": 4, "stream": True})

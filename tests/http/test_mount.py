@@ -14,6 +14,7 @@ from penstock.errors import ConfigError, Unavailable
 from penstock.serve import log
 from penstock.serve.port import Port, bind, check_free, serve_on
 from penstock.serve.proxied import Proxied
+from penstock.serve.sharing import Family
 
 
 def mounted(app, prefix: str):
@@ -86,14 +87,14 @@ async def test_a_host_of_another_machine_is_an_error_that_names_it():
 
 
 async def test_gateways_of_one_family_share_a_port():
-    first = await serve_on(app, "127.0.0.1", 0, family="a")
-    second = await serve_on(app, "127.0.0.1", first.number, family="a")
+    first = await serve_on(app, "127.0.0.1", 0, family=Family("a"))
+    second = await serve_on(app, "127.0.0.1", first.number, family=Family("a"))
     with pytest.raises(ConfigError, match="Address already in use"):
         check_free("127.0.0.1", first.number)
     await first.close()
     async with httpx.AsyncClient(verify=False) as http:
         assert (await http.get(f"http://127.0.0.1:{second.number}/")).status_code == 204
-    third = await serve_on(app, "127.0.0.1", first.number, family="a")
+    third = await serve_on(app, "127.0.0.1", first.number, family=Family("a"))
     await second.close()
     await third.close()
     check_free("127.0.0.1", first.number)
@@ -101,21 +102,63 @@ async def test_gateways_of_one_family_share_a_port():
 
 async def test_gateways_that_start_together_share_a_port(free_port: int):
     ports = await asyncio.gather(
-        *(serve_on(app, "127.0.0.1", free_port, family="a") for _ in range(4)), return_exceptions=True
+        *(serve_on(app, "127.0.0.1", free_port, family=Family("a")) for _ in range(4)), return_exceptions=True
     )
     assert [port.number for port in ports] == [free_port] * 4
     await asyncio.gather(*(port.close() for port in ports))
 
 
+async def test_connections_that_wait_when_a_gateway_leaves_are_answered_by_its_successor():
+    first = await serve_on(app, "127.0.0.1", 0, family=Family("a"))
+    second = await serve_on(app, "127.0.0.1", first.number, family=Family("a"))
+    waiting = [socket.create_connection(("127.0.0.1", first.number)) for _ in range(16)]
+    await first.close()
+    for sock in waiting:
+        assert b"204 No Content" in await asked(*await asyncio.open_connection(sock=sock))
+    await second.close()
+
+
+async def test_successors_take_the_slot_whose_holder_came_first():
+    family = Family("a", size=2)
+    old = [await serve_on(app, "127.0.0.1", 0, family=family)]
+    old += [await serve_on(app, "127.0.0.1", old[0].number, family=family)]
+    new = [await serve_on(app, "127.0.0.1", old[0].number, family=family) for _ in old]
+    waiting = [socket.create_connection(("127.0.0.1", old[0].number)) for _ in range(16)]
+    closing = asyncio.gather(*(port.close(linger_s=10.0) for port in old))
+    for sock in waiting:
+        assert b"204 No Content" in await asked(*await asyncio.open_connection(sock=sock))
+    await closing
+    await asyncio.gather(*(port.close() for port in new))
+
+
+async def test_a_kept_connection_has_one_more_answer_while_its_port_closes():
+    port = await serve_on(app, "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port.number)
+    assert b"connection: close" not in await asked(reader, writer)
+    closing = asyncio.create_task(port.close(linger_s=10.0))
+    await asyncio.sleep(0)  # it has stopped listening
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port.number)
+    assert b"connection: close" in await asked(reader, writer)
+    assert await reader.read() == b""
+    await closing
+
+
+async def asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """The head of the answer."""
+    writer.write(b"GET / HTTP/1.1\r\nhost: here\r\n\r\n")
+    return await reader.readuntil(b"\r\n\r\n")
+
+
 async def test_a_port_is_not_shared_with_strangers():
-    ours = await serve_on(app, "127.0.0.1", 0, family="a")
+    ours = await serve_on(app, "127.0.0.1", 0, family=Family("a"))
     with pytest.raises(ConfigError, match="Stop the program that uses it"):
-        await serve_on(app, "127.0.0.1", ours.number, family="b")
+        await serve_on(app, "127.0.0.1", ours.number, family=Family("b"))
     await ours.close()
     careless = bind("127.0.0.1", 0, reuse_port=True)
     careless.listen()
     with pytest.raises(ConfigError, match="Stop the program that uses it"):
-        await serve_on(app, "127.0.0.1", careless.getsockname()[1], family="a")
+        await serve_on(app, "127.0.0.1", careless.getsockname()[1], family=Family("a"))
     careless.close()
 
 

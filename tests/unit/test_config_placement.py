@@ -86,6 +86,15 @@ def test_what_fits_one_node_is_one_bundle_and_the_actor_holds_its_gpus():
     assert placed.actor == {"num_cpus": 1, "num_gpus": 2}
 
 
+def test_an_executor_of_ones_own_has_a_bundle_for_each_worker_where_they_are_spread():
+    own = {"engine_kwargs": {"tensor_parallel_size": 2, "distributed_executor_backend": "my.Executor"}}
+    group = {"bundle_per_worker": {"CPU": 1, "lane": 1}, "strategy": "STRICT_SPREAD"}
+    placed = place(config(CPU, own, placement_group_config=group))
+    assert placed.bundles == [{"CPU": 2, "GPU": 0, "lane": 1}, {"CPU": 1, "lane": 1}]
+    assert placed.strategy == "STRICT_SPREAD"
+    assert place(config(GPU, own)).bundles == [{"GPU": 2, "CPU": 3}]
+
+
 def test_one_gpu_is_one_bundle_too():
     placed = place(config(GPU))
     assert (placed.actor["num_gpus"], placed.bundles) == (1, [{"GPU": 1, "CPU": 2}])

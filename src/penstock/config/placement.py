@@ -24,6 +24,9 @@ Bundle = dict[str, float]
 WORKER_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size")
 ENGINE_SIZES = ("data_parallel_size", "data_parallel_size_local")
 
+_EXECUTORS = ("uni", "mp", "ray", "external_launcher")
+"""Those that vLLM has names for."""
+
 _SPREAD = ("SPREAD", "STRICT_SPREAD")
 _SGLANGS = {
     "tensor_parallel_size": ("tp_size", "tp"),
@@ -73,11 +76,12 @@ def spans_nodes(config: LLMConfig, nodes: Nodes | None = None) -> bool:
 
     So they are when the user says so (distributed_executor_backend "ray", or a SPREAD strategy over more
     than one bundle), or when no single one of `nodes` has the GPUs that all workers need. SGLang's never are.
+    What an executor class of the user's own does is not known here: it is one of Ray's where the group is.
     """
     if config.engine_name == "sglang":
         return False
     backend = config.engine_kwargs.get("distributed_executor_backend")
-    if backend is not None:
+    if backend in _EXECUTORS:
         return backend == "ray"
     kind = accelerator_kind(config, nodes)
     bundles = worker_bundles(config, kind)

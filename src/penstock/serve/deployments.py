@@ -27,6 +27,7 @@ from penstock.serve.ingress import LLMRouter
 from penstock.serve.membership import FleetRouter
 from penstock.serve.routing import policies
 from penstock.serve.server import LLMServer
+from penstock.serve.sharing import SUPPORTED
 
 __all__ = ["LLMRouter", "LLMServer", "ModelDeployment", "RouterDeployment", "VLLMService"]
 
@@ -50,6 +51,7 @@ _CONTROL: Mapping[str, Any] = {
     "graceful_shutdown_wait_loop_s": 0.2,
     "graceful_shutdown_timeout_s": 1.0,
 }
+_CLOSING_S = 5.0  # of a gateway's time to shut down: what is left when open requests have ended, or are cut
 _MANY = 1_000_000  # open requests of one gateway process: the gateway itself admits by model
 
 
@@ -128,21 +130,24 @@ class RouterDeployment:
         scaling = self.given.get("autoscaling_config") or {}
         if isinstance(most := self.given.get("num_replicas") or scaling.get("max_replicas"), int):
             front = front.model_copy(update={"processes": most})
-        options = {
+        options: dict[str, Any] = {
             "name": "LLMRouter",
             **({} if "autoscaling_config" in self.given else {"num_replicas": front.processes}),
             "max_ongoing_requests": _MANY,
             "ray_actor_options": {"num_cpus": 0},
             "health_check_period_s": 1.0,
-            "graceful_shutdown_timeout_s": 30.0,
+            "graceful_shutdown_timeout_s": 20.0 + _CLOSING_S,
             "graceful_shutdown_wait_loop_s": 0.2,
+            # In an update the new gateway has the port before the old one leaves it.
+            "max_surge_percent": 100 if SUPPORTED else 0,
             **self.given,
         }
+        drain_s = max(0.0, options["graceful_shutdown_timeout_s"] - _CLOSING_S)
         cards = [ModelCard.of(model.config, paths=tuple(paths(model.server))) for model in known]
-        router = _deployment(serve.ingress()(self.router), options)
-        control = _deployment(LLMControl, _CONTROL).bind()
         prefill = {model.config.model_id: model.prefill for model in known if model.prefill is not None}
-        return router.bind(applications, cards, front, control, **({"prefill": prefill} if prefill else {}))
+        control = _deployment(LLMControl, _CONTROL).bind()
+        router = _deployment(serve.ingress()(self.router), options)
+        return router.bind(applications, cards, front, control, drain_s, prefill)
 
 
 def _deployment(server: Any, options: Mapping[str, Any]) -> Deployment:

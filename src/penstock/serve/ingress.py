@@ -25,6 +25,7 @@ from penstock.serve.cards import ModelCard
 from penstock.serve.coalesce import Coalesced
 from penstock.serve.gateway import Gateway, PublicPort, serve_on
 from penstock.serve.proxied import Proxied
+from penstock.serve.sharing import SUPPORTED, Family
 from penstock.serve.table import Table
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ _PROXY = (
     "Requests come through Ray Serve's proxy, which spends some 300 us on each piece of a stream. "
     f"The fast form is {_OWN_PORT}; next best is HAProxy: RAY_SERVE_ENABLE_HA_PROXY=1 before Ray starts."
 )
+_LINGER_S = 1.0  # a client may take so long between two requests without losing one to our end
 _HAPROXY = f"Requests come through Ray Serve's HAProxy. The fastest form is {_OWN_PORT}."
 
 
@@ -43,9 +45,11 @@ def _behind_haproxy() -> bool:
     return os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1"
 
 
-def _family() -> str:
+def _family(size: int) -> Family | None:
     """The same in all gateways of one application, also after an update of it."""
-    return f"{ray.get_runtime_context().gcs_address}/{serve.get_replica_context().app_name}"
+    if size == 1 and not SUPPORTED:
+        return None
+    return Family(f"{ray.get_runtime_context().gcs_address}/{serve.get_replica_context().app_name}", size)
 
 
 class LLMRouter:
@@ -57,9 +61,11 @@ class LLMRouter:
         cards: Sequence[ModelCard],
         gateway: GatewayConfig,
         control: DeploymentHandle[Any],
+        drain_s: float = 20.0,
         prefill: Mapping[str, DeploymentHandle[Any]] | None = None,
     ) -> None:
-        """servers and cards belong together, in the same order. prefill: by model, for their metrics alone.
+        """servers and cards belong together, in the same order. drain_s: for open requests, at the end.
+        prefill: those replicas by model, for their metrics alone.
 
         Raises: ConfigError when the gateway's own port is taken.
         """
@@ -68,6 +74,7 @@ class LLMRouter:
         self._table = table = Table(ray.get_runtime_context().get_node_id())
         self._turns = {card.id for card in cards if card.takes_turns}
         self._control = control
+        self._drain_s = drain_s
         self.gateway = Gateway(
             gateway, cards, table, unreachable=self._open_network, operate=self._operate, wake=self._wake
         )
@@ -79,7 +86,7 @@ class LLMRouter:
             )  # starts the handle's router, which Serve tells of replicas
         self._port: PublicPort | None = None
         if gateway.port is not None:
-            family = _family() if gateway.processes > 1 else None
+            family = _family(gateway.processes)
             self._port = await serve_on(self.gateway, gateway.host, gateway.port, family=family)
 
     async def _open_network(self, model_id: str) -> None:
@@ -119,7 +126,7 @@ class LLMRouter:
     async def stop(self) -> None:
         """Stops accepting, finishes what is open, closes."""
         if self._port is not None:
-            await self._port.close()
+            await self._port.close(self._drain_s, _LINGER_S)
         await self.gateway.close()
 
     async def __del__(self) -> None:

@@ -7,16 +7,17 @@ import contextlib
 import logging
 import resource
 import socket
+import time
 from collections.abc import Generator
 from typing import Any, cast
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from penstock.engine import ASGIApp
 from penstock.errors import ConfigError, Unavailable
 from penstock.serve.outlet import EXTENSION, Outlet
-from penstock.serve.sharing import Mark, claim
+from penstock.serve.sharing import Family, Mark, claim
 
 log = logging.getLogger(__name__)
 
@@ -31,14 +32,26 @@ _UNSENT_BYTES = (
 )  # in the kernel, for one connection; by itself it takes up to 4 MiB for a slow client
 
 
+_LOOK_S = 0.05
+
+
+class _Config(uvicorn.Config):
+    draining = False
+
+
 class _Protocol(HttpToolsProtocol):
     """Bounds what a client may send before its request's head is complete: the parser itself does not.
 
-    Gives each answer its `Outlet`.
+    Gives each answer its `Outlet`. While the port closes, an answer that begins is its connection's last one.
     """
 
     _head_bytes: int | None = None  # of the head that is being read
     _outlets: tuple[Outlet, ...] = ()  # of the answer under way, and of those that are due after it
+
+    @property
+    def is_answering(self) -> bool:
+        cycle = cast("RequestResponseCycle | None", self.cycle)  # None before the first request
+        return cycle is not None and not cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         super().connection_made(transport)
@@ -63,6 +76,8 @@ class _Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_bytes = None
         super().on_headers_complete()
+        if cast(_Config, self.config).draining:
+            self.cycle.keep_alive = False
         outlet = Outlet(self.cycle, self.loop)
         self.cycle.transport = cast(asyncio.Transport, outlet)
         self.scope["extensions"] = {EXTENSION: outlet}  # pyright: ignore[reportGeneralTypeIssues]
@@ -88,8 +103,9 @@ class _Uvicorn(uvicorn.Server):
 class Port:
     """A listening socket with an app behind it, on the running event loop."""
 
-    def __init__(self, server: uvicorn.Server, sock: socket.socket, mark: Mark | None) -> None:
-        self._server = server
+    def __init__(self, config: _Config, sock: socket.socket, mark: Mark | None) -> None:
+        self._config = config
+        self._server = server = _Uvicorn(config)
         self._mark = mark
         self._name = sock.getsockname()
         self._task = asyncio.create_task(server.serve(sockets=[sock]))
@@ -100,7 +116,7 @@ class Port:
 
         interface="asgi3" is said because uvicorn takes a bound method for an ASGI 2 app.
         """
-        config = uvicorn.Config(
+        config = _Config(
             cast(Any, app),
             loop="none",
             http=_Protocol,
@@ -115,7 +131,7 @@ class Port:
             backlog=_BACKLOG,
         )
         sock.listen(_BACKLOG)  # connections wait in the backlog from here on, none is refused
-        port = cls(_Uvicorn(config), sock, mark)
+        port = cls(config, sock, mark)
         while not port._server.started:
             port.check()
             await asyncio.sleep(0)
@@ -131,20 +147,37 @@ class Port:
         if self._task.done():
             raise Unavailable("The listening socket is closed.")
 
-    async def close(self, grace_s: float = 20.0) -> None:
-        """Stops accepting, lets open requests finish within `grace_s`, cuts the rest."""
-        self._server.config.timeout_graceful_shutdown = cast(int, grace_s)
-        self._server.should_exit = True
-        await self._task
+    async def close(self, grace_s: float = 20.0, linger_s: float = 0.0) -> None:
+        """Stops accepting, lets open requests finish within `grace_s`, cuts the rest.
+
+        linger_s: connections without a request are kept for so long after the last answer. A client that just
+        sends its next one is answered, and told with it to ask elsewhere.
+        """
+        deadline = time.monotonic() + grace_s
+        for server in self._server.servers:
+            server.close()
         if self._mark is not None:
             self._mark.close()
+        self._config.draining = True
+        await self._linger(linger_s, deadline)
+        self._config.timeout_graceful_shutdown = cast(int, max(0.0, deadline - time.monotonic()))
+        self._server.should_exit = True
+        await self._task
+
+    async def _linger(self, linger_s: float, deadline: float) -> None:
+        connections = cast("set[_Protocol]", self._server.server_state.connections)
+        until = time.monotonic() + linger_s
+        while connections and (now := time.monotonic()) < min(until, deadline):
+            if any(connection.is_answering for connection in connections):
+                until = now + linger_s
+            await asyncio.sleep(_LOOK_S)
 
 
-async def serve_on(app: ASGIApp, host: str, port: int, *, family: str | None = None) -> Port:
+async def serve_on(app: ASGIApp, host: str, port: int, *, family: Family | None = None) -> Port:
     """Opens the public port.
 
-    family: gateways that give the same name share the port. Linux would let strangers share it, too, in
-    silence; here they are refused.
+    family: gateways that give the same one share the port, and hand it on to each other. Linux would let
+    strangers share it, too, in silence; here they are refused.
     Raises: ConfigError when the port is taken or the host is not one of this machine's.
     """
     _take_files()

@@ -157,7 +157,7 @@ class VLLMEngine:
             steps=lambda: scheduled.steps,
             working=works,
             probe=partial(llm.collective_rpc, "execute_dummy_batch"),
-            workers_elsewhere=plan.vllm_config.parallel_config.distributed_executor_backend == "ray",
+            workers_elsewhere=plan.executor_class.uses_ray,
         )
         reason = await watchdog.stalled()
         core = self._core
