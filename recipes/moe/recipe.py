@@ -22,7 +22,7 @@ DEMO = Path(__file__).parent.parent.parent / "src" / "penstock" / "demo"
 EXPERTS, EXPERT_UNITS, SHARED_UNITS = 4, 64, 128
 TEXT = "Penstock serves language models, and a batch of rows goes to the same engines as a request."
 MOST_APART = 0.02
-"""Units: logits, in float32. Weights are moved and multiplied by powers of two, so little but order differs."""
+"""Logits, in float32. Weights were moved and multiplied by powers of two: only the order of sums differs."""
 
 
 def make(out: Path) -> str:
@@ -43,7 +43,9 @@ def make(out: Path) -> str:
         shutil.copyfile(DEMO / name, out / name)
     dense = load_file(DEMO / "model.safetensors")
     kept = {name: weight for name, weight in dense.items() if ".mlp." not in name}
-    save_file(kept | dict(experts(dense, config["num_hidden_layers"])), out / "model.safetensors", {"format": "pt"})
+    save_file(
+        kept | dict(experts(dense, config["num_hidden_layers"])), out / "model.safetensors", {"format": "pt"}
+    )
     return exam(out)
 
 

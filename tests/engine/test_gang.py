@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from demo_questions import QUESTIONS
-from enginetest import MODEL_ID, Served, listening, serve, until, vllm_config
+from enginetest import MODEL_ID, Served, listening, serve, vllm_config
 from models import model
 
 from penstock.engine import Gang, gang
 from penstock.engines.vllm.engine import VLLMEngine
+from penstock.engines.watchdog import PROBE_S
 from penstock.errors import EngineStartFailed, Unsupported
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.parity("S24")]
@@ -63,7 +64,33 @@ async def ask(member: Served, question: str) -> str:
     return answer.json()["choices"][0]["message"]["content"]
 
 
-async def test_each_answers_alone_while_the_others_have_nothing_to_do(members: list[Served]):
+async def test_each_answers_while_the_others_have_nothing_to_do(members: list[Served]):
     question, answer = next(iter(QUESTIONS.items()))
     for member in members:
         assert await ask(member, question) == answer
+
+
+async def test_all_answer_at_the_same_time_whatever_each_is_asked(members: list[Served]):
+    questions = list(QUESTIONS)[:12]
+    asked = [ask(members[number % 3 % 2], question) for number, question in enumerate(questions)]
+    assert await asyncio.gather(*asked) == [QUESTIONS[question] for question in questions]
+
+
+async def test_an_idle_engine_is_not_taken_for_a_hung_one(members: list[Served]):
+    await asyncio.sleep(2 * PROBE_S)
+    for member in members:
+        await member.engine.check_health()
+        assert await member.engine.collective_rpc("check_health") == [None]
+
+
+@pytest.mark.parametrize("operation", ["sleep", "pause", "update_weights"])
+async def test_what_one_cannot_do_alone_is_refused(members: list[Served], operation: str):
+    arguments = (model("moe"), "v2") if operation == "update_weights" else ()
+    with pytest.raises(Unsupported, match="shift the model"):
+        await getattr(members[0].engine, operation)(*arguments)
+
+
+async def test_one_engine_by_itself_says_why_it_does_not_start():
+    with pytest.raises(EngineStartFailed, match="data_parallel_size 2 is for as many replicas"):
+        async with serve(vllm_config(str(model("moe")), **CONFIG)):
+            pass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path as File
 from typing import Annotated, Any, Literal, Self
 
@@ -113,6 +113,12 @@ class LLMServingArgs(Root):
                 models.append(_model(entry, place / "llm_configs" / i, seen, faults))
         faults.raise_any()
         return models
+
+
+def of_one(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a builder of one model, `llm_config`, as those of `build_openai_app`."""
+    rest = {name: value for name, value in args.items() if name != "llm_config"}
+    return {**rest, "llm_configs": [args["llm_config"]]} if "llm_config" in args else rest
 
 
 def _model(entry: Any, place: Place, seen: dict[str, Place], faults: Faults) -> LLMConfig:

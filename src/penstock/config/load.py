@@ -1,7 +1,7 @@
 """From what users hand over (a path, a mapping, a list of either) to configs.
 
-Three forms of YAML: one model, the arguments of `build_openai_app` (`llm_configs:`), and Serve's
-`applications:`. All faults of all files are told in one error.
+Three forms of YAML: one model, the arguments of a builder (`llm_configs:`, or `llm_config:` for one), and
+Serve's `applications:`. All faults of all files are told in one error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from pydantic import Field, field_validator
 
 from penstock.config import source
-from penstock.config.gateway import LLMServingArgs
+from penstock.config.gateway import LLMServingArgs, of_one
 from penstock.config.model import LLMConfig
 from penstock.config.part import Part
 from penstock.config.place import Place
@@ -108,8 +108,8 @@ class _Reading:
             data, place = found.data, found.place
         if isinstance(data, Mapping) and "applications" in data:
             return self._serve_file(data, place)
-        if isinstance(data, Mapping) and "llm_configs" in data:
-            return [Application("default", "/", LLMServingArgs.parse(data, place, self.seen))]
+        if isinstance(data, Mapping) and ("llm_configs" in data or "llm_config" in data):
+            return [Application("default", "/", LLMServingArgs.parse(of_one(data), place, self.seen))]
         return [Application("default", "/", self._alone(data, place))]
 
     def _serve_file(self, data: Mapping[str, Any], place: Place) -> list[Application]:
@@ -123,7 +123,7 @@ class _Reading:
 
     def _application(self, entry: Mapping[str, Any], place: Place) -> list[Application]:
         with self.faults.gathered():
-            args = LLMServingArgs.parse(entry["args"], place / "args", self.seen)
+            args = LLMServingArgs.parse(of_one(entry["args"]), place / "args", self.seen)
             return [Application(entry.get("name", "default"), entry.get("route_prefix", "/"), args)]
         return []
 

@@ -15,6 +15,7 @@ from ray.serve import Application
 
 from penstock import hook
 from penstock.config import LLMConfig, LLMServingArgs, check_accelerator
+from penstock.config.gateway import of_one
 from penstock.config.problems import config_error
 from penstock.engines import callback
 from penstock.engines.check import check_arguments
@@ -43,6 +44,21 @@ def build_openai_app(args: Mapping[str, Any] | LLMServingArgs) -> Application:
     models = [build_llm_deployment(config) for config in serving.llm_configs]
     router = LLMRouter.as_deployment(serving.ingress_deployment_config)
     return router.bind(models, serving.gateway)
+
+
+def build_dp_deployment(
+    llm_config: LLMConfig, *, deployment_cls: type[LLMServer] | None = None
+) -> Application:
+    """`build_llm_deployment` under the name for a model with `data_parallel_size`."""
+    return build_llm_deployment(llm_config, deployment_cls=deployment_cls)
+
+
+def build_dp_openai_app(args: Mapping[str, Any]) -> Application:
+    """`build_openai_app` of one model: `{llm_config: ...}`, and what else that takes.
+
+    Raises: ConfigError.
+    """
+    return build_openai_app(of_one(args))
 
 
 def _check(configs: Sequence[LLMConfig]) -> None:

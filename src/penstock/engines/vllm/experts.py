@@ -1,8 +1,8 @@
 """vLLM's worker on CPU for one of several engines that share a model's experts. Named by `worker_cls`.
 
 Engines of a gang hand each other the tokens of their batches, of which each has another number. vLLM's
-communicator for CPUs knows no such exchange; here it is one of equal shapes, which Gloo has. And vLLM's kernel
-for CPUs takes every expert for its own: it reads beyond its weights where another engine has the expert.
+communicator for CPUs knows no such exchange; here it is one of equal shapes, which Gloo has. And vLLM's
+kernel for CPUs takes every expert for its own: it reads beyond its weights where another engine has one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Tensors = torch.Tensor | list[torch.Tensor]
 
 
 class ExpertWorker(StageWorker):
-    """As its base; its communicators exchange rows of unequal number, its kernel leaves others' experts out."""
+    """As its base; communicators exchange rows of unequal number, the kernel leaves others' experts out."""
 
     def init_device(self) -> None:
         communicator: Any = CpuCommunicator
@@ -34,7 +34,7 @@ class ExpertWorker(StageWorker):
 
 
 def _of_own_experts(apply: Callable[..., None]) -> Callable[..., None]:
-    """With numbers of its own experts, which count from 0; others weigh nothing. expert_map: -1 for others."""
+    """With its own experts' numbers, which count from 0. Others, -1 in `expert_map`, weigh nothing."""
     named = inspect.signature(apply)
 
     def own(*args: Any, **kwargs: Any) -> None:
