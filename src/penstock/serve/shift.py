@@ -27,7 +27,7 @@ _LOOK_S = 0.1
 _AGAIN_S = 1.0
 
 Ask = Callable[[str, Mapping[str, Moved], Mapping[str, str]], Awaitable[Mapping[str, str]]]
-"""Control's `route`: this gateway, where it is, where it knows that it should be; gives where it should be."""
+"""Control's `route`: who asks, where its models are, where they shall be as far as it knows; gives that."""
 
 Find = Callable[[str, str], Any]
 """A handle to a deployment, by its name and application."""
@@ -97,13 +97,19 @@ class Shifts:
             application = wanted.get(model, "")
             if application != self._models[model].current and model not in self._moves:
                 self._moves[model] = asyncio.create_task(self._move(model, application))
-                self._moves[model].add_done_callback(lambda _, model=model: self._moves.pop(model))
+                self._moves[model].add_done_callback(partial(self._moved, model))
+
+    def _moved(self, model: str, move: asyncio.Task[None]) -> None:
+        del self._moves[model]
+        if not move.cancelled() and (error := move.exception()) is not None:
+            log.warning("%s stays where it is: %s", model, error)  # and is tried again
 
     async def _move(self, model: str, application: str) -> None:
         """Ends without a move when another one is wanted meanwhile."""
         known = self._models[model]
         if application not in known.handles:
-            known.handles[application] = self._find(deployment_name(model), application)
+            name = deployment_name(model)
+            known.handles[application] = await asyncio.to_thread(self._find, name, application)
             self._watch(model, application, known.handles[application])
         while not self._is_ready(model, application):
             if self._wanted.get(model, "") != application:
