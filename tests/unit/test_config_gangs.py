@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from penstock.cli.placement import placement_of
 from penstock.config import LLMConfig, load_applications
 from penstock.errors import ConfigError
+from penstock.serve.cards import ModelCard
 
 pytestmark = pytest.mark.parity("S24")
 
@@ -49,6 +51,11 @@ def test_limits_that_are_not_given_are_serves_own_in_gangs():
     assert counts(autoscaling_config={"max_replicas": 2}) == (4, 8, None)
     assert counts(autoscaling_config={"min_replicas": 0, "max_replicas": 2}) == (0, 8, None)
     assert counts(num_replicas="auto") == (4, 400, None)
+
+
+def test_its_replicas_are_told_and_chosen_among():
+    assert dict(placement_of(config(2)))["replicas"] == "2, in gangs of 2"
+    assert ModelCard.of(config(2)).scales
 
 
 def test_one_engine_is_no_gang():
