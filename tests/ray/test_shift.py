@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.parity("S24"), pytest.mark.parity("S25")]
 
 KEY = "admin's own"
 STREAMS = 4
-OLD, NEW = "the old one says so", "the new one says so"
+OLD, OTHER, CHANGED = "the first one says", "the other one says", "the changed one says"
 
 
 def config(reply: str) -> LLMConfig:
@@ -48,10 +48,14 @@ class Load:
         self._over.set()
 
 
+def deploy(reply: str) -> None:
+    gateway = {"admin_key": KEY}
+    serve.run(build_openai_app({"llm_configs": [config(reply)], "gateway": gateway}), name="front")
+
+
 @pytest.fixture(scope="module")
 def url(serve_url: str) -> Iterator[str]:
-    gateway = {"admin_key": KEY}
-    serve.run(build_openai_app({"llm_configs": [config(OLD)], "gateway": gateway}), name="front")
+    deploy(OLD)
     yield serve_url
     serve.delete("front")
 
@@ -62,19 +66,21 @@ def ctl(url: str, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_a_shift_there_and_back_under_load_loses_no_request(url: str):
+def test_a_model_is_changed_under_load_and_no_request_is_lost(url: str):
     load = Load(url)
     with ThreadPoolExecutor(STREAMS) as many:
         streams = [many.submit(load.run) for _ in range(STREAMS)]
         try:
-            serve.run(build_llm_deployment(config(NEW)), name="next", route_prefix=None)
+            serve.run(build_llm_deployment(config(OTHER)), name="next", route_prefix=None)
             there = ctl(url, "shift", "sim", "next")
             assert (there.returncode, there.stderr) == (0, "")
             assert there.stdout.endswith("shifted\n")
-            assert load.ask() == NEW
+            assert load.ask() == OTHER
+            deploy(CHANGED)
+            assert load.ask() == OTHER
             back = ctl(url, "shift", "sim", "front")
             assert back.returncode == 0, back.stdout
-            assert load.ask() == OLD
+            assert load.ask() == CHANGED
             serve.delete("next")
             before = len(load.answers)
             while len(load.answers) < before + 2 * STREAMS:
@@ -82,7 +88,7 @@ def test_a_shift_there_and_back_under_load_loses_no_request(url: str):
         finally:
             load.end()
         assert [stream.result() for stream in streams] == [None] * STREAMS
-    assert set(load.answers) == {OLD, NEW}
+    assert set(load.answers) == {OLD, OTHER, CHANGED}
 
 
 def test_an_application_that_has_not_the_model_is_refused(url: str):
