@@ -152,6 +152,24 @@ def plain_name(adapter: str) -> str:
     return adapter.rpartition("@")[0] or adapter
 
 
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """Engines that compute one model together, each in a replica of its own, and which of them this is.
+
+    rank: from 0 to size - 1. host: where the others reach this one's sockets. share: gives to all what the
+    first one says; each calls it as often as the others, those after the first with None.
+    """
+
+    rank: int
+    size: int
+    host: str
+    share: Callable[[Mapping[str, Any] | None], Awaitable[Mapping[str, Any]]]
+
+
+gang: ContextVar[Gang | None] = ContextVar("gang", default=None)
+"""Set around the start of an engine that is one of several; the others start at the same time."""
+
+
 class Prepared:
     """An engine prompt that the user's code made in place of a request's own messages, prompt or input.
 

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from models import model
 
 from penstock.config import LLMConfig, load_configs
 from penstock.engines.vllm.check import check_arguments, parse_flags
@@ -38,8 +39,8 @@ WRONG = [
         "gpu_memory_utilization: is the number 1.5; must be a number, above 0, at most 1.",
     ),
     (
-        {"data_parallel_size": 2},
-        "data_parallel_size: 2 engines in one replica are not supported; use num_replicas.",
+        {"data_parallel_size": 2, "data_parallel_rank": 1},
+        "data_parallel_rank: is set for each replica of a gang: give data_parallel_size alone",
     ),
     ({"dtype": "AUTO"}, "dtype: is the text 'AUTO'; must be 'auto'"),
     ({"max_num_seqs": 0}, "max_num_seqs: is the number 0; must be a whole number, at least 1."),
@@ -295,3 +296,20 @@ def test_splitting_refuses_what_checking_refuses(vllm):
 def test_every_refused_name_is_one_of_vllms(vllm):
     flags_only = ["api_server_count", "grpc", "headless"]
     assert vllm["refused_but_unknown"] == flags_only
+
+
+def test_engines_that_compute_together_need_a_model_with_experts():
+    """One that cannot be read from here is not judged: its replica will be."""
+    sources = {"dense": "demo", "experts": str(model("moe")), "unknown": "s3://nowhere/model"}
+    configs = [
+        LLMConfig(
+            model_loading_config={"model_id": name, "model_source": source},
+            engine_kwargs={"data_parallel_size": 2},
+        )
+        for name, source in sources.items()
+    ]
+    (problem,) = check_arguments(configs).problems
+    assert problem == (
+        "model 'dense': engine_kwargs.data_parallel_size: is for models with experts, which this one has "
+        "not; set deployment_config.num_replicas: each replica is an engine of its own."
+    )

@@ -110,9 +110,9 @@ def test_sglangs_data_parallel_attention_shares_the_gpus():
     assert place(config(GPU, sizes, llm_engine="sglang"), [{"GPU": 1}]).bundles == [{"GPU": 4, "CPU": 5}]
 
 
-def test_data_parallel_engines_of_one_replica_need_their_gpus_too():
+def test_each_engine_of_a_gang_is_a_replica_with_its_own_gpus():
     placed = place(config(GPU, engine_kwargs={"tensor_parallel_size": 2, "data_parallel_size": 2}))
-    assert placed.actor["num_gpus"] == 4
+    assert (placed.actor["num_gpus"], placed.bundles) == (2, [{"GPU": 2, "CPU": 3}])
 
 
 def test_the_accelerator_type_ties_gpu_bundles_to_its_nodes():

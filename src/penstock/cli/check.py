@@ -10,7 +10,7 @@ from penstock import hook
 from penstock.cli.placement import placement_of
 from penstock.config import Application, LLMConfig, load_applications, source
 from penstock.config.disaggregation import halves
-from penstock.config.gateway import DECODE, PREFILL
+from penstock.config.gateway import FORMS
 from penstock.config.place import Place
 from penstock.config.routing import POLICIES
 from penstock.engines import callback
@@ -109,7 +109,7 @@ def _entries(data: Any, place: Place) -> Iterator[tuple[Mapping[str, Any], Place
         for i, entry in enumerate(data):
             yield from _entries(entry, place / i)
     elif isinstance(data, Mapping):
-        inner = [key for key in ("applications", "args", "llm_configs", PREFILL, DECODE) if key in data]
+        inner = [key for key in ("applications", "args", *FORMS) if key in data]
         for key in inner:
             yield from _entries(data[key], place / key)
         if not inner:

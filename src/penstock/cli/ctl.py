@@ -126,6 +126,18 @@ def rpc(
 
 
 @ctl.command()
+def shift(
+    model: Annotated[str, typer.Argument(help="Whose requests.")],
+    application: Annotated[str, typer.Argument(help="Application that has the model, too.")],
+    url: Url = _URL,
+    admin_key: AdminKey = None,
+    timeout: Timeout = _TIMEOUT_S,
+) -> None:
+    """Send a model's requests to another application's replicas; the service's own name is the way back."""
+    _perform("shift", url, admin_key, model, None, timeout, application=application)
+
+
+@ctl.command()
 def update_weights(
     source: Annotated[str, typer.Argument(help="Folder with weights, that every node sees.")],
     version: Annotated[str, typer.Argument(help="A name for them, which answers will carry.")],

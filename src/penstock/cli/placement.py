@@ -13,7 +13,6 @@ from penstock.hook import POSTPROCESSOR, PREPROCESSOR
 _SHAPES = {
     "tensor_parallel_size": "tensor",
     "pipeline_parallel_size": "pipeline",
-    "data_parallel_size": "data",
 }
 
 
@@ -52,10 +51,12 @@ def _workers(config: LLMConfig) -> str:
 
 
 def _replicas(options: Mapping[str, Any]) -> str:
-    autoscaling = options.get("autoscaling_config")
+    autoscaling, gang = options.get("autoscaling_config"), options.get("gang_scheduling_config")
+    in_gangs = f", in gangs of {gang['gang_size']}" if gang else ""
     if autoscaling:
-        return f"{autoscaling.get('min_replicas', 1)} to {autoscaling.get('max_replicas', 1)}, autoscaled"
-    return str(options.get("num_replicas") or 1)
+        least, most = autoscaling.get("min_replicas", 1), autoscaling.get("max_replicas", 1)
+        return f"{least} to {most}, autoscaled{in_gangs}"
+    return f"{options.get('num_replicas') or 1}{in_gangs}"
 
 
 def _where(config: LLMConfig, field: str) -> str:

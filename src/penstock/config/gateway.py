@@ -73,7 +73,8 @@ class GatewayConfig(Root):
     log_format: Literal["text", "json"] = Field(default="text", description="Form of the log lines.")
 
 
-PREFILL, DECODE = "prefill_config", "decode_config"
+MODELS, MODEL, PREFILL, DECODE = FORMS = "llm_configs", "llm_config", "prefill_config", "decode_config"
+"""Keys of a mapping that are models: many; one; one in two halves."""
 
 
 class LLMServingArgs(Root):
@@ -97,8 +98,8 @@ class LLMServingArgs(Root):
         seen: model ids that other applications of the same file use; this one's are added.
         """
         where = place or Place()
-        if isinstance(values, Mapping) and not {PREFILL, DECODE}.isdisjoint(values):
-            values = _joined(values, where)
+        if isinstance(values, Mapping):
+            values = _with_models(values, where)
         with told(cls, where):
             args = cls.model_validate(values, context=(where, {} if seen is None else seen))
         args._place = where
@@ -120,8 +121,18 @@ class LLMServingArgs(Root):
         return models
 
 
-def _joined(values: Mapping[str, Any], place: Place) -> dict[str, Any]:
-    """The arguments of `build_pd_openai_app`: two configs become one model. Raises: ConfigError."""
+def _with_models(values: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
+    """The arguments of builders of one model as those of `build_openai_app`. Raises: ConfigError."""
+    rest = {name: value for name, value in values.items() if name not in (MODEL, PREFILL, DECODE)}
+    if MODEL in values:
+        return {**rest, MODELS: [values[MODEL]]}
+    if PREFILL in values or DECODE in values:
+        return {**rest, MODELS: [_joined(values, place)]}
+    return values
+
+
+def _joined(values: Mapping[str, Any], place: Place) -> LLMConfig:
+    """Two halves of one model. Raises: ConfigError."""
     faults = Faults()
     parsed: dict[str, LLMConfig] = {}
     for name in (PREFILL, DECODE):
@@ -130,8 +141,7 @@ def _joined(values: Mapping[str, Any], place: Place) -> dict[str, Any]:
                 raise ConfigError(place.says(f"{name} is missing: {PREFILL} and {DECODE} belong together."))
             parsed[name] = _model(values[name], place / name, {}, faults)
     faults.raise_any()
-    rest = {name: value for name, value in values.items() if name not in parsed}
-    return {**rest, "llm_configs": [parsed[DECODE].with_prefill(parsed[PREFILL])]}
+    return parsed[DECODE].with_prefill(parsed[PREFILL])
 
 
 def _model(entry: Any, place: Place, seen: dict[str, Place], faults: Faults) -> LLMConfig:

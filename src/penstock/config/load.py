@@ -1,7 +1,7 @@
 """From what users hand over (a path, a mapping, a list of either) to configs.
 
-Three forms of YAML: one model, the arguments of `build_openai_app` (`llm_configs:`), and Serve's
-`applications:`. All faults of all files are told in one error.
+Three forms of YAML: one model, the arguments of a builder (`llm_configs:`, or `llm_config:` for one), and
+Serve's `applications:`. All faults of all files are told in one error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from pydantic import Field, field_validator
 
 from penstock.config import source
-from penstock.config.gateway import DECODE, PREFILL, LLMServingArgs
+from penstock.config.gateway import FORMS, LLMServingArgs
 from penstock.config.model import LLMConfig
 from penstock.config.part import Part
 from penstock.config.place import Place
@@ -108,7 +108,7 @@ class _Reading:
             data, place = found.data, found.place
         if isinstance(data, Mapping) and "applications" in data:
             return self._serve_file(data, place)
-        if isinstance(data, Mapping) and not {"llm_configs", PREFILL, DECODE}.isdisjoint(data):
+        if isinstance(data, Mapping) and not data.keys().isdisjoint(FORMS):
             return [Application("default", "/", LLMServingArgs.parse(data, place, self.seen))]
         return [Application("default", "/", self._alone(data, place))]
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.autoscaling import TARGET_ONGOING_REQUESTS
 from penstock.config.accelerators import Nodes
+from penstock.config.gangs import in_gangs
 from penstock.config.placement import place
 from penstock.config.secret import parted
 
@@ -60,9 +61,11 @@ def serve_options(
         **({"autoscaling_config": scaling} if (scaling := autoscaling(given)) is not None else {}),
         "ray_actor_options": {**placement.actor, **({"runtime_env": environment} if environment else {})},
     }
+    options |= in_gangs(config, options)
     if placement.bundles:
         options["placement_group_bundles"] = [dict(bundle) for bundle in placement.bundles]
-        options["placement_group_strategy"] = placement.strategy
+        if "gang_scheduling_config" not in options:  # which has a strategy of its own
+            options["placement_group_strategy"] = placement.strategy
     return options
 
 

@@ -159,7 +159,6 @@ class EngineSizes(Part):
     pipeline_parallel_size: int | None = Field(default=None, ge=1)
     prefill_context_parallel_size: int | None = Field(default=None, ge=1)
     data_parallel_size: int | None = Field(default=None, ge=1)
-    data_parallel_size_local: int | None = Field(default=None, ge=0)
 
 
 class OnDemandConfig(Part):

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 Bundle = dict[str, float]
 
 WORKER_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size")
-ENGINE_SIZES = ("data_parallel_size", "data_parallel_size_local")
 
 _EXECUTORS = ("uni", "mp", "ray", "external_launcher")
 """Those that vLLM has names for."""
@@ -204,10 +203,14 @@ def _of_kind(bundle: Bundle, kind: Kind, accelerator_type: str | None) -> Bundle
     return bundle
 
 
+def gang_size(config: LLMConfig) -> int:
+    """Replicas that compute together, each with one engine of a data-parallel group; 1 for no gang."""
+    return _size(config, "data_parallel_size") if config.engine_name == "vllm" else 1
+
+
 def _engines(config: LLMConfig) -> int:
     """Engine cores of one replica on its node (data parallelism inside the engine)."""
-    local = config.engine_kwargs.get("data_parallel_size_local")
-    return local or _size(config, "data_parallel_size")
+    return _size(config, "data_parallel_size") if config.engine_name == "sglang" else 1
 
 
 def _size(config: LLMConfig, name: str) -> int:

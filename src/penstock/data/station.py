@@ -14,7 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from penstock.config.accelerators import Nodes
-from penstock.config.placement import place, spans_nodes
+from penstock.config.placement import gang_size, place, spans_nodes
 from penstock.data.ask import request_of
 from penstock.data.backend import Backend
 from penstock.data.backends.http import PAYLOAD, Http
@@ -238,9 +238,14 @@ def engine_resources(config: Any) -> dict[str, Any]:
     """Ray's options of one actor with an engine of `config` on this cluster.
 
     An engine on CPU reserves none, so that a pipeline runs on two cores.
-    Raises: Unsupported when the engine needs several nodes.
+    Raises: Unsupported when the engine needs several nodes, or others beside it.
     """
     nodes = _nodes()
+    if gang_size(config) > 1:
+        raise Unsupported(
+            f"The engines of '{config.model_id}' compute together (data_parallel_size), a pipeline's own "
+            "do not: serve it (penstock serve, serve.run), name it with ServeDeploymentProcessorConfig."
+        )
     if spans_nodes(config, nodes):
         raise Unsupported(
             f"The engine of '{config.model_id}' needs several nodes, which a pipeline's own cannot have: "

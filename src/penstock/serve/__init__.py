@@ -2,7 +2,13 @@
 
 from penstock.config import GatewayConfig, LLMConfig, LLMServingArgs
 from penstock.engines.callback import CallbackBase
-from penstock.serve.builders import build_llm_deployment, build_openai_app, build_pd_openai_app
+from penstock.serve.builders import (
+    build_dp_deployment,
+    build_dp_openai_app,
+    build_llm_deployment,
+    build_openai_app,
+    build_pd_openai_app,
+)
 from penstock.serve.deployments import LLMRouter, LLMServer, VLLMService
 from penstock.serve.endpoints import endpoint
 
@@ -14,6 +20,8 @@ __all__ = [
     "LLMServer",
     "LLMServingArgs",
     "VLLMService",
+    "build_dp_deployment",
+    "build_dp_openai_app",
     "build_llm_deployment",
     "build_openai_app",
     "build_pd_openai_app",

@@ -53,6 +53,21 @@ def build_pd_openai_app(args: Mapping[str, Any]) -> Application:
     return build_openai_app(args)
 
 
+def build_dp_deployment(
+    llm_config: LLMConfig, *, deployment_cls: type[LLMServer] | None = None
+) -> Application:
+    """`build_llm_deployment` under the name for a model with `data_parallel_size`."""
+    return build_llm_deployment(llm_config, deployment_cls=deployment_cls)
+
+
+def build_dp_openai_app(args: Mapping[str, Any]) -> Application:
+    """`build_openai_app` of one model: `{llm_config: ...}`, and what else that takes.
+
+    Raises: ConfigError.
+    """
+    return build_openai_app(args)
+
+
 def _check(configs: Sequence[LLMConfig]) -> None:
     findings = check_arguments(configs)
     for notice in findings.notices:

@@ -10,6 +10,7 @@ import msgspec
 
 from penstock.config import LLMConfig
 from penstock.config.options import DEFAULTS, autoscaling
+from penstock.config.placement import gang_size
 from penstock.config.routing import DEFAULT_POLICY, SESSION_HEADER
 from penstock.errors import BadRequest, ConfigError, ModelNotFound, NotFound
 
@@ -58,7 +59,9 @@ class ModelCard:
             engine_metrics=config.log_engine_metrics,
             routing_policy=config.routing_policy,
             session_header=config.routing_config.session_header.lower(),
-            scales=options.get("num_replicas", 1) != 1 or "autoscaling_config" in options,
+            scales=gang_size(config) > 1
+            or options.get("num_replicas", 1) != 1
+            or "autoscaling_config" in options,
             adapter_slots=config.lora_config.max_num_adapters_per_replica if config.lora_config else 0,
             paths=tuple(paths),
             start_s=config.engine_start_timeout_s if scaling.get("min_replicas") == 0 or turns else None,

@@ -19,9 +19,22 @@ import msgspec
 import ray
 from ray import serve
 
+from penstock.config.options import deployment_name
 from penstock.config.settings import Settings
 from penstock.errors import BadRequest, ModelNotFound
-from penstock.serve.desired import CHANGES, Desired, News, Order, Outcome, Told, changed, checked
+from penstock.serve.desired import (
+    CHANGES,
+    SHIFT,
+    Desired,
+    Moved,
+    News,
+    Order,
+    Outcome,
+    Shift,
+    Told,
+    changed,
+    checked,
+)
 from penstock.serve.ledger import Ledger
 from penstock.serve.turns import Turns
 
@@ -35,6 +48,8 @@ FOLLOW_S = 3.0
 _GONE_S = 3 * FOLLOW_S
 _FIRST_S = 5.0  # for replicas to speak up after control was restarted
 _LIMIT_S = 300.0
+_MOVING_S = 0.2  # until a gateway that moves a model tells how far it is
+_LATER = "It goes on; ask again."
 _NEXT = "One that takes its place comes up in the state that is desired."
 
 
@@ -47,7 +62,9 @@ class LLMControl:
         name = hashlib.sha256(f"{address}/{app}".encode()).hexdigest()[:24]
         self._ledger = Ledger(Settings.read().cache_folder() / "control" / f"{name}.sqlite")
         self._version = self._ledger.version()
+        self._app = app
         self._followers: dict[str, dict[str, _Follower]] = {}
+        self._gateways: dict[str, _Gateway] = {}
         self._numbers = itertools.count(1)
         self._outcomes: dict[int, dict[str, Outcome]] = {}
         self._turns = Turns(self)
@@ -94,6 +111,7 @@ class LLMControl:
     ) -> dict[str, Any]:
         """Does one of `OPERATIONS` to all replicas of a model, or to one; gives what became of it.
 
+        `shift` is done to gateways, which take the places of replicas in what is given.
         A state is kept: replicas that come later are in it, too, and those that did not reach it within
         `timeout_s` go on trying. Gives {"model", "ok", "replicas": {id: {"result"} or {"error"}}}.
         Raises: BadRequest, ModelNotFound.
@@ -102,11 +120,50 @@ class LLMControl:
         await self._first_follower()
         name = self._model(model)
         ids = self._asked(name, replica)
-        if operation in CHANGES:
+        if operation == SHIFT:
+            results = await self._shift(name, asked.application, timeout_s)
+        elif operation in CHANGES:
             results = await self._change(name, replica, operation, asked, ids, timeout_s)
         else:
             results = await self._ask(name, operation, arguments, ids, timeout_s)
         return {"model": name, "ok": not any("error" in one for one in results.values()), "replicas": results}
+
+    async def route(
+        self, gateway: str, told: Mapping[str, Moved], known: Mapping[str, str], wait_s: float = FOLLOW_S
+    ) -> Mapping[str, str]:
+        """Which application shall answer for a model, where it is not the gateway's own; for gateways.
+
+        Given when it differs from what the gateway knows, at once while it moves, else after `wait_s`.
+        """
+        speaker = self._gateways.setdefault(gateway, _Gateway())
+        if speaker.heard(told):
+            self._heard.give()
+        deadline = time.monotonic() + wait_s
+        if any(moved.open or moved.application != known.get(model, "") for model, moved in told.items()):
+            deadline = min(deadline, time.monotonic() + _MOVING_S)
+        while (routes := self._routes()) == known and await self._declared.before(deadline):
+            pass
+        return routes
+
+    def _routes(self) -> dict[str, str]:
+        """By model."""
+        routes = {model: self._ledger.get(model).application for model in self._ledger.models()}
+        return {model: application for model, application in routes.items() if application}
+
+    async def _shift(self, model: str, application: str, limit_s: float) -> dict[str, Outcome]:
+        """By gateway. The application's own name, or "", is the way back."""
+        application = "" if application == self._app else application
+        if application:
+            await asyncio.to_thread(_find_model, model, application)
+        self.declare(model, "", SHIFT, Shift(application))
+        deadline = time.monotonic() + limit_s
+        while True:
+            oldest = time.monotonic() - _GONE_S
+            self._gateways = {one: each for one, each in self._gateways.items() if each.at >= oldest}
+            found = {one: each.outcome(model, application) for one, each in self._gateways.items()}
+            if all("result" in outcome for outcome in found.values()) or time.monotonic() >= deadline:
+                return found
+            await self._heard.before(min(deadline, time.monotonic() + FOLLOW_S))
 
     async def want(self, model: str, idle_s: Mapping[str, float]) -> None:
         """A request waits for a model that takes turns: returns when it is its turn, and it is awake.
@@ -252,6 +309,27 @@ class _Signal:
         return True
 
 
+class _Gateway:
+    """A gateway that speaks."""
+
+    def __init__(self) -> None:
+        self.told: Mapping[str, Moved] = {}
+        self.at = 0.0
+
+    def heard(self, told: Mapping[str, Moved]) -> bool:
+        """Whether it is new."""
+        known, self.told, self.at = self.told, told, time.monotonic()
+        return known != told
+
+    def outcome(self, model: str, application: str) -> Outcome:
+        moved = self.told.get(model, Moved(""))
+        if moved.application != application:
+            return {"error": f"No replica of '{application or 'this application'}' is ready. {_LATER}"}
+        if moved.open:
+            return {"error": f"It has moved; {moved.open} requests before that are still open. {_LATER}"}
+        return {"result": "shifted"}
+
+
 class _Follower:
     """A replica that speaks."""
 
@@ -264,6 +342,18 @@ class _Follower:
         """Whether it is new; that time has passed is not."""
         known, self.told, self.at = self.told, told, time.monotonic()
         return known is None or msgspec.structs.replace(known, idle_s=told.idle_s) != told
+
+
+def _find_model(model: str, application: str) -> None:
+    """Raises: BadRequest when it is not there. Blocks."""
+    name = deployment_name(model)
+    known = serve.status().applications
+    if application not in known or name not in known[application].deployments:
+        raise BadRequest(
+            f"There is no application '{application}' with the deployment '{name}'; "
+            f"there are {', '.join(known)}.",
+            param="application",
+        )
 
 
 def find() -> Any:

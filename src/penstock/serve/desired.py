@@ -26,7 +26,7 @@ class Desired(msgspec.Struct, frozen=True):
     """Units: sleep is the level, 0 for awake. pause: how running requests were treated; None for no pause.
 
     version: of all that is desired in the application; it grows with each change. replica: the only one that
-    it is meant for; "" for all of the model.
+    it is meant for; "" for all of the model. application: whose replicas gateways ask; "" for their own.
     """
 
     version: int = 0
@@ -36,6 +36,7 @@ class Desired(msgspec.Struct, frozen=True):
     pause: Manner | None = None
     clear_cache: bool = False
     weights: Weights | None = None
+    application: str = ""
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -62,6 +63,13 @@ class Told(msgspec.Struct, frozen=True):
     group: Group | None = None
     idle_s: float = 0.0
     role: str = ""
+
+
+class Moved(msgspec.Struct, frozen=True):
+    """Where a gateway sends a model's requests. open: requests still at the replicas before."""
+
+    application: str
+    open: int = 0
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -96,6 +104,10 @@ class _Nothing(msgspec.Struct, forbid_unknown_fields=True):
     """An operation without arguments."""
 
 
+class Shift(msgspec.Struct, forbid_unknown_fields=True):
+    application: str
+
+
 class _Rpc(msgspec.Struct, forbid_unknown_fields=True):
     method: str
     timeout: float | None = None
@@ -104,7 +116,10 @@ class _Rpc(msgspec.Struct, forbid_unknown_fields=True):
 
 
 CHANGES = ("sleep", "wakeup", "pause", "resume", "update_weights")
-"""Operations that change what is desired."""
+"""Operations that change what is desired of replicas."""
+
+SHIFT = "shift"
+"""The operation that changes what is desired of gateways."""
 
 _FORMS: dict[str, type[msgspec.Struct]] = {
     "sleep": _Sleep,
@@ -112,6 +127,7 @@ _FORMS: dict[str, type[msgspec.Struct]] = {
     "pause": _Pause,
     "resume": _Nothing,
     "update_weights": Weights,
+    SHIFT: Shift,
     "is_sleeping": _Nothing,
     "is_paused": _Nothing,
     "reset_prefix_cache": _Nothing,
@@ -147,6 +163,8 @@ def changed(before: Desired, operation: str, asked: Any, version: int, replica: 
             return msgspec.structs.replace(now, sleep=0)
         case "pause":
             return msgspec.structs.replace(now, pause=asked.mode, clear_cache=asked.clear_cache)
+        case "shift":
+            return msgspec.structs.replace(now, application=asked.application)
         case "resume":
             return msgspec.structs.replace(now, pause=None)
         case _:

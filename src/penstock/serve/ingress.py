@@ -26,6 +26,7 @@ from penstock.serve.coalesce import Coalesced
 from penstock.serve.gateway import Gateway, PublicPort, serve_on
 from penstock.serve.proxied import Proxied
 from penstock.serve.sharing import SUPPORTED, Family
+from penstock.serve.shift import Shifts
 from penstock.serve.table import Table
 
 log = logging.getLogger(__name__)
@@ -69,8 +70,8 @@ class LLMRouter:
 
         Raises: ConfigError when the gateway's own port is taken.
         """
-        self._handles = {card.id: handle for card, handle in zip(cards, servers, strict=True)}
-        self._handles |= {prefill_name(model_id): handle for model_id, handle in (prefill or {}).items()}
+        handles = {card.id: handle for card, handle in zip(cards, servers, strict=True)}
+        self._prefill = {prefill_name(model_id): handle for model_id, handle in (prefill or {}).items()}
         self._table = table = Table(ray.get_runtime_context().get_node_id())
         self._turns = {card.id for card in cards if card.takes_turns}
         self._control = control
@@ -79,11 +80,10 @@ class LLMRouter:
             gateway, cards, table, unreachable=self._open_network, operate=self._operate, wake=self._wake
         )
         await self.gateway.start()
-        for model_id, handle in self._handles.items():
-            membership.watch(model_id, functools.partial(table.set_members, model_id))
-            handle.options(
-                method_name="llm_config"
-            )  # starts the handle's router, which Serve tells of replicas
+        self._shifts = Shifts(table, handles, serve.get_deployment_handle, control.route.remote)
+        self._shifts.start()
+        for name, handle in self._prefill.items():
+            membership.follow(name, handle, functools.partial(table.set_members, name))
         self._port: PublicPort | None = None
         if gateway.port is not None:
             family = _family(gateway.processes)
@@ -92,13 +92,15 @@ class LLMRouter:
     async def _open_network(self, model_id: str) -> None:
         """Replicas on other nodes listen on the network only from now on."""
         log.info("%s: asking replicas on other nodes to listen on the network", model_id)
-        await self._handles[model_id].broadcast("listen_on_network").results_async()
+        prefill = self._prefill.get(model_id)
+        for handle in [prefill] if prefill is not None else self._shifts.handles(model_id):
+            await handle.broadcast("listen_on_network").results_async()
 
     async def _wake(self, model_id: str) -> None:
         """Serve starts a replica for a call by handle where there is none, and answers when it is up."""
         if not self._table.members(model_id):
             log.info("%s: a request waits and there is no replica", model_id)
-            await self._handles[model_id].is_sleeping.remote()
+            await self._shifts.handle(model_id).is_sleeping.remote()
         elif model_id in self._turns:
             await self._control.want.remote(model_id, self.gateway.idle_s())
 
@@ -127,6 +129,7 @@ class LLMRouter:
         """Stops accepting, finishes what is open, closes."""
         if self._port is not None:
             await self._port.close(self._drain_s, _LINGER_S)
+        self._shifts.close()
         await self.gateway.close()
 
     async def __del__(self) -> None:

@@ -34,6 +34,10 @@ class Ledger:
         """The greatest so far."""
         return max((desired.version for desired in self._rows.values()), default=0)
 
+    def models(self) -> set[str]:
+        """Those of which something is desired."""
+        return {model for model, _ in self._rows}
+
     def get(self, model: str, replica: str = "") -> Desired:
         """Of this replica: its own, or the model's."""
         return self._rows.get((model, replica)) or self._rows.get((model, "")) or Desired()

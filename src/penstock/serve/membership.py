@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from zlib import crc32
 
+from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import (
     FIFOMixin,
     MultiplexMixin,
@@ -26,18 +27,20 @@ Members = Mapping[str, Address]
 ADAPTERS = "adapters"
 """In a replica's routing stats: the adapters that it has loaded."""
 
-_watchers: dict[str, tuple[asyncio.AbstractEventLoop, Callable[[Members], None]]] = {}
+_watchers: dict[tuple[str, str], tuple[asyncio.AbstractEventLoop, Callable[[Members], None]]] = {}
+"""By model and application."""
 
 
-def watch(model_id: str, seen: Callable[[Members], None]) -> None:
-    """Calls `seen` on the running loop with all replicas of `model_id`, now and after every change."""
-    _watchers[model_id] = (asyncio.get_running_loop(), seen)
+def follow(model_id: str, handle: DeploymentHandle[Any], seen: Callable[[Members], None]) -> None:
+    """Calls `seen` on the running loop with all replicas of a model behind `handle`, at every change."""
+    _watchers[model_id, handle.app_name] = (asyncio.get_running_loop(), seen)
+    handle.options(method_name="llm_config")  # starts the handle's router, which Serve tells of replicas
 
 
-def publish(model_id: str, members: Members) -> None:
+def publish(model_id: str, application: str, members: Members) -> None:
     """Hands `members` to the watcher, from any thread; without a watcher (a plain handle) nothing happens."""
-    if model_id in _watchers:
-        loop, seen = _watchers[model_id]
+    if (model_id, application) in _watchers:
+        loop, seen = _watchers[model_id, application]
         loop.call_soon_threadsafe(seen, members)
 
 
@@ -61,7 +64,8 @@ class FleetRouter(FIFOMixin, MultiplexMixin, RequestRouter):
 
         metadata = [replica.replica_metadata for replica in replicas]
         addresses = [Address.from_metadata(entry) for entry in metadata if "replica_id" in entry]
-        publish(self.model_id, {address.replica_id: address for address in addresses})
+        application = self._deployment_id.app_name
+        publish(self.model_id, application, {address.replica_id: address for address in addresses})
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None

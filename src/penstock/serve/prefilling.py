@@ -64,8 +64,7 @@ class Prefillers:
     async def start(self) -> None:
         """Begins to follow them."""
         await self._gateway.start()
-        membership.watch(prefill_name(self._model_id), self._members)
-        self._handle.options(method_name="llm_config")  # starts the handle's router
+        membership.follow(prefill_name(self._model_id), self._handle, self._members)
 
     async def ask(self, scope: Scope, body: bytes) -> bytes | None:
         """What a prefill replica answers; None when none can."""

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import secrets
+import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -25,8 +26,9 @@ from starlette.responses import Response
 from penstock import autoscaling, lifeline, progress
 from penstock.call import batched, call, events
 from penstock.config import LLMConfig
+from penstock.config.placement import gang_size
 from penstock.door import link
-from penstock.engine import HOST, ASGIApp, Delta, Engine, Prompt, Receive, Scope, Send, kept_here
+from penstock.engine import HOST, ASGIApp, Delta, Engine, Prompt, Receive, Scope, Send, gang, kept_here
 from penstock.engines import engine_class
 from penstock.errors import BadRequest, ConfigError, EngineStartFailed, Error
 from penstock.hook import POSTPROCESSOR, PREPROCESSOR, Hook
@@ -38,6 +40,7 @@ from penstock.openai.errors import form
 from penstock.serve import cluster, control, environment, upload
 from penstock.serve.desired import Group, News, Outcome, Told
 from penstock.serve.endpoints import OwnEndpoints, paths
+from penstock.serve.gang import Line, join
 from penstock.serve.gateway import Gateway
 from penstock.serve.guard import Facts
 from penstock.serve.listener import Listener
@@ -121,6 +124,8 @@ class LLMServer(Operated, metaclass=_Constructed):
         self._llm_config = llm_config
         self._listener: Listener | None = None
         self._watch: asyncio.Task[None] | None = None
+        self._bound: asyncio.Task[None] | None = None
+        self._line: Line | None = None
         self._front: Gateway | None = None
         self._layers: ASGIApp | None = None
         self._preprocessor: Asked | None = None
@@ -150,6 +155,9 @@ class LLMServer(Operated, metaclass=_Constructed):
             environment.enter(self._llm_config)
             self._control = await asyncio.to_thread(control.find)
         self._make_hooks()
+        if in_replica and gang_size(self._llm_config) > 1:
+            self._line = await join(self._llm_config.model_id)
+            self._bound = asyncio.create_task(self._exit_with_gang(self._line))
         await self.steward.start(self._follow if self._control else None)
         if self._prefill_handle is not None:
             node_id = ray.get_runtime_context().get_node_id()
@@ -196,6 +204,7 @@ class LLMServer(Operated, metaclass=_Constructed):
             log.info("%s: %s", model_id, name)
             progress.report(model_id, name)
 
+        gang.set(self._line.gang if self._line else None)
         try:
             async with asyncio.timeout(limit_s):
                 await self.engine.start(reached)
@@ -271,7 +280,15 @@ class LLMServer(Operated, metaclass=_Constructed):
         """A replica without its engine is of no use: Serve starts a new one as soon as this process ends."""
         reason = await self.engine.wait_dead()
         log.error("The engine of model '%s' died: %s. The replica ends.", self._llm_config.model_id, reason)
+        if self._line:
+            self._line.close()
         await asyncio.sleep(_LAST_WORDS_S)
+        os._exit(1)
+
+    async def _exit_with_gang(self, line: Line) -> None:
+        """Its engine would wait for the others for ever; Serve starts them all anew."""
+        await line.broken()
+        log.error("Another replica of this gang of '%s' is gone. This one ends.", self._llm_config.model_id)
         os._exit(1)
 
     def record_replica_metadata(self) -> dict[str, Any]:
@@ -474,16 +491,19 @@ class LLMServer(Operated, metaclass=_Constructed):
 
     async def stop(self) -> None:
         """Finishes open streams within Serve's limit, then ends the engine; waits for no dead engine."""
-        for task in (self._watch, self._following):
+        for task in (self._watch, self._following, self._bound):
             if task:
                 task.cancel()
         if self._front:
             await self._front.close()
+        deadline = time.monotonic() + _drain_limit_s(self._llm_config)
         if self._listener:
-            await self._listener.drain(_drain_limit_s(self._llm_config))
+            await self._listener.drain(deadline - time.monotonic())
             await self._listener.close()
         if self._prefillers:
             await self._prefillers.close()
+        if self._line:
+            await self._line.leave(deadline)
         if self._adapters:
             await self._adapters.stop()
         await self.engine.stop()

@@ -175,6 +175,15 @@ def _speculative(name: str, value: Any) -> list[Fault]:
     return found
 
 
+def has_experts(model: str, engine_kwargs: Mapping[str, Any]) -> bool | None:
+    """Whether the model is a mixture of experts; None where it cannot be read from here."""
+    engine, _ = split(engine_kwargs)
+    try:
+        return AsyncEngineArgs(model=model, **engine).create_model_config().is_moe
+    except Exception:  # vLLM's, transformers' or the hub's: the replica, which fetches the model, will tell
+        return None
+
+
 def split(
     engine_kwargs: Mapping[str, Any], place: Place | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:

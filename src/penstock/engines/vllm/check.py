@@ -16,6 +16,7 @@ from typing import Any
 
 from penstock.config import LLMConfig
 from penstock.config.place import Place
+from penstock.config.placement import gang_size
 from penstock.config.problems import config_error
 from penstock.engines.vllm import answers, lora
 from penstock.engines.vllm.question import to_json
@@ -47,10 +48,29 @@ def check_arguments(configs: Sequence[LLMConfig]) -> Findings:
     problems = [
         _told(config.place / "engine_kwargs", path, text)
         for config, faults in zip(asked, answer["faults"], strict=True)
-        for path, text in [*faults, *_one_engine_only(config)]
+        for path, text in faults
     ]
+    if not problems:
+        problems += _without_experts([config for config in asked if gang_size(config) > 1])
     problems += [text for config in asked for text in lora.faults(config)]
     return Findings(tuple(problems))
+
+
+def _without_experts(configs: Sequence[LLMConfig]) -> list[str]:
+    """Engines that compute together share a model's experts. Asked each time: it is read from the model."""
+    if not configs:
+        return []
+    answer = _fresh(
+        {"models": [{"model": c.model_source, "engine_kwargs": c.engine_kwargs} for c in configs]}
+    )
+    return [
+        (config.place / "engine_kwargs" / "data_parallel_size").says(
+            "is for models with experts, which this one has not; set deployment_config.num_replicas: "
+            "each replica is an engine of its own."
+        )
+        for config, has_experts in zip(configs, answer["experts"], strict=True)
+        if has_experts is False
+    ]
 
 
 def parse_flags(argv: Sequence[str]) -> dict[str, Any]:
@@ -69,14 +89,6 @@ def parse_flags(argv: Sequence[str]) -> dict[str, Any]:
     if answer["problems"]:
         raise config_error(answer["problems"])
     return answer["kwargs"]
-
-
-def _one_engine_only(config: LLMConfig) -> list[tuple[list[str], str]]:
-    """vLLM takes it, our replica does not: it holds one engine, so that it lives and dies with it."""
-    size = config.engine_kwargs.get("data_parallel_size")
-    if not isinstance(size, int) or size <= 1:
-        return []
-    return [(["data_parallel_size"], f"{size} engines in one replica are not supported; use num_replicas.")]
 
 
 def installed() -> bool:
@@ -98,11 +110,17 @@ def _ask(question: Mapping[str, Any]) -> dict[str, Any]:
     kept = answers.find(text)
     if kept is not None:
         return kept
+    answer = _fresh(question)
+    answers.keep(text, answer)
+    return answer
+
+
+def _fresh(question: Mapping[str, Any]) -> dict[str, Any]:
     command = [sys.executable, "-m", "penstock.engines.vllm.respond"]
     try:
         done = subprocess.run(
             command,
-            input=text,
+            input=to_json(question),
             capture_output=True,
             text=True,
             timeout=_TIME_LIMIT_S,
@@ -114,6 +132,4 @@ def _ask(question: Mapping[str, Any]) -> dict[str, Any]:
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise EngineStartFailed(f"vLLM is installed but cannot be asked about its arguments: {reason}")
-    answer: dict[str, Any] = json.loads(done.stdout)
-    answers.keep(text, answer)
-    return answer
+    return json.loads(done.stdout)

@@ -41,23 +41,34 @@ def run(order: Mapping[str, Any]) -> int:
     """vLLM's core, until it is told to stop. Gives the process's exit status; leaves a failure's reason."""
     from vllm.v1.engine import core
 
-    from penstock.engines.vllm.gather import GatheringCore
+    from penstock.engines.vllm.gather import GatheringCore, GatheringMember
 
-    core.EngineCoreProc = GatheringCore  # `run_engine_core` makes one of whatever has this name
+    # `run_engine_core` makes one of whatever has these names.
+    core.EngineCoreProc, core.DPEngineCoreProc = GatheringCore, GatheringMember
+    parallel = order["vllm_config"].parallel_config
     try:
+        store = _lead(order) if parallel.data_parallel_size > 1 and not parallel.data_parallel_rank else None
         GatheringCore.run_engine_core(
             vllm_config=order["vllm_config"],
             executor_class=order["executor_class"],
             handshake_address=order["handshake_address"],
             local_client=True,
             log_stats=True,
+            dp_rank=parallel.data_parallel_rank,
         )
+        del store  # it was there for as long as cores may start
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 0
     except Exception as error:
         reason.write(Path(os.environ[reason.ENVIRONMENT]), error)
         return 1
     return 0
+
+
+def _lead(order: Mapping[str, Any]) -> Any:
+    from penstock.engines.vllm.lead import lead
+
+    return lead(order["vllm_config"], order["handshake_address"])
 
 
 def _import_ahead() -> None:

@@ -72,6 +72,8 @@ def with_defaults(given: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
         defaults["block_size"] = 32  # vLLM's 128 on CPU finds no shared prefix in short prompts
     if shape.cpu and given.get("pipeline_parallel_size", 1) > 1:
         defaults["worker_cls"] = "penstock.engines.vllm.pipeline.StageWorker"
+    if shape.cpu and given.get("data_parallel_size", 1) > 1:
+        defaults["worker_cls"] = "penstock.engines.vllm.experts.ExpertWorker"
     if shape.adapters:
         defaults |= lora.arguments(given, shape.adapters, shape.cpu)
     return {**defaults, **given}

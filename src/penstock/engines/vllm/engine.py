@@ -22,10 +22,12 @@ from penstock.engine import (
     DEFAULT_WEIGHTS,
     ASGIApp,
     Delta,
+    Gang,
     Load,
     Manner,
     Progress,
     Prompt,
+    gang,
     silent,
     using_adapter,
 )
@@ -62,6 +64,7 @@ class VLLMEngine:
     def __init__(self, config: LLMConfig) -> None:
         self._config = config
         self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._gang: Gang | None = None
         self._core: Core | None = None
         self._plan: Plan | None = None
         self._llm: TimedLLM | None = None
@@ -96,8 +99,9 @@ class VLLMEngine:
         shape = Shape.of(config)
         environment.prepare(shape)
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-engine-")
-        self._core = core = Core(Path(self._folder.name))
-        self._plan = plan = await asyncio.to_thread(_plan, config, shape)
+        self._gang = gang.get()
+        self._core = core = Core(Path(self._folder.name), self._gang)
+        self._plan = plan = await asyncio.to_thread(_plan, config, shape, self._gang)
         if not _is_local(config):  # what vLLM reads in a way of its own
             progress("download")
             await asyncio.to_thread(_download, plan)
@@ -156,7 +160,8 @@ class VLLMEngine:
             lambda: self._core.pid if self._core is not None and llm.gate.is_set() else None,
             steps=lambda: scheduled.steps,
             working=works,
-            probe=partial(llm.collective_rpc, "execute_dummy_batch"),
+            # A forward pass of one engine of a gang would wait for the others.
+            probe=partial(llm.collective_rpc, "check_health" if self._gang else "execute_dummy_batch"),
             workers_elsewhere=plan.executor_class.uses_ray,
         )
         reason = await watchdog.stalled()
@@ -173,7 +178,7 @@ class VLLMEngine:
     async def _begin_core(self) -> None:
         """A core in place of one that was ended, behind the same front. Raises: EngineStartFailed."""
         assert self._folder is not None
-        self._core = core = Core(Path(self._folder.name))
+        self._core = core = Core(Path(self._folder.name), self._gang)
         try:
             await self._load(core)
         except BaseException:
@@ -374,7 +379,7 @@ class _Queued:
         return self._tokens
 
 
-def _plan(config: LLMConfig, shape: Shape) -> Plan:
+def _plan(config: LLMConfig, shape: Shape, gang: Gang | None) -> Plan:
     """Imports vLLM, which takes seconds, and has it check the arguments."""
     with uncollected():
         check_installed()
@@ -389,6 +394,7 @@ def _plan(config: LLMConfig, shape: Shape) -> Plan:
         **({"tokenizer": tokenizer} if tokenizer else {}),
         "model": config.model_source,
         "served_model_name": [config.model_id],
+        **({"data_parallel_rank": gang.rank, "data_parallel_address": gang.host} if gang else {}),
     }
     return front.plan(engine, frontend)
 

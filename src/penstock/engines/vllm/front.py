@@ -55,10 +55,11 @@ def plan(engine_arguments: Mapping[str, Any], frontend_arguments: Mapping[str, A
     validate_parsed_serve_args(_namespace(engine_args, frontend_args))
     vllm_config = engine_args.create_engine_config(UsageContext.OPENAI_API_SERVER)
     maybe_register_config_serialize_by_value()  # else classes from the model's own code do not reach the core
-    if vllm_config.parallel_config.data_parallel_size > 1:
+    parallel = vllm_config.parallel_config
+    if parallel.data_parallel_size > 1 and not parallel.data_parallel_external_lb:
         raise EngineStartFailed(
-            "data_parallel_size above 1 is not supported inside one replica; "
-            "set deployment_config.num_replicas: each replica is an engine of its own."
+            f"data_parallel_size {parallel.data_parallel_size} is for as many replicas that Ray Serve starts "
+            "together; one engine by itself has none. Leave it out here."
         )
     transfer.check(vllm_config)
     return Plan(engine_args, frontend_args, vllm_config, Executor.get_class(vllm_config))

@@ -13,7 +13,7 @@ from typing import Any
 
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, PauseMode
-from vllm.v1.engine.core import EngineCoreProc
+from vllm.v1.engine.core import DPEngineCoreProc, EngineCoreProc
 from vllm.v1.request import Request
 
 _PIECE = 16
@@ -104,6 +104,10 @@ class GatheringCore(EngineCoreProc):
         for told in outputs.values():
             told.outputs = self._gathered.passing(told.outputs)
         return outputs
+
+
+class GatheringMember(GatheringCore, DPEngineCoreProc):
+    """The same for a core of a gang, which steps with the others: its first base goes before its second."""
 
 
 def _may_wait(request: Request) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 
+from penstock.engine import Gang
 from penstock.engines.vllm import plugin, reason, transfer
 from penstock.errors import EngineDead
 
@@ -30,11 +31,12 @@ _MODULE = "penstock.engines.vllm.core"
 class Core:
     """A child process that runs, or is about to run, vLLM's engine core."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, gang: Gang | None = None) -> None:
         """Start it. Call it in the event loop, before the imports that it shall overlap.
 
         folder: for its sockets. A core that takes the place of another one has the same, and the same front.
         """
+        self._gang = gang
         self._loop = asyncio.get_running_loop()
         self._folder = folder
         self._reason_file = folder / "reason"
@@ -107,17 +109,28 @@ class Core:
         import msgspec
         import zmq
         import zmq.asyncio
-        from vllm.v1.engine.utils import EngineHandshakeMetadata, EngineZmqAddresses
 
-        addresses = EngineZmqAddresses(inputs=[self.input_address], outputs=[self.output_address])
-        welcome = msgspec.msgpack.encode(EngineHandshakeMetadata(addresses=addresses, parallel_config={}))
+        leads: dict[str, Any] | None = None
         with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as door:
             door.bind(self._address("handshake"))
             while True:
                 identity, message = await door.recv_multipart()
-                if msgspec.msgpack.decode(message)["status"] == "READY":
+                said = msgspec.msgpack.decode(message)
+                if said["status"] == "READY":
                     return
-                await door.send_multipart([identity, welcome])
+                if said["status"] == "HELLO":
+                    await door.send_multipart([identity, await self._welcome(leads)])
+                else:
+                    leads = said
+
+    async def _welcome(self, leads: dict[str, Any] | None) -> bytes:
+        """Where the core finds its front and, in a gang, what the first core leads. leads: in the first."""
+        import msgspec
+        from vllm.v1.engine.utils import EngineHandshakeMetadata, EngineZmqAddresses
+
+        shared = await self._gang.share(leads) if self._gang else {"addresses": {}, "parallel_config": {}}
+        addresses = EngineZmqAddresses([self.input_address], [self.output_address], **shared["addresses"])
+        return msgspec.msgpack.encode(EngineHandshakeMetadata(addresses, shared["parallel_config"]))
 
     def tell_front(self) -> None:
         """Send the front what a dying core would send, for one that could not: all requests end. Blocks."""

@@ -54,6 +54,7 @@ class Operations:
             raise BadRequest("What a sleeping engine held is gone: mode is 'wait' or 'abort'.", param="mode")
         if level not in (1, 2):
             raise BadRequest(f"The level of sleep is 1 or 2, not {level}.", param="level")
+        self._refuse_in_gang("sleep")
         async with self._turn:
             if self.sleeping:
                 return
@@ -120,6 +121,7 @@ class Operations:
         await self._adapters.restore()
 
     async def pause(self, mode: Manner, clear_cache: bool) -> None:
+        self._refuse_in_gang("pause")
         async with self._turn:
             if not self.sleeping:
                 await self._llm.pause_generation(mode=mode, clear_cache=clear_cache)
@@ -171,6 +173,7 @@ class Operations:
             ) from error
 
     async def update_weights(self, source: Path, version: str, mode: Manner) -> None:
+        self._refuse_in_gang("take other weights")
         await asyncio.to_thread(_check_weights, source, Path(self._llm.model_config.model))
         async with self._turn:
             if self.sleeping:
@@ -206,6 +209,14 @@ class Operations:
 
     def _has_sleep_mode(self) -> bool:
         return bool(self._llm.model_config.enable_sleep_mode)
+
+    def _refuse_in_gang(self, what: str) -> None:
+        """vLLM's cores of a gang stop together or not at all: one that is told alone waits for the others."""
+        if self._llm.vllm_config.parallel_config.data_parallel_size > 1:
+            raise Unsupported(
+                f"An engine of a gang cannot {what} alone, as the others compute with it. "
+                "Deploy the change as a second application and shift the model to it."
+            )
 
     def _refuse_asleep(self) -> None:
         if self.sleeping:

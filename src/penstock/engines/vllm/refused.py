@@ -7,6 +7,9 @@ from __future__ import annotations
 
 _LISTENER = "has no effect: vLLM's application runs behind Penstock's own listener. Leave it out."
 _LAUNCHER = "belongs to vLLM's own launcher, which Penstock replaces. Leave it out."
+_GANG = (
+    "is set for each replica of a gang: give data_parallel_size alone, and each of its engines is a replica."
+)
 _TLS = "is not supported: end TLS in front of the gateway."
 _CORS = "is not supported: browsers speak to the gateway, not to the engine."
 
@@ -32,6 +35,15 @@ REFUSED: dict[str, str] = {
     "dp_supervisor_probe_interval_s": _LAUNCHER,
     "dp_supervisor_probe_timeout_s": _LAUNCHER,
     "dp_supervisor_probe_failure_threshold": _LAUNCHER,
+    "data_parallel_rank": _GANG,
+    "data_parallel_start_rank": _GANG,
+    "data_parallel_size_local": _GANG,
+    "data_parallel_address": _GANG,
+    "data_parallel_rpc_port": _GANG,
+    "data_parallel_backend": _GANG,
+    "data_parallel_hybrid_lb": _GANG,
+    "data_parallel_external_lb": _GANG,
+    "data_parallel_multi_port_external_lb": _GANG,
     "ssl_keyfile": _TLS,
     "ssl_certfile": _TLS,
     "ssl_ca_certs": _TLS,

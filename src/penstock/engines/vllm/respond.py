@@ -6,7 +6,7 @@ import json
 import os
 import sys
 
-from penstock.engines.vllm.arguments import faults
+from penstock.engines.vllm.arguments import faults, has_experts
 from penstock.engines.vllm.flags import parse
 
 
@@ -18,6 +18,8 @@ def main() -> None:
     if "argv" in question:
         kwargs, problems = parse(question["argv"])
         json.dump({"kwargs": kwargs, "problems": problems}, answer)
+    elif "models" in question:
+        json.dump({"experts": [has_experts(**asked) for asked in question["models"]]}, answer)
     else:
         json.dump({"faults": [faults(kwargs) for kwargs in question["engine_kwargs"]]}, answer)
     answer.close()

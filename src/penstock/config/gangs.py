@@ -1,0 +1,59 @@
+"""Options of Ray Serve for a model whose replicas come in gangs of `data_parallel_size`, one engine each.
+
+Serve counts replicas where the user counts gangs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.config.placement import gang_size
+from penstock.config.problems import config_error
+
+if TYPE_CHECKING:
+    from penstock.config.model import LLMConfig
+
+_AUTO = {"min_replicas": 1, "max_replicas": 100}
+_SCALED = {"min_replicas": 1, "max_replicas": 1}
+"""Serve's own, where the user gives none."""
+
+_SPREAD = "Serve places whole gangs. Set deployment_config.gang_scheduling_config.gang_placement_strategy."
+
+
+def in_gangs(config: LLMConfig, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What takes the place of some of `options`, of which a number of replicas is one of gangs.
+
+    Raises: ConfigError for what does not go with gangs.
+    """
+    size = gang_size(config)
+    if size == 1:
+        return {}
+    if problems := list(_problems(config, size)):
+        raise config_error(problems)
+    said: Mapping[str, Any] = options.get("gang_scheduling_config") or {}
+    found: dict[str, Any] = {"gang_scheduling_config": {**said, "gang_size": size}}
+    scaling: Mapping[str, Any] | None = options.get("autoscaling_config")
+    if scaling is None:
+        return found | {"num_replicas": size * (options.get("num_replicas") or 1)}
+    counts = {**(_AUTO if options.get("num_replicas") == "auto" else _SCALED), **scaling}
+    names = ("min_replicas", "initial_replicas", "max_replicas")
+    scaled = {name: size * counts[name] for name in names if counts.get(name) is not None}
+    return found | {"autoscaling_config": {**scaling, **scaled}}
+
+
+def _problems(config: LLMConfig, size: int) -> Iterator[str]:
+    given, place = config.deployment_config, config.place
+    said: Mapping[str, Any] = given.get("gang_scheduling_config") or {}
+    if said.get("gang_size", size) != size:
+        where = place / "deployment_config" / "gang_scheduling_config" / "gang_size"
+        yield where.says(f"is {said['gang_size']}, but data_parallel_size is {size}; make them the same.")
+    if given.get("max_replicas_per_node") is not None:
+        where = place / "deployment_config" / "max_replicas_per_node"
+        yield where.says(f"does not go with data_parallel_size. {_SPREAD}")
+    group = config.placement_group_config
+    if group is not None and group.strategy != "PACK":
+        where = place / "placement_group_config" / "strategy"
+        yield where.says(f"does not go with data_parallel_size. {_SPREAD}")
+    if config.on_demand is not None:
+        yield (place / "on_demand").says("does not go with data_parallel_size: a gang does not sleep.")

@@ -1,0 +1,76 @@
+"""vLLM's worker on CPU for one of several engines that share a model's experts. Named by `worker_cls`.
+
+Engines of a gang hand each other the tokens of their batches, of which each has another number. vLLM's
+communicator for CPUs knows no such exchange; here it is one of equal shapes, which Gloo has. And vLLM's
+kernel for CPUs takes every expert for its own: it reads beyond its weights where another engine has one.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import distributed
+from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+
+from penstock.engines.vllm.pipeline import StageWorker
+
+Tensors = torch.Tensor | list[torch.Tensor]
+
+
+class ExpertWorker(StageWorker):
+    """As its base; communicators exchange rows of unequal number, the kernel leaves others' experts out."""
+
+    def init_device(self) -> None:
+        communicator: Any = CpuCommunicator
+        communicator.all_gatherv = all_gatherv
+        communicator.reduce_scatterv = reduce_scatterv
+        kernel: Any = CPUUnquantizedExperts
+        kernel.apply = _of_own_experts(kernel.apply)
+        super().init_device()
+
+
+def _of_own_experts(apply: Callable[..., None]) -> Callable[..., None]:
+    """With its own experts' numbers, which count from 0. Others, -1 in `expert_map`, weigh nothing."""
+    named = inspect.signature(apply)
+
+    def own(*args: Any, **kwargs: Any) -> None:
+        given = named.bind(*args, **kwargs).arguments
+        if (numbers := given["expert_map"]) is not None:
+            experts = numbers[given["topk_ids"].long()]
+            given["topk_weights"] = given["topk_weights"].masked_fill(experts < 0, 0.0).contiguous()
+            given["topk_ids"] = experts.clamp(min=0).int().contiguous()
+        apply(**given)
+
+    return own
+
+
+def all_gatherv(self: Any, input_: Tensors, dim: int = 0, sizes: Sequence[int] | None = None) -> Tensors:
+    """The rows of all, in the order of their ranks. sizes: how many each has; None for as many as here."""
+    assert dim == 0, "vLLM gathers rows"
+    if isinstance(input_, list):
+        return [_gathered(self, tensor, sizes) for tensor in input_]
+    return _gathered(self, input_, sizes)
+
+
+def _gathered(communicator: Any, rows: torch.Tensor, sizes: Sequence[int] | None) -> torch.Tensor:
+    counts = sizes or [len(rows)] * communicator.world_size
+    filled = rows.new_zeros((max(counts), *rows.shape[1:]))
+    filled[: len(rows)] = rows
+    parts = [torch.empty_like(filled) for _ in counts]
+    distributed.all_gather(parts, filled, group=communicator.device_group)
+    return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+
+
+def reduce_scatterv(
+    self: Any, input_: torch.Tensor, dim: int = -1, sizes: Sequence[int] | None = None
+) -> torch.Tensor:
+    """Of the sum over all, the rows of this one."""
+    assert dim == 0, "vLLM scatters rows"
+    counts = sizes or [len(input_) // self.world_size] * self.world_size
+    total = input_.clone(memory_format=torch.contiguous_format)
+    distributed.all_reduce(total, group=self.device_group)
+    return total.split(list(counts))[self.rank_in_group].contiguous()

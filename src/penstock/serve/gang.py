@@ -1,0 +1,193 @@
+"""The line that holds a gang together: the replicas of one group, each with one engine of it.
+
+Serve places, starts and restarts a gang as a whole. What it lacks is here: a way for its members to find
+each other while they start, and the news that one has gone, at once and not with the next health check. The
+first member listens, the others hold a connection to it; a connection that ends ends the gang.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from asyncio import StreamReader, StreamWriter
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+import ray
+from ray import serve
+from ray.exceptions import RayError
+
+from penstock.engine import Gang
+from penstock.errors import EngineStartFailed
+
+log = logging.getLogger(__name__)
+
+_NAMESPACE = "penstock"
+_OVER: Mapping[str, Any] = {"over": True}
+_JOIN_S = 120.0
+"""For the others to be placed and to start their processes; Serve has reserved their resources before."""
+
+
+class First(NamedTuple):
+    """Where the first member listens, and what the others show it."""
+
+    host: str
+    port: int
+    secret: str
+
+
+class Meeting:
+    """A Ray actor, there until all members are connected. Whoever comes first makes it."""
+
+    def __init__(self) -> None:
+        self._first: asyncio.Future[First] = asyncio.get_running_loop().create_future()
+
+    async def open(self, first: First) -> None:
+        self._first.set_result(first)
+
+    async def find(self) -> First:
+        return await self._first
+
+
+class Line:
+    """One member's end. A message is a line of JSON: what the first one says for all, or `_OVER`."""
+
+    def __init__(self, rank: int, size: int, host: str) -> None:
+        self.gang = Gang(rank, size, host, self._share)
+        self._others: dict[int, StreamWriter] = {}
+        self._said: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
+        self._over = 0
+        self._complete, self._broken, self._ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._hearing: asyncio.Task[None] | None = None
+        self._server: asyncio.Server | None = None
+
+    async def broken(self) -> None:
+        """Returns when a member has gone."""
+        await self._broken.wait()
+
+    async def leave(self, deadline: float) -> None:
+        """Returns when all members want to leave: until then the others' engines need this one's.
+
+        deadline: by the monotonic clock, after which nobody is waited for.
+        """
+        self._ready_to_leave()
+        ends = {asyncio.create_task(event.wait()) for event in (self._ended, self._broken)}
+        left_s = max(0.0, deadline - time.monotonic())
+        _, waiting = await asyncio.wait(ends, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        for end in waiting:
+            end.cancel()
+        self.close()
+
+    def close(self) -> None:
+        """This member goes."""
+        for writer in self._others.values():
+            writer.close()
+        if self._server:
+            self._server.close()
+
+    # -- the first
+
+    async def listen(self) -> First:
+        """Lets the others in, who show the secret; a stranger is sent away."""
+        secret = secrets.token_hex(16)
+
+        async def met(reader: StreamReader, writer: StreamWriter) -> None:
+            rank, _, shown = (await reader.readline()).decode(errors="replace").strip().partition(" ")
+            if not secrets.compare_digest(shown.encode(), secret.encode()):
+                writer.close()
+                return
+            self._others[int(rank)] = writer
+            if len(self._others) == self.gang.size - 1:
+                self._complete.set()
+            await self._hear(reader)
+
+        self._server = await asyncio.start_server(met, self.gang.host, 0)
+        return First(self.gang.host, self._server.sockets[0].getsockname()[1], secret)
+
+    async def complete(self) -> None:
+        """Returns when every other one is connected."""
+        await self._complete.wait()
+
+    # -- the others
+
+    async def connect(self, first: First) -> None:
+        """Raises: OSError when the first one has gone again."""
+        reader, writer = await asyncio.open_connection(first.host, first.port)
+        writer.write(f"{self.gang.rank} {first.secret}\n".encode())
+        self._others[0] = writer
+        self._hearing = asyncio.create_task(self._hear(reader))
+
+    # -- both
+
+    async def _share(self, said: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """What the first one says. Waits where it has not been said yet."""
+        if self.gang.rank:
+            return await self._said.get()
+        assert said is not None, "the first one says it"
+        self._tell(said)
+        return said
+
+    def _tell(self, message: Mapping[str, Any]) -> None:
+        for writer in self._others.values():
+            writer.write(msgspec.json.encode(message) + b"\n")
+
+    async def _hear(self, reader: StreamReader) -> None:
+        """Until the connection ends."""
+        try:
+            while line := await reader.readline():
+                message = msgspec.json.decode(line)
+                if message != _OVER:
+                    self._said.put_nowait(message)
+                elif self.gang.rank:
+                    self._ended.set()
+                else:
+                    self._ready_to_leave()
+        except OSError as error:
+            log.info("The line to another member of the gang ended: %s", error)
+        self._broken.set()
+
+    def _ready_to_leave(self) -> None:
+        """One of those that the first knows, or this one, which is not the first: it tells the first."""
+        self._over += 1
+        if self.gang.rank or self._over == self.gang.size:
+            self._tell(_OVER)
+        if self._over == self.gang.size:
+            self._ended.set()
+
+
+async def join(model_id: str) -> Line:
+    """The line of this replica's gang, once all of its members have it. Inside a replica of a gang only.
+
+    Raises: EngineStartFailed when another member has not come, or has gone again.
+    """
+    context = serve.get_replica_context().gang_context
+    if context is None:
+        raise EngineStartFailed(
+            f"Model '{model_id}' needs replicas in gangs: deploy it with the options of its config."
+        )
+    line = Line(context.rank, context.world_size, ray.util.get_node_ip_address())
+    try:
+        async with asyncio.timeout(_JOIN_S):
+            await _meet(line, context.gang_id)
+    except (TimeoutError, OSError, RayError) as error:
+        raise EngineStartFailed(
+            f"Model '{model_id}' cannot start: not all {context.world_size} replicas of its gang have met."
+        ) from error
+    return line
+
+
+async def _meet(line: Line, gang_id: str) -> None:
+    meeting: Any = (
+        ray.remote(num_cpus=0)(Meeting)
+        .options(name=f"gang-{gang_id}", namespace=_NAMESPACE, get_if_exists=True)
+        .remote()
+    )
+    if line.gang.rank:
+        await line.connect(First(*await meeting.find.remote()))
+    else:
+        await meeting.open.remote(await line.listen())
+        await line.complete()
+        ray.kill(meeting)

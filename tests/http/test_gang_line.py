@@ -1,0 +1,76 @@
+"""The line between the members of a gang, over real sockets: what one says, and that one has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+import pytest_asyncio
+
+from penstock.serve.gang import First, Line
+
+LIMIT_S = 20
+pytestmark = pytest.mark.parity("S24")
+
+
+@pytest_asyncio.fixture
+async def lines():
+    """Of three members."""
+    lines = [Line(rank, 3, "127.0.0.1") for rank in range(3)]
+    first = await lines[0].listen()
+    for line in lines[1:]:
+        await line.connect(first)
+    async with asyncio.timeout(LIMIT_S):
+        await lines[0].complete()
+    yield lines
+    for line in lines:
+        line.close()
+
+
+async def test_what_the_first_says_all_hear_in_its_order(lines: list[Line]):
+    async with asyncio.timeout(LIMIT_S):
+        for said in ({"port": 1}, {"port": 2}):
+            heard = await asyncio.gather(
+                *(line.gang.share(None if line.gang.rank else said) for line in lines)
+            )
+            assert heard == [said] * 3
+
+
+@pytest.mark.parametrize("gone", [0, 1, 2])
+async def test_all_learn_that_one_has_gone(lines: list[Line], gone: int):
+    lines[gone].close()
+    async with asyncio.timeout(LIMIT_S):
+        if gone:  # whoever hears of it ends, and so do the others
+            await lines[0].broken()
+            lines[0].close()
+        for line in lines:
+            if line.gang.rank != gone:
+                await line.broken()
+
+
+async def test_nobody_leaves_before_all_want_to(lines: list[Line]):
+    deadline = time.monotonic() + LIMIT_S
+    early = [asyncio.create_task(line.leave(deadline)) for line in lines[:2]]
+    assert not (await asyncio.wait(early, timeout=0.2))[0]
+    await lines[2].leave(deadline)
+    assert await asyncio.gather(*early) == [None, None]
+    assert time.monotonic() < deadline
+
+
+async def test_nobody_waits_for_one_that_stays_beyond_the_deadline(lines: list[Line]):
+    await asyncio.wait_for(lines[1].leave(time.monotonic()), LIMIT_S)
+
+
+async def test_a_stranger_is_sent_away_and_breaks_nothing():
+    line = Line(0, 2, "127.0.0.1")
+    first = await line.listen()
+    stranger = Line(1, 2, "127.0.0.1")
+    await stranger.connect(First(first.host, first.port, "guessed"))
+    async with asyncio.timeout(LIMIT_S):
+        await stranger.broken()
+        other = Line(1, 2, "127.0.0.1")
+        await other.connect(first)
+        await line.complete()
+    other.close()
+    line.close()
