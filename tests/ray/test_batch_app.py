@@ -57,8 +57,8 @@ async def test_the_death_of_a_replica_costs_no_row(app: str, tmp_path: Path):
 
 
 def _replica() -> int:
-    for process in psutil.process_iter():
-        title = " ".join(process.cmdline())
+    for process in psutil.process_iter(["cmdline"]):  # others may be gone when they are asked
+        title = " ".join(process.info["cmdline"] or ())
         if title.startswith("ray::ServeReplica:shared:") and "Router" not in title:
             return process.pid
     raise AssertionError("there is no replica to kill")

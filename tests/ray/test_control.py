@@ -165,7 +165,11 @@ def test_a_killed_control_remembers(fleet: Fleet):
     fleet.post("pause", mode="wait")
     desired = fleet.status()["desired"]
     title = f"ray::ServeReplica:{APP}:LLMControl"
-    (control,) = [one for one in psutil.process_iter() if " ".join(one.cmdline()).startswith(title)]
+    (control,) = [
+        one
+        for one in psutil.process_iter(["cmdline"])
+        if " ".join(one.info["cmdline"] or ()).startswith(title)
+    ]
     control.kill()
     until(lambda: len(answered(fleet).get("replicas", ())) == 2)
     assert fleet.status()["desired"] == desired

@@ -1,5 +1,6 @@
 """What is served is what the model says: plain transformers and our service give the same text."""
 
+import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -65,5 +66,5 @@ def test_served_answers_are_those_of_plain_transformers(client):
     assert len(answers) >= 20
     assert answers == plain(questions)
     assert {reason for _, reason in answers} == {"stop"}
-    logs = Path("/tmp/ray/session_latest/logs").glob("worker-*.err")
+    logs = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray/session_latest/logs").glob("worker-*.err")
     assert any("Requests come through Ray Serve's proxy" in log.read_text(errors="replace") for log in logs)

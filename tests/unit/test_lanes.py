@@ -4,15 +4,24 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import TIERS
-from tests.lanes import LANES, shown, total
+from tests.lanes import LANES, on_ray, shown, total
 
 HERE = Path(__file__).parents[1]
 
 
 def test_each_tier_is_in_one_lane() -> None:
-    assert sorted(tier for lane in LANES for tier in lane) == sorted(TIERS)
+    assert sorted([*(tier for lane in LANES for tier in lane), "ray"]) == sorted(TIERS)
     with_tests = {file.parent.name for file in HERE.rglob("test_*.py")}
     assert with_tests == set(TIERS)
+
+
+def test_each_file_on_ray_is_in_one_half() -> None:
+    first, second = on_ray()
+    assert len(first) > 5
+    assert len(second) > 5
+    assert sorted(first + second) == sorted(
+        f"tests/ray/{file.name}" for file in (HERE / "ray").glob("test_*")
+    )
 
 
 def test_counts_of_both_lanes_are_one_line() -> None:
