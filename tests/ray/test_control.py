@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,6 +19,8 @@ import pytest
 from openai import APIStatusError, OpenAI
 from ray import serve
 
+from penstock.engine import Manner
+from penstock.engines.sim.engine import SimEngine
 from penstock.errors import BadRequest, ModelNotFound
 from penstock.serve import LLMConfig, LLMServer, build_openai_app
 
@@ -27,11 +31,25 @@ APP = "operated"
 LIMIT_S = 30
 
 
+class Slow(SimEngine):
+    """Takes a while to read other weights."""
+
+    async def update_weights(self, source: Path, version: str, mode: Manner = "wait") -> None:
+        await super().update_weights(source, version, mode)
+        await asyncio.sleep(2.0)
+
+
 class Tattler(LLMServer):
     """A server that tells its process and its replica's id."""
 
+    async def __init__(self, llm_config: LLMConfig, **options: Any) -> None:
+        await super().__init__(llm_config, engine_cls=Slow, **options)
+
     async def pid(self) -> tuple[str, int]:
         return self._id, os.getpid()
+
+    async def state(self) -> tuple[str, str]:
+        return self._id, self.steward.actual
 
 
 class Fleet:
@@ -56,6 +74,11 @@ class Fleet:
 
     def pids(self) -> dict[str, int]:
         return dict(self.servers.broadcast("pid").results(timeout_s=LIMIT_S))
+
+    def resting(self) -> list[str]:
+        """Ids of replicas that take no requests now, by their own word."""
+        states = self.servers.broadcast("state").results(timeout_s=LIMIT_S)
+        return [one for one, state in states if state != "ready"]
 
     def ask(self, **options: Any) -> str:
         client = OpenAI(base_url=f"{self.url}/v1", api_key="any", max_retries=0, timeout=LIMIT_S)
@@ -89,11 +112,13 @@ def _awake(fleet: Fleet) -> Iterator[None]:
     until(lambda: fleet.states() == ["ready", "ready"])
 
 
-def until(condition: Callable[[], object]) -> None:
+def until(condition: Callable[[], Any]) -> Any:
+    """What it says, once that is true."""
     deadline = time.monotonic() + LIMIT_S
-    while not condition():
+    while not (said := condition()):
         assert time.monotonic() < deadline, "not within the limit"
         time.sleep(0.1)
+    return said
 
 
 def test_asleep_it_holds_requests_for_a_while_and_answers_them_when_it_wakes(fleet: Fleet):
@@ -159,6 +184,30 @@ def test_answers_carry_the_version_of_other_weights(fleet: Fleet, tmp_path: Any)
     assert "penstock-weights" not in fleet.http.post("/v1/completions", json=body).headers
     assert fleet.post("update_weights", source=str(tmp_path), version="v2")["ok"]
     assert fleet.http.post("/v1/completions", json=body).headers["penstock-weights"] == "v2"
+
+
+def test_other_weights_go_from_one_replica_to_the_next(fleet: Fleet, tmp_path: Path):
+    ready = []
+    with ThreadPoolExecutor() as pool:
+        updated = pool.submit(fleet.post, "update_weights", source=str(tmp_path), version="v3")
+        while not updated.done():
+            ready.append(fleet.http.get("/health").json()["models"]["sim"]["ready"])
+    assert [one["result"] for one in updated.result()["replicas"].values()] == ["ready", "ready"]
+    assert [one["weights"] for one in fleet.status()["replicas"].values()] == ["v3", "v3"]
+    assert set(ready) == {1, 2}  # never 0: there was always one to ask
+
+
+def test_weights_go_on_when_the_replica_that_reads_them_dies(fleet: Fleet, tmp_path: Path):
+    pids = fleet.pids()
+    with ThreadPoolExecutor() as pool:
+        updated = pool.submit(fleet.post, "update_weights", source=str(tmp_path), version="v4")
+        (reads,) = until(fleet.resting)
+        os.kill(pids.pop(reads), signal.SIGKILL)
+    (other,) = pids
+    outcomes = updated.result()["replicas"]
+    assert "is gone" in outcomes[reads]["error"]
+    assert outcomes[other] == {"result": "ready"}
+    until(lambda: [one["weights"] for one in fleet.status()["replicas"].values()] == ["v4", "v4"])
 
 
 def test_a_killed_control_remembers(fleet: Fleet):

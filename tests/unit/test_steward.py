@@ -13,7 +13,7 @@ import pytest
 from penstock.config import LLMConfig
 from penstock.engines.sim.engine import SimEngine
 from penstock.serve import steward as module
-from penstock.serve.desired import Desired, News, Order, Outcome, Told, Weights
+from penstock.serve.desired import Actual, Desired, News, Order, Outcome, Told, Weights, due
 from penstock.serve.steward import Steward
 
 pytestmark = pytest.mark.parity("S25")
@@ -154,3 +154,29 @@ async def test_a_control_that_is_away_is_followed_again(monkeypatch: pytest.Monk
         control.failures = 5
         control.want(pause="wait")
         await control.until("paused")
+
+
+OTHER = Desired(version=2, weights=Weights("/other", "v2"))
+
+
+def told(actual: Actual = "ready", weights: str = "default") -> Told:
+    return Told(replica="a", actual=actual, weights=weights, done=1, desired=Desired(version=1))
+
+
+def test_other_weights_wait_while_another_replica_changes():
+    assert due(OTHER, told(), others_change=True) == told().desired
+    assert due(OTHER, told(), others_change=False) == OTHER
+
+
+@pytest.mark.parametrize(
+    ("desired", "replica"),
+    [
+        (OTHER, told(weights="v2")),
+        (OTHER, told("starting")),
+        (OTHER, told("asleep")),
+        (msgspec.structs.replace(OTHER, sleep=1), told()),
+        (Desired(version=2, pause="keep"), told()),
+    ],
+)
+def test_what_costs_nobody_a_replica_waits_for_none(desired: Desired, replica: Told):
+    assert due(desired, replica, others_change=True) == desired

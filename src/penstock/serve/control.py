@@ -34,6 +34,7 @@ from penstock.serve.desired import (
     Told,
     changed,
     checked,
+    due,
 )
 from penstock.serve.ledger import Ledger
 from penstock.serve.turns import Turns
@@ -68,31 +69,38 @@ class LLMControl:
         self._numbers = itertools.count(1)
         self._outcomes: dict[int, dict[str, Outcome]] = {}
         self._turns = Turns(self)
-        self._declared, self._heard = _Signal(), _Signal()
+        self._news = _Signal()
 
     async def follow(self, model: str, told: Told, wait_s: float = FOLLOW_S) -> News:
         """News for the replica that asks: at once when there are some, else after `wait_s`."""
         followers = self._followers.setdefault(model, {})
         follower = followers.setdefault(told.replica, _Follower())
         if follower.heard(told):
-            self._heard.give()
+            self._news.give()
         self._learn(model, told)
         self._turns.enter(model, told)
         deadline = time.monotonic() + wait_s
         while True:
-            desired = self._ledger.get(model, told.replica)
+            desired = self._due(model, told)
             if desired.version != told.desired.version or follower.orders:
                 break
-            if not await self._declared.before(deadline):
+            if not await self._news.before(deadline):
                 break
         orders, follower.orders = tuple(follower.orders), []
+        follower.given = desired.version
         return News(desired, orders)
+
+    def _due(self, model: str, told: Told) -> Desired:
+        """Weights go from one replica to the next, of which one may die on the way."""
+        others = (self._followers[model][one] for one in self.living(model) if one != told.replica)
+        others_change = any(other.changes for other in others)
+        return due(self._ledger.get(model, told.replica), told, others_change)
 
     async def done(self, order: int, replica: str, outcome: Outcome) -> None:
         """Told by a replica that has obeyed an order."""
         if order in self._outcomes:
             self._outcomes[order][replica] = outcome
-            self._heard.give()
+            self._news.give()
 
     def _learn(self, model: str, told: Told) -> None:
         """From a replica: control may have been started on another node than before."""
@@ -205,7 +213,7 @@ class LLMControl:
     async def _first_follower(self) -> None:
         """After a restart, replicas speak up within a second."""
         deadline = time.monotonic() + _FIRST_S
-        while not self._followers and await self._heard.before(deadline):
+        while not self._followers and await self._news.before(deadline):
             pass
 
     def _asked(self, model: str, replica: str | None) -> list[str]:
@@ -236,7 +244,7 @@ class LLMControl:
         self._version += 1
         desired = changed(self._ledger.get(model, replica), operation, asked, self._version, replica)
         self._ledger.set(model, desired)
-        self._declared.give()
+        self._news.give()
         return desired
 
     def desired(self, model: str) -> Desired:
@@ -249,7 +257,7 @@ class LLMControl:
         outcomes = self._outcomes[order.id] = {}
         for one in ids:
             self._followers[model][one].orders.append(order)
-        self._declared.give()
+        self._news.give()
         try:
             return await self._outcomes_of(model, ids, outcomes.get, limit_s, "What it began goes on.")
         finally:
@@ -271,7 +279,7 @@ class LLMControl:
                     found[one] = outcome(one) or {"error": f"The replica is gone. {_NEXT}"}
             if len(found) == len(ids) or time.monotonic() >= deadline:
                 break
-            await self._heard.before(min(deadline, time.monotonic() + FOLLOW_S))
+            await self._news.before(min(deadline, time.monotonic() + FOLLOW_S))
         missing = {"error": f"No answer within {limit_s:g} s. {late}"}
         return {one: found.get(one, missing) for one in ids}
 
@@ -336,7 +344,13 @@ class _Follower:
     def __init__(self) -> None:
         self.told: Told | None = None
         self.at = 0.0
+        self.given = 0
         self.orders: list[Order] = []
+
+    @property
+    def changes(self) -> bool:
+        """Whether it was given something to reach and has not said that it has, or that it could not."""
+        return self.told is not None and max(self.given, self.told.desired.version) > self.told.done
 
     def heard(self, told: Told) -> bool:
         """Whether it is new; that time has passed is not."""

@@ -169,3 +169,11 @@ def changed(before: Desired, operation: str, asked: Any, version: int, replica: 
             return msgspec.structs.replace(now, pause=None)
         case _:
             return msgspec.structs.replace(now, weights=asked)
+
+
+def due(desired: Desired, told: Told, others_change: bool) -> Desired:
+    """What a replica shall be now. Other weights wait while another one changes: so one of several serves."""
+    changes = desired.weights is not None and desired.weights.version != told.weights
+    if others_change and changes and told.actual == "ready" and not desired.sleep:
+        return told.desired
+    return desired

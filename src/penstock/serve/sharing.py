@@ -9,9 +9,9 @@ port taken and no relative that has it is refused.
 
 from __future__ import annotations
 
-import array
 import asyncio
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -52,7 +52,7 @@ class Mark:
     """A gateway's claim to its place, held until `close`."""
 
     def __init__(self, prefix: str, place: _Place) -> None:
-        """Raises: OSError when a relative was faster."""
+        """Raises: OSError with EADDRINUSE when a relative was faster."""
         self.place = place
         self._prefix = prefix
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -75,8 +75,7 @@ class Mark:
             relative, _ = self._socket.accept()
             with relative:
                 if _user(relative) == os.getuid():
-                    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [copy.fileno()]))
-                    relative.sendmsg([b"."], [rights])
+                    socket.send_fds(relative, [b"."], [copy.fileno()])
 
     def relatives(self) -> list[_Place]:
         """All others; before them, the one that this one follows."""
@@ -90,7 +89,7 @@ class Mark:
             asked.connect(_address(self._prefix, place))
             if _user(asked) == os.getuid():
                 _, files, _, _ = socket.recv_fds(asked, 1, 1)
-                return socket.socket(fileno=files[0]) if files else None
+                return _own(files[0]) if files else None
         return None
 
     def close(self) -> None:
@@ -129,8 +128,11 @@ def _take(port: int, family: Family) -> Mark:
         for place in _taken(prefix):
             newest[place.slot] = max(place.number, newest.get(place.slot, -1))
         slot = min(range(family.size), key=lambda slot: newest[slot])
-        with contextlib.suppress(OSError):
+        try:
             return Mark(prefix, _Place(slot, newest[slot] + 1))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
 
 
 async def _claimed(mark: Mark, bind: Bind) -> socket.socket:
@@ -155,6 +157,11 @@ def _socket(mark: Mark, bind: Bind) -> socket.socket:
 def _taken(prefix: str) -> Iterator[_Place]:
     found = re.findall(rf"@{prefix}(\d+)-(\d+)$", Path("/proc/net/unix").read_text(), re.MULTILINE)
     return (_Place(int(slot), int(number)) for slot, number in found)
+
+
+def _own(file: int) -> socket.socket:
+    os.set_inheritable(file, False)
+    return socket.socket(fileno=file)
 
 
 def _address(prefix: str, place: _Place) -> str:
