@@ -11,7 +11,9 @@ import msgspec
 import pytest
 
 from penstock.config import LLMConfig
+from penstock.engine import Manner
 from penstock.engines.sim.engine import SimEngine
+from penstock.errors import Unsupported
 from penstock.serve import steward as module
 from penstock.serve.desired import Actual, Desired, News, Order, Outcome, Told, Weights, due
 from penstock.serve.steward import Steward
@@ -59,15 +61,22 @@ class Control:
         return told
 
 
+class Restless(SimEngine):
+    """An engine that cannot pause."""
+
+    async def pause(self, mode: Manner = "keep", clear_cache: bool = False) -> None:
+        raise Unsupported("It never pauses.")
+
+
 class Replica:
     def __init__(self, engine: SimEngine, steward: Steward, said: list[str]) -> None:
         self.engine, self.steward, self.said = engine, steward, said
 
 
 @asynccontextmanager
-async def following(control: Control) -> AsyncIterator[Replica]:
+async def following(control: Control, engine_cls: type[SimEngine] = SimEngine) -> AsyncIterator[Replica]:
     config = LLMConfig(model_loading_config={"model_id": "m"}, llm_engine="sim")
-    engine = SimEngine(config)
+    engine = engine_cls(config)
     said: list[str] = []
     steward = Steward(engine, engine.start, lambda: said.append(steward.actual), "r")
     await steward.start(control.follow)
@@ -180,3 +189,11 @@ def test_other_weights_wait_while_another_replica_changes():
 )
 def test_what_costs_nobody_a_replica_waits_for_none(desired: Desired, replica: Told):
     assert due(desired, replica, others_change=True) == desired
+
+
+async def test_what_an_engine_cannot_do_does_not_keep_it_from_starting():
+    control = Control(Desired(version=1, pause="keep"))
+    async with following(control, Restless) as replica:
+        told = await control.until("ready", error="It never pauses.")
+        assert told.desired.version == 1
+        assert not replica.engine.is_paused()

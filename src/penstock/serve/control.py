@@ -145,11 +145,11 @@ class LLMControl:
         """
         speaker = self._gateways.setdefault(gateway, _Gateway())
         if speaker.heard(told):
-            self._heard.give()
+            self._news.give()
         deadline = time.monotonic() + wait_s
         if any(moved.open or moved.application != known.get(model, "") for model, moved in told.items()):
             deadline = min(deadline, time.monotonic() + _MOVING_S)
-        while (routes := self._routes()) == known and await self._declared.before(deadline):
+        while (routes := self._routes()) == known and await self._news.before(deadline):
             pass
         return routes
 
@@ -171,7 +171,7 @@ class LLMControl:
             found = {one: each.outcome(model, application) for one, each in self._gateways.items()}
             if all("result" in outcome for outcome in found.values()) or time.monotonic() >= deadline:
                 return found
-            await self._heard.before(min(deadline, time.monotonic() + FOLLOW_S))
+            await self._news.before(min(deadline, time.monotonic() + FOLLOW_S))
 
     async def want(self, model: str, idle_s: Mapping[str, float]) -> None:
         """A request waits for a model that takes turns: returns when it is its turn, and it is awake.

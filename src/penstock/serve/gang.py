@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -61,8 +61,13 @@ class Line:
         self._said: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
         self._over = 0
         self._complete, self._broken, self._ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._meeting: asyncio.Task[None] | None = None
         self._hearing: asyncio.Task[None] | None = None
         self._server: asyncio.Server | None = None
+
+    def meet(self, meeting: Coroutine[Any, Any, None]) -> None:
+        """Connects in the background; what it raises, whoever shares something hears."""
+        self._meeting = asyncio.create_task(meeting)
 
     async def broken(self) -> None:
         """Returns when a member has gone."""
@@ -124,6 +129,8 @@ class Line:
 
     async def _share(self, said: Mapping[str, Any] | None) -> Mapping[str, Any]:
         """What the first one says. Waits where it has not been said yet."""
+        if self._meeting is not None:
+            await asyncio.shield(self._meeting)
         if self.gang.rank:
             return await self._said.get()
         assert said is not None, "the first one says it"
@@ -158,10 +165,10 @@ class Line:
             self._ended.set()
 
 
-async def join(model_id: str) -> Line:
-    """The line of this replica's gang, once all of its members have it. Inside a replica of a gang only.
+def join(model_id: str) -> Line:
+    """The line of this replica's gang, whose members meet while their engines start. Inside a replica only.
 
-    Raises: EngineStartFailed when another member has not come, or has gone again.
+    Raises: EngineStartFailed when it is in none.
     """
     context = serve.get_replica_context().gang_context
     if context is None:
@@ -169,17 +176,22 @@ async def join(model_id: str) -> Line:
             f"Model '{model_id}' needs replicas in gangs: deploy it with the options of its config."
         )
     line = Line(context.rank, context.world_size, ray.util.get_node_ip_address())
-    try:
-        async with asyncio.timeout(_JOIN_S):
-            await _meet(line, context.gang_id)
-    except (TimeoutError, OSError, RayError) as error:
-        raise EngineStartFailed(
-            f"Model '{model_id}' cannot start: not all {context.world_size} replicas of its gang have met."
-        ) from error
+    line.meet(_meet(line, context.gang_id, model_id))
     return line
 
 
-async def _meet(line: Line, gang_id: str) -> None:
+async def _meet(line: Line, gang_id: str, model_id: str) -> None:
+    """Raises: EngineStartFailed when another member has not come, or has gone again."""
+    try:
+        async with asyncio.timeout(_JOIN_S):
+            await _connect(line, gang_id)
+    except (TimeoutError, OSError, RayError) as error:
+        raise EngineStartFailed(
+            f"Model '{model_id}' cannot start: not all {line.gang.size} replicas of its gang have met."
+        ) from error
+
+
+async def _connect(line: Line, gang_id: str) -> None:
     meeting: Any = (
         ray.remote(num_cpus=0)(Meeting)
         .options(name=f"gang-{gang_id}", namespace=_NAMESPACE, get_if_exists=True)

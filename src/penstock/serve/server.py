@@ -156,7 +156,7 @@ class LLMServer(Operated, metaclass=_Constructed):
             self._control = await asyncio.to_thread(control.find)
         self._make_hooks()
         if in_replica and gang_size(self._llm_config) > 1:
-            self._line = await join(self._llm_config.model_id)
+            self._line = join(self._llm_config.model_id)
             self._bound = asyncio.create_task(self._exit_with_gang(self._line))
         await self.steward.start(self._follow if self._control else None)
         if self._prefill_handle is not None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.engine import Engine, Manner
-from penstock.errors import Error
+from penstock.errors import Error, Unsupported
 from penstock.serve.control import FOLLOW_S
 from penstock.serve.desired import Actual, Desired, Group, News, Order, Outcome, Told, Weights, checked
 
@@ -88,7 +88,10 @@ class Steward:
         desired = await self._first(follow) if follow is not None else Desired()
         if not desired.sleep:
             await self._start()
-            await self._reach(desired)
+            try:
+                await self._reach(desired)
+            except Unsupported as error:  # never was reached: no reason not to start
+                self._error, self._failed_at = str(error), time.monotonic()
         self._desired, self._done = desired, desired.version
 
     async def _first(self, follow: Follow) -> Desired:
