@@ -55,6 +55,10 @@ class Halves:
     def completion(self, prompt: Any, **options: Any) -> str:
         return self.client.completions.create(prompt=prompt, **{**OPTIONS, **options}).choices[0].text
 
+    def first_logprob(self, prompt: str, **options: Any) -> float:
+        answer = self.client.completions.create(prompt=prompt, logprobs=1, **{**OPTIONS, **options})
+        return answer.choices[0].logprobs.token_logprobs[0]
+
     def chat(self, **options: Any) -> Any:
         said: Any = [{"role": "user", "content": LONG}]
         return self.client.chat.completions.create(messages=said, **{**OPTIONS, **options})
@@ -106,10 +110,10 @@ def test_long_prompts_are_computed_elsewhere_and_answered_the_same(
 
 def test_adapters_reach_both_halves(halves: Halves, serve_url: str, whole: Any):
     alone, before = Halves(f"{serve_url}/whole"), halves.fetched()
-    spoken = halves.completion(f"Ahoy! {LONG}", model=f"{MODEL}:pirate")
+    parted = halves.first_logprob(f"Ahoy! {LONG}", model=f"{MODEL}:pirate")
     assert halves.fetched() > before + 100
-    assert spoken == alone.completion(f"Ahoy! {LONG}", model=f"{MODEL}:pirate")
-    assert spoken != alone.completion(f"Ahoy! {LONG}")
+    assert parted == pytest.approx(alone.first_logprob(f"Ahoy! {LONG}", model=f"{MODEL}:pirate"), abs=1e-4)
+    assert parted != pytest.approx(alone.first_logprob(f"Ahoy! {LONG}"), abs=1e-2)
 
 
 def test_streams_too(halves: Halves):
