@@ -15,6 +15,7 @@ import psutil
 import ray
 from ray import serve
 from ray.cluster_utils import Cluster
+from ray.exceptions import RayError
 from ray.util.placement_group import placement_group_table
 
 from penstock.serve import LLMConfig, LLMServer
@@ -46,8 +47,9 @@ def workers() -> dict[int, str]:
     for process in psutil.process_iter():
         try:
             if process.cmdline()[:1] and process.cmdline()[0].startswith("ray::CPUWorker"):
-                (node,) = [word for word in process.parent().cmdline() if word.startswith("--node_id=")]
-                found[process.pid] = node.partition("=")[2]
+                words = [word for parent in process.parents()[:1] for word in parent.cmdline()]
+                nodes = [word.partition("=")[2] for word in words if word.startswith("--node_id=")]
+                found.update({process.pid: node for node in nodes})  # none: it is about to end
         except psutil.Error:
             continue
     return found
@@ -57,6 +59,17 @@ def ask(handle, questions: list[str]) -> list[str]:
     asked = [{"messages": [{"role": "user", "content": question}]} for question in questions]
     answers = [list(handle.options(stream=True).chat.remote(one | {"temperature": 0})) for one in asked]
     return [answer.choices[0].message.content for (answer,) in answers]
+
+
+def ask_again(handle, questions: list[str], deadline: float) -> list[str]:
+    """A call by handle may reach the dying replica."""
+    while True:
+        try:
+            return ask(handle, questions)
+        except RayError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
 
 
 def main() -> None:
@@ -76,7 +89,7 @@ def main() -> None:
     while len(after := workers()) < 2 or after.keys() & before.keys():
         assert time.monotonic() < deadline, f"no new workers: {after}"
         time.sleep(0.1)
-    seen["after"] = ask(handle, questions)
+    seen["after"] = ask_again(handle, questions, deadline)
     print(json.dumps(seen), flush=True)
     serve.shutdown()
     ray.shutdown()

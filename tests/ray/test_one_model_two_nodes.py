@@ -31,7 +31,7 @@ def plain(questions: list[str]) -> list[str]:
     return answers
 
 
-@pytest.mark.parity("S7")
+@pytest.mark.parity("S7", "S24")
 def test_two_halves_of_a_model_on_two_nodes_answer_as_the_whole_also_after_one_was_killed():
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
     environment.pop("RAY_ADDRESS", None)
