@@ -49,7 +49,8 @@ def workers() -> dict[int, str]:
             if process.cmdline()[:1] and process.cmdline()[0].startswith("ray::CPUWorker"):
                 words = [word for parent in process.parents()[:1] for word in parent.cmdline()]
                 nodes = [word.partition("=")[2] for word in words if word.startswith("--node_id=")]
-                found.update({process.pid: node for node in nodes})  # none: it is about to end
+                if nodes:  # else it is about to end
+                    found[process.pid] = nodes[0]
         except psutil.Error:
             continue
     return found
