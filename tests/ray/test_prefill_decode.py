@@ -32,10 +32,14 @@ OPTIONS: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 12}
 
 
 class Tattler(LLMServer):
-    """A server that tells its process."""
+    """A server that tells its process, and how many requests it works on."""
 
     async def pid(self) -> int:
         return os.getpid()
+
+    async def busy(self) -> int:
+        load = self.engine.load()
+        return load.running + load.waiting
 
 
 class Halves:
@@ -149,7 +153,7 @@ def test_with_the_prefill_side_killed_prompts_are_computed_here(halves: Halves):
     core.send_signal(signal.SIGSTOP)  # what it is asked now it never answers
     with ThreadPoolExecutor() as pool:
         asked = [pool.submit(halves.completion, f"{i}, alas: {LONG}") for i in range(4)]
-        time.sleep(0.5)
+        until(lambda: prefill.busy.remote().result(timeout_s=LIMIT_S) > 0)
         os.kill(pid, signal.SIGKILL)
         assert [len(one.result(timeout=LIMIT_S)) > 0 for one in asked] == [True] * 4
     before = halves.fetched()
