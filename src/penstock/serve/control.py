@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import itertools
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -291,6 +292,11 @@ class LLMControl:
             self._ledger.forget(model, replica)
         return {replica: follower.told for replica, follower in followers.items() if follower.told}
 
+    def idle_s(self, model: str) -> float:
+        """Seconds since its replicas had a request: of the busiest one, counted on since it spoke."""
+        idle = [self._followers[model][one].idle_s for one in self.living(model)]
+        return min(idle, default=math.inf)
+
     def __del__(self) -> None:
         """Serve's shutdown hook: the application ends, or moves control, and replicas tell the next one."""
         if "_ledger" in self.__dict__:
@@ -346,6 +352,12 @@ class _Follower:
         self.at = 0.0
         self.given = 0
         self.orders: list[Order] = []
+
+    @property
+    def idle_s(self) -> float:
+        """0 for one that worked when it spoke, a few seconds ago."""
+        idle_s = self.told.idle_s if self.told is not None else 0.0
+        return idle_s and idle_s + time.monotonic() - self.at
 
     @property
     def changes(self) -> bool:

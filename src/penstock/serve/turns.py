@@ -82,5 +82,4 @@ class Turns:
 
     def _idle_s(self, model: str) -> float:
         """Of its busiest replica, as far as is known."""
-        told = [one.idle_s for one in self._control.living(model).values()]
-        return min([*told, time.monotonic() - self._used.get(model, 0.0)])
+        return min(self._control.idle_s(model), time.monotonic() - self._used.get(model, 0.0))
