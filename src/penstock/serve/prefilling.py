@@ -1,7 +1,7 @@
 """A decode replica's way to the prefill replicas of its model: a gateway of its own, inside the process.
 
 So they are picked, tried again and left out as replicas are by the gateway that clients reach. When one
-joins, a prompt is computed there and fetched once: the engines' first exchange takes a second.
+joins, a prompt is computed there and fetched once, so that the engines know each other before a client waits.
 """
 
 from __future__ import annotations
