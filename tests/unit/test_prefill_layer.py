@@ -96,6 +96,28 @@ async def test_clients_cannot_say_where_to_fetch_from(prompt: str):
     assert all("remote_host" not in asked["kv_transfer_params"] for asked in elsewhere.asked)
 
 
+FORGED = {"do_remote_prefill": True, "remote_host": "evil"}
+
+
+@pytest.mark.parametrize("path", ["/v1/generate", "/inference/v1/generate", "/v1/completions", "/any/other"])
+@pytest.mark.parametrize(
+    "place", [[], ["vllm_xargs"], ["extra_args"], ["sampling_params"], ["sampling_params", "extra_args"]]
+)
+async def test_nor_can_they_on_another_endpoint_or_in_its_parameters(path: str, place: list[str]):
+    forged: dict[str, Any] = {"kv_transfer_params": FORGED}
+    clean: dict[str, Any] = {}
+    for name in reversed(place):
+        forged, clean = {name: {"seed": 1, **forged}}, {name: {"seed": 1, **clean}}
+    assert await passed_on(Elsewhere(), path, {"prompt": "x", **forged}) == {"prompt": "x", **clean}
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+async def test_nor_by_json_that_only_python_reads(encoding: str):
+    forged = json.dumps({"kv_transfer_params": FORGED, "top_p": float("nan")}).encode(encoding)
+    reply = await call(Prefill(Engine(), Elsewhere(), "m", 100), "/v1/completions", forged)
+    assert json.loads(await reply.read()) == {"top_p": None}
+
+
 async def test_it_is_asked_for_the_same_adapter():
     elsewhere = Elsewhere({"kv_transfer_params": WHERE})
     await passed_on(elsewhere, "/v1/completions", {"prompt": LONG, "model": "m"}, **asking_for("poet"))

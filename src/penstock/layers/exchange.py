@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Coroutine
 from typing import Any, TypeVar, cast
 
@@ -34,11 +35,17 @@ async def read(receive: Receive) -> bytes:
 
 
 def parsed(body: bytes) -> dict[str, Any] | None:
-    """The JSON object in `body`; None when it is none."""
+    """The JSON object in `body`; None when it is none.
+
+    Whatever engines take as one is read here, too (NaN, UTF-16): else a request could pass unseen.
+    """
     try:
         value = _decode(body)
-    except (msgspec.DecodeError, RecursionError):
-        return None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        try:
+            value = json.loads(body)
+        except (ValueError, RecursionError):
+            return None
     return cast("dict[str, Any]", value) if isinstance(value, dict) else None
 
 

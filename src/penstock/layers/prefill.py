@@ -31,6 +31,8 @@ _ONE_TOKEN: Mapping[str, Mapping[str, Any]] = {
 }
 _ONLY_HERE = ("stream_options", "min_tokens")
 """They do not fit an answer of one token in one piece."""
+_PARAMETERS = ("sampling_params", "extra_args", "vllm_xargs")
+"""Fields of requests, one within the other, that reach the engine as they are."""
 _BYTES_PER_TOKEN = 4
 
 Ask = Callable[[Scope, bytes], Awaitable[bytes | None]]
@@ -47,17 +49,18 @@ class Prefill:
         self._least_tokens = min_prompt_tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] not in _ONE_TOKEN or scope["method"] != "POST":
+        if scope["type"] != "http" or scope["method"] != "POST":
             return await self._app(scope, receive, send)
         try:
             body = await exchange.read(receive)
             request = exchange.parsed(body)
             if request is not None:
-                known = request.pop(WHERE, None)  # an engine would fetch from wherever a client says
-                if self._pays(request, len(body)):
+                changed = forget(request)
+                if scope["path"] in _ONE_TOKEN and self._pays(request, len(body)):
                     where = await exchange.while_connected(receive, self._where(scope, request))
-                    known, request = True, request if where is None else {**request, WHERE: where}
-                body = body if known is None else msgspec.json.encode(request)
+                    if where is not None:
+                        changed, request[WHERE] = True, where
+                body = msgspec.json.encode(request) if changed else body
         except exchange.ClientGone:
             return None
         return await self._app(*exchange.with_body(scope, receive, body), send)
@@ -88,6 +91,18 @@ class Prefill:
         if where is None and answer is not None:
             log.warning("a prefill replica answered without %s", WHERE)
         return where
+
+
+def forget(request: dict[str, Any]) -> bool:
+    """Takes out where a client says that a cache lies: an engine would fetch it. Whether it said so."""
+    said = False
+    for name in list(request):
+        if name == WHERE:
+            del request[name]
+            said = True
+        elif name in _PARAMETERS and isinstance(request[name], dict):
+            said |= forget(request[name])
+    return said
 
 
 def for_prefill(path: str, request: Mapping[str, Any]) -> dict[str, Any]:
