@@ -21,7 +21,7 @@ from ray import serve
 
 from penstock.engine import Manner
 from penstock.engines.sim.engine import SimEngine
-from penstock.errors import BadRequest, ModelNotFound
+from penstock.errors import BadRequest, ModelNotFound, Unsupported
 from penstock.serve import LLMConfig, LLMServer, build_openai_app
 
 pytestmark = pytest.mark.parity("S25")
@@ -32,11 +32,16 @@ LIMIT_S = 30
 
 
 class Slow(SimEngine):
-    """Takes a while to read other weights."""
+    """Takes a while to read other weights, and cannot pause without its cache."""
 
     async def update_weights(self, source: Path, version: str, mode: Manner = "wait") -> None:
         await super().update_weights(source, version, mode)
         await asyncio.sleep(2.0)
+
+    async def pause(self, mode: Manner = "keep", clear_cache: bool = False) -> None:
+        if clear_cache:
+            raise Unsupported("Its cache stays.")
+        await super().pause(mode)
 
 
 class Tattler(LLMServer):
@@ -177,6 +182,17 @@ def test_a_state_that_cannot_be_reached_is_named_and_changes_nothing(fleet: Flee
     assert all(one["weights"] == "default" for one in fleet.status()["replicas"].values())
     assert not any(one["reached"] for one in fleet.status()["replicas"].values())
     assert fleet.ask() == "hello there"
+
+
+def test_what_no_replica_can_be_is_refused_and_desired_no_longer(fleet: Fleet):
+    done = fleet.post("pause", clear_cache=True)
+    assert [one["error"] for one in done["replicas"].values()] == ["Its cache stays."] * 2
+    (first, *_) = done["replicas"]
+    assert not fleet.post("pause", clear_cache=True, replica=first)["ok"]
+    until(lambda: fleet.status()["replicas"][first]["reached"])
+    status = fleet.status()
+    assert [one["desired"]["state"] for one in (status, *status["replicas"].values())] == ["ready"] * 3
+    assert not any("error" in one for one in status["replicas"].values())
 
 
 def test_answers_carry_the_version_of_other_weights(fleet: Fleet, tmp_path: Any):

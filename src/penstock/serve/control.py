@@ -230,6 +230,7 @@ class LLMControl:
     async def _change(
         self, model: str, replica: str | None, operation: str, asked: Any, ids: Sequence[str], limit_s: float
     ) -> dict[str, Outcome]:
+        before = self._ledger.get(model, replica or "")
         desired = self.declare(model, replica or "", operation, asked)
 
         def outcome(one: str) -> Outcome | None:
@@ -238,12 +239,22 @@ class LLMControl:
                 return None
             return {"error": told.error} if told.error else {"result": told.actual}
 
-        return await self._outcomes_of(model, ids, outcome, limit_s, "It goes on trying; see the status.")
+        found = await self._outcomes_of(model, ids, outcome, limit_s, "It goes on trying; see the status.")
+        told = [self.living(model).get(one) for one in ids]
+        cannot = [one for one in told if one and one.done >= desired.version and one.unsupported]
+        if cannot and len(cannot) == len(ids) and self._ledger.get(model, replica or "") == desired:
+            # What none of them can be, one that comes later shall not wait for: asleep for ever, say.
+            self._keep(model, msgspec.structs.replace(before, replica=replica or ""))
+        return found
 
     def declare(self, model: str, replica: str, operation: str, asked: Any) -> Desired:
         """What is desired from now on."""
+        return self._keep(model, changed(self._ledger.get(model, replica), operation, asked, replica))
+
+    def _keep(self, model: str, wanted: Desired) -> Desired:
+        """The same with its version."""
         self._version += 1
-        desired = changed(self._ledger.get(model, replica), operation, asked, self._version, replica)
+        desired = msgspec.structs.replace(wanted, version=self._version)
         self._ledger.set(model, desired)
         self._news.give()
         return desired

@@ -51,7 +51,8 @@ class Told(msgspec.Struct, frozen=True):
     """What a replica says of itself. done: the version that it has reached, or failed to: then `error`.
 
     desired: the last that it was told, for a control that has lost it. idle_s: seconds since a request came.
-    role: what it is there for, such as "prefill"; "" for all of its model's work.
+    role: what it is there for, such as "prefill"; "" for all of its model's work. unsupported: whether it
+    failed because its engine has no such operation.
     """
 
     replica: str
@@ -63,6 +64,7 @@ class Told(msgspec.Struct, frozen=True):
     group: Group | None = None
     idle_s: float = 0.0
     role: str = ""
+    unsupported: bool = False
 
 
 class Moved(msgspec.Struct, frozen=True):
@@ -153,9 +155,9 @@ def checked(operation: str, arguments: Mapping[str, Any]) -> Any:
     return found
 
 
-def changed(before: Desired, operation: str, asked: Any, version: int, replica: str) -> Desired:
+def changed(before: Desired, operation: str, asked: Any, replica: str) -> Desired:
     """What is desired after one of `CHANGES`. asked: as `checked` gives it."""
-    now = msgspec.structs.replace(before, version=version, replica=replica)
+    now = msgspec.structs.replace(before, replica=replica)
     match operation:
         case "sleep":
             return msgspec.structs.replace(now, sleep=asked.level, sleep_mode=asked.mode)

@@ -57,6 +57,7 @@ class Steward:
         self._desired = Desired()
         self._done = 0
         self._error = ""
+        self._unsupported = False
         self._failed_at = 0.0
         self._tasks: set[asyncio.Task[Any]] = set()
         self.begun = asyncio.Event()
@@ -91,7 +92,7 @@ class Steward:
             try:
                 await self._reach(desired)
             except Unsupported as error:  # never was reached: no reason not to start
-                self._error, self._failed_at = str(error), time.monotonic()
+                self._failed(str(error), unsupported=True)
         self._desired, self._done = desired, desired.version
 
     async def _first(self, follow: Follow) -> Desired:
@@ -133,15 +134,21 @@ class Steward:
 
     async def _become(self, desired: Desired) -> None:
         """Errors are told, not raised: what was reached stays."""
-        self._desired, failure = desired, ""
+        self._desired = desired
         try:
             await self._reach(desired)
         except Error as error:
-            failure = str(error)
+            self._failed(str(error), unsupported=isinstance(error, Unsupported))
         except Exception as error:
             log.exception("The state of version %d was not reached", desired.version)
-            failure = f"{type(error).__name__}: {error}"
-        self._done, self._error, self._failed_at = desired.version, failure, time.monotonic()
+            self._failed(f"{type(error).__name__}: {error}")
+        else:
+            self._failed("")
+        self._done = desired.version
+
+    def _failed(self, sentence: str, *, unsupported: bool = False) -> None:
+        """ "" for one that did not."""
+        self._error, self._unsupported, self._failed_at = sentence, unsupported, time.monotonic()
 
     async def _reach(self, desired: Desired) -> None:
         if desired.sleep:
@@ -177,6 +184,7 @@ class Steward:
             group=self._group,
             idle_s=0.0 if self._engine.load().running else time.monotonic() - self._asked_at,
             role=self.role,
+            unsupported=self._unsupported,
         )
 
     # -- what is done to the engine
