@@ -11,10 +11,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jo
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TIERS = ("unit", "http", "engine", "mission", "ray")
-"""Fast ones first; from the third on they ask made models. The last share one Ray cluster until the end.
-
-`lanes` runs some of them side by side.
-"""
+"""Fast ones first; from the third on they ask made models. The last share one Ray cluster until the end."""
 
 
 @pytest.fixture
@@ -31,3 +28,11 @@ def _tier(item: pytest.Item) -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_tier)
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
+
+
+def _group(item: pytest.Item) -> str:
+    """Tests of one group run in one process: those of a file, and those that share the engines under test."""
+    shared = "under_test" in getattr(item, "fixturenames", ())
+    return "under_test" if shared else str(item.path)

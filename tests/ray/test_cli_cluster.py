@@ -54,6 +54,7 @@ def test_name_that_is_taken_is_refused(serve_url: str, free_port: int):
 
 
 def test_address_without_a_cluster_is_told(free_port: int):
-    command = Command("guest", "--engine", "sim", "--address", f"127.0.0.1:{free_port}")
+    words = ["--address", f"127.0.0.1:{free_port}", "--port", str(free_port)]  # nobody is there
+    command = Command("guest", "--engine", "sim", *words)
     assert command.exit_code() == 1
     assert f"No Ray cluster answers at '127.0.0.1:{free_port}'" in command.err[0]

@@ -1,6 +1,6 @@
 """The clients that users have, each as it is installed, and every endpoint, against models of each kind.
 
-Both forms of the service are asked the same: `penstock serve`, and `serve.run` behind Serve's own HTTP.
+Both ways in are asked the same: the gateway's own port, which is what `penstock serve` has, and Serve's HTTP.
 """
 
 import json
@@ -8,7 +8,6 @@ import re
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import anthropic
 import cohere
 import httpx
 import pytest
-import yaml
 from demo_questions import QUESTIONS
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from models import model
@@ -72,44 +70,36 @@ def config() -> dict[str, Any]:
     }
 
 
-@contextmanager
-def served_by_command(config: dict[str, Any], folder: Path) -> Iterator[str]:
-    file = folder / "models.yaml"
-    file.write_text(yaml.safe_dump(config))
+@pytest.fixture(scope="module")
+def urls(serve_url: str, config: dict[str, Any]) -> Iterator[dict[str, str]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with serving(str(file), "--port", str(port)):
-        yield f"http://127.0.0.1:{port}"
+    app = build_openai_app({**config, "gateway": {"port": port}})
+    serve.run(app, name=APPLICATION, route_prefix=f"/{APPLICATION}")
+    yield {"Serve's HTTP": f"{serve_url}/{APPLICATION}", "own port": f"http://127.0.0.1:{port}"}
+    serve.delete(APPLICATION)
 
 
-@contextmanager
-def served_by_ray(config: dict[str, Any], serve_url: str) -> Iterator[str]:
-    serve.run(build_openai_app(config), name=APPLICATION, route_prefix=f"/{APPLICATION}")
-    try:
-        yield f"{serve_url}/{APPLICATION}"
-    finally:
-        serve.delete(APPLICATION)
+@pytest.fixture(scope="module", params=["Serve's HTTP", "own port"])
+def url(request: pytest.FixtureRequest, urls: dict[str, str]) -> str:
+    return urls[request.param]
 
 
-@pytest.fixture(scope="module", params=["serve.run", "penstock serve"])
-def url(
-    request: pytest.FixtureRequest, config: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
-    if request.param == "serve.run":
-        form = served_by_ray(config, request.getfixturevalue("serve_url"))
-    else:
-        form = served_by_command(config, tmp_path_factory.mktemp(APPLICATION))
-    with form as found:
-        yield found
-
-
-by_ray = pytest.mark.parametrize("url", ["serve.run"], indirect=True)
+by_serve = pytest.mark.parametrize("url", ["Serve's HTTP"], indirect=True)
 
 
 @pytest.fixture(scope="module")
 def openai(url: str) -> OpenAI:
     return OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0)
+
+
+def test_one_command_serves_the_embedded_model(free_port: int) -> None:
+    with serving("--port", str(free_port)):
+        client = OpenAI(base_url=f"http://127.0.0.1:{free_port}/v1", api_key="any", max_retries=0)
+        (card,) = client.models.list()
+        chat = client.chat.completions.create(model=card.id, messages=TURNS, temperature=0)
+    assert chat.choices[0].message.content == QUESTIONS[QUESTION]
 
 
 def test_openai_for_python(openai: OpenAI) -> None:
@@ -370,7 +360,7 @@ def events(batches: Any) -> list[dict[str, Any]]:
     return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
 
 
-@by_ray
+@by_serve
 def test_handles_are_answered_as_clients_are(url: str) -> None:
     (ranked,) = handle("reranker").rerank.remote(
         RerankRequest(query="salary and tax", documents=[GOAL, LOAN])
@@ -386,7 +376,7 @@ def test_handles_are_answered_as_clients_are(url: str) -> None:
     assert refused.error.code == "context_length_exceeded"
 
 
-@by_ray
+@by_serve
 def test_messages_by_handle_are_anthropics(url: str) -> None:
     request = MessagesRequest(messages=TURNS, max_tokens=200, temperature=0)
     (answer,) = handle("assistant").messages.remote(request)
@@ -400,7 +390,7 @@ def test_messages_by_handle_are_anthropics(url: str) -> None:
     assert (refused.type, refused.error.code) == ("error", "invalid_request")
 
 
-@by_ray
+@by_serve
 def test_a_response_made_by_handle_is_kept_for_all(url: str) -> None:
     request = ResponsesRequest(input=QUESTION, temperature=0)
     (answer,) = handle("assistant").responses.remote(request)

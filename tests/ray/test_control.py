@@ -175,15 +175,6 @@ def test_one_replica_alone_and_the_other_takes_the_requests(fleet: Fleet):
     assert fleet.states() == ["ready", "ready"]
 
 
-def test_a_state_that_cannot_be_reached_is_named_and_changes_nothing(fleet: Fleet):
-    done = fleet.post("update_weights", source="/no/such/folder", version="v7")
-    assert not done["ok"]
-    assert all("/no/such/folder" in one["error"] for one in done["replicas"].values())
-    assert all(one["weights"] == "default" for one in fleet.status()["replicas"].values())
-    assert not any(one["reached"] for one in fleet.status()["replicas"].values())
-    assert fleet.ask() == "hello there"
-
-
 def test_what_no_replica_can_be_is_refused_and_desired_no_longer(fleet: Fleet):
     done = fleet.post("pause", clear_cache=True)
     assert [one["error"] for one in done["replicas"].values()] == ["Its cache stays."] * 2
@@ -193,6 +184,15 @@ def test_what_no_replica_can_be_is_refused_and_desired_no_longer(fleet: Fleet):
     status = fleet.status()
     assert [one["desired"]["state"] for one in (status, *status["replicas"].values())] == ["ready"] * 3
     assert not any("error" in one for one in status["replicas"].values())
+
+
+def test_a_state_that_cannot_be_reached_is_named_and_changes_nothing(fleet: Fleet):
+    done = fleet.post("update_weights", source="/no/such/folder", version="v7")
+    assert not done["ok"]
+    assert all("/no/such/folder" in one["error"] for one in done["replicas"].values())
+    assert all(one["weights"] == "default" for one in fleet.status()["replicas"].values())
+    assert not any(one["reached"] for one in fleet.status()["replicas"].values())
+    assert fleet.ask() == "hello there"
 
 
 def test_answers_carry_the_version_of_other_weights(fleet: Fleet, tmp_path: Any):
