@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+import psutil
 import pytest
 import pytest_asyncio
 from prometheus_client import REGISTRY
@@ -80,6 +82,15 @@ async def pair() -> AsyncIterator[Pair]:
     finally:
         for engine in engines:
             await engine.stop()
+
+
+async def test_engines_with_nothing_to_do_take_no_core(pair: Pair):
+    """NIXL's thread, left as it is, takes one for each engine."""
+    assert pair.prefill._core is not None
+    core = psutil.Process(pair.prefill._core.pid)
+    began, before = time.monotonic(), sum(core.cpu_times()[:2])
+    await asyncio.sleep(2)
+    assert sum(core.cpu_times()[:2]) - before < (time.monotonic() - began) / 3
 
 
 async def test_what_one_computed_another_one_decodes(pair: Pair):

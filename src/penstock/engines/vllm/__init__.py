@@ -7,7 +7,7 @@ outlives us.
     engine       the protocol's methods           edge, errors  vLLM's errors into ours
     front        AsyncLLM and the OpenAI app      stats         what the scheduler reports
     launch       the core's process, seen from the replica
-    core         that process itself              plugin, reason  what also runs in its workers
+    core         that process itself              plugin, reason, progress  what also runs in its workers
     environment, defaults                         what we set where the user sets nothing
     timing                                        where a request's time went in the engine
     thoughts                                      reasoning in streams, however their tokens come

@@ -1,7 +1,8 @@
 """vLLM calls `register` in every process that it starts (entry point group `vllm.general_plugins`).
 
-In processes that belong to one of our engines it ties the process to the engine's owner and leaves the reason
-of a failure where the owner finds it. In all others it does nothing. Light: vLLM is not imported here.
+In processes that belong to one of our engines it ties the process to the engine's owner, leaves the reason of
+a failure where the owner finds it, and lets NIXL rest on a CPU. In all others it does nothing. Light: vLLM is
+not imported here.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 
 from penstock import lifeline
-from penstock.engines.vllm import reason
+from penstock.engines.vllm import progress, reason
 
 OWNER = "_PENSTOCK_ENGINE_OWNER"
 """Process id of the owner, in the environment of the core and its workers."""
@@ -22,3 +23,5 @@ def register() -> None:
         return
     lifeline.tie_to(int(owner), reason.forget)
     reason.record()
+    if progress.RESTS in os.environ:
+        progress.rest()

@@ -9,15 +9,17 @@ from importlib.util import find_spec
 from typing import Any
 
 from penstock.engine import HOST
+from penstock.engines.vllm import progress
 from penstock.errors import EngineStartFailed
 
 _DOOR_HOST, _DOOR_PORT = "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"
+_UNRELEASED = "UCX_RCACHE_MAX_UNRELEASED"
 
 
 def check(vllm_config: Any) -> None:
     """Raises: EngineStartFailed when what the connector stands on is not installed."""
     transfer = vllm_config.kv_transfer_config
-    if transfer is not None and "Nixl" in str(transfer.kv_connector) and find_spec("nixl") is None:
+    if transfer is not None and _uses_nixl(transfer) and find_spec("nixl") is None:
         raise EngineStartFailed(
             "Its KV cache is moved by NIXL, which is missing: pip install 'penstock[nixl]'."
         )
@@ -34,7 +36,13 @@ def prepared(vllm_config: Any) -> dict[str, str]:
         return {}
     transfer.engine_id = uuid.uuid4().hex
     ours = {_DOOR_HOST: os.environ.get(HOST, "localhost"), _DOOR_PORT: str(_free_port())}
+    if vllm_config.device_config.device_type == "cpu" and _uses_nixl(transfer):
+        ours |= {progress.RESTS: "1", _UNRELEASED: "1024"}  # vLLM sets it as long as nobody has imported NIXL
     return {name: value for name, value in ours.items() if name not in os.environ}
+
+
+def _uses_nixl(transfer: Any) -> bool:
+    return "Nixl" in str(transfer.kv_connector)
 
 
 def _free_port() -> int:
