@@ -1,10 +1,12 @@
 """What a user notices when an engine or a replica is killed or stopped under load, with one and with two.
 
     python -m benchmarks.failures [--victim engine,replica,stalled] [--replicas 1,2] [--kills 3] [--json FILE]
+    python -m benchmarks.failures --gang --victim engine,replica --replicas 2
 
 `penstock serve` runs, the load generator asks, SIGKILL hits one process, or SIGSTOP an engine ("stalled");
 when all replicas are back, one more. The gateway's own /health, asked every 10 ms, says when one left its
-rotation and when all were back.
+rotation and when all were back. "--gang": replicas that compute together (`data_parallel_size`) and end
+together; they are out when none is in rotation.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from benchmarks.contestants import Contestant, DidNotStart, Running, penstock_se
 from benchmarks.load import Generator
 from benchmarks.table import Row, markdown
 from benchmarks.workload import EXECUTORS, MODEL_ID, Workload
+from recipes import shelf
 
 _ENGINE = re.compile(r"VLLM::EngineCore|penstock\.engines\.vllm\.core")
 _REPLICA = re.compile(r"ray::ServeReplica:.*:LLMServer")
@@ -138,10 +141,13 @@ def _measure(victim: str, replicas: int, options: argparse.Namespace) -> list[Ou
     """One life of `penstock serve` with some kills."""
 
     def command(workload: Workload, port: int, folder: Path) -> list[str]:
-        return [*penstock_serve(workload, port, folder), "--replicas", str(replicas)]
+        more = [] if options.gang else ["--replicas", str(replicas)]
+        return [*penstock_serve(workload, port, folder), *more]
 
     say(f"replicas: {replicas}; hit: {victim}")
-    workload = Workload(options.model, options.executor, options.tokens)
+    model = shelf.made("moe") if options.gang else options.model
+    together = {"data_parallel_size": replicas, "enable_expert_parallel": True} if options.gang else {}
+    workload = Workload(model, options.executor, options.tokens, together)
     outcomes: list[Outcome] = []
     running = Running.start(Contestant("penstock", "penstock serve", command), workload)
     rotation = Rotation(running.port)
@@ -150,9 +156,7 @@ def _measure(victim: str, replicas: int, options: argparse.Namespace) -> list[Ou
         for _ in range(options.kills):
             if rotation.first((replicas,), time.monotonic(), _BACK_LIMIT_S) is None:
                 raise DidNotStart(f"It has not {replicas} replicas in rotation.")
-            outcomes.append(
-                _kill_under_load(Outcome(victim, replicas), running, rotation, workload, options.streams)
-            )
+            outcomes.append(_kill_under_load(Outcome(victim, replicas), running, rotation, workload, options))
             say(f"    {outcomes[-1]}")
     except (DidNotStart, RuntimeError) as error:
         outcomes.append(Outcome(victim, replicas, problem=f"{error} See {running.log}"))
@@ -165,9 +169,13 @@ def _measure(victim: str, replicas: int, options: argparse.Namespace) -> list[Ou
 
 
 def _kill_under_load(
-    outcome: Outcome, running: Running, rotation: Rotation, workload: Workload, streams: int
+    outcome: Outcome,
+    running: Running,
+    rotation: Rotation,
+    workload: Workload,
+    options: argparse.Namespace,
 ) -> Outcome:
-    load = Generator(running.port, workload, streams=streams, warmup_s=0.0, seconds=_LOAD_LIMIT_S)
+    load = Generator(running.port, workload, streams=options.streams, warmup_s=0.0, seconds=_LOAD_LIMIT_S)
     time.sleep(_UNDISTURBED_S)
     pattern, how = VICTIMS[outcome.victim]
     victim = _find(running.processes(), pattern)
@@ -175,7 +183,8 @@ def _kill_under_load(
     engines = [p for p in processes.descendants(replica) if processes.kind_of(processes.title(p)) == "engine"]
     moved, killed_at = _moved(running.port), time.monotonic()
     victim.send_signal(how)
-    out_at = rotation.first(range(outcome.replicas), killed_at, _OUT_LIMIT_S)
+    without = range(1 if options.gang else outcome.replicas)
+    out_at = rotation.first(without, killed_at, _OUT_LIMIT_S)
     back_at = rotation.first((outcome.replicas,), out_at, _BACK_LIMIT_S) if out_at else None
     engines_left = len(processes.wait_ended(engines, 0.0))
     time.sleep(_AFTERWARDS_S)
@@ -227,6 +236,7 @@ def _options() -> argparse.Namespace:
     add("--replicas", type=numbers, default=[1, 2], metavar="N,N", help="replicas to run with")
     add("--kills", type=int, default=3, help="kills in each life of penstock serve")
     add("--streams", type=int, default=16, help="concurrent requests")
+    add("--gang", action="store_true", help="replicas that compute together, of a model with experts")
     add("--executor", choices=EXECUTORS, default="uni", help="vLLM's executor")
     add_common(parser)
     # Long answers: nearly every stream is in the middle of one when it is hit.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +52,11 @@ class Workload:
     model: Path
     executor: str
     tokens: int = 64
+    more: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def engine_kwargs(self) -> dict[str, Any]:
-        """Arguments of the engine by vLLM's names."""
-        return {**_ENGINE, "distributed_executor_backend": self.executor}
+        """Arguments of the engine by vLLM's names; `more` are of one measurement alone."""
+        return {**_ENGINE, "distributed_executor_backend": self.executor, **self.more}
 
     def engine_flags(self) -> list[str]:
         """The same for a command line."""
