@@ -317,8 +317,9 @@ def other_weights(folder: Path) -> Path:
 
 async def test_weights_and_a_pause_survive_a_sleep(sglang: Served, tmp_path: Path):
     engine = sglang.engine
+    (tmp_path / "empty").mkdir()
     with pytest.raises(BadRequest, match="SGLang says"):
-        await engine.update_weights(tmp_path / "none", "v0")
+        await engine.update_weights(tmp_path / "empty", "v0")
     assert (engine.weights_version(), text(await generate(sglang))) == ("default", ANSWER)
     running = engine.generate(PROMPT, LONG)
     await anext(running)

@@ -162,7 +162,7 @@ class SGLangEngine(ProcessEngine):
         try:
             await self._order("/flush_cache", {})
         except BadRequest as error:
-            raise Conflict("Requests use the prefix cache; wait for their end, or pause them.") from error
+            raise Conflict("Requests use the cache. Pause with mode 'wait' or 'abort' before.") from error
 
     async def start_profile(self) -> None:
         """SGLang writes it where SGLANG_TORCH_PROFILER_DIR says."""
@@ -172,6 +172,8 @@ class SGLangEngine(ProcessEngine):
         await self._order("/stop_profile", {})
 
     async def update_weights(self, source: Path, version: str, mode: Manner = "wait") -> None:
+        if not await asyncio.to_thread(source.is_dir):  # SGLang would look for it on the hub
+            raise BadRequest(f"There is no folder {source} with weights.")
         async with self._turn:
             retracted = mode == "keep" or self._paused
             if retracted:
@@ -261,8 +263,9 @@ class SGLangEngine(ProcessEngine):
         """Prometheus text."""
         async with self.at_work(waits=False) as wire:
             seen = await self._seen(wire)
-            for _ in range(_LOOKS):  # a step's tokens come before its counts
-                if seen is None or seen.running + seen.waiting or not self._gate.inside:
+            for _ in range(_LOOKS):  # a step's tokens come before its counts, also before an abort's
+                inside = self._gate.inside
+                if seen is None or not inside or seen.running + seen.waiting == inside:
                     break
                 await asyncio.sleep(_LOOK_S / _LOOKS)
                 seen = await self._seen(wire)
