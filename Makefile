@@ -25,7 +25,6 @@ serve: $(READY)
 	@$(BIN)/penstock serve $(ARGS)
 
 PYTEST := $(BIN)/python -m pytest
-BESIDE := -n 2 --dist loadgroup --no-loadscope-reorder
 
 ifdef T
 test: $(READY)
@@ -34,7 +33,7 @@ else
 # Two workers, while the models are made. Those on Ray after them and alone: two at a time take longer in all.
 test: $(READY)
 	@$(BIN)/python -m recipes all >/dev/null 2>&1 &
-	@$(PYTEST) --durations=12 $(BESIDE) tests/unit tests/http tests/engine; first=$$?; \
+	@$(PYTEST) --durations=12 -n 2 --dist loadscope --no-loadscope-reorder tests/unit tests/http tests/engine; first=$$?; \
 	$(PYTEST) --durations=12 tests/mission tests/ray && exit $$first
 endif
 

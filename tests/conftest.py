@@ -1,5 +1,6 @@
-"""What tests of every tier need, and in which order the tiers run."""
+"""What tests of every tier need, in which order the tiers run, and what runs together."""
 
+import functools
 import signal
 import socket
 from pathlib import Path
@@ -12,6 +13,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jo
 
 TIERS = ("unit", "http", "engine", "mission", "ray")
 """Fast ones first; from the third on they ask made models. The last share one Ray cluster until the end."""
+
+SHARED = ("under_test", "assistant")
+"""Fixtures that are engines which many files ask."""
 
 
 @pytest.fixture
@@ -28,11 +32,23 @@ def _tier(item: pytest.Item) -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_tier)
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
 
 
-def _group(item: pytest.Item) -> str:
-    """Tests of one group run in one process: those of a file, and those that share the engines under test."""
-    shared = "under_test" in getattr(item, "fixturenames", ())
-    return "under_test" if shared else str(item.path)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """What runs in one process: tests of a file, and all files that ask the same engines.
+
+    xdist's own "loadgroup" does nothing with pytest 9.2, which gives nodes their ids in another way.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Together(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _together(nodeid.partition("::")[0])
+
+    return Together(config, log)
+
+
+@functools.cache
+def _together(file: str) -> str:
+    text = (HERE.parent / file).read_text()
+    return next((fixture for fixture in SHARED if f"{fixture}: " in text), file)
