@@ -106,7 +106,7 @@ def cluster(bucket):
     os.environ.update(
         PENSTOCK_ACCELERATOR="cpu", RAY_USAGE_STATS_ENABLED="0", RAY_worker_niceness="0", HF_TOKEN="hf_secret"
     )
-    context = ray.init(num_cpus=8, num_gpus=0, log_to_driver=False, object_store_memory=100 << 20)
+    context = ray.init("local", num_cpus=8, num_gpus=0, log_to_driver=False, object_store_memory=100 << 20)
     os.environ["RAY_ADDRESS"] = context.address_info["gcs_address"]
     os.environ["RAY_DASHBOARD_ADDRESS"] = f"http://{context.dashboard_url}"
     serve.start(http_options={"host": "127.0.0.1", "port": 8000})
@@ -261,16 +261,15 @@ def test_gated_model_gets_its_token_and_fast_download_is_accepted(capsys):
 
 def places_that_show(secret: str) -> list[str]:
     """Where Serve's and Ray's state and the logs of this session hold the text."""
-    import ray
     from ray import serve
     from ray.serve.context import _get_global_client
     from ray.util import state
+    from tests.cluster import session_folder
 
     lists = (state.list_actors, state.list_runtime_envs, state.list_workers, state.list_jobs)
     said = {ask.__name__: repr(ask(detail=True)) for ask in lists}
     said |= {"status": repr(serve.status()), "details": repr(_get_global_client().get_serve_details())}
-    session = Path(ray._private.worker.global_worker.node.get_session_dir_path())
-    logs = [path for path in session.rglob("*") if path.is_file()]
+    logs = [path for path in session_folder().rglob("*") if path.is_file()]
     assert len(logs) > 10, logs
     said |= {path.name: path.read_text(errors="replace") for path in logs}
     return [name for name, text in said.items() if secret in text]

@@ -19,7 +19,12 @@ def serve_url():
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     ray.init(
-        num_cpus=8, num_gpus=0, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20
+        "local",
+        num_cpus=8,
+        num_gpus=0,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=100 << 20,
     )
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     yield f"http://127.0.0.1:{port}"

@@ -24,16 +24,16 @@ pytestmark = pytest.mark.parity("X1", "X5")
 
 @pytest.fixture
 def app(serve_url: str):
-    """Two simulated replicas of the application `shared`."""
+    """Two simulated replicas of the application `mortals`."""
     config = LLMConfig(
         model_loading_config={"model_id": "m"},
         llm_engine="sim",
         engine_kwargs={"step_base_ms": 60, "max_num_seqs": 4},
         deployment_config={"num_replicas": 2},
     )
-    serve.run(build_openai_app({"llm_configs": [config]}), name="shared", route_prefix="/shared")
-    yield "shared"
-    serve.delete("shared")
+    serve.run(build_openai_app({"llm_configs": [config]}), name="mortals", route_prefix="/mortals")
+    yield "mortals"
+    serve.delete("mortals")
 
 
 async def test_the_death_of_a_replica_costs_no_row(app: str, tmp_path: Path):
@@ -59,6 +59,6 @@ async def test_the_death_of_a_replica_costs_no_row(app: str, tmp_path: Path):
 def _replica() -> int:
     for process in psutil.process_iter(["cmdline"]):  # others may be gone when they are asked
         title = " ".join(process.info["cmdline"] or ())
-        if title.startswith("ray::ServeReplica:shared:") and "Router" not in title:
+        if title.startswith("ray::ServeReplica:mortals:") and "Router" not in title:
             return process.pid
     raise AssertionError("there is no replica to kill")

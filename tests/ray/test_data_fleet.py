@@ -99,15 +99,21 @@ async def ended(fleet: Fleet, request: Request) -> Answer | EngineDead:
         return error
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def mortals(fleet: Fleet) -> AsyncIterator[Fleet]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def two(serve_url: str) -> AsyncIterator[Fleet]:
     await asyncio.to_thread(deploy, "mortal", config(step_base_ms=5.0), replicas=2)
-    mortals = Fleet("mortal")
-    await mortals.start()
-    await until(lambda: len(pids(mortals)) == 2)
-    yield mortals
-    await mortals.stop()
+    two = Fleet("mortal")
+    await two.start()
+    yield two
+    await two.stop()
     await asyncio.to_thread(serve.delete, "mortal")
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def mortals(two: Fleet) -> Fleet:
+    """Both are there, also when a test before has killed them."""
+    await until(lambda: len(pids(two)) == 2)
+    return two
 
 
 async def test_rows_are_shared_between_replicas_and_a_killed_one_costs_none(mortals: Fleet):

@@ -18,7 +18,7 @@ from openai import OpenAI
 from ray import serve
 from tests.models import model
 
-from penstock.serve import LLMConfig, LLMServer, build_llm_deployment, build_openai_app
+from penstock.serve import LLMConfig, LLMServer, build_openai_app
 
 pytest.importorskip("vllm")
 pytest.importorskip("nixl")
@@ -29,6 +29,8 @@ LONG = "Tell me what the weather of the north is like in winter. " * 12
 SHORT = "What is Penstock?"
 LIMIT_S = 60
 OPTIONS: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 12}
+HERE: dict[str, Any] = {"extra_body": {"prompt_logprobs": 0}}
+"""Has the decode replica compute the whole prompt, not even from its own cache: as one engine does it."""
 
 
 class Tattler(LLMServer):
@@ -43,7 +45,7 @@ class Tattler(LLMServer):
 
 
 class Halves:
-    """A model in two halves, and the same in one."""
+    """A model in two halves."""
 
     def __init__(self, url: str) -> None:
         self.client = OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0, timeout=LIMIT_S)
@@ -89,12 +91,6 @@ def halves(serve_url: str) -> Iterator[Halves]:
     serve.delete(APP)
 
 
-@pytest.fixture(scope="module")
-def whole(halves: Halves) -> Iterator[Any]:
-    yield serve.run(build_llm_deployment(config()), name="whole", route_prefix="/whole")
-    serve.delete("whole")
-
-
 def until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + LIMIT_S
     while not condition():
@@ -102,22 +98,21 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.2)
 
 
-def test_long_prompts_are_computed_elsewhere_and_answered_the_same(
-    halves: Halves, serve_url: str, whole: Any
-):
-    alone = Halves(f"{serve_url}/whole")
+def test_long_prompts_are_computed_elsewhere_and_answered_the_same(halves: Halves):
     before = halves.fetched()
-    assert halves.completion(LONG) == alone.completion(LONG)
-    assert halves.fetched() > before + 100
-    assert halves.chat().choices[0].message.content == alone.chat().choices[0].message.content
+    elsewhere = halves.completion(LONG), halves.chat().choices[0].message.content
+    after = halves.fetched()
+    assert after > before + 200
+    assert elsewhere == (halves.completion(LONG, **HERE), halves.chat(**HERE).choices[0].message.content)
+    assert halves.fetched() == after
 
 
-def test_adapters_reach_both_halves(halves: Halves, serve_url: str, whole: Any):
-    alone, before = Halves(f"{serve_url}/whole"), halves.fetched()
-    parted = halves.first_logprob(f"Ahoy! {LONG}", model=f"{MODEL}:pirate")
+def test_adapters_reach_both_halves(halves: Halves):
+    before, pirate = halves.fetched(), f"{MODEL}:pirate"
+    elsewhere = halves.first_logprob(f"Ahoy! {LONG}", model=pirate)
     assert halves.fetched() > before + 100
-    assert parted == pytest.approx(alone.first_logprob(f"Ahoy! {LONG}", model=f"{MODEL}:pirate"), abs=1e-4)
-    assert parted != pytest.approx(alone.first_logprob(f"Ahoy! {LONG}"), abs=1e-2)
+    assert elsewhere == pytest.approx(halves.first_logprob(f"Ahoy! {LONG}", model=pirate, **HERE), abs=1e-4)
+    assert elsewhere != pytest.approx(halves.first_logprob(f"Ahoy! {LONG}", **HERE), abs=1e-2)
 
 
 def test_streams_too(halves: Halves):

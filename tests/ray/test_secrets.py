@@ -1,13 +1,12 @@
 """Secrets of a runtime_env reach the replica, and nobody else."""
 
 import os
-from pathlib import Path
 
 import httpx
 import pytest
-import ray
 from ray import serve
 from ray.serve.context import _get_global_client
+from tests.cluster import session_folder
 
 from penstock.serve import LLMConfig, LLMRouter, LLMServer
 
@@ -40,8 +39,8 @@ def config(**options: object) -> LLMConfig:
 
 def shown() -> dict[str, str]:
     """What Serve's REST interface tells, and the logs of this session."""
-    session = Path(ray._private.worker.global_worker.node.get_session_dir_path())
-    logs = {path.name: path.read_text(errors="replace") for path in session.rglob("*") if path.is_file()}
+    files = [path for path in session_folder().rglob("*") if path.is_file()]
+    logs = {path.name: path.read_text(errors="replace") for path in files}
     assert len(logs) > 10
     return {**logs, "status": repr(serve.status()), "details": repr(_get_global_client().get_serve_details())}
 

@@ -1,18 +1,16 @@
-"""What is served is what the model says: plain transformers and our service give the same text."""
+"""What one command serves is what the model says: plain transformers and our service give the same text."""
 
-import os
 import re
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from demo_questions import QUESTIONS
 from openai import OpenAI
-from ray import serve
+from tests.ray.command import serving
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import penstock
-from penstock.serve import LLMConfig, build_openai_app
 
 pytestmark = pytest.mark.parity("S18")
 
@@ -20,11 +18,9 @@ TIMES = {"gateway", "pick", "connect", "replica", "front", "engine-queue", "pref
 
 
 @pytest.fixture
-def client(serve_url):
-    config = LLMConfig(model_loading_config={"model_id": "penstock-demo"})
-    serve.run(build_openai_app({"llm_configs": [config]}), name="demo")
-    yield OpenAI(base_url=f"{serve_url}/v1", api_key="any")
-    serve.delete("demo")
+def client(free_port: int) -> Iterator[OpenAI]:
+    with serving("--port", str(free_port)):
+        yield OpenAI(base_url=f"http://127.0.0.1:{free_port}/v1", api_key="any")
 
 
 def served(client: OpenAI, question: str) -> tuple[str, str]:
@@ -59,12 +55,13 @@ def plain(questions: list[str]) -> list[tuple[str, str]]:
     return answers
 
 
-def test_served_answers_are_those_of_plain_transformers(client):
+def test_served_answers_are_those_of_plain_transformers(client: OpenAI):
+    (card,) = client.models.list()
+    assert card.id == "penstock-demo"
     questions = list(QUESTIONS)
     with ThreadPoolExecutor(8) as many:
         answers = list(many.map(lambda question: served(client, question), questions))
     assert len(answers) >= 20
+    assert [text for text, _ in answers] == list(QUESTIONS.values())
     assert answers == plain(questions)
     assert {reason for _, reason in answers} == {"stop"}
-    logs = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray/session_latest/logs").glob("worker-*.err")
-    assert any("Requests come through Ray Serve's proxy" in log.read_text(errors="replace") for log in logs)
