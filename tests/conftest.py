@@ -50,5 +50,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 @functools.cache
 def _together(file: str) -> str:
+    """The shared fixture that tests of the file name among their arguments, else the file itself."""
     text = (HERE.parent / file).read_text()
     return next((fixture for fixture in SHARED if f"{fixture}: " in text), file)
