@@ -13,6 +13,7 @@ import pytest
 from models import model
 
 from penstock.config import LLMConfig, load_configs
+from penstock.engines.vllm import answers, check
 from penstock.engines.vllm.check import check_arguments, parse_flags
 from penstock.errors import ConfigError
 
@@ -191,9 +192,13 @@ print(json.dumps({"parsed": parsed, "split": names, "refused": refused, "refused
 
 @pytest.fixture(scope="module", autouse=True)
 def own_cache(tmp_path_factory):
+    cache = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
+        patch.setenv(
+            "VLLM_CACHE_ROOT", str(Path.home() / ".cache" / "vllm")
+        )  # what it knows of models' classes
+        patch.setenv("XDG_CACHE_HOME", str(cache))
+        yield cache
 
 
 def config(engine_kwargs, model_id="m") -> LLMConfig:
@@ -244,6 +249,19 @@ def test_a_wrong_argument_is_told_with_what_is_allowed(problems, kwargs, told):
 def test_right_arguments_have_no_problems(problems, kwargs):
     n = len(WRONG) + RIGHT.index(kwargs)
     assert [problem for problem in problems if problem.startswith(f"model '{n}': ")] == []
+
+
+def test_numbers_and_names_that_fit_are_not_asked_about_again(problems, own_cache):
+    before = sorted(own_cache.rglob("*.json"))
+    right = {"max_model_len": 77, "dtype": "half", "enable_lora": True, "limit_mm_per_prompt": {"image": 3}}
+    assert check_arguments([config(right), config({"seed": 5, "tool_call_parser": "own"})]).problems == ()
+    assert sorted(own_cache.rglob("*.json")) == before
+
+
+@pytest.mark.parametrize(("kwargs", "told"), WRONG)
+def test_what_is_wrong_is_always_asked_about(problems, kwargs, told):
+    plain = answers.find(check._PLAIN)
+    assert not all(check._fits(plain.get(name), value) for name, value in kwargs.items())
 
 
 def test_a_problem_names_file_and_line(problems, file):

@@ -295,14 +295,6 @@ def wait_until_running(*names: str) -> None:
     raise AssertionError(f"Not running in time: {serve.status()}")
 
 
-def test_inline_yaml_runs_with_serve_run(tmp_path):
-    (tmp_path / "config.yaml").write_text(block("yaml", "applications:", "model_loading_config"))
-    serve_command("run", "--non-blocking", "config.yaml", cwd=tmp_path)
-    wait_until_running("llm_app")
-    assert greets(hello(QWEN_05))
-    assert greets(hello(QWEN_15))
-
-
 def replica_ids(application: str) -> set[str]:
     """Of all its models' replicas."""
     from ray.util.state import list_actors
@@ -313,24 +305,25 @@ def replica_ids(application: str) -> set[str]:
     }
 
 
-def test_standalone_yaml_deploys_and_a_second_deploy_leaves_the_first_running(tmp_path):
+def test_inline_yaml_runs_and_a_standalone_one_deployed_beside_it_leaves_it_running(tmp_path):
+    inline = block("yaml", "applications:", "model_loading_config")
+    (tmp_path / "config.yaml").write_text(inline)
+    serve_command("run", "--non-blocking", "config.yaml", cwd=tmp_path)
+    wait_until_running("llm_app")
+    first = replica_ids("llm_app")
+    assert len(first) == 2
+    assert greets(hello(QWEN_05))
+    assert greets(hello(QWEN_15))
+
     models = tmp_path / "models"
     models.mkdir()
     (models / "qwen-0.5b.yaml").write_text(block("yaml", "# models/qwen-0.5b.yaml"))
     (models / "qwen-1.5b.yaml").write_text(block("yaml", "# models/qwen-1.5b.yaml"))
     # The builder runs in a worker, whose folder is not ours: whole paths.
     both = block("yaml", "models/qwen-1.5b.yaml", "applications:").replace("models/", f"{models}/")
-    one = re.sub(r"\n.*qwen-1\.5b\.yaml", "", both)
-    (tmp_path / "config.yaml").write_text(one)
-    serve_command("deploy", "config.yaml", cwd=tmp_path)
-    wait_until_running("llm_app")
-    first = replica_ids("llm_app")
-    assert len(first) == 1
-    assert greets(hello(QWEN_05))
-
-    more = one.split("applications:", 1)[1]
-    more = more.replace("qwen-0.5b", "qwen-1.5b").replace("llm_app", "more").replace('"/"', '"/more"')
-    (tmp_path / "config.yaml").write_text(one + more)
+    one = re.sub(r"\n.*qwen-0\.5b\.yaml", "", both).split("applications:", 1)[1]
+    more = one.replace("llm_app", "more").replace('"/"', '"/more"')
+    (tmp_path / "config.yaml").write_text(inline + more)
     serve_command("deploy", "config.yaml", cwd=tmp_path)
     wait_until_running("llm_app", "more")
     assert replica_ids("llm_app") == first

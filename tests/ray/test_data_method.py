@@ -126,7 +126,8 @@ async def test_an_application_that_has_gone_is_unavailable(toy: Method):
 
 
 def application(**options: Any) -> Any:
-    return build_llm_deployment(config(**options))
+    once = {"max_constructor_retry_count": 1}
+    return build_llm_deployment(config(**options).model_copy(update={"deployment_config": once}))
 
 
 async def test_a_shared_engine_is_there_for_as_long_as_it_is_needed(toy: Method):

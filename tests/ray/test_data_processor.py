@@ -198,7 +198,7 @@ def test_engines_start_at_once_or_when_rows_wait(concurrency, tmp_path):
     async def together(row, llm):
         (tmp_path / str(os.getpid())).touch()
         while len(list(tmp_path.iterdir())) < 2:  # noqa: ASYNC110 - another process makes it
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.5)  # all of them look
         return {"said": (await llm.complete(row["item"], max_tokens=20)).text}
 
     config = engines(concurrency=concurrency, batch_size=2)

@@ -77,11 +77,10 @@ def test_a_fault_of_the_prefill_half_is_told_with_its_place(tmp_path: Path):
     pytest.importorskip("vllm")
     (tmp_path / "pd.yaml").write_text(YAML)
     (found,) = load_configs(tmp_path / "pd.yaml")
-    (problem,) = check_arguments([found]).problems
-    assert "pd.yaml:8: applications[0].args.prefill_config.engine_kwargs.max_num_seqz" in problem
     inside = config(prefill={"engine_kwargs": {"max_num_seqz": 4}})
-    (problem,) = check_arguments([inside]).problems
-    assert "prefill.engine_kwargs.max_num_seqz" in problem
+    of_file, of_part = check_arguments([found, inside]).problems
+    assert "pd.yaml:8: applications[0].args.prefill_config.engine_kwargs.max_num_seqz" in of_file
+    assert "prefill.engine_kwargs.max_num_seqz" in of_part
 
 
 @pytest.mark.parametrize(

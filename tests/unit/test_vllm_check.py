@@ -69,6 +69,14 @@ def test_a_failure_is_not_kept(broken_vllm):
     assert answers.find(to_json(question)) is None
 
 
+def test_what_plainly_fits_is_not_asked_about(broken_vllm):
+    answers.keep("plain arguments", {"max_model_len": {"type": "int", "ge": -1}})
+    assert check_arguments([config(max_model_len=1), config(max_model_len=-1)]).problems == ()
+    for doubtful in (config(max_model_len=-2), config(max_model_len="1"), config(max_modl_len=1)):
+        with pytest.raises(EngineStartFailed):
+            check_arguments([config(max_model_len=1), doubtful])
+
+
 def test_an_answer_is_kept():
     answers.keep("question", {"faults": [[]]})
     assert answers.find("question") == {"faults": [[]]}

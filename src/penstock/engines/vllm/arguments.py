@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated, Any, cast
 
 import vllm.config
@@ -22,10 +23,13 @@ from vllm.entrypoints.launchers.cli_args import FrontendArgs
 from penstock.config.annotations import choices, describe, members, shape
 from penstock.config.place import Path, Place
 from penstock.config.problems import config_error, described, nearest, unknown
+from penstock.config.secret import is_secret
 from penstock.engines.vllm.question import is_opaque, to_json
 from penstock.engines.vllm.refused import REFUSED
 
 Fault = tuple[Path, str]
+
+_SPECULATIVE = "speculative_config"
 
 HELP = "`python -m vllm.entrypoints.openai.api_server --help=all` lists all."
 
@@ -145,6 +149,20 @@ def frontend_arguments() -> dict[str, Argument]:
     return _fields(FrontendArgs)
 
 
+def plain() -> dict[str, Any]:
+    """Pydantic's schemas of arguments that are numbers, names, flags and mappings of such.
+
+    They are JSON: what fits them can be told without vLLM. Others hold classes of vLLM's.
+    """
+    found: dict[str, Any] = {}
+    for name, argument in (frontend_arguments() | engine_arguments()).items():
+        if name in REFUSED or name == _SPECULATIVE or isinstance(argument.annotation, str) or is_secret(name):
+            continue
+        with suppress(TypeError):
+            found[name] = json.loads(json.dumps(argument.adapter.core_schema))
+    return found
+
+
 def faults(engine_kwargs: Mapping[str, Any]) -> list[Fault]:
     """Everything that is wrong with these arguments, by path below `engine_kwargs`."""
     arguments = frontend_arguments() | engine_arguments()
@@ -163,7 +181,7 @@ def faults(engine_kwargs: Mapping[str, Any]) -> list[Fault]:
 
 def _speculative(name: str, value: Any) -> list[Fault]:
     """vLLM types `speculative_config` as any mapping and makes a SpeculativeConfig of it."""
-    if name != "speculative_config" or not isinstance(value, Mapping):
+    if name != _SPECULATIVE or not isinstance(value, Mapping):
         return []
     fields = _fields(SpeculativeConfig)
     found: list[Fault] = []

@@ -1,6 +1,7 @@
 """Asks vLLM about arguments without importing it: one short process for all configs.
 
-Answers are kept, so that the same arguments of the same vLLM are asked about once (it takes five seconds).
+It takes five seconds and more, so what was answered is kept, and with the first answer comes what numbers,
+names and flags vLLM takes: those that are right are not asked about again, whatever their values.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+from pydantic_core import SchemaValidator, ValidationError
+
 from penstock.config import LLMConfig
 from penstock.config.place import Place
 from penstock.config.placement import gang_size
@@ -23,6 +26,9 @@ from penstock.engines.vllm.question import to_json
 from penstock.errors import EngineStartFailed
 
 _TIME_LIMIT_S = 180.0
+_PLAIN = "plain arguments"
+"""Under which their schemas are kept."""
+
 _ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1"}
 
 
@@ -44,16 +50,40 @@ def check_arguments(configs: Sequence[LLMConfig]) -> Findings:
         return Findings()
     if not installed():
         return Findings(notices=(_not_here(asked),))
-    answer = _ask({"engine_kwargs": [config.engine_kwargs for config in asked]})
     problems = [
         _told(config.place / "engine_kwargs", path, text)
-        for config, faults in zip(asked, answer["faults"], strict=True)
+        for config, faults in zip(asked, _faults(asked), strict=True)
         for path, text in faults
     ]
     if not problems:
         problems += _without_experts([config for config in asked if gang_size(config) > 1])
     problems += [text for config in asked for text in lora.faults(config)]
     return Findings(tuple(problems))
+
+
+def _faults(configs: Sequence[LLMConfig]) -> list[list[tuple[list[str | int], str]]]:
+    """What is wrong with the arguments of each, by path. Asks about those that are not plainly right."""
+    plain = answers.find(_PLAIN) or {}
+    doubted = [
+        {name: value for name, value in config.engine_kwargs.items() if not _fits(plain.get(name), value)}
+        for config in configs
+    ]
+    if not any(doubted):
+        return [[] for _ in configs]
+    answer = _ask({"engine_kwargs": doubted})
+    answers.keep(_PLAIN, answer["plain"])
+    return answer["faults"]
+
+
+def _fits(schema: Any, value: object) -> bool:
+    """Whether the value is right for certain. schema: pydantic's, as JSON; None where there is none."""
+    if schema is None:
+        return False
+    try:
+        SchemaValidator(schema).validate_json(json.dumps(value), strict=True)
+    except (ValidationError, TypeError):
+        return False
+    return True
 
 
 def _without_experts(configs: Sequence[LLMConfig]) -> list[str]:

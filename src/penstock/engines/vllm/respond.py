@@ -6,7 +6,7 @@ import json
 import os
 import sys
 
-from penstock.engines.vllm.arguments import faults, has_experts
+from penstock.engines.vllm.arguments import faults, has_experts, plain
 from penstock.engines.vllm.flags import parse
 
 
@@ -21,7 +21,8 @@ def main() -> None:
     elif "models" in question:
         json.dump({"experts": [has_experts(**asked) for asked in question["models"]]}, answer)
     else:
-        json.dump({"faults": [faults(kwargs) for kwargs in question["engine_kwargs"]]}, answer)
+        found = [faults(kwargs) for kwargs in question["engine_kwargs"]]
+        json.dump({"faults": found, "plain": plain()}, answer)
     answer.close()
 
 
