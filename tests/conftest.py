@@ -11,9 +11,8 @@ HERE = Path(__file__).parent
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; its children would, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-ON_RAY = ("mission", "ray")
-TIERS = (*ON_RAY, "unit", "http", "engine")
-"""Those on Ray need one process for as long as another one takes for all the rest, so they begin."""
+TIERS = ("unit", "http", "engine", "mission", "ray")
+"""Fast ones first; from the third on they ask made models. The last share one Ray cluster until the end."""
 
 SHARED = ("under_test", "assistant")
 """Fixtures that are engines which many files ask."""
@@ -36,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """What runs in one process: tests of a file, all files that ask the same engines, and all on Ray.
+    """What runs in one process: tests of a file, and all files that ask the same engines.
 
     xdist's own "loadgroup" does nothing with pytest 9.2, which gives nodes their ids in another way.
     """
@@ -51,8 +50,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 @functools.cache
 def _together(file: str) -> str:
-    """Ray, or the shared fixture that tests of the file name among their arguments, else the file itself."""
-    if Path(file).parts[1] in ON_RAY:
-        return "on Ray"
+    """The shared fixture that tests of the file name among their arguments, else the file itself."""
     text = (HERE.parent / file).read_text()
     return next((fixture for fixture in SHARED if f"{fixture}: " in text), file)

@@ -1,4 +1,4 @@
-"""Keeps vLLM's answers about arguments on disk, by question, Python and vLLM.
+"""Keeps vLLM's answers about arguments on disk, by question, Python, pydantic and vLLM.
 
 A kept answer saves five seconds of each start. Nothing depends on one: without a cache folder all is asked
 again.
@@ -14,6 +14,8 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import pydantic_core
 
 from penstock.config.secret import masked
 
@@ -47,10 +49,10 @@ def _file(question: str) -> Path:
 
 
 def _circumstances() -> list[str]:
-    """All else that an answer depends on: which Python and vLLM, our own questions, vLLM's environment."""
+    """All else that an answer depends on: Python, pydantic, vLLM, our own questions, vLLM's environment."""
     found = find_spec("vllm")
     files = [found.origin] if found and found.origin else []
     files += [str(file) for file in sorted(Path(__file__).parent.glob("*.py"))]
     stamps = [f"{file} {os.stat(file).st_mtime_ns}" for file in files]
     settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("VLLM_"))
-    return [sys.executable, *stamps, *settings]
+    return [sys.executable, pydantic_core.__version__, *stamps, *settings]
