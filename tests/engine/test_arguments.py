@@ -194,9 +194,8 @@ print(json.dumps({"parsed": parsed, "split": names, "refused": refused, "refused
 def own_cache(tmp_path_factory):
     cache = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(
-            "VLLM_CACHE_ROOT", str(Path.home() / ".cache" / "vllm")
-        )  # what it knows of models' classes
+        # What vLLM knows of models' classes stays: it takes a process for each to find out.
+        patch.setenv("VLLM_CACHE_ROOT", str(Path.home() / ".cache" / "vllm"))
         patch.setenv("XDG_CACHE_HOME", str(cache))
         yield cache
 
