@@ -42,6 +42,23 @@ async def own() -> AsyncIterator[OwnEngine]:
     await own.stop()
 
 
+async def test_a_window_fills_every_seat_and_never_sends_much_more(own: OwnEngine):
+    """The first of all, for others teach it of its load."""
+    window = Window(own)
+    rows = [
+        asyncio.create_task(window.run(row(prompt=f"{i}", max_tokens=60, ignore_eos=True)))
+        for i in range(200)
+    ]
+    seen: list[tuple[int, int]] = []
+    while not all(task.done() for task in rows):
+        load = own.load()
+        seen.append((load.running - load.unseen, window.in_flight))
+        await asyncio.sleep(0.005)
+    assert max(running for running, _ in seen) == SEATS
+    assert max(in_flight for _, in_flight in seen) <= 2 * SEATS
+    assert {task.result().state for task in rows} == {"ok"}
+
+
 @pytest.mark.parametrize("fact", [fact for fact in FACTS if fact != "many_rows_get_each_its_own_answer"])
 async def test_of_every_backend(own: OwnEngine, fact: str):
     await FACTS[fact](own)
@@ -79,24 +96,6 @@ async def test_a_bad_row_is_an_answer_with_400(own: OwnEngine, body: bytes):
     answer = await own.ask(Request(path=COMPLETIONS, body=body))
     assert answer.status == 400
     assert json.loads(answer.body)["error"]["message"]
-
-
-async def test_a_window_fills_every_seat_and_never_sends_much_more(own: OwnEngine):
-    await own.stop()  # what the tests before taught it of its load does not matter here
-    await own.start()
-    window = Window(own)
-    rows = [
-        asyncio.create_task(window.run(row(prompt=f"{i}", max_tokens=60, ignore_eos=True)))
-        for i in range(200)
-    ]
-    seen: list[tuple[int, int]] = []
-    while not all(task.done() for task in rows):
-        load = own.load()
-        seen.append((load.running - load.unseen, window.in_flight))
-        await asyncio.sleep(0.005)
-    assert max(running for running, _ in seen) == SEATS
-    assert max(in_flight for _, in_flight in seen) <= 2 * SEATS
-    assert {task.result().state for task in rows} == {"ok"}
 
 
 def cores() -> Iterator[psutil.Process]:

@@ -60,6 +60,13 @@ def test_an_engine_that_ends_all_within_a_step_wants_ever_more():
     assert appetite.room(Load(), 0) == 1024
 
 
+def test_an_engine_that_takes_all_that_waits_is_sent_what_it_ran_at_once_ahead():
+    appetite = Appetite()
+    for _ in range(100):
+        appetite.answered(Load(running=32))
+    assert appetite.room(Load(running=32), 32) == 32
+
+
 def test_an_engine_that_leaves_much_waiting_wants_less_again():
     appetite = Appetite()
     for _ in range(100):

@@ -18,6 +18,7 @@ class Appetite:
 
     def __init__(self) -> None:
         self._margin = _LEAST
+        self._widest = _LEAST
 
     def room(self, load: Load, in_flight: int) -> int:
         """How many more requests to send now, of which `in_flight` are unanswered."""
@@ -28,8 +29,14 @@ class Appetite:
         return max(0, margin - (in_flight - running))
 
     def answered(self, load: Load) -> None:
-        """Wants more ahead when it has come to the end of what waited, less when much is left."""
+        """Wants more ahead when it has come to the end of what waited, less when much is left.
+
+        Not more than all that ever ran at once, which is all that can be taken in a step, unless it ran dry.
+        """
+        running = load.running - load.unseen
+        self._widest = max(self._widest, running)
         if not load.waiting + load.unseen:
-            self._margin = min(_MOST, self._margin + 1)
+            most = self._widest if running else _MOST
+            self._margin = max(self._margin, min(most, self._margin + 1))
         elif load.waiting > self._margin // 2:
             self._margin = max(_LEAST, self._margin - 1)
