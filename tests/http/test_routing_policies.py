@@ -141,7 +141,7 @@ async def test_an_adapter_keeps_to_its_replica(served: Served):
     async with served.http() as http:
         where = {
             adapter: {await post(http, chat(f"{i}") | {"model": f"m:{adapter}"}) for i in range(5)}
-            for adapter in ("poet", "clerk", "pirate", "coder", "judge", "nurse")
+            for adapter in map(str, range(16))  # of six, one in 32 times all had one home
         }
     assert all(len(replicas) == 1 for replicas in where.values())
     assert len({next(iter(replicas)) for replicas in where.values()}) > 1
