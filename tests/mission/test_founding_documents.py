@@ -100,7 +100,9 @@ def cluster(bucket):
     """Ray with its dashboard (`serve deploy` speaks to it) and Serve's HTTP on the port of the documents."""
     import ray
     from ray import serve
+    from tests.cluster import look_often
 
+    look_often()
     before = dict(os.environ)
     os.environ.update(bucket.environment)
     os.environ.update(

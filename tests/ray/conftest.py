@@ -14,7 +14,9 @@ def serve_url():
     """URL of Serve's own HTTP, on a cluster of eight logical CPUs."""
     import ray
     from ray import serve
+    from tests.cluster import look_often
 
+    look_often()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -63,7 +63,7 @@ def test_one_becomes_two_becomes_one_and_no_request_is_lost(deploy: Callable[...
         asked = []
         while replicas() < 2:
             assert time.monotonic() < deadline
-            asked += [many.submit(ask, client, 50) for _ in range(8)]
+            asked += [many.submit(ask, client, 25) for _ in range(8)]
             time.sleep(0.5)
         assert {one.result() for one in asked} == {"length"}
     until(lambda: replicas() == 1)

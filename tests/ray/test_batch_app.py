@@ -28,7 +28,7 @@ def app(serve_url: str):
     config = LLMConfig(
         model_loading_config={"model_id": "m"},
         llm_engine="sim",
-        engine_kwargs={"step_base_ms": 60, "max_num_seqs": 4},
+        engine_kwargs={"step_base_ms": 30, "max_num_seqs": 4},
         deployment_config={"num_replicas": 2},
     )
     serve.run(build_openai_app({"llm_configs": [config]}), name="mortals", route_prefix="/mortals")

@@ -82,7 +82,7 @@ async def test_an_engine_that_cannot_start_says_its_own_reason(serve_url: str, o
 
 def test_a_killed_command_leaves_nothing_and_goes_on(order: Order):
     words = (*order.inputs, "-o", order.output, "--engine", "sim", "--replicas", "2")
-    words = (*words, "--step-base-ms", "30", "--max-num-seqs", "4")
+    words = (*words, "--step-base-ms", "15", "--max-num-seqs", "4")
     first = Command(*words, verb="batch")
     _until_journaled(order, 20)
     first.work().send_signal(signal.SIGKILL)

@@ -25,9 +25,9 @@ from penstock.serve import build_openai_app
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.parity("D4")]
 
 
-def deploy(name: str, *configs: LLMConfig, replicas: int = 1) -> None:
-    counted = [one.model_copy(update={"deployment_config": {"num_replicas": replicas}}) for one in configs]
-    serve.run(build_openai_app({"llm_configs": counted}), name=name, route_prefix=f"/{name}")
+def deploy(name: str, model: LLMConfig, replicas: int = 1) -> None:
+    counted = model.model_copy(update={"deployment_config": {"num_replicas": replicas}})
+    serve.run(build_openai_app({"llm_configs": [counted]}), name=name, route_prefix=f"/{name}")
 
 
 def pids(fleet: Fleet) -> list[int]:
@@ -79,9 +79,15 @@ async def test_a_deployment_that_is_none_of_ours_is_told(fleet: Fleet):
         await Fleet("batch", "LLMRouter").start()
 
 
-async def test_of_several_models_one_must_be_named(fleet: Fleet):
-    other = LLMConfig(model_loading_config={"model_id": "n"}, llm_engine="sim")
-    await asyncio.to_thread(deploy, "two", config(), other)
+async def test_of_several_models_one_must_be_named_and_is_woken_where_it_sleeps(fleet: Fleet):
+    scaling = {"min_replicas": 0, "initial_replicas": 0, "max_replicas": 1, "downscale_delay_s": 3600}
+    other = LLMConfig(
+        model_loading_config={"model_id": "n"},
+        llm_engine="sim",
+        deployment_config={"autoscaling_config": scaling},
+    )
+    app = build_openai_app({"llm_configs": [config(), other]})
+    await asyncio.to_thread(serve.run, app, name="two", route_prefix="/two")
     with pytest.raises(ConfigError, match="serves 2 models; say with deployment_name"):
         await Fleet("two").start()
     named = Fleet("two", "LLMServer:n")
@@ -89,7 +95,7 @@ async def test_of_several_models_one_must_be_named(fleet: Fleet):
     answer = await named.ask(row(prompt="hello"))
     await named.stop()
     await asyncio.to_thread(serve.delete, "two")
-    assert json.loads(answer.body)["model"] == "n"
+    assert (answer.status, json.loads(answer.body)["model"]) == (200, "n")
 
 
 async def ended(fleet: Fleet, request: Request) -> Answer | EngineDead:
@@ -136,7 +142,8 @@ async def test_rows_are_shared_between_replicas_and_a_killed_one_costs_none(mort
 
 async def test_a_window_outlives_the_death_of_all_replicas(mortals: Fleet):
     window = Window(mortals, alone=False)
-    rows = [asyncio.create_task(window.run(long(seed=i))) for i in range(100)]
+    asked = (row(prompt="x", max_tokens=200, ignore_eos=True, seed=i) for i in range(100))
+    rows = [asyncio.create_task(window.run(request)) for request in asked]
     await until(lambda: mortals.load().running > 50)
     for pid in pids(mortals):
         os.kill(pid, signal.SIGKILL)
@@ -154,16 +161,3 @@ async def test_a_replica_that_leaves_ends_its_rows_and_gets_no_more(mortals: Fle
     await until(lambda: len(mortals._ready()) == 1)
     assert (await mortals.ask(row(prompt="x"))).status == 200
     assert before
-
-
-async def test_a_deployment_that_sleeps_is_woken(fleet: Fleet):
-    scaling = {"min_replicas": 0, "initial_replicas": 0, "max_replicas": 1, "downscale_delay_s": 3600}
-    sleeping = config().model_copy(update={"deployment_config": {"autoscaling_config": scaling}})
-    await asyncio.to_thread(
-        serve.run, build_openai_app({"llm_configs": [sleeping]}), name="asleep", route_prefix="/asleep"
-    )
-    woken = Fleet("asleep")
-    await woken.start()
-    assert (await woken.ask(row(prompt="hello"))).status == 200
-    await woken.stop()
-    await asyncio.to_thread(serve.delete, "asleep")

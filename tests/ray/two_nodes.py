@@ -42,7 +42,7 @@ def answered_rows(cluster: Cluster, folder: Path) -> list[list]:
     config = LLMConfig(
         model_loading_config={"model_id": "batch"},
         llm_engine="sim",
-        engine_kwargs={"step_base_ms": 60, "max_num_seqs": 4},
+        engine_kwargs={"step_base_ms": 30, "max_num_seqs": 4},
         deployment_config={"num_replicas": 2, "ray_actor_options": {"resources": {"back": 0.6}}},
     )
     serve.run(build_llm_deployment(config), name="batch", route_prefix=None)
