@@ -1,5 +1,5 @@
 # Two targets do everything on a fresh machine: `make serve` and `make test`.
-.PHONY: serve test check models bench docs sglang clean
+.PHONY: serve test test-all coverage check models bench docs sglang clean
 .DEFAULT_GOAL := help
 
 # Where Python may not write bytecode, as in many images, each start of an engine compiles 20 s anew.
@@ -9,14 +9,16 @@ BIN := .venv/bin
 READY := .venv/ready
 
 help:
-	@echo "make serve   set up, then serve the embedded model on http://127.0.0.1:8000"
-	@echo "make test    set up, then all tests (T=path or options for some)"
-	@echo "make check   set up, then format, lint, types, directions of imports, features without a test"
-	@echo "make models  set up, then the small models that tests ask"
-	@echo "make bench   set up, then the benchmarks, beside vllm serve and Ray Serve LLM"
-	@echo "make docs    write the generated pages of docs/ anew"
-	@echo "make sglang  set up, then an environment in which tests run SGLang on a CPU"
-	@echo "make clean   remove everything that set-up and runs made"
+	@echo "make serve     set up, then serve the embedded model on http://127.0.0.1:8000"
+	@echo "make test      set up, then the tests of the fast tier (T=path or options for some)"
+	@echo "make test-all  set up, then all tests"
+	@echo "make coverage  set up, then the lines of src/ that the fast tier runs (FULL=1: all tests)"
+	@echo "make check     set up, then format, lint, types, directions of imports, features without a test"
+	@echo "make models    set up, then the small models that tests use"
+	@echo "make bench     set up, then the benchmarks, beside vllm serve and Ray Serve LLM"
+	@echo "make docs      write the generated pages of docs/ anew"
+	@echo "make sglang    set up, then an environment in which tests run SGLang on a CPU"
+	@echo "make clean     remove everything that set-up and runs made"
 
 $(READY): pyproject.toml constraints.txt $(wildcard scripts/*)
 	@scripts/setup
@@ -26,17 +28,31 @@ serve: $(READY)
 	@$(BIN)/penstock serve $(ARGS)
 
 PYTEST := $(BIN)/python -m pytest
+# Two workers. Tests that share an engine or the Ray cluster run in one of them, in the order of their cost.
+WORKERS := -n 2 --dist loadscope --no-loadscope-reorder
+# What the fast tier asks of them.
+MODELS := adapters assistant embedder vision
 
 ifdef T
 test: $(READY)
 	$(PYTEST) $(T)
 else
-# Two workers, while the models are made. Those on Ray after them and alone: two at a time take longer in all.
 test: $(READY)
-	@$(MAKE) models >/dev/null 2>&1 &
-	@$(PYTEST) --durations=12 -n 2 --dist loadscope --no-loadscope-reorder tests/unit tests/http tests/engine; first=$$?; \
-	$(PYTEST) --durations=12 tests/mission tests/ray && exit $$first
+	@$(BIN)/python -m recipes $(MODELS) >/dev/null 2>&1 &
+	$(PYTEST) $(WORKERS)
 endif
+
+test-all: $(READY) sglang
+	@$(MAKE) models >/dev/null 2>&1 &
+	$(PYTEST) --full --write-costs $(WORKERS)
+
+# Every process that tests start is measured, but for those that are killed.
+coverage: export COVERAGE_FILE := $(CURDIR)/build/coverage/data
+coverage: $(READY)
+	rm -rf build/coverage && mkdir -p build/coverage
+	$(BIN)/python -m coverage run -m pytest $(if $(FULL),--full) $(WORKERS)
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report --skip-covered --sort=miss
 
 check: $(READY)
 	$(BIN)/ruff format --check .
