@@ -23,6 +23,9 @@ BLOCK_SIZE = 32
 KV_BLOCKS = 160
 """So few that a handful of long prompts overwrite each other in the cache."""
 
+SEATS = 32
+"""Requests that run at a time in `demo`."""
+
 
 def vllm_config(source: object = "demo", **engine_kwargs: object) -> LLMConfig:
     return LLMConfig(
@@ -32,9 +35,10 @@ def vllm_config(source: object = "demo", **engine_kwargs: object) -> LLMConfig:
     )
 
 
-def vllm_config_with_small_cache() -> LLMConfig:
+def vllm_config_with_small_cache(**engine_kwargs: object) -> LLMConfig:
     """vLLM keeps one block for itself."""
-    return vllm_config(kv_cache_memory_bytes=1 << 26, num_gpu_blocks_override=KV_BLOCKS + 1)
+    size = {"kv_cache_memory_bytes": 1 << 26, "num_gpu_blocks_override": KV_BLOCKS + 1}
+    return vllm_config(**size, **engine_kwargs)
 
 
 def sim_config(**engine_kwargs: object) -> LLMConfig:

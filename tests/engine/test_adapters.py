@@ -8,112 +8,41 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
-import psutil
 import pytest
-import pytest_asyncio
 import torch
-from enginetest import MODEL_ID, listening, until
+from adapted import COPIES, PLACES, TRAINED, Adapted, at_once
+from enginetest import MODEL_ID, until
 from safetensors.torch import load_file, save_file
-from tests.models import model
 
-from penstock.config import LLMConfig
 from penstock.engine import using_adapter
-from penstock.engines.vllm.engine import VLLMEngine
-from penstock.layers.adapters import Layer, Source, Store, asking_for
-from penstock.layers.generation import Generation
+from penstock.layers.adapters import asking_for
 from recipes.adapters.answers import ANSWERS, BASE_ANSWERS
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.parity("S21", "X14")]
-
-PLACES = 4
-TRAINED = ("pirate", "french")
-COPIES = [f"{trained}.{number}" for number in range(9) for trained in TRAINED]
-"""With the trained ones themselves, twenty adapters."""
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.parity("S21", "X14")]
 
 
-@dataclass(frozen=True)
-class Replica:
-    """What stands behind a replica's listener."""
-
-    engine: VLLMEngine
-    store: Store
-    http: httpx.AsyncClient
-    folder: Path
-
-    async def chat(self, question: str, adapter: str = "", **more: Any) -> httpx.Response:
-        named = f"{MODEL_ID}:{adapter}" if adapter else MODEL_ID
-        asked = {"model": named, "messages": [{"role": "user", "content": question}], "temperature": 0}
-        fields = asking_for(adapter) if adapter else {}
-        return await self.http.post("/v1/chat/completions", json=asked | more, headers=fields)
-
-    async def answer(self, question: str, adapter: str = "") -> str:
-        answered = await self.chat(question, adapter)
-        assert answered.status_code == 200, answered.text
-        return answered.json()["choices"][0]["message"]["content"]
-
-    async def in_core(self) -> int:
-        """How many vLLM itself says that it holds."""
-        assert self.engine._llm is not None
-        return len(await self.engine._llm.list_loras())
+@pytest.fixture
+def replica(demo_lora: Adapted) -> Adapted:
+    return demo_lora
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def replica(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Replica]:
-    folder = tmp_path_factory.mktemp("adapters")
-    for name in (*TRAINED, *COPIES):
-        shutil.copytree(model("adapters") / name.partition(".")[0], folder / name)
-    config = LLMConfig(
-        model_loading_config={"model_id": MODEL_ID, "model_source": "demo"},
-        accelerator_config={"kind": "cpu"},
-        engine_kwargs={"max_model_len": 1024},
-        lora_config={
-            "dynamic_lora_loading_path": str(folder),
-            "max_num_adapters_per_replica": PLACES,
-            "refresh_interval_s": 0.1,
-        },
-    )
-    assert config.lora_config is not None
-    engine = VLLMEngine(config)
-    store = Store(engine, Source(config), config.lora_config)
-    try:
-        await engine.start()
-        await store.start()
-        async with listening(Layer(Generation(engine.app(), engine), store)) as http:
-            yield Replica(engine, store, http, folder)
-    finally:
-        await store.stop()
-        await engine.stop()
-
-
-def right(question: str, adapter: str) -> str:
-    own = ANSWERS[adapter.partition(".")[0]] if adapter else {}
-    return own.get(question, BASE_ANSWERS[question])
-
-
-async def test_one_batch_of_base_and_adapters_gives_each_its_own_answers(replica: Replica):
+async def test_one_batch_of_base_and_adapters_gives_each_its_own_answers(replica: Adapted):
     asked = [(question, adapter) for question in BASE_ANSWERS for adapter in ("", *TRAINED)]
-    answers = await asyncio.gather(*(replica.answer(*one) for one in asked))
-    wrong = [(one, answer) for one, answer in zip(asked, answers, strict=True) if answer != right(*one)]
-    assert wrong == []
+    assert await at_once(replica, asked) == []
 
 
-async def test_twenty_adapters_through_four_places_under_load(replica: Replica):
+async def test_twenty_adapters_through_four_places_under_load(replica: Adapted):
     adapters = itertools.cycle([*COPIES, *TRAINED, ""])
     asked = [(question, next(adapters)) for _ in range(25) for question in ANSWERS["pirate"]]
-    answers = await asyncio.gather(*(replica.answer(*one) for one in asked))
-    wrong = [(one, answer) for one, answer in zip(asked, answers, strict=True) if answer != right(*one)]
-    assert wrong == []
+    assert await at_once(replica, asked) == []
     await until(lambda: replica.store._places == len(replica.store.loaded()))
     assert await replica.in_core() == len(replica.engine.adapters()) <= PLACES
 
 
-async def test_answers_name_the_model_as_it_was_asked_for(replica: Replica):
+async def test_answers_name_the_model_as_it_was_asked_for(replica: Adapted):
     name = f"{MODEL_ID}:pirate"
     whole = (await replica.chat("Hello!", "pirate")).json()
     assert whole["model"] == name
@@ -135,7 +64,7 @@ async def test_answers_name_the_model_as_it_was_asked_for(replica: Replica):
         ),
     ],
 )
-async def test_other_ways_to_ask_reach_the_adapter(replica: Replica, path: str, body: Any, said: Any):
+async def test_other_ways_to_ask_reach_the_adapter(replica: Adapted, path: str, body: Any, said: Any):
     asked = {"model": f"{MODEL_ID}:french", "temperature": 0} | body
     answered = await replica.http.post(path, json=asked, headers=asking_for("french"))
     assert answered.status_code == 200, answered.text
@@ -143,7 +72,7 @@ async def test_other_ways_to_ask_reach_the_adapter(replica: Replica, path: str, 
     assert answered.json()["model"] == f"{MODEL_ID}:french"
 
 
-async def test_token_ids_in_and_out_reach_the_adapter(replica: Replica):
+async def test_token_ids_in_and_out_reach_the_adapter(replica: Adapted):
     asked = {"messages": [{"role": "user", "content": "Hello!"}]}
     tokens = (await replica.http.post("/tokenize", json=asked)).json()["tokens"]
     body = {"prompt_token_ids": tokens, "sampling_params": {"temperature": 0, "max_tokens": 64}}
@@ -151,13 +80,13 @@ async def test_token_ids_in_and_out_reach_the_adapter(replica: Replica):
     assert answered.json()["outputs"][0]["text"] == ANSWERS["french"]["Hello!"]
 
 
-async def test_tokens_can_be_asked_of_an_adapter(replica: Replica):
+async def test_tokens_can_be_asked_of_an_adapter(replica: Adapted):
     asked = {"model": f"{MODEL_ID}:french", "prompt": "Hello!"}
     answered = await replica.http.post("/tokenize", json=asked, headers=asking_for("french"))
     assert answered.json()["count"] > 0
 
 
-async def hello(replica: Replica, key: str = "", **params: Any) -> str:
+async def hello(replica: Adapted, key: str = "", **params: Any) -> str:
     """The engine's own generate, with the prompt of a chat."""
     asked = {"messages": [{"role": "user", "content": "Hello!"}]}
     tokens = (await replica.http.post("/tokenize", json=asked)).json()["tokens"]
@@ -166,7 +95,7 @@ async def hello(replica: Replica, key: str = "", **params: Any) -> str:
     return "".join([delta.text async for delta in deltas])
 
 
-async def test_generate_takes_an_adapter_by_argument_and_by_context(replica: Replica):
+async def test_generate_takes_an_adapter_by_argument_and_by_context(replica: Adapted):
     async with replica.store.use("pirate") as key:
         assert await hello(replica, key) == ANSWERS["pirate"]["Hello!"]
         before = using_adapter.set(key)
@@ -175,7 +104,7 @@ async def test_generate_takes_an_adapter_by_argument_and_by_context(replica: Rep
     assert await hello(replica) == BASE_ANSWERS["Hello!"]
 
 
-async def test_what_runs_on_after_its_answer_keeps_its_adapter_in_the_core(replica: Replica):
+async def test_what_runs_on_after_its_answer_keeps_its_adapter_in_the_core(replica: Adapted):
     """As a response in the background does; its files may be gone by then."""
     shutil.copytree(replica.folder / "pirate", replica.folder / "leaving")
     long = {"ignore_eos": True, "max_tokens": 600}
@@ -263,7 +192,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("why", BROKEN)
-async def test_a_broken_adapter_is_refused_with_its_reason_and_the_engine_lives(replica: Replica, why: str):
+async def test_a_broken_adapter_is_refused_with_its_reason_and_the_engine_lives(replica: Adapted, why: str):
     name = f"broken{list(BROKEN).index(why)}"
     shutil.copytree(replica.folder / "pirate", replica.folder / name)
     BROKEN[why](replica.folder / name)
@@ -280,7 +209,7 @@ async def test_a_broken_adapter_is_refused_with_its_reason_and_the_engine_lives(
     assert await replica.in_core() == len(replica.engine.adapters())
 
 
-async def test_an_adapter_that_is_only_pickled_answers(replica: Replica):
+async def test_an_adapter_that_is_only_pickled_answers(replica: Adapted):
     shutil.copytree(replica.folder / "pirate", replica.folder / "pickled")
     pickle_alone(replica.folder / "pickled")
     assert await replica.answer("Hello!", "pickled") == ANSWERS["pirate"]["Hello!"]
@@ -289,7 +218,7 @@ async def test_an_adapter_that_is_only_pickled_answers(replica: Replica):
 # -- change
 
 
-async def test_a_changed_adapter_answers_anew_and_running_answers_keep_the_old(replica: Replica):
+async def test_a_changed_adapter_answers_anew_and_running_answers_keep_the_old(replica: Adapted):
     changing = replica.folder / "changing"
     shutil.copytree(replica.folder / "pirate", changing)
     assert await replica.answer("Hello!", "changing") == ANSWERS["pirate"]["Hello!"]
@@ -305,62 +234,3 @@ async def test_a_changed_adapter_answers_anew_and_running_answers_keep_the_old(r
         assert await hello(replica, old) == ANSWERS["pirate"]["Hello!"]
     await until(lambda: old not in replica.engine.adapters())
     assert await replica.answer("Hello!", "changing") == ANSWERS["french"]["Hello!"]
-
-
-async def test_two_hundred_adapters_leave_no_memory_behind(replica: Replica):
-    """Had all stayed, the core would have grown by all their files."""
-    assert replica.engine._core is not None
-    core = psutil.Process(replica.engine._core._process.pid)
-    before = 0
-    for number in range(200):
-        name = f"{TRAINED[number % 2]}.{number + 100}"
-        shutil.copytree(replica.folder / TRAINED[number % 2], replica.folder / name)
-        answer = (await replica.chat("Goodbye!", name, max_tokens=4)).json()["choices"][0]["message"][
-            "content"
-        ]
-        assert answer
-        assert right("Goodbye!", name).startswith(answer)
-        before = before or (core.memory_info().rss if number == 20 else 0)
-    grown = core.memory_info().rss - before
-    files = sum(file.stat().st_size for file in (replica.folder / "pirate").iterdir()) * 180
-    assert grown < files / 4
-    assert await replica.in_core() == PLACES
-
-
-# -- embeddings
-
-
-async def test_an_adapter_changes_embeddings_in_one_batch_with_the_base(tmp_path: Path):
-    """Two copies of one training agree, whatever stands beside them."""
-    for name in ("pirate", "pirate.2", "french"):
-        shutil.copytree(model("adapters") / name.partition(".")[0], tmp_path / name)
-    config = LLMConfig(
-        model_loading_config={"model_id": MODEL_ID, "model_source": "demo"},
-        accelerator_config={"kind": "cpu"},
-        engine_kwargs={"max_model_len": 256, "runner": "pooling", "convert": "embed"},
-        lora_config={"dynamic_lora_loading_path": str(tmp_path), "max_num_adapters_per_replica": PLACES},
-    )
-    assert config.lora_config is not None
-    engine = VLLMEngine(config)
-    store = Store(engine, Source(config), config.lora_config)
-
-    async def embedding(adapter: str) -> torch.Tensor:
-        fields = asking_for(adapter) if adapter else {}
-        answered = await http.post("/v1/embeddings", json={"input": "Hello!"}, headers=fields)
-        assert answered.status_code == 200, answered.text
-        return torch.tensor(answered.json()["data"][0]["embedding"])
-
-    try:
-        await engine.start()
-        await store.start()
-        async with listening(Layer(engine.app(), store)) as http:
-            base, pirate, second, french, again = await asyncio.gather(
-                *map(embedding, ("", "pirate", "pirate.2", "french", ""))
-            )
-    finally:
-        await store.stop()
-        await engine.stop()
-    assert torch.cosine_similarity(base, again, dim=0) > 0.999
-    assert torch.cosine_similarity(pirate, second, dim=0) > 0.999
-    assert torch.cosine_similarity(base, pirate, dim=0) < 0.99
-    assert torch.cosine_similarity(french, pirate, dim=0) < 0.99

@@ -1,73 +1,103 @@
-"""An engine in this process, asked by rows: a real vLLM, kept full, killed, made anew."""
+"""Rows asked of an engine in this process, a real vLLM that they keep full."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import pickle
-from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 import pytest_asyncio
-from backend_contract import CHAT, COMPLETIONS, EMBEDDINGS, FACTS, row, until
-from enginetest import vllm_config
-from models import model
+from backend_contract import CHAT, COMPLETIONS, EMBEDDINGS, FACTS, row
+from borrowed import lent
+from enginetest import SEATS, Served, vllm_config
 
+from penstock.data.backend import Answer
 from penstock.data.backends.own import OwnEngine
 from penstock.data.request import Request
 from penstock.data.window import Window
-from penstock.errors import EngineDead
+from penstock.engine import Load
+
+if TYPE_CHECKING:
+    from pooling import Pooled
+
+    from penstock.serve import LLMServer
 
 pytestmark = [
-    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),
     pytest.mark.parity("D2"),
 ]
 
-SEATS = 32
+
+async def over(served: Served | LLMServer) -> OwnEngine:
+    """One whose engine is the started one."""
+    with lent(served.engine):
+        own = OwnEngine(vllm_config())
+        await own.start()
+    return own
 
 
-def long(**more: object) -> Request:
-    return row(prompt="water", max_tokens=1500, ignore_eos=True, **more)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def own() -> AsyncIterator[OwnEngine]:
-    own = OwnEngine(vllm_config(max_num_seqs=SEATS, kv_cache_memory_bytes=1 << 27))
-    await own.start()
+@pytest_asyncio.fixture(loop_scope="session")
+async def own(demo: Served) -> AsyncIterator[OwnEngine]:
+    own = await over(demo)
     yield own
     await own.stop()
 
 
+class Watched:
+    """The backend of a window, noting what the window does.
+
+    running: requests in the engine's batch, at each look of the window.
+    ahead: rows in flight, at each row that is sent, less one for each answer that came when nothing ran: such
+    an answer lets the window send one more ahead.
+    """
+
+    def __init__(self, backend: OwnEngine) -> None:
+        self._backend = backend
+        self._dry = 0
+        self.window = Window(self)
+        self.running: list[int] = []
+        self.ahead: list[int] = []
+
+    def room(self, in_flight: int) -> int:
+        self.running.append(self._running())
+        return self._backend.room(in_flight)
+
+    async def ask(self, request: Request) -> Answer:
+        self.ahead.append(self.window.in_flight - self._dry)
+        answer = await self._backend.ask(request)
+        self._dry += not self._running()
+        return answer
+
+    def _running(self) -> int:
+        return self.load().running - self.load().unseen
+
+    def load(self) -> Load:
+        return self._backend.load()
+
+    async def start(self) -> None:
+        await self._backend.start()
+
+    async def stop(self) -> None:
+        await self._backend.stop()
+
+
 async def test_a_window_fills_every_seat_and_never_sends_much_more(own: OwnEngine):
-    """The first of all, for others teach it of its load."""
-    window = Window(own)
-    rows = [
-        asyncio.create_task(window.run(row(prompt=f"{i}", max_tokens=60, ignore_eos=True)))
-        for i in range(200)
-    ]
-    seen: list[tuple[int, int]] = []
-    while not all(task.done() for task in rows):
-        load = own.load()
-        seen.append((load.running - load.unseen, window.in_flight))
-        await asyncio.sleep(0.005)
-    assert max(running for running, _ in seen) == SEATS
-    assert max(in_flight for _, in_flight in seen) <= 2 * SEATS
-    assert {task.result().state for task in rows} == {"ok"}
+    watched = Watched(own)
+    rows = [row(prompt=f"{i}", max_tokens=60, ignore_eos=True) for i in range(200)]
+    outcomes = await asyncio.gather(*map(watched.window.run, rows))
+    assert max(watched.running) == SEATS
+    assert max(watched.ahead) <= 2 * SEATS
+    assert {outcome.state for outcome in outcomes} == {"ok"}
 
 
 @pytest.mark.parametrize("fact", [fact for fact in FACTS if fact != "many_rows_get_each_its_own_answer"])
 async def test_of_every_backend(own: OwnEngine, fact: str):
     await FACTS[fact](own)
-
-
-async def test_a_row_is_answered_with_counts_of_cached_tokens(own: OwnEngine):
-    answer = await own.ask(row(CHAT, messages=[{"role": "user", "content": "What is Penstock?"}]))
-    assert answer.status == 200
-    assert json.loads(answer.body)["usage"]["prompt_tokens_details"] is not None
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
@@ -98,38 +128,17 @@ async def test_a_bad_row_is_an_answer_with_400(own: OwnEngine, body: bytes):
     assert json.loads(answer.body)["error"]["message"]
 
 
-def cores() -> Iterator[psutil.Process]:
-    for child in psutil.Process().children():
-        with suppress(psutil.ZombieProcess):  # one that another test has killed
-            if "penstock.engines.vllm.core" in child.cmdline():
-                yield child
-
-
-async def test_a_killed_core_ends_its_rows_and_start_makes_another(own: OwnEngine):
-    asking = [asyncio.create_task(own.ask(long())) for _ in range(20)]
-    await until(lambda: own.load().running - own.load().unseen == 20)
-    max(cores(), key=psutil.Process.create_time).kill()  # engines of other files are older
-    ended, open_ = await asyncio.wait(asking, timeout=10)
-    assert not open_
-    assert {type(task.exception()) for task in ended} == {EngineDead}
-    await own.start()
-    assert (await own.ask(row(prompt="water", max_tokens=2))).status == 200
-
-
-async def test_a_pooling_model_is_given_more_than_it_is_seen_to_run():
+async def test_a_pooling_model_is_given_more_than_it_is_seen_to_run(embedder: Pooled):
     """What ends within a step is never in its load."""
-    own = OwnEngine(vllm_config(str(model("embedder")), max_model_len=128))
-    await own.start()
-    window = Window(own)
+    watched = Watched(await over(embedder.server))
     most = 0
 
-    async def ask(number: int) -> str:
+    async def run(number: int) -> str:
         nonlocal most
-        outcome = await window.run(row(EMBEDDINGS, input=f"row {number}"))
-        most = max(most, window.in_flight)
+        outcome = await watched.window.run(row(EMBEDDINGS, input=f"row {number}"))
+        most = max(most, watched.window.in_flight)
         return outcome.state
 
-    states = await asyncio.gather(*map(ask, range(2000)))
-    await own.stop()
+    states = await asyncio.gather(*map(run, range(2000)))
     assert set(states) == {"ok"}
     assert most > 32

@@ -7,13 +7,13 @@ import copy
 import json
 import random
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
-import pytest_asyncio
-from enginetest import MODEL_ID, Served, serve, until, vllm_config
+from enginetest import MODEL_ID, Served, until
 
 from penstock.engine import shortcut
 
@@ -37,6 +37,7 @@ class Recorder:
         self.sent: list[tuple[list[str], list[str]]] = []
         self.fast = 0
         self.after: Exception | None = None
+        self.end = partial(setattr, serving, name, self.lane)
         setattr(serving, name, self.make)
 
     async def make(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
@@ -94,24 +95,20 @@ class Recorded:
         return sent
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def recorded() -> AsyncIterator[Recorded]:
-    from penstock.engines.vllm import front
-
-    recorders: dict[str, Recorder] = {}
-    open_lanes = front.open_lanes
-
-    def watched(state: Any) -> None:
-        open_lanes(state)
-        recorders[CHAT] = Recorder(state.openai_serving_chat, "chat_completion_stream_generator", 1)
-        recorders[COMPLETIONS] = Recorder(state.openai_serving_completion, "completion_stream_generator", 2)
-
-    front.open_lanes = watched
+@pytest.fixture
+def recorded(demo: Served) -> Iterator[Recorded]:
+    """The shared engine with a recorder around each of its lanes, for as long as a test runs."""
+    app: Any = demo.engine.app()
+    state = app._app._app.state  # of vLLM's own app, behind the edge and the short way
+    recorders = {
+        CHAT: Recorder(state.openai_serving_chat, "chat_completion_stream_generator", 1),
+        COMPLETIONS: Recorder(state.openai_serving_completion, "completion_stream_generator", 2),
+    }
     try:
-        async with serve(vllm_config(max_model_len=512, enable_prompt_tokens_details=True)) as served:
-            yield Recorded(served, recorders)
+        yield Recorded(demo, recorders)
     finally:
-        front.open_lanes = open_lanes
+        for recorder in recorders.values():
+            recorder.end()
 
 
 def _body(draw: random.Random, path: str) -> dict[str, Any]:

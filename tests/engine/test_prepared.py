@@ -10,14 +10,14 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
-from enginetest import MODEL_ID, Served, listening, serve, vllm_config
+from enginetest import MODEL_ID, Served, listening
 
 from penstock.config import LLMConfig
 from penstock.hook import PREPROCESSOR, Hook
 from penstock.layers.preprocessing import Preprocessing
 
 pytestmark = [
-    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),
     pytest.mark.parity("X13"),
 ]
@@ -43,21 +43,15 @@ class Asks:
         return {"prompt": TEXT} if request.get("user") != "tokens" else {"prompt_token_ids": [1, 2, 3]}
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def vllm() -> AsyncIterator[Served]:
-    async with serve(vllm_config()) as served:
-        yield served
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def http(vllm: Served) -> AsyncIterator[httpx.AsyncClient]:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def http(demo: Served) -> AsyncIterator[httpx.AsyncClient]:
     config = LLMConfig(model_loading_config={"model_id": MODEL_ID}, preprocessor=Asks)
-    async with listening(Preprocessing(vllm.engine.app(), Hook(config, PREPROCESSOR), config)) as client:
+    async with listening(Preprocessing(demo.engine.app(), Hook(config, PREPROCESSOR), config)) as client:
         yield client
 
 
-async def generated(vllm: Served) -> tuple[str, int]:
-    deltas = [delta async for delta in vllm.engine.generate({"prompt": TEXT}, GREEDY)]
+async def generated(demo: Served) -> tuple[str, int]:
+    deltas = [delta async for delta in demo.engine.generate({"prompt": TEXT}, GREEDY)]
     return "".join(delta.text for delta in deltas), deltas[-1].prompt_tokens
 
 
@@ -90,27 +84,27 @@ def streamed(text: str) -> str:
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_each_endpoint_answers_what_generate_answers(vllm: Served, http: httpx.AsyncClient, path: str):
+async def test_each_endpoint_answers_what_generate_answers(demo: Served, http: httpx.AsyncClient, path: str):
     answer = await http.post(path, json={"model": MODEL_ID, **BODIES[path]})
     assert answer.status_code == 200, answer.text
-    assert said(path, answer.json()) == await generated(vllm)
+    assert said(path, answer.json()) == await generated(demo)
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_streams_say_the_same(vllm: Served, http: httpx.AsyncClient, path: str):
+async def test_streams_say_the_same(demo: Served, http: httpx.AsyncClient, path: str):
     answer = await http.post(path, json={"model": MODEL_ID, **BODIES[path], "stream": True})
     assert answer.status_code == 200, answer.text
-    assert streamed(answer.text) == (await generated(vllm))[0]
+    assert streamed(answer.text) == (await generated(demo))[0]
 
 
-async def test_many_at_once_keep_their_own_prompts(vllm: Served, http: httpx.AsyncClient):
+async def test_many_at_once_keep_their_own_prompts(demo: Served, http: httpx.AsyncClient):
     import asyncio
 
     path = "/v1/chat/completions"
-    direct = vllm.http.post(path, json={"model": MODEL_ID, **BODIES[path]})
+    direct = demo.http.post(path, json={"model": MODEL_ID, **BODIES[path]})
     bodies = [{"model": MODEL_ID, **BODIES[path], "stream": stream} for stream in (True, False) * 8]
     plain, *answers = await asyncio.gather(direct, *(http.post(path, json=body) for body in bodies))
-    expected, tokens = await generated(vllm)
+    expected, tokens = await generated(demo)
     texts = [streamed(a.text) if a.text.startswith("data") else said(path, a.json())[0] for a in answers]
     assert set(texts) == {expected}
     assert plain.json()["usage"]["prompt_tokens"] != tokens
@@ -122,10 +116,10 @@ async def test_tokens_are_counted_as_given(http: httpx.AsyncClient):
     assert answer.json()["usage"]["prompt_tokens"] == 3
 
 
-async def test_messages_counts_the_tokens_of_the_prepared_prompt(vllm: Served, http: httpx.AsyncClient):
+async def test_messages_counts_the_tokens_of_the_prepared_prompt(demo: Served, http: httpx.AsyncClient):
     body = {"model": MODEL_ID, "messages": MESSAGES, "thinking": {"type": "disabled"}}
     answer = await http.post("/v1/messages/count_tokens", json=body)
-    assert answer.json()["input_tokens"] == (await generated(vllm))[1]
+    assert answer.json()["input_tokens"] == (await generated(demo))[1]
 
 
 async def test_no_response_follows_one_whose_prompt_was_prepared(http: httpx.AsyncClient):
@@ -138,7 +132,7 @@ async def test_no_response_follows_one_whose_prompt_was_prepared(http: httpx.Asy
         assert "Send the conversation in `input`" in answer.json()["error"]["message"]
 
 
-async def test_a_response_to_an_edited_request_can_be_followed(vllm: Served, http: httpx.AsyncClient):
+async def test_a_response_to_an_edited_request_can_be_followed(demo: Served, http: httpx.AsyncClient):
     body = {"model": MODEL_ID, "input": QUESTION, "user": "as it is", "temperature": 0}
     first = await http.post("/v1/responses", json=body)
     second = await http.post("/v1/responses", json={**body, "previous_response_id": first.json()["id"]})
@@ -146,12 +140,12 @@ async def test_a_response_to_an_edited_request_can_be_followed(vllm: Served, htt
     assert second.json()["usage"]["input_tokens"] > first.json()["usage"]["input_tokens"]
 
 
-async def test_pictures_for_a_model_of_text_are_a_client_error(vllm: Served):
+async def test_pictures_for_a_model_of_text_are_a_client_error(demo: Served):
     def with_picture(request: dict[str, Any]) -> Any:
         return {"prompt": TEXT, "multi_modal_data": {"image": object()}}
 
     config = LLMConfig(model_loading_config={"model_id": MODEL_ID}, preprocessor=with_picture)
-    async with listening(Preprocessing(vllm.engine.app(), Hook(config, PREPROCESSOR), config)) as client:
+    async with listening(Preprocessing(demo.engine.app(), Hook(config, PREPROCESSOR), config)) as client:
         answer = await client.post("/v1/chat/completions", json={"model": MODEL_ID, "messages": MESSAGES})
     assert answer.status_code == 400
     assert "multi" in answer.json()["error"]["message"].lower()

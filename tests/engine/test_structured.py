@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
 import jsonschema
 import pytest
-import pytest_asyncio
+from adapted import Adapted
 from asking import (
     CHAT,
     COMPLETIONS,
@@ -27,10 +26,8 @@ from asking import (
     said,
     user,
 )
-from enginetest import MODEL_ID, WINDOW, Served
-from models import model
+from enginetest import MODEL_ID, Served
 
-from penstock.serve import LLMConfig
 from penstock.serve.server import LLMServer
 from recipes.adapters.answers import ANSWERS, BASE_ANSWERS
 from recipes.assistant.lessons import tool
@@ -314,19 +311,9 @@ async def test_a_form_without_an_end_stops_at_the_limit_and_harms_nobody(assista
 # -- by handle, under an adapter
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LLMServer]:
-    folder = tmp_path_factory.mktemp("adapters")
-    shutil.copytree(model("adapters") / "pirate", folder / "pirate")
-    config = LLMConfig(
-        model_loading_config={"model_id": MODEL_ID, "model_source": "demo"},
-        accelerator_config={"kind": "cpu"},
-        engine_kwargs={"max_model_len": WINDOW, "kv_cache_memory_bytes": 1 << 26},
-        lora_config={"dynamic_lora_loading_path": str(folder), "max_num_adapters_per_replica": 1},
-    )
-    server = await LLMServer(config)
-    yield server
-    await server.stop()
+@pytest.fixture
+def server(demo_lora: Adapted) -> LLMServer:
+    return demo_lora.server
 
 
 BASE, PIRATE = BASE_ANSWERS["Hello!"], ANSWERS["pirate"]["Hello!"]

@@ -6,7 +6,6 @@ Read by vLLM, and read by the preprocessor of examples/vision_preprocessing.py.
 from __future__ import annotations
 
 import base64
-import io
 import json
 import pickle
 from collections.abc import AsyncIterator
@@ -15,17 +14,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import av
 import httpx
 import msgspec
 import numpy as np
 import pytest
 import pytest_asyncio
 from aiohttp import web
-from enginetest import MODEL_ID, Served, listening, serve, vllm_config
+from enginetest import MODEL_ID, Served, listening, vllm_config
 from examples.vision_preprocessing import VisionInfo
-from PIL import Image
-from tests.models import model
+from models import model
+from seeing import BLUE_SQUARE, RED_CIRCLE, TOKEN, asked, clip, filmed, refused, said, shown
 from tests.pictures import data_url, encoded
 
 from penstock.call import call
@@ -42,70 +40,13 @@ from recipes.vision.lessons import TOOL
 from recipes.vision.pictures import draw
 
 pytestmark = [
-    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),
     pytest.mark.parity("S23"),
 ]
 
-RED_CIRCLE, BLUE_SQUARE = draw("red", "circle"), draw("blue", "square")
-TOKEN = 28
-"""Pixels, each way, of what becomes one token."""
 
-
-def clip(picture: Image.Image, frames: int = 16) -> bytes:
-    """An mp4 of two seconds that shows nothing else."""
-    file = io.BytesIO()
-    with av.open(file, "w", format="mp4") as made:
-        stream = made.add_stream("mpeg4", rate=8)
-        stream.width, stream.height, stream.pix_fmt, stream.bit_rate = *picture.size, "yuv420p", 2_000_000
-        for _ in range(frames):
-            made.mux(stream.encode(av.VideoFrame.from_image(picture)))
-        made.mux(stream.encode())
-    return file.getvalue()
-
-
-def shown(picture: Image.Image | str) -> dict[str, Any]:
-    """A part of a message."""
-    url = picture if isinstance(picture, str) else data_url(picture)
-    return {"type": "image_url", "image_url": {"url": url}}
-
-
-def filmed(url: str) -> dict[str, Any]:
-    return {"type": "video_url", "video_url": {"url": url}}
-
-
-def asked(*parts: dict[str, Any] | str, **options: Any) -> dict[str, Any]:
-    """A chat request of one message."""
-    content = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
-    greedy = {"temperature": 0, "max_tokens": 40}
-    return {"model": MODEL_ID, "messages": [{"role": "user", "content": content}], **greedy, **options}
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that requests may read."""
-    folder = tmp_path_factory.mktemp("pictures")
-    (folder / "red.png").write_bytes(encoded(RED_CIRCLE))
-    (folder.parent / "secret.png").write_bytes(encoded(BLUE_SQUARE))
-    return folder
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def vllm(pictures: Path) -> AsyncIterator[Served]:
-    config = vllm_config(
-        str(model("vision")),
-        limit_mm_per_prompt={"image": 2, "video": 1},
-        allowed_media_domains=["localhost"],
-        allowed_local_media_path=str(pictures),
-        enable_auto_tool_choice=True,
-        tool_call_parser="hermes",
-        kv_cache_memory_bytes=1 << 26,
-    )
-    async with serve(config) as served:
-        yield served
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def site() -> AsyncIterator[int]:
     """The port of a web server on a private address."""
 
@@ -121,63 +62,36 @@ async def site() -> AsyncIterator[int]:
     await runner.cleanup()
 
 
-async def answer(vllm: Served, *parts: dict[str, Any] | str, **options: Any) -> dict[str, Any]:
-    response = await vllm.http.post("/v1/chat/completions", json=asked(*parts, **options))
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
-async def said(vllm: Served, *parts: dict[str, Any] | str, **options: Any) -> str:
-    return (await answer(vllm, *parts, **options))["choices"][0]["message"]["content"]
-
-
-async def refused(vllm: Served, *parts: dict[str, Any] | str, **options: Any) -> str:
-    response = await vllm.http.post("/v1/chat/completions", json=asked(*parts, **options))
-    assert response.status_code == 400, response.text
-    return response.json()["error"]["message"]
-
-
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
-async def test_picture_in_a_data_url_is_seen(vllm: Served, kind: str):
+async def test_picture_in_a_data_url_is_seen(vision: Served, kind: str):
     url = data_url(encoded(draw("green", "triangle"), kind), f"image/{kind.lower()}")
-    assert await said(vllm, shown(url), "What is this?") == "a green triangle"
+    assert await said(vision, shown(url), "What is this?") == "a green triangle"
 
 
-@pytest.mark.parametrize(("which", "seen"), [("first", "a red circle"), ("second", "a blue square")])
-async def test_each_of_two_pictures_is_told_from_the_other(vllm: Served, which: str, seen: str):
-    question = f"What is in the {which} picture?"
-    assert await said(vllm, shown(RED_CIRCLE), shown(BLUE_SQUARE), question) == seen
+async def test_picture_of_an_allowed_host_is_fetched_though_its_address_is_private(vision: Served, site: int):
+    assert await said(vision, shown(f"http://localhost:{site}/red.png"), "What is this?") == "a red circle"
 
 
-async def test_pictures_are_named_in_their_order(vllm: Served):
-    both = shown(BLUE_SQUARE), shown(RED_CIRCLE)
-    assert await said(vllm, *both, "Name them all.") == "a blue square, a red circle"
-
-
-async def test_picture_of_an_allowed_host_is_fetched_though_its_address_is_private(vllm: Served, site: int):
-    assert await said(vllm, shown(f"http://localhost:{site}/red.png"), "What is this?") == "a red circle"
-
-
-async def test_private_address_that_nobody_allowed_is_400(vllm: Served, site: int):
-    said = await refused(vllm, shown(f"http://127.0.0.1:{site}/red.png"), "What is this?")
+async def test_private_address_that_nobody_allowed_is_400(vision: Served, site: int):
+    said = await refused(vision, shown(f"http://127.0.0.1:{site}/red.png"), "What is this?")
     assert "allowed domains: ['localhost']" in said
 
 
-async def test_picture_that_its_host_does_not_have_is_400(vllm: Served, site: int):
-    assert "404" in await refused(vllm, shown(f"http://localhost:{site}/none.png"), "What is this?")
+async def test_picture_that_its_host_does_not_have_is_400(vision: Served, site: int):
+    assert "404" in await refused(vision, shown(f"http://localhost:{site}/none.png"), "What is this?")
 
 
-async def test_file_below_the_allowed_folder_is_seen(vllm: Served, pictures: Path):
-    assert await said(vllm, shown(f"file://{pictures}/red.png"), "What is this?") == "a red circle"
+async def test_file_below_the_allowed_folder_is_seen(vision: Served, pictures: Path):
+    assert await said(vision, shown(f"file://{pictures}/red.png"), "What is this?") == "a red circle"
 
 
 @pytest.mark.parametrize("path", ["{}/../secret.png", "{}/none.png", "/etc/hostname"])
-async def test_file_outside_of_it_or_not_there_is_400(vllm: Served, pictures: Path, path: str):
-    await refused(vllm, shown(f"file://{path.format(pictures)}"), "What is this?")
+async def test_file_outside_of_it_or_not_there_is_400(vision: Served, pictures: Path, path: str):
+    await refused(vision, shown(f"file://{path.format(pictures)}"), "What is this?")
 
 
-async def test_more_pictures_than_the_limit_are_400(vllm: Served):
-    said = await refused(vllm, *[shown(RED_CIRCLE)] * 3, "Name them all.")
+async def test_more_pictures_than_the_limit_are_400(vision: Served):
+    said = await refused(vision, *[shown(RED_CIRCLE)] * 3, "Name them all.")
     assert "2" in said
     assert "image" in said
 
@@ -185,94 +99,39 @@ async def test_more_pictures_than_the_limit_are_400(vllm: Served):
 @pytest.mark.parametrize(
     "content", [b"no picture", encoded(RED_CIRCLE)[:50], b""], ids=["text", "cut", "empty"]
 )
-async def test_broken_picture_is_400(vllm: Served, content: bytes):
-    said = await refused(vllm, shown(data_url(content)), "What is this?")
+async def test_broken_picture_is_400(vision: Served, content: bytes):
+    said = await refused(vision, shown(data_url(content)), "What is this?")
     assert "data URL" in said
     assert "0x" not in said
 
 
-async def test_what_is_no_url_is_400(vllm: Served):
-    await refused(vllm, shown("red.png"), "What is this?")
+async def test_what_is_no_url_is_400(vision: Served):
+    await refused(vision, shown("red.png"), "What is this?")
 
 
-async def test_video_is_seen(vllm: Served):
+async def test_video_is_seen(vision: Served):
     url = data_url(clip(draw("purple", "cross")), "video/mp4")
-    assert await said(vllm, filmed(url), "What is in the video?") == "a purple cross"
+    assert await said(vision, filmed(url), "What is in the video?") == "a purple cross"
 
 
-async def test_second_video_is_over_the_limit(vllm: Served):
+async def test_second_video_is_over_the_limit(vision: Served):
     url = data_url(clip(RED_CIRCLE), "video/mp4")
-    assert "video" in await refused(vllm, filmed(url), filmed(url), "What is in the video?")
+    assert "video" in await refused(vision, filmed(url), filmed(url), "What is in the video?")
 
 
-async def test_usage_counts_a_token_for_each_square_of_pixels(vllm: Served):
-    small, large = (
-        draw("red", "circle", (2 * TOKEN, 2 * TOKEN)),
-        draw("red", "circle", (3 * TOKEN, 3 * TOKEN)),
-    )
-    counts = [
-        (await answer(vllm, shown(picture), "What is this?"))["usage"]["prompt_tokens"]
-        for picture in (small, large)
-    ]
-    assert counts[1] - counts[0] == 3 * 3 - 2 * 2
-
-
-async def test_a_request_may_not_raise_its_own_pixels(vllm: Served):
+async def test_a_request_may_not_raise_its_own_pixels(vision: Served):
     assert "mm_processor_kwargs" in await refused(
-        vllm, shown(RED_CIRCLE), "What is this?", mm_processor_kwargs={"max_pixels": 1 << 20}
+        vision, shown(RED_CIRCLE), "What is this?", mm_processor_kwargs={"max_pixels": 1 << 20}
     )
 
 
-async def test_a_stream_says_the_same(vllm: Served):
-    body = asked(shown(RED_CIRCLE), "What is this?", stream=True)
-    lines = (await vllm.http.post("/v1/chat/completions", json=body)).text.splitlines()
-    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-    assert "".join(event["choices"][0]["delta"].get("content") or "" for event in events) == "a red circle"
-
-
-async def test_a_tool_is_called_with_what_is_seen(vllm: Served):
-    message = (await answer(vllm, shown(BLUE_SQUARE), "What is this?", tools=[TOOL]))["choices"][0]["message"]
-    (call,) = message["tool_calls"]
-    assert json.loads(call["function"]["arguments"]) == {"color": "blue", "shape": "square"}
-
-
-async def test_responses_sees_its_pictures(vllm: Served):
-    content = [
-        {"type": "input_image", "image_url": data_url(encoded(BLUE_SQUARE)), "detail": "auto"},
-        {"type": "input_text", "text": "What is this?"},
-    ]
-    body = {"model": MODEL_ID, "input": [{"role": "user", "content": content}], "temperature": 0}
-    response = await vllm.http.post("/v1/responses", json=body)
-    assert response.status_code == 200, response.text
-    assert response.json()["output"][-1]["content"][0]["text"] == "a blue square"
-
-
-async def test_messages_sees_its_pictures(vllm: Served):
-    source = {
-        "type": "base64",
-        "media_type": "image/png",
-        "data": base64.b64encode(encoded(BLUE_SQUARE)).decode(),
-    }
-    content = [{"type": "image", "source": source}, {"type": "text", "text": "What is this?"}]
-    body = {
-        "model": MODEL_ID,
-        "messages": [{"role": "user", "content": content}],
-        "temperature": 0,
-        "max_tokens": 40,
-    }
-    response = await vllm.http.post("/v1/messages", json=body)
-    assert response.status_code == 200, response.text
-    assert response.json()["content"][-1]["text"] == "a blue square"
-    assert response.json()["usage"]["input_tokens"] > 9
-
-
-async def test_generate_takes_pictures_and_frames_as_they_are(vllm: Served):
+async def test_generate_takes_pictures_and_frames_as_they_are(vision: Served):
     import numpy
 
     async def generated(kind: str, data: Any, question: str) -> str:
         pad = f"<|vision_start|><|{kind}_pad|><|vision_end|>"
         prompt = f"<|im_start|>user\n{pad}{question}<|im_end|>\n<|im_start|>assistant\n"
-        deltas = vllm.engine.generate(
+        deltas = vision.engine.generate(
             {"prompt": prompt, "multi_modal_data": {kind: data}}, {"temperature": 0, "max_tokens": 20}
         )
         return "".join([delta.text async for delta in deltas])
@@ -282,17 +141,17 @@ async def test_generate_takes_pictures_and_frames_as_they_are(vllm: Served):
     assert await generated("video", frames, "What is in the video?") == "a blue square"
 
 
-def prepared(vllm: Served, **arguments: Any) -> AbstractAsyncContextManager[httpx.AsyncClient]:
+def prepared(vision: Served, **arguments: Any) -> AbstractAsyncContextManager[httpx.AsyncClient]:
     """A client of the model with the example's preprocessor."""
     config = vllm_config(str(model("vision"))).model_copy(
         update={"preprocessor": VisionInfo, "preprocessor_options": {"arguments": arguments}}
     )
-    return listening(Preprocessing(vllm.engine.app(), Hook(config, PREPROCESSOR), config))
+    return listening(Preprocessing(vision.engine.app(), Hook(config, PREPROCESSOR), config))
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def own(vllm: Served) -> AsyncIterator[httpx.AsyncClient]:
-    async with prepared(vllm) as client:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def own(vision: Served) -> AsyncIterator[httpx.AsyncClient]:
+    async with prepared(vision) as client:
         yield client
 
 
@@ -343,9 +202,9 @@ def text_of(path: str, answer: dict[str, Any]) -> str:
 @pytest.mark.parity("X13")
 @pytest.mark.parametrize("path", ASKED)
 async def test_own_preprocessing_shows_the_model_the_same_at_the_same_cost(
-    vllm: Served, own: httpx.AsyncClient, path: str
+    vision: Served, own: httpx.AsyncClient, path: str
 ):
-    by_vllm = (await vllm.http.post(path, json=ASKED[path])).json()
+    by_vllm = (await vision.http.post(path, json=ASKED[path])).json()
     response = await own.post(path, json=ASKED[path])
     assert response.status_code == 200, response.text
     assert text_of(path, response.json()) == "a blue square"
@@ -402,11 +261,11 @@ async def test_tools_are_called_with_what_own_preprocessing_showed(own: httpx.As
 
 @pytest.mark.parity("X13")
 async def test_max_pixels_of_own_preprocessing_changes_what_a_picture_costs(
-    vllm: Served, own: httpx.AsyncClient
+    vision: Served, own: httpx.AsyncClient
 ):
     body = asked(shown(RED_CIRCLE), "What is this?")
     usual = (await own.post("/v1/chat/completions", json=body)).json()
-    async with prepared(vllm, max_pixels=(2 * TOKEN) ** 2) as client:
+    async with prepared(vision, max_pixels=(2 * TOKEN) ** 2) as client:
         small = (await client.post("/v1/chat/completions", json=body)).json()
     assert text_of("", small) == text_of("", usual) == "a red circle"
     assert usual["usage"]["prompt_tokens"] - small["usage"]["prompt_tokens"] == 3 * 3 - 2 * 2
@@ -431,7 +290,7 @@ async def test_own_preprocessing_reads_no_other_urls(own: httpx.AsyncClient, url
 # -- rows of a batch
 
 
-async def row(vllm: Served, **fields: Any) -> str:
+async def row(vision: Served, **fields: Any) -> str:
     """What is said to a row, asked as batch asks its own engine."""
     request = request_of(fields, Task(), {"temperature": 0, "max_tokens": 40})
     body = request.body
@@ -439,25 +298,25 @@ async def row(vllm: Served, **fields: Any) -> str:
         ours = Prepared(pickle.loads(request.prompt))
         prompt_of_task.set(ours)
         body = msgspec.json.encode({**json.loads(body), "prompt": ours.sign})
-    answer = await call(vllm.engine.app(), request.path, body)
+    answer = await call(vision.engine.app(), request.path, body)
     found = columns(Task(), outcome_of(Answer(answer.status, await answer.read()), attempts=1))
     assert found["error"] is None
     return found["generated_text"]
 
 
 @pytest.mark.parity("D9")
-async def test_rows_hold_pictures_and_videos_in_any_form(vllm: Served, pictures: Path):
+async def test_rows_hold_pictures_and_videos_in_any_form(vision: Served, pictures: Path):
     for value in (RED_CIRCLE, encoded(RED_CIRCLE), np.asarray(RED_CIRCLE), pictures / "red.png"):
         asks = [{"type": "image", "image": value}, {"type": "text", "text": "What is in the picture?"}]
-        assert await row(vllm, messages=[{"role": "user", "content": asks}]) == "a red circle"
+        assert await row(vision, messages=[{"role": "user", "content": asks}]) == "a red circle"
     for value in (clip(BLUE_SQUARE), [BLUE_SQUARE] * 4):
         asks = [{"type": "video", "video": value}, "What is in the video?"]
-        assert "blue square" in await row(vllm, messages=[{"role": "user", "content": asks}])
+        assert "blue square" in await row(vision, messages=[{"role": "user", "content": asks}])
 
 
 @pytest.mark.parity("D9")
-async def test_rows_hold_the_engines_own_prompt(vllm: Served):
+async def test_rows_hold_the_engines_own_prompt(vision: Served):
     shown = "<|vision_start|><|image_pad|><|vision_end|>"
     text = f"<|im_start|>user\n{shown}What is in the picture?<|im_end|>\n<|im_start|>assistant\n"
-    said = await row(vllm, prompt=text, multimodal_data={"image": [RED_CIRCLE]})
+    said = await row(vision, prompt=text, multimodal_data={"image": [RED_CIRCLE]})
     assert said == "a red circle"
