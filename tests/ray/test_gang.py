@@ -13,13 +13,14 @@ from ray import serve
 
 from penstock.serve import build_dp_openai_app
 
-pytestmark = [pytest.mark.parity("S24"), pytest.mark.parity("S3")]
+pytestmark = [pytest.mark.full, pytest.mark.parity("S24", "S3")]
 
 QUESTION, ANSWER = next(iter(QUESTIONS.items()))
 
 
 @pytest.fixture(scope="module")
 def client(serve_url):
+    """Two engines of its own: no other model is one of experts."""
     config = {
         "model_loading_config": {"model_id": "moe", "model_source": str(model("moe"))},
         "engine_kwargs": {"data_parallel_size": 2, "enable_expert_parallel": True, "max_model_len": 512},

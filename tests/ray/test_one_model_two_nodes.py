@@ -1,4 +1,7 @@
-"""One engine over two nodes: vLLM's workers are Ray actors, each in its bundle of the replica's group."""
+"""One engine over two nodes: vLLM's workers are Ray actors, each in its bundle of the replica's group.
+
+A cluster of its own, for the shared one has one node.
+"""
 
 import json
 import os
@@ -11,6 +14,8 @@ from demo_questions import QUESTIONS
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import penstock
+
+pytestmark = [pytest.mark.full, pytest.mark.parity("S7", "S24")]
 
 HERE = Path(__file__).parent
 ASKED = list(QUESTIONS)[:3]
@@ -31,7 +36,6 @@ def plain(questions: list[str]) -> list[str]:
     return answers
 
 
-@pytest.mark.parity("S7", "S24")
 def test_two_halves_of_a_model_on_two_nodes_answer_as_the_whole_also_after_one_was_killed():
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
     environment.pop("RAY_ADDRESS", None)

@@ -22,7 +22,7 @@ from penstock.serve import LLMConfig, LLMServer, build_openai_app
 
 pytest.importorskip("vllm")
 pytest.importorskip("nixl")
-pytestmark = pytest.mark.parity("S24", "S3")
+pytestmark = [pytest.mark.full, pytest.mark.parity("S24", "S3")]
 
 MODEL, KEY, APP = "parted", "admin's own", "parted"
 LONG = "Tell me what the weather of the north is like in winter. " * 12
@@ -83,6 +83,7 @@ def config(**parts: Any) -> LLMConfig:
 
 @pytest.fixture(scope="module")
 def halves(serve_url: str) -> Iterator[Halves]:
+    """Two engines of its own: they must be started as the two halves of one."""
     decode = config(prefill={"min_prompt_tokens": 100})
     serve.run(build_openai_app({"llm_configs": [decode], "gateway": {"admin_key": KEY}}), name=APP)
     found = Halves(serve_url)

@@ -1,4 +1,7 @@
-"""More than one node: replicas are reached by network; a lost node costs neither requests nor rows."""
+"""More than one node: replicas are reached by network; a lost node costs neither requests nor rows.
+
+A cluster of its own, for the shared one has one node.
+"""
 
 import json
 import os

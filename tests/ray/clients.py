@@ -1,0 +1,93 @@
+"""What tests of clients share: an application that is asked both ways, and how to read answers."""
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from tests.models import model
+
+from penstock.serve import build_openai_app
+
+WAYS = ["Serve's HTTP", "own port"]
+"""Both are asked the same: the gateway's own port, which is what `penstock serve` has, and Serve's HTTP."""
+
+by_serve = pytest.mark.parametrize("url", WAYS[:1], indirect=True)
+GOAL, LOAN = "The football team scores a goal.", "The bank pays interest on a loan."
+
+
+def config(model_id: str, recipe: str, **options: Any) -> dict[str, Any]:
+    """Of a model that `recipes` makes."""
+    return {
+        "model_loading_config": {"model_id": model_id, "model_source": str(model(recipe))},
+        "accelerator_config": {"kind": "cpu"},
+        "engine_kwargs": {"kv_cache_memory_bytes": 1 << 26} | options,
+    }
+
+
+@contextmanager
+def served(name: str, configs: list[dict[str, Any]], serve_url: str) -> Iterator[dict[str, str]]:
+    """The URL of the application for each of WAYS."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    app = build_openai_app({"llm_configs": configs, "gateway": {"port": port}})
+    try:
+        serve.run(app, name=name, route_prefix=f"/{name}")
+        yield dict(zip(WAYS, [f"{serve_url}/{name}", f"http://127.0.0.1:{port}"], strict=True))
+    finally:
+        serve.delete(name)
+
+
+def ask(url: str, path: str, model_id: str, **body: Any) -> httpx.Response:
+    return httpx.post(f"{url}{path}", json={"model": model_id} | body, timeout=60)
+
+
+def ask_with_id(url: str, path: str, model_id: str, body: dict[str, Any]) -> Any:
+    """The answer, which has the request's id."""
+    mine = f"my-{path.replace('/', '-')}"
+    asked = {"model": model_id} | body
+    answer = httpx.post(f"{url}{path}", json=asked, headers={"x-request-id": mine}, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-request-id"] == mine
+    return answer.json()
+
+
+def is_the_wrong_endpoint(answer: httpx.Response, path: str, model_id: str, answered: str) -> None:
+    """Asserts that it says so, and names the right ones, the last of which are `answered`."""
+    assert answer.status_code == 404
+    error = answer.json()["error"]
+    assert error["code"] == "endpoint_not_supported"
+    assert error["message"].startswith(f"Model '{model_id}' does not answer {path}; it answers ")
+    assert error["message"].endswith(answered)
+    assert answer.headers["x-request-id"]
+    assert answer.json().get("type") == ("error" if path == "/v1/messages" else None)  # Anthropic's form
+
+
+def best(answer: Any) -> int:
+    return answer["results"][0]["index"]
+
+
+def likest(answer: Any) -> int:
+    found = [row["score"] for row in answer["data"]]
+    return found.index(max(found))
+
+
+def cosine(one: list[float], other: list[float]) -> float:
+    dot = sum(a * b for a, b in zip(one, other, strict=True))
+    return dot / (sum(a * a for a in one) * sum(b * b for b in other)) ** 0.5
+
+
+def handle(application: str, model_id: str) -> DeploymentHandle:
+    return serve.get_deployment_handle(f"LLMServer:{model_id}", application).options(stream=True)
+
+
+def events(batches: Any) -> list[dict[str, Any]]:
+    """Of a stream that came by handle."""
+    lines = [line for batch in batches for event in batch for line in event.splitlines()]
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
