@@ -1,34 +1,39 @@
-"""One Ray cluster with Serve for all tests of this folder, ended also when they fail."""
+"""Applications that tests of this folder share, on the Ray cluster of `tests/conftest.py`."""
 
-import os
-import socket
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_worker_niceness", "0")
+
+@pytest.fixture(scope="session")
+def zoo(serve_url: str) -> Iterator[Any]:
+    """Simulated models behind one gateway, see `tests.ray.zoo`."""
+    from tests.ray.zoo import running
+
+    with running(serve_url) as zoo:
+        yield zoo
 
 
 @pytest.fixture(scope="session")
-def serve_url():
-    """URL of Serve's own HTTP, on a cluster of eight logical CPUs."""
-    import ray
+def toy(serve_url: str) -> Iterator[str]:
+    """Name of an application that is no LLM, see `tests.ray.toy`."""
     from ray import serve
-    from tests.cluster import look_often
+    from tests.ray.toy import Toy
 
-    look_often()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    ray.init(
-        "local",
-        num_cpus=8,
-        num_gpus=0,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=100 << 20,
-    )
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
-    yield f"http://127.0.0.1:{port}"
-    serve.shutdown()
-    ray.shutdown()
+    toy = serve.deployment(Toy).options(health_check_period_s=1.0, max_ongoing_requests=100)
+    serve.run(toy.bind(), name="toy", route_prefix=None)
+    yield "toy"
+    serve.delete("toy")
+
+
+@pytest.fixture(scope="session")
+def front(serve_url: str) -> Iterator[Any]:
+    """One model of one replica and its gateway, which waits for a replica as long as by default."""
+    from tests.ray.front import Front
+
+    front = Front(f"{serve_url}/front")
+    yield front
+    front.delete()

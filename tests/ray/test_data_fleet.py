@@ -13,21 +13,23 @@ import pytest
 import pytest_asyncio
 from backend_contract import COMPLETIONS, FACTS, REQUESTS, config, expected, long, meaning, row, until
 from ray import serve
+from tests.ray.zoo import APP, FAST, LATE, Zoo
 
-from penstock.config import LLMConfig
 from penstock.data.backend import Answer
 from penstock.data.backends.fleet import Fleet
 from penstock.data.request import Request
 from penstock.data.window import Window
 from penstock.errors import ConfigError, EngineDead
-from penstock.serve import build_openai_app
+from penstock.serve import build_llm_deployment
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.parity("D4")]
 
 
-def deploy(name: str, model: LLMConfig, replicas: int = 1) -> None:
-    counted = model.model_copy(update={"deployment_config": {"num_replicas": replicas}})
-    serve.run(build_openai_app({"llm_configs": [counted]}), name=name, route_prefix=f"/{name}")
+def deploy(replicas: int) -> None:
+    """The application `mortal`: its replicas come and go."""
+    counted = {"num_replicas": replicas}
+    model = config(step_base_ms=5.0).model_copy(update={"deployment_config": counted})
+    serve.run(build_llm_deployment(model), name="mortal", route_prefix=None)
 
 
 def pids(fleet: Fleet) -> list[int]:
@@ -35,13 +37,11 @@ def pids(fleet: Fleet) -> list[int]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def fleet(serve_url: str) -> AsyncIterator[Fleet]:
-    await asyncio.to_thread(deploy, "batch", config())
-    fleet = Fleet("batch")
+async def fleet(zoo: Zoo) -> AsyncIterator[Fleet]:
+    fleet = Fleet(APP, f"LLMServer:{FAST}")
     await fleet.start()
     yield fleet
     await fleet.stop()
-    await asyncio.to_thread(serve.delete, "batch")
 
 
 @pytest.mark.parametrize("fact", FACTS)
@@ -68,34 +68,25 @@ async def test_a_window_keeps_a_fleet_full(fleet: Fleet):
 
 
 async def test_what_is_not_there_is_told_with_what_there_is(fleet: Fleet):
-    with pytest.raises(ConfigError, match=r"No application 'other' runs on Ray Serve; there are 'batch'"):
+    with pytest.raises(ConfigError, match=r"No application 'other' runs on Ray Serve; there are .*'zoo'"):
         await Fleet("other").start()
     with pytest.raises(ConfigError, match=r"has no deployment 'other'; it has .*'LLMServer:m'"):
-        await Fleet("batch", "other").start()
+        await Fleet(APP, "other").start()
 
 
 async def test_a_deployment_that_is_none_of_ours_is_told(fleet: Fleet):
     with pytest.raises(ConfigError, match="none of Penstock's"):
-        await Fleet("batch", "LLMRouter").start()
+        await Fleet(APP, "LLMRouter").start()
 
 
-async def test_of_several_models_one_must_be_named_and_is_woken_where_it_sleeps(fleet: Fleet):
-    scaling = {"min_replicas": 0, "initial_replicas": 0, "max_replicas": 1, "downscale_delay_s": 3600}
-    other = LLMConfig(
-        model_loading_config={"model_id": "n"},
-        llm_engine="sim",
-        deployment_config={"autoscaling_config": scaling},
-    )
-    app = build_openai_app({"llm_configs": [config(), other]})
-    await asyncio.to_thread(serve.run, app, name="two", route_prefix="/two")
-    with pytest.raises(ConfigError, match="serves 2 models; say with deployment_name"):
-        await Fleet("two").start()
-    named = Fleet("two", "LLMServer:n")
+async def test_of_several_models_one_must_be_named_and_is_woken_where_it_sleeps(zoo: Zoo):
+    with pytest.raises(ConfigError, match="serves 3 models; say with deployment_name"):
+        await Fleet(APP).start()
+    named = Fleet(APP, f"LLMServer:{LATE}")
     await named.start()
     answer = await named.ask(row(prompt="hello"))
     await named.stop()
-    await asyncio.to_thread(serve.delete, "two")
-    assert (answer.status, json.loads(answer.body)["model"]) == (200, "n")
+    assert (answer.status, json.loads(answer.body)["model"]) == (200, LATE)
 
 
 async def ended(fleet: Fleet, request: Request) -> Answer | EngineDead:
@@ -107,7 +98,7 @@ async def ended(fleet: Fleet, request: Request) -> Answer | EngineDead:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def two(serve_url: str) -> AsyncIterator[Fleet]:
-    await asyncio.to_thread(deploy, "mortal", config(step_base_ms=5.0), replicas=2)
+    await asyncio.to_thread(deploy, 2)
     two = Fleet("mortal")
     await two.start()
     yield two
@@ -156,7 +147,7 @@ async def test_a_replica_that_leaves_ends_its_rows_and_gets_no_more(mortals: Fle
     before: set[Any] = set(mortals._members)
     asking = [asyncio.create_task(mortals.ask(long())) for _ in range(100)]
     await until(lambda: mortals.load().running == 100)
-    await asyncio.to_thread(deploy, "mortal", config(step_base_ms=5.0), replicas=1)
+    await asyncio.to_thread(deploy, 1)
     assert {(await task).status for task in asking} == {200}
     await until(lambda: len(mortals._ready()) == 1)
     assert (await mortals.ask(row(prompt="x"))).status == 200

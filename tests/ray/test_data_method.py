@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import pytest
 import pytest_asyncio
 from backend_contract import config, until
 from ray import serve
-from tests.ray.toy import Question, Toy
+from tests.ray.toy import Question
 
 from penstock.data.backends.method import Method, called
 from penstock.data.shared import SharedEngine
@@ -27,29 +26,26 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.parity("D4")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def toy(serve_url: str) -> AsyncIterator[Method]:
-    application = serve.deployment(Toy).options(health_check_period_s=1.0, max_ongoing_requests=100).bind()
-    await asyncio.to_thread(serve.run, application, name="toy", route_prefix="/toy")
-    toy = Method("toy", dtypes={"Question": Question})
-    await toy.start()
-    yield toy
-    await asyncio.to_thread(serve.delete, "toy")
+async def methods(toy: str) -> Method:
+    methods = Method(toy, dtypes={"Question": Question})
+    await methods.start()
+    return methods
 
 
-async def test_a_class_named_by_the_row_goes_in_and_its_fields_come_out(toy: Method):
-    assert await toy.call("ask", {"text": "ab", "times": 2}, "Question") == {"text": "abab", "times": 1}
+async def test_a_class_named_by_the_row_goes_in_and_its_fields_come_out(methods: Method):
+    assert await methods.call("ask", {"text": "ab", "times": 2}, "Question") == {"text": "abab", "times": 1}
 
 
-async def test_without_a_class_a_dict_goes_in(toy: Method):
-    assert await toy.call("add", {"a": 1, "b": 2}) == {"result": 3}
+async def test_without_a_class_a_dict_goes_in(methods: Method):
+    assert await methods.call("add", {"a": 1, "b": 2}) == {"result": 3}
 
 
-async def test_a_dataclass_comes_out_as_its_fields(toy: Method):
-    assert await toy.call("point", {"x": 3}) == {"x": 3}
+async def test_a_dataclass_comes_out_as_its_fields(methods: Method):
+    assert await methods.call("point", {"x": 3}) == {"x": 3}
 
 
-async def test_arrays_and_bytes_pass_as_they_are(toy: Method):
-    found = await toy.call("double", {"array": np.arange(3), "raw": b"\x00\xff"})
+async def test_arrays_and_bytes_pass_as_they_are(methods: Method):
+    found = await methods.call("double", {"array": np.arange(3), "raw": b"\x00\xff"})
     assert found["array"].tolist() == [0, 2, 4]
     assert found["raw"] == b"\x00\xff"
 
@@ -57,21 +53,21 @@ async def test_arrays_and_bytes_pass_as_they_are(toy: Method):
 @pytest.mark.parametrize(
     ("to", "found"), [(0, {"results": []}), (1, {"result": 0}), (3, {"results": [0, 1, 2]})]
 )
-async def test_a_stream_is_its_only_item_or_all_of_them(toy: Method, to: int, found: dict[str, Any]):
-    assert await toy.call("count", {"to": to}) == found
+async def test_a_stream_is_its_only_item_or_all_of_them(methods: Method, to: int, found: dict[str, Any]):
+    assert await methods.call("count", {"to": to}) == found
 
 
-async def test_an_error_as_a_result_is_no_success(toy: Method):
-    answer = await toy.ask(called("refuse", {}))
+async def test_an_error_as_a_result_is_no_success(methods: Method):
+    answer = await methods.ask(called("refuse", {}))
     assert answer.status == 400
     assert json.loads(answer.body)["error"]["code"] == "context_length_exceeded"
 
 
-async def test_what_a_method_raises_is_told(toy: Method):
+async def test_what_a_method_raises_is_told(methods: Method):
     with pytest.raises(BadRequest, match=r"fail of Deployment 'Toy' of application 'toy' failed .* this row"):
-        await toy.call("fail", {"bad": True})
+        await methods.call("fail", {"bad": True})
     with pytest.raises(OwnCodeFailed, match="KeyError"):
-        await toy.call("fail", {"bad": False})
+        await methods.call("fail", {"bad": False})
 
 
 @pytest.mark.parametrize(
@@ -83,42 +79,42 @@ async def test_what_a_method_raises_is_told(toy: Method):
     ],
 )
 async def test_a_wrong_row_is_told_what_is_wrong(
-    toy: Method, method: str, kwargs: Any, dtype: str | None, said: str
+    methods: Method, method: str, kwargs: Any, dtype: str | None, said: str
 ):
-    answer = await toy.ask(called(method, kwargs, dtype))
+    answer = await methods.ask(called(method, kwargs, dtype))
     assert answer.status == 400
     assert said in json.loads(answer.body)["error"]["message"]
 
 
-async def test_arrays_are_lists_in_an_answer_for_columns(toy: Method):
-    answer = await toy.ask(called("double", {"array": np.arange(3), "raw": 1}))
+async def test_arrays_are_lists_in_an_answer_for_columns(methods: Method):
+    answer = await methods.ask(called("double", {"array": np.arange(3), "raw": 1}))
     assert json.loads(answer.body) == {"array": [0, 2, 4], "raw": 1}
 
 
-async def test_a_window_runs_methods_through_the_death_of_the_replica(toy: Method):
-    pid = (await toy.call("wait", {"s": 0}))["result"]
-    window = Window(toy, alone=False)
+async def test_a_window_runs_methods_through_the_death_of_the_replica(methods: Method):
+    pid = (await methods.call("wait", {"s": 0}))["result"]
+    window = Window(methods, alone=False)
     rows = [asyncio.create_task(window.run(called("wait", {"s": 3}))) for _ in range(20)]
-    await until(lambda: toy.load().running == 20)
+    await until(lambda: methods.load().running == 20)
     os.kill(pid, signal.SIGKILL)
     outcomes = await asyncio.gather(*rows)
     assert {outcome.state for outcome in outcomes} == {"ok"}
     assert pid not in {json.loads(bytes(outcome.body))["result"] for outcome in outcomes}
 
 
-async def test_the_death_of_a_replica_ends_its_calls(toy: Method):
-    pid = (await toy.call("wait", {"s": 0}))["result"]
-    calling = asyncio.create_task(toy.call("wait", {"s": 60}))
-    await until(lambda: toy.load().running == 1)
-    await toy.call("wait", {"s": 0})  # came after it: that one is in the replica
+async def test_the_death_of_a_replica_ends_its_calls(methods: Method):
+    pid = (await methods.call("wait", {"s": 0}))["result"]
+    calling = asyncio.create_task(methods.call("wait", {"s": 60}))
+    await until(lambda: methods.load().running == 1)
+    await methods.call("wait", {"s": 0})  # came after it: that one is in the replica
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(EngineDead):
         await asyncio.wait_for(calling, 20)
-    await toy.start()
-    assert (await toy.call("wait", {"s": 0}))["result"] != pid
+    await methods.start()
+    assert (await methods.call("wait", {"s": 0}))["result"] != pid
 
 
-async def test_an_application_that_has_gone_is_unavailable(toy: Method):
+async def test_an_application_that_has_gone_is_unavailable(methods: Method):
     with pytest.raises(ConfigError, match="No application 'gone'"):
         await Method("gone").start()
     with pytest.raises(Unavailable, match="before `start`"):
@@ -130,7 +126,7 @@ def application(**options: Any) -> Any:
     return build_llm_deployment(config(**options).model_copy(update={"deployment_config": once}))
 
 
-async def test_a_shared_engine_is_there_for_as_long_as_it_is_needed(toy: Method):
+async def test_a_shared_engine_is_there_for_as_long_as_it_is_needed(methods: Method):
     shared = SharedEngine(application(), "shared")
     names = await asyncio.to_thread(shared.start)
     assert names.arguments == {"app_name": "shared", "deployment_name": "LLMServer:m"}
@@ -145,13 +141,13 @@ async def test_a_shared_engine_is_there_for_as_long_as_it_is_needed(toy: Method)
     assert "shared" not in serve.status().applications
 
 
-async def test_an_application_of_somebody_else_is_left_alone(toy: Method):
+async def test_an_application_of_somebody_else_is_left_alone(methods: Method):
     with pytest.raises(ConfigError, match="An application 'toy' runs already"):
         await asyncio.to_thread(SharedEngine(application(), "toy").start)
     assert "toy" in serve.status().applications
 
 
-async def test_a_shared_engine_that_cannot_start_says_why_and_leaves_nothing(toy: Method):
+async def test_a_shared_engine_that_cannot_start_says_why_and_leaves_nothing(methods: Method):
     broken = SharedEngine(application(start_error="no such weights"), "broken")
     with pytest.raises(EngineStartFailed, match="no such weights"):
         await asyncio.to_thread(broken.start)

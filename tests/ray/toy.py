@@ -29,6 +29,9 @@ class Toy:
     def add(self, row: dict[str, Any]) -> int:
         return row["a"] + row["b"]
 
+    def both(self, row: dict[str, Any]) -> dict[str, Any]:
+        return {"sum": row["a"] + row["b"], "product": row["a"] * row["b"]}
+
     async def point(self, row: dict[str, Any]) -> Point:
         return Point(row["x"])
 

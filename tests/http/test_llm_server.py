@@ -1,0 +1,125 @@
+"""The replica in plain Python: constructors, streams, every method of a handle, adapters."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import BadRequest, EngineStartFailed
+from penstock.serve import LLMConfig, LLMServer
+from penstock.serve.openai_api_models import ChatCompletionRequest, ErrorResponse
+
+pytestmark = pytest.mark.parity("S33")
+
+HELLO = [{"role": "user", "content": "Hello there"}]
+
+
+def sim(model_id: str = "sim", **options) -> LLMConfig:
+    return LLMConfig(model_loading_config={"model_id": model_id}, llm_engine="sim", **options)
+
+
+async def test_awaited_constructor_gives_a_started_server():
+    server = await LLMServer(sim())
+    (answer,) = [item async for item in await server.chat({"messages": HELLO})]
+    assert answer.choices[0].message.content
+    await server.stop()
+
+
+async def test_sync_init_gives_a_server_to_start():
+    server = LLMServer.sync_init(sim())
+    await server.start()
+    await server.check_health()
+    assert (await server.llm_config()).model_id == "sim"
+    await server.stop()
+
+
+async def test_a_stream_is_lists_of_ready_events():
+    server = await LLMServer(sim())
+    request = ChatCompletionRequest(messages=HELLO, stream=True, max_tokens=5)
+    batches = [batch async for batch in await server.chat(request)]
+    events = [event for batch in batches for event in batch]
+    assert all(event.startswith("data: ") and event.endswith("\n\n") for event in events)
+    assert events[-1] == "data: [DONE]\n\n"
+    await server.stop()
+
+
+async def test_an_interval_joins_events_into_fewer_batches():
+    slow = sim(experimental_configs={"stream_batching_interval_ms": 60_000})
+    server = await LLMServer(slow)
+    request = {"messages": HELLO, "stream": True, "max_tokens": 20, "ignore_eos": True}
+    batches = [batch async for batch in await server.chat(request)]
+    assert len(batches) == 2
+    await server.stop()
+
+
+async def test_an_error_is_yielded():
+    server = await LLMServer(sim())
+    (answer,) = [item async for item in await server.chat({"messages": "not a list"})]
+    assert isinstance(answer, ErrorResponse)
+    assert answer.error.type == "invalid_request_error"
+    await server.stop()
+
+
+async def test_every_handle_method_answers():
+    server = await LLMServer(sim())
+    (tokens,) = [item async for item in await server.tokenize({"prompt": "one two three"})]
+    (text,) = [item async for item in await server.detokenize({"tokens": tokens.tokens})]
+    assert text.prompt == "one two three"
+    (completion,) = [item async for item in await server.completions({"prompt": "one two", "max_tokens": 4})]
+    assert completion.choices[0].text
+    (embedding,) = [item async for item in await server.embeddings({"input": "one"})]
+    assert len(embedding.data[0].embedding) > 0
+    deltas = [delta async for delta in await server.generate("one two", {"max_tokens": 4})]
+    assert deltas[-1].finish_reason is not None
+    await server.stop()
+
+
+async def test_a_time_limit_on_the_start_is_kept():
+    late = sim(engine_kwargs={"start_delay_s": 60}, engine_start_timeout_s=0.05)
+    with pytest.raises(EngineStartFailed, match=r"not ready after 0.05 s"):
+        await LLMServer(late)
+
+
+# -- adapters
+
+
+def with_adapters(folder: Path, names: str, **lora: object) -> LLMConfig:
+    for name in names:
+        (folder / name).mkdir()
+        (folder / name / "adapter_config.json").write_text("{}")
+    return sim(lora_config={"dynamic_lora_loading_path": str(folder)} | lora)
+
+
+async def said(server: LLMServer, **request: object) -> object:
+    (answer,) = [item async for item in await server.chat({"messages": HELLO} | request)]
+    return answer
+
+
+@pytest.mark.parity("S21")
+async def test_a_replica_answers_by_the_adapter_that_the_model_names(tmp_path: Path):
+    server = await LLMServer(with_adapters(tmp_path, "ab", pinned=["b"]))
+    assert await server.adapters() == ["b"]
+    answer = await said(server, model="sim:a")
+    assert answer.model == "sim:a"
+    assert answer.choices[0].message.content == "[a@2] Hello there"
+    assert (await said(server, model="sim")).choices[0].message.content == "Hello there"
+    await server.unload_adapter("a")
+    await server.load_adapter("b", pin=True)
+    assert await server.adapters() == ["b"]
+    unknown = await said(server, model="sim:nobody")
+    assert (unknown.error.code, unknown.error.param) == ("model_not_found", "model")
+    assert "There are: 'a', 'b'" in unknown.error.message
+    await server.stop()
+
+
+@pytest.mark.parity("S21")
+async def test_a_replica_without_lora_config_says_so():
+    server = await LLMServer(sim())
+    assert "its config has no lora_config" in (await said(server, model="sim:a")).error.message
+    with pytest.raises(BadRequest, match="no lora_config"):
+        await server.load_adapter("a")
+    await server.stop()
+
+
+async def test_a_pinned_adapter_that_is_missing_stops_the_start(tmp_path: Path):
+    with pytest.raises(EngineStartFailed, match=r"with its pinned adapters: .*no adapter 'nobody'"):
+        await LLMServer(with_adapters(tmp_path, "a", pinned=["nobody"]))
