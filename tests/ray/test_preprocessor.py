@@ -1,12 +1,14 @@
 """A preprocessor as a deployment of its own, with a recording engine: scaled, killed, and out of order."""
 
 import asyncio
+import json
 import os
 import signal
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
 from pathlib import Path
 
 import httpx
@@ -16,10 +18,7 @@ from ray import cloudpickle, serve
 
 from penstock.config import LLMConfig
 from penstock.engines.sim.engine import SimEngine
-from penstock.errors import Unavailable
-from penstock.hook import Context
 from penstock.serve import GatewayConfig, LLMRouter, LLMServer
-from penstock.serve.preprocessor import Remote, application
 
 pytestmark = pytest.mark.parity("X13")
 
@@ -97,6 +96,18 @@ class Draws:
             (self.folder / "ended").touch()
 
 
+class Gate:
+    """Holds every request until a file is there; then says who held it."""
+
+    def __init__(self, file: str) -> None:
+        self.file = Path(file)
+
+    async def __call__(self, request):
+        while not self.file.exists():  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.05)
+        return {"prompt": f"{os.getpid()}"}
+
+
 def with_pid(answer, context):
     answer["preprocessed_by"] = context.notes.get("pid")
     return answer
@@ -109,29 +120,43 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def url(serve_url, folder):
-    config = LLMConfig(
-        model_loading_config={"model_id": "m"},
-        llm_engine="sim",
-        server_cls=TellingServer,
-        preprocessor=Draws,
-        preprocessor_options={
-            "arguments": {"folder": str(folder)},
-            "num_replicas": 2,
-            "ray_actor_options": {"num_cpus": 0.1},
-            "health_check_period_s": 1.0,
-        },
-        postprocessor=with_pid,
-    )
+    """An application of its own: two models, whose preprocessors are deployments."""
+    fixed = {"arguments": {"folder": str(folder)}, "num_replicas": 2, "health_check_period_s": 1.0}
+    scaling = {
+        "max_replicas": 2,
+        "target_ongoing_requests": 1,
+        "upscale_delay_s": 0.5,
+        "metrics_interval_s": 0.2,
+        "look_back_period_s": 1,
+    }
+    scaled = {"arguments": {"file": f"{folder}/go"}, "autoscaling_config": scaling, "max_ongoing_requests": 2}
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import tests
-    app = LLMRouter.as_deployment().bind([config], GatewayConfig())
+    configs = [
+        model("m", Draws, fixed, server_cls=TellingServer, postprocessor=with_pid),
+        model("scaled", Gate, scaled),
+    ]
+    app = LLMRouter.as_deployment().bind(configs, GatewayConfig())
     serve.run(app, name="pre", route_prefix="/pre")
     yield f"{serve_url}/pre"
     serve.delete("pre")
 
 
-def ask(url: str, text: str, timeout: float = 100) -> httpx.Response:
-    body = {"model": "m", "messages": [{"role": "user", "content": text}]}
-    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=timeout)
+def model(model_id, preprocessor, options, **more):
+    return LLMConfig(
+        model_loading_config={"model_id": model_id},
+        llm_engine="sim",
+        preprocessor=preprocessor,
+        preprocessor_options={"ray_actor_options": {"num_cpus": 0.1}, **options},
+        **more,
+    )
+
+
+def ask(url: str, text: str, model: str = "m") -> httpx.Response:
+    return httpx.post(f"{url}/v1/chat/completions", json=question(text, model), timeout=100)
+
+
+def question(text: str, model: str = "m") -> dict:
+    return {"model": model, "messages": [{"role": "user", "content": text}]}
 
 
 def until(true, limit_s: float = 60.0) -> None:
@@ -152,8 +177,7 @@ def test_what_it_makes_reaches_the_engine_in_another_process(url):
 
 
 def test_its_deployment_has_the_replicas_that_were_asked_for(url):
-    deployments = serve.status().applications["pre"].deployments
-    assert deployments["Preprocessor:m"].replica_states["RUNNING"] == 2
+    assert running("m") == 2
 
 
 def test_a_refusal_crosses_processes(url):
@@ -183,10 +207,13 @@ def test_tensors_and_pictures_arrive_as_they_were(url):
 
 
 def test_a_client_that_leaves_ends_the_work_in_the_deployment(url, folder):
-    with pytest.raises(httpx.ReadTimeout):
-        ask(url, "wait", timeout=2)
+    address = httpx.URL(url)
+    client = HTTPConnection(address.host, address.port)
+    client.request("POST", f"{address.path}/v1/chat/completions", json.dumps(question("wait")))
+    until(lambda: (folder / "began").exists())
+    assert not (folder / "ended").exists()
+    client.close()
     until(lambda: (folder / "ended").exists())
-    assert (folder / "began").exists()
 
 
 def test_a_killed_replica_loses_no_request(url):
@@ -202,68 +229,18 @@ def test_a_request_that_kills_every_replica_is_given_up(url):
     assert ask(url, "hello again").status_code == 200
 
 
-async def never(request):
-    await asyncio.Event().wait()
+def running(model: str) -> int:
+    return serve.status().applications["pre"].deployments[f"Preprocessor:{model}"].replica_states["RUNNING"]
 
 
-async def test_no_answer_in_time_is_503():
-    config = LLMConfig(
-        model_loading_config={"model_id": "m"},
-        llm_engine="sim",
-        preprocessor=never,
-        preprocessor_options={"timeout_s": 0.2},
-    )
-    handle = serve.run(application(config), _local_testing_mode=True)
-    with pytest.raises(Unavailable, match=r"within 0.2 s.*timeout_s") as caught:
-        await Remote(handle, config)({}, Context(config))
-    assert caught.value.status == 503
-
-
-def running(app: str) -> int:
-    return serve.status().applications[app].deployments["Preprocessor:m"].replica_states.get("RUNNING", 0)
-
-
-class Gate:
-    """Holds every request until a file is there; then says who held it."""
-
-    def __init__(self, file: str) -> None:
-        self.file = Path(file)
-
-    async def __call__(self, request):
-        while not self.file.exists():  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0.05)
-        return {"prompt": f"{os.getpid()}"}
-
-
-def test_load_scales_it_from_one_replica_to_two(serve_url, tmp_path):
-    options = {
-        "arguments": {"file": str(tmp_path / "go")},
-        "autoscaling_config": {
-            "max_replicas": 2,
-            "target_ongoing_requests": 1,
-            "upscale_delay_s": 0.5,
-            "metrics_interval_s": 0.2,
-            "look_back_period_s": 1,
-        },
-        "max_ongoing_requests": 2,
-        "ray_actor_options": {"num_cpus": 0.1},
-    }
-    config = LLMConfig(
-        model_loading_config={"model_id": "m"},
-        llm_engine="sim",
-        preprocessor=Gate,
-        preprocessor_options=options,
-    )
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    serve.run(LLMRouter.as_deployment().bind([config]), name="scaled", route_prefix="/scaled")
+def test_load_scales_it_from_one_replica_to_two(url, folder):
+    assert running("scaled") == 1
     try:
-        assert running("scaled") == 1
         with ThreadPoolExecutor(8) as clients:
-            asked = [clients.submit(ask, f"{serve_url}/scaled", "hello") for _ in range(8)]
+            asked = [clients.submit(ask, url, "hello", "scaled") for _ in range(8)]
             until(lambda: running("scaled") == 2)
-            (tmp_path / "go").touch()
+            (folder / "go").touch()
             answers = [one.result().json() for one in asked]
         assert len({answer["choices"][0]["message"]["content"] for answer in answers}) == 2
     finally:
-        (tmp_path / "go").touch()
-        serve.delete("scaled")
+        (folder / "go").touch()
