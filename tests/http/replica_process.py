@@ -1,22 +1,44 @@
-"""Run as a program: a simulated replica that prints where it listens and serves until it is killed."""
+"""A simulated replica in a process of its own. All are forked from one that has imported what they need."""
+
+from __future__ import annotations
 
 import asyncio
-import json
+import multiprocessing
 import os
-import sys
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
 
 import uvloop
-from served import Replica
 
 from penstock import lifeline
 
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(
+    ["openai", "penstock.engines.sim.engine", "penstock.layers.adapters", "penstock.serve.gateway"]
+)
 
-async def main() -> None:
-    replica = await Replica.start(sys.argv[1], **json.loads(sys.argv[2]))
-    print(json.dumps(replica.address.to_metadata()), flush=True)
+
+def start(model_id: str, options: dict[str, Any]) -> tuple[BaseProcess, Connection]:
+    """The process, and where it tells its address as soon as it listens."""
+    hears, tells = _FORKS.Pipe(duplex=False)
+    told = (tells, os.getpid(), dict(os.environ), model_id, options)
+    process = _FORKS.Process(target=_run, args=told, daemon=True)
+    process.start()
+    tells.close()  # so that its end is heard
+    return process, hears
+
+
+def _run(tells: Connection, owner: int, environment: dict[str, str], *asked: Any) -> None:
+    lifeline.tie_to(owner)
+    os.environ.clear()
+    os.environ.update(environment)
+    uvloop.run(_serve(tells, *asked))
+
+
+async def _serve(tells: Connection, model_id: str, options: dict[str, Any]) -> None:
+    from served import Replica
+
+    replica = await Replica.start(model_id, **options)
+    tells.send(replica.address.to_metadata())
     await asyncio.Event().wait()
-
-
-if __name__ == "__main__":
-    lifeline.tie_to(os.getppid())
-    uvloop.run(main())

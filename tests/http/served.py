@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
+import replica_process
 
 from penstock.config import GatewayConfig, LLMConfig
 from penstock.door import link
@@ -104,13 +101,10 @@ class ReplicaProcess:
     """The same in a process of its own, to be killed."""
 
     def __init__(self, model_id: str, **options: Any) -> None:
-        command = [sys.executable, str(Path(__file__).with_name("replica_process.py")), model_id]
-        self.process = subprocess.Popen([*command, json.dumps(options)], stdout=subprocess.PIPE)
+        self.process, self._told = replica_process.start(model_id, options)
 
     async def ready(self) -> ReplicaProcess:
-        assert self.process.stdout is not None
-        line = await asyncio.to_thread(self.process.stdout.readline)
-        self.address = Address.from_metadata(json.loads(line))
+        self.address = Address.from_metadata(await asyncio.to_thread(self._told.recv))
         return self
 
     def kill(self) -> None:
@@ -118,7 +112,7 @@ class ReplicaProcess:
 
     async def stop(self) -> None:
         self.process.kill()
-        await asyncio.to_thread(self.process.wait)
+        await asyncio.to_thread(self.process.join)
 
 
 class Served:

@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 from benchmarks.load import Generator, Load
 from benchmarks.workload import Workload
+from served import until
 
-pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="the load generator needs a C compiler")
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(not shutil.which("cc"), reason="the load generator needs a C compiler"),
+]
 
 OPENING = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
 TOKEN = b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n'
@@ -118,9 +122,15 @@ async def test_nobody_listening_is_a_failed_request(free_port: int) -> None:
 
 
 async def test_stopped_early_it_tells_what_it_saw() -> None:
-    async with serving(lambda writer: writer.write(GOOD), close=False) as port:
+    asked = []
+
+    def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(GOOD)
+        asked.append(writer)
+
+    async with serving(answer, close=False) as port:
         run = Generator(port, Workload(Path("x"), "uni", 3), streams=1, warmup_s=0.0, seconds=60.0)
-        await asyncio.sleep(0.2)  # some time to count in
+        await until(lambda: len(asked) > 3)
         run.stop()
         seen = await asyncio.to_thread(run.result)
     assert seen.figures["requests_all"] > 0

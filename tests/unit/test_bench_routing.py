@@ -16,6 +16,8 @@ from penstock.serve import body
 from penstock.serve.routing.blocks import blocks
 from penstock.serve.routing.reading import prompt_of
 
+pytestmark = pytest.mark.full
+
 BY_NAME = {workload.name: workload for workload in WORKLOADS}
 
 

@@ -7,6 +7,8 @@ from benchmarks.processes import Usage, kind_of
 from benchmarks.record import Record, Run, Spread, Start
 from benchmarks.table import markdown, render
 
+pytestmark = pytest.mark.full
+
 FIGURES: dict[str, Any] = {
     "ttft_ms": {"p50": 5.0, "p99": 9.0},
     "itl_ms": {"p50": 1.0, "p99": 2.0},
