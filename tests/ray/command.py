@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Iterator
 
+import openai
 import psutil
 
 _MARK = "TEST_RUN"
@@ -108,3 +109,15 @@ def serving(*words: str, until: str = "Serving ", **environment: str) -> Iterato
         for process in command.living():
             process.kill()
         command.exit_code()
+
+
+def client(port: int, key: str = "secret") -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0)
+
+
+def ask(port: int, text: str, model: str) -> Iterator[str]:
+    """What it says, piece by piece."""
+    stream = client(port).chat.completions.create(
+        model=model, messages=[{"role": "user", "content": text}], stream=True
+    )
+    return (piece.choices[0].delta.content or "" for piece in stream)

@@ -1,4 +1,7 @@
-"""`penstock serve`, `chat` and their ends, with the simulator in place of a model."""
+"""`penstock serve` and `chat`, with the simulator in place of a model, on the shared cluster.
+
+test_cli_serve_ends has the ends of commands that own their cluster.
+"""
 
 import json
 import signal
@@ -10,12 +13,12 @@ from pathlib import Path
 
 import openai
 import pytest
-from tests.ray.command import Command, serving
+from ray import serve
+from tests.cluster import Cluster, own_applications
+from tests.ray.command import Command, ask, client, serving
 
-FAST = ["--step-base-ms", "0"]
-TWO_LENGTHS = ["--replies", json.dumps({"short": "word " * 29 + "end", "long": "word " * 999})]
-SLOW = [*TWO_LENGTHS, "--step-base-ms", "100"]
-NEVER_READY = ["--start-delay-s", "600"]
+REPLIES = {"short": "word " * 29 + "end", "long": "word " * 999}
+SLOW = ["--replies", json.dumps(REPLIES), "--step-base-ms", "100"]
 
 
 @pytest.fixture(scope="module")
@@ -26,25 +29,15 @@ def port() -> int:
 
 
 @pytest.fixture(scope="module")
-def service(port: int) -> Iterator[Command]:
-    with serving("echo", "--engine", "sim", "--port", str(port), "--api-key", "secret", *FAST) as command:
+def service(cluster: Cluster, port: int) -> Iterator[Command]:
+    words = ["echo", "--engine", "sim", "--port", str(port), "--api-key", "secret", *SLOW]
+    with own_applications(), serving(*words, "--address", cluster.address, "--name", "cli") as command:
         yield command
-
-
-def client(port: int, key: str = "secret") -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0)
-
-
-def ask(port: int, text: str, model: str = "echo") -> Iterator[str]:
-    stream = client(port).chat.completions.create(
-        model=model, messages=[{"role": "user", "content": text}], stream=True
-    )
-    return (piece.choices[0].delta.content or "" for piece in stream)
 
 
 def test_official_client_is_answered(service: Command, port: int):
     assert [model.id for model in client(port).models.list()] == ["echo"]
-    assert "".join(ask(port, "water flows")) == "water flows"
+    assert "".join(ask(port, "water flows", "echo")) == "water flows"
 
 
 def test_wrong_key_is_refused(service: Command, port: int):
@@ -84,56 +77,44 @@ def test_taken_port_is_told_before_ray_starts(service: Command, port: int):
     assert second.out == []
 
 
-def test_failing_engine_is_told_in_its_own_words(free_port: int):
-    command = Command("echo", "--engine", "sim", "--port", str(free_port), "--start-error", "no luck today")
+def test_failing_engine_is_told_in_its_own_words(cluster: Cluster, free_port: int):
+    words = ["echo", "--engine", "sim", "--port", str(free_port), "--address", cluster.address]
+    command = Command(*words, "--name", "failing", "--start-error", "no luck today")
     assert command.exit_code() == 1
     assert "no luck today" in command.err[0]
     assert "Traceback" not in "\n".join([*command.out, *command.err])
     log = next(word for word in command.err[1].split() if word.endswith("serve.log."))
     assert "Traceback" in Path(log.removesuffix(".")).read_text()
     assert command.left() == []
+    assert "failing" not in serve.status().applications
 
 
-def test_bad_engine_argument_is_exit_code_2(free_port: int):
-    command = Command("echo", "--engine", "sim", "--port", str(free_port), "--max-modl-len", "7")
+def test_bad_engine_argument_is_exit_code_2(cluster: Cluster, free_port: int):
+    words = ["echo", "--engine", "sim", "--port", str(free_port), "--address", cluster.address]
+    command = Command(*words, "--max-modl-len", "7")
     assert command.exit_code() == 2
     assert "did you mean 'max_model_len'" in command.err[0]
     assert command.left() == []
 
 
-@pytest.mark.parametrize("phase", ["Ray: starting", "Serve: starting", "echo: load"])
-def test_signal_before_serving_leaves_nothing(phase: str, free_port: int):
-    words = ["echo", "--engine", "sim", "--port", str(free_port), *NEVER_READY]
-    with serving(*words, until=phase) as command:
+def test_open_streams_may_finish_and_a_second_signal_waits_for_none(service: Command, port: int):
+    """The last test of the service that the others share."""
+    short, long = (ask(port, length, "echo") for length in REPLIES)
+    assert next(piece for piece in long if piece)
+    begun = next(piece for piece in short if piece)
+    service.signal_group(signal.SIGTERM)
+    assert f"{begun}{''.join(short)}" == REPLIES["short"]
+    service.signal_group(signal.SIGTERM)
+    assert service.exit_code() == 0
+    assert "The application may still be on the cluster: see `serve status`." in service.out
+    assert service.left() == []
+    long.close()
+
+
+def test_signal_while_an_engine_loads_ends_all_that_the_command_started(free_port: int):
+    """A cluster of its own, which must end with the command."""
+    words = ["echo", "--engine", "sim", "--port", str(free_port), "--start-delay-s", "600"]
+    with serving(*words, until="echo: load") as command:
         command.signal_group(signal.SIGINT)
         assert command.exit_code() == 128 + signal.SIGINT
         assert command.left() == []
-
-
-def test_open_streams_may_finish_until_a_second_signal_cuts_them(free_port: int):
-    with serving("slow", "--engine", "sim", "--port", str(free_port), *SLOW) as command:
-        short, long = (ask(free_port, length, model="slow") for length in ("short", "long"))
-        assert next(piece for piece in long if piece)
-        begun = next(piece for piece in short if piece)
-        command.signal_group(signal.SIGTERM)
-        assert f"{begun}{''.join(short)}".split() == ["word"] * 29 + ["end"]
-        command.signal_group(signal.SIGTERM)
-        with pytest.raises(openai.APIError):
-            list(long)
-        assert command.exit_code() == 0
-        assert command.left() == []
-
-
-def test_killed_work_leaves_nothing_and_its_neighbour_untouched(service: Command, port: int, free_port: int):
-    with serving("other", "--engine", "sim", "--port", str(free_port)) as second:
-        assert "".join(ask(free_port, "both at once", model="other")) == "both at once"
-        second.work().kill()
-        assert second.exit_code() == 128 + signal.SIGKILL
-        assert second.left() == []
-    assert "".join(ask(port, "still here")) == "still here"
-
-
-def test_killed_command_leaves_nothing(service: Command):
-    """The last test of the service that the others share."""
-    service.kill()
-    assert service.left() == []

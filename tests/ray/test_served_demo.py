@@ -1,13 +1,17 @@
-"""What one command serves is what the model says: plain transformers and our service give the same text."""
+"""What one command serves is what the model says: plain transformers and our service give the same text.
+
+A cluster and an engine of its own: that one command without a word starts them is what README promises.
+"""
 
 import re
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from demo_questions import QUESTIONS
 from openai import OpenAI
-from tests.ray.command import serving
+from tests.ray.command import Command, serving
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import penstock
@@ -17,10 +21,22 @@ pytestmark = pytest.mark.parity("S18")
 TIMES = {"gateway", "pick", "connect", "replica", "front", "engine-queue", "prefill", "total"}
 
 
+@pytest.fixture(scope="module")
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def service(port: int) -> Iterator[Command]:
+    with serving("--port", str(port), PENSTOCK_ACCELERATOR="auto") as command:
+        yield command
+
+
 @pytest.fixture
-def client(free_port: int) -> Iterator[OpenAI]:
-    with serving("--port", str(free_port)):
-        yield OpenAI(base_url=f"http://127.0.0.1:{free_port}/v1", api_key="any")
+def client(service: Command, port: int) -> OpenAI:
+    return OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="any")
 
 
 def served(client: OpenAI, question: str) -> tuple[str, str]:
@@ -65,3 +81,9 @@ def test_served_answers_are_those_of_plain_transformers(client: OpenAI):
     assert [text for text, _ in answers] == list(QUESTIONS.values())
     assert answers == plain(questions)
     assert {reason for _, reason in answers} == {"stop"}
+
+
+def test_killed_command_leaves_nothing(service: Command):
+    """The last test of the service: its engine, its Serve and its Ray end by themselves."""
+    service.kill()
+    assert service.left() == []

@@ -1,0 +1,67 @@
+"""How `penstock serve` ends that owns its cluster, as it does in every test here: nothing may be left."""
+
+import json
+import signal
+import socket
+
+import openai
+import pytest
+from tests.ray.command import Command, ask, serving
+
+pytestmark = pytest.mark.full
+
+REPLIES = {"short": "word " * 29 + "end", "long": "word " * 999}
+SLOW = ["--replies", json.dumps(REPLIES), "--step-base-ms", "100"]
+
+
+def test_failing_engine_leaves_nothing(free_port: int):
+    command = Command("echo", "--engine", "sim", "--port", str(free_port), "--start-error", "no luck today")
+    assert command.exit_code() == 1
+    assert "no luck today" in command.err[0]
+    assert command.left() == []
+
+
+def test_bad_engine_argument_leaves_nothing(free_port: int):
+    command = Command("echo", "--engine", "sim", "--port", str(free_port), "--max-modl-len", "7")
+    assert command.exit_code() == 2
+    assert "did you mean 'max_model_len'" in command.err[0]
+    assert command.left() == []
+
+
+@pytest.mark.parametrize("phase", ["Ray: starting", "Serve: starting"])
+def test_signal_before_serving_leaves_nothing(phase: str, free_port: int):
+    words = ["echo", "--engine", "sim", "--port", str(free_port), "--start-delay-s", "600"]
+    with serving(*words, until=phase) as command:
+        command.signal_group(signal.SIGINT)
+        assert command.exit_code() == 128 + signal.SIGINT
+        assert command.left() == []
+
+
+def test_open_streams_may_finish_until_a_second_signal_cuts_them(free_port: int):
+    with serving("slow", "--engine", "sim", "--port", str(free_port), *SLOW) as command:
+        short, long = (ask(free_port, length, "slow") for length in REPLIES)
+        assert next(piece for piece in long if piece)
+        begun = next(piece for piece in short if piece)
+        command.signal_group(signal.SIGTERM)
+        assert f"{begun}{''.join(short)}" == REPLIES["short"]
+        command.signal_group(signal.SIGTERM)
+        with pytest.raises(openai.APIError):
+            list(long)
+        assert command.exit_code() == 0
+        assert command.left() == []
+
+
+def test_killed_work_leaves_nothing_and_its_neighbour_untouched(free_port: int):
+    words = ["first", "--engine", "sim", "--port", str(free_port)]
+    with serving(*words) as first:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        with serving("second", "--engine", "sim", "--port", str(port)) as second:
+            assert "".join(ask(port, "both at once", "second")) == "both at once"
+            second.work().kill()
+            assert second.exit_code() == 128 + signal.SIGKILL
+            assert second.left() == []
+        assert "".join(ask(free_port, "still here", "first")) == "still here"
+        first.kill()
+        assert first.left() == []
