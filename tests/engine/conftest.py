@@ -66,12 +66,18 @@ async def simulator() -> AsyncIterator[Served]:
         yield served
 
 
+@pytest.fixture(scope="session")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder for profiles of `demo`."""
+    return tmp_path_factory.mktemp("traces")
+
+
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def demo(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+async def demo(traces: Path) -> AsyncIterator[Served]:
     """The demo model in a real vLLM with SEATS seats, a small cache and a profiler."""
     profiler = {
         "profiler": "torch",
-        "torch_profiler_dir": str(tmp_path_factory.mktemp("traces")),
+        "torch_profiler_dir": str(traces),
         "ignore_frontend": True,  # torch's profiler crashes in a process that has had engines before
     }
     config = vllm_config_with_small_cache(

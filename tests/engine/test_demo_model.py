@@ -17,6 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import penstock
 from recipes.demo_model import train
 
+pytestmark = pytest.mark.full
+
 END = "<|im_end|>"
 WRITTEN = {question: answer + END for question, answer in QUESTIONS.items()}
 

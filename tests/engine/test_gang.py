@@ -17,7 +17,7 @@ from penstock.engine import Gang, gang
 from penstock.engines.vllm.engine import VLLMEngine
 from penstock.errors import EngineStartFailed, Unsupported
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.parity("S24")]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.parity("S24"), pytest.mark.full]
 
 CONFIG: dict[str, Any] = {
     "data_parallel_size": 2,
@@ -40,7 +40,7 @@ class Shared:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def members() -> AsyncIterator[list[Served]]:
-    """Two engines, each with its own core, as in two replicas."""
+    """Engines of their own, each with its core, as in two replicas: a gang is started together."""
     shared = Shared()
     config = vllm_config(str(model("moe")), **CONFIG)
     engines = [VLLMEngine(config), VLLMEngine(config)]

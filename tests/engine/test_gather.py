@@ -18,7 +18,10 @@ from penstock.engines.vllm.gather import Gathered
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
+TRIES = 20
 LONG: dict[str, Any] = {"max_tokens": 100, "ignore_eos": True}
+FEW = 10
+"""Pieces of so long an answer."""
 
 
 @contextmanager
@@ -42,7 +45,7 @@ async def test_a_whole_answer_comes_in_few_pieces_and_is_the_streams(assistant: 
     with told(assistant) as pieces:
         whole = await ask(assistant, CHAT, messages=user("Hello"), **LONG)
     assert sum(pieces) == whole["usage"]["completion_tokens"] == 100
-    assert pieces == [1, 16, 16, 16, 16, 16, 16, 3]
+    assert len(pieces) <= FEW
     with told(assistant) as pieces:
         chunks = await events(assistant, COMPLETIONS, prompt="Hello", **LONG)
     assert pieces == [1] * 100
@@ -62,17 +65,20 @@ async def test_what_the_front_must_see_comes_token_by_token(
 async def test_several_outputs_of_one_request_are_gathered_apart(assistant: Served) -> None:
     with told(assistant) as pieces:
         whole = await ask(assistant, COMPLETIONS, prompt="Hello", n=3, temperature=1, seed=5, **LONG)
-    assert sorted(pieces) == sorted([1, 16, 16, 16, 16, 16, 16, 3] * 3)
+    assert sum(pieces) == 300
+    assert len(pieces) <= 3 * FEW
     texts = {choice["text"] for choice in whole["choices"]}
     assert len(texts) == 3
     assert whole["usage"]["completion_tokens"] == 300
 
 
 async def test_an_answer_that_is_cut_off_has_all_its_tokens(assistant: Served) -> None:
-    """Without what the core still held, the count would be one and a multiple of a piece, each time."""
+    """Without what the core still held, the count would be one and a multiple of a piece, each time.
+
+    With it, one time in some sixteen.
+    """
     llm: Any = assistant.engine._llm  # pyright: ignore[reportAttributeAccessIssue]
-    counts: list[int] = []
-    for _ in range(4):
+    for _ in range(TRIES):
         body = {"messages": user("Hello"), "max_tokens": 1500, "ignore_eos": True}
         with told(assistant) as pieces:
             asking = asyncio.create_task(ask(assistant, CHAT, **body))
@@ -81,8 +87,11 @@ async def test_an_answer_that_is_cut_off_has_all_its_tokens(assistant: Served) -
             answer = await asking
             await llm.resume_generation()
         assert answer["choices"][0]["finish_reason"] == "abort"
-        counts.append(answer["usage"]["completion_tokens"])
-    assert any(count % 16 != 1 for count in counts), counts
+        count = answer["usage"]["completion_tokens"]
+        assert count == sum(pieces)
+        if any(piece not in (1, max(pieces)) for piece in pieces):
+            return
+    pytest.fail("Each time the count is one and a multiple of a piece.")
 
 
 async def test_a_pause_that_keeps_requests_tells_what_there_is(assistant: Served) -> None:

@@ -39,6 +39,7 @@ from recipes.assistant.lessons import tool
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.parity("S27"),
+    pytest.mark.full,
     pytest.mark.skipif(not (SGLANG / "ready").exists(), reason="made by `make sglang`"),
 ]
 

@@ -17,7 +17,7 @@ from penstock.config import LLMConfig
 from penstock.engines.vllm.engine import VLLMEngine
 from penstock.errors import EngineStartFailed
 
-pytestmark = pytest.mark.parity("S10")
+pytestmark = [pytest.mark.parity("S10"), pytest.mark.full]
 
 QUESTION = {"model": "model:under/test", "messages": [{"role": "user", "content": "What is Penstock?"}]}
 
@@ -30,7 +30,10 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_model_in_a_bucket_with_its_tokenizer_elsewhere_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The model's folder in the bucket has no tokenizer: the extra files bring it."""
+    """The model's folder in the bucket has no tokenizer: the extra files bring it.
+
+    An engine of its own: where it comes from is the fact.
+    """
     demo = Path(penstock.demo_model())
     with s3_server("models", "mirror") as s3:
         s3.upload(demo, "models", "demo")
@@ -53,7 +56,7 @@ async def test_a_model_in_a_bucket_with_its_tokenizer_elsewhere_answers(
 
 @pytest.mark.parity("S6")
 def test_a_gated_model_of_a_hub_starts_with_its_token(tmp_path: Path):
-    """In a process of its own, because the hub's client reads where its cache is only once."""
+    """An engine in a process of its own, because the hub's client reads where its cache is only once."""
     with hub_server({"org/demo": Path(penstock.demo_model())}, gated={"org/demo"}) as hub:
         environment = {"HF_HOME": str(tmp_path), "HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN}
         assert phases("org/demo", environment) == ["download", "import", "load", "warm up"]

@@ -2,69 +2,54 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import asyncio
+import json
 from contextlib import aclosing
 from pathlib import Path
 
 import psutil
 import pytest
-from enginetest import MODEL_ID, Served, serve, vllm_config
+from backend_contract import CHAT, row
+from dying import LONG, nothing_is_left_when_the_owner_is_killed
+from enginetest import MODEL_ID, SEATS, Served, listening, until, vllm_config
 
+from penstock.data.backends.own import OwnEngine
 from penstock.errors import EngineDead
 
-LIMIT_S = 30
-FOLDER = Path(__file__).parent
-LONG = {"max_tokens": 1900, "ignore_eos": True}
+ROWS = 20
 BODY = {"model": MODEL_ID, "prompt": "water", "stream": True} | LONG
 
 
-@pytest.mark.parametrize("phase", ["import", "load", "ready"])
-def test_nothing_is_left_when_the_owner_is_killed(phase: str, tmp_path: Path):
-    owner = subprocess.Popen(
-        [sys.executable, FOLDER / "owner.py", "demo"],
-        env=os.environ | {"TMPDIR": str(tmp_path)},
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert owner.stdout
-    said = iter(owner.stdout.readline, "")
-    assert phase in (line.strip() for line in said)
-    below = until_children(owner.pid)
-    owner.kill()
-    owner.wait()
-    _, left = psutil.wait_procs(below, timeout=LIMIT_S)
-    assert left == []
-    assert list(tmp_path.glob("penstock-*")) == []
+def test_nothing_is_left_when_the_owner_is_killed_while_it_loads(tmp_path: Path):
+    """An engine in a process of its own, which is killed."""
+    nothing_is_left_when_the_owner_is_killed("load", tmp_path)
 
 
-def until_children(pid: int) -> list[psutil.Process]:
-    """The core is started right after the phase "import" is told."""
-    while not (below := psutil.Process(pid).children(recursive=True)):
-        os.sched_yield()
-    return below
+@pytest.mark.parity("D2")
+async def test_a_killed_core_ends_streams_and_rows_and_batch_starts_another():
+    """An engine of its own, which it kills, for all facts: batch's, which starts another one after it."""
+    others = set(psutil.Process().children())
+    own = OwnEngine(vllm_config(max_num_seqs=SEATS, kv_cache_memory_bytes=1 << 27))
+    try:
+        await own.start()
+        (core,) = set(psutil.Process().children()) - others
+        assert own._model is not None
+        async with listening(own._model.engine.app()) as http:
+            doomed = Served(own._model.engine, http)
+            await lose(core, doomed, own)
+            await refuses(doomed)
+        await own.start()
+        answer = await own.ask(row(CHAT, messages=[{"role": "user", "content": "What is Penstock?"}]))
+        assert answer.status == 200
+        assert json.loads(answer.body)["usage"]["prompt_tokens_details"] is not None, "batch asks for them"
+    finally:
+        await own.stop()
 
 
-async def test_a_killed_core_ends_streams_and_refuses_requests():
-    """One engine for all facts: a start takes seconds."""
-    others = psutil.Process().children()
-    async with serve(vllm_config()) as doomed:
-        (core,) = set(psutil.Process().children()) - set(others)
-        await lose(core, doomed)
-        with pytest.raises(EngineDead):
-            await doomed.engine.check_health()
-        with pytest.raises(EngineDead):
-            await anext(doomed.engine.generate("water", {}))
-        refused = await doomed.http.post("/v1/completions", json=BODY)
-        assert refused.status_code == 503
-        assert refused.json()["error"]["code"] == "engine_dead"
-        assert (await doomed.http.get("/health")).status_code == 503
-
-
-async def lose(core: psutil.Process, doomed: Served) -> None:
-    """Kills it under a stream of each kind; both end with the reason."""
+async def lose(core: psutil.Process, doomed: Served, own: OwnEngine) -> None:
+    """Kills it under rows and a stream of each kind; all end with the reason."""
+    rows = [asyncio.create_task(own.ask(row(prompt="water", **LONG))) for _ in range(ROWS)]
+    await until(lambda: own.load().running - own.load().unseen == ROWS)
     async with (
         aclosing(doomed.engine.generate("water", LONG)) as deltas,
         doomed.http.stream("POST", "/v1/completions", json=BODY) as answer,
@@ -78,3 +63,16 @@ async def lose(core: psutil.Process, doomed: Served) -> None:
             _ = [delta async for delta in deltas]
         events = [line async for line in lines if line]
     assert '"engine_dead"' in events[-1]
+    ended = await asyncio.gather(*rows, return_exceptions=True)
+    assert {type(end) for end in ended} == {EngineDead}
+
+
+async def refuses(doomed: Served) -> None:
+    with pytest.raises(EngineDead):
+        await doomed.engine.check_health()
+    with pytest.raises(EngineDead):
+        await anext(doomed.engine.generate("water", {}))
+    refused = await doomed.http.post("/v1/completions", json=BODY)
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "engine_dead"
+    assert (await doomed.http.get("/health")).status_code == 503

@@ -1,0 +1,32 @@
+"""Each way to wake an engine whose every wake-up is a start."""
+
+from __future__ import annotations
+
+import pytest
+from controlling import (
+    asleep_and_paused_it_wakes_paused,
+    needs,
+    what_comes_while_it_sleeps_is_answered_when_it_wakes,
+)
+from enginetest import CONFIGS, Served
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.parity("S25"), pytest.mark.full]
+
+dear = pytest.mark.parametrize("under_test", [name for name in CONFIGS if name != "sim"], indirect=True)
+
+
+@dear
+async def test_what_comes_while_it_sleeps_is_answered_when_it_wakes(under_test: Served):
+    await needs(under_test, "sleep")
+    await what_comes_while_it_sleeps_is_answered_when_it_wakes(under_test)
+
+
+@dear
+async def test_asleep_and_paused_it_wakes_paused(under_test: Served):
+    await needs(under_test, "pause", "sleep")
+    await asleep_and_paused_it_wakes_paused(under_test)
+
+
+@pytest.mark.parametrize("under_test", [name for name in CONFIGS if name == "sglang"], indirect=True)
+async def test_an_engine_without_workers_says_so(under_test: Served):
+    await needs(under_test, "collective_rpc", "start_profile", "stop_profile")

@@ -1,0 +1,16 @@
+"""Nothing outlives its owner, at whatever moment of its engine's start that is killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from dying import nothing_is_left_when_the_owner_is_killed
+
+pytestmark = pytest.mark.full
+
+
+@pytest.mark.parametrize("phase", ["import", "ready"])
+def test_nothing_is_left_when_the_owner_is_killed(phase: str, tmp_path: Path):
+    """An engine in a process of its own, which is killed."""
+    nothing_is_left_when_the_owner_is_killed(phase, tmp_path)

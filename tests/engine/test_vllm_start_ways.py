@@ -1,0 +1,50 @@
+"""Engines that start in other ways than most, or fail later."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+from starting import a_folder_without_weights_is_named, engine
+
+import penstock
+from penstock.errors import EngineStartFailed
+
+pytestmark = pytest.mark.full
+
+PHASES = ["download", "import", "load", "warm up"]
+
+
+async def test_a_folder_without_weights_is_named(tmp_path: Path):
+    """An engine of its own, which fails in its core."""
+    await a_folder_without_weights_is_named(tmp_path, "uni")
+
+
+async def test_a_kv_cache_that_holds_no_request_is_refused():
+    """An engine of its own, which fails when the model has been loaded."""
+    with pytest.raises(EngineStartFailed, match="KV cache memory"):
+        await engine(kv_cache_memory_bytes=1 << 20).start()
+
+
+def test_a_hub_id_is_found_in_the_hubs_cache(tmp_path: Path):
+    """An engine in a process of its own, because the hub's client reads where its cache is only once."""
+    cache = tmp_path / "hub" / "models--some--model"
+    shutil.copytree(penstock.demo_model(), cache / "snapshots" / "1")
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("1")
+    owner = subprocess.Popen(
+        [sys.executable, Path(__file__).parent / "owner.py", "some/model"],
+        env=os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with owner:
+        assert owner.stdout
+        phases = [line.strip() for line in takewhile(lambda line: line != "ready\n", owner.stdout)]
+        owner.kill()
+    assert [phase for phase in phases if phase in PHASES] == PHASES
