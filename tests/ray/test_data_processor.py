@@ -14,7 +14,6 @@ from penstock.data import (
     batched,
     build_llm_processor,
     build_processor,
-    vLLMEngineProcessorConfig,
 )
 from penstock.data.columns import ERROR
 
@@ -80,25 +79,52 @@ def test_error_has_one_type_though_no_row_failed(answered):
     assert dict(zip(schema.names, schema.types, strict=True))["error"] == ERROR
 
 
-@pytest.mark.parity("D11", "D15")
-def test_bad_rows_fail_alone_with_their_input_and_the_reason():
-    def odd(row):
-        kinds = {
-            "raises": lambda: 1 / 0,
-            "no dict": lambda: "hello",
-            "no role": lambda: {"messages": [{"role": "robot", "content": "x"}]},
-            "typo": lambda: {"message": [{"role": "user", "content": "x"}]},
-            "too long": lambda: {"prompt": "x " * 2_000},
-            "wrong type": lambda: {"prompt": "x", "max_tokens": "many"},
-        }
-        return kinds.get(row["item"], lambda: ask(row))()
+@pytest.fixture(scope="module")
+def journal(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("rows") / "journal")
 
-    items = ["good", "raises", "no dict", "no role", "typo", "too long", "wrong type", "good too"]
-    rows = build_processor(engines(), preprocess=odd, postprocess=lambda row: dict(row))(
-        [{"item": item} for item in items]
-    )
-    ends = {row["item"]: row["error"] and (row["error"]["stage"], row["error"]["code"]) for row in rows}
-    assert ends == {
+
+KINDS = {
+    "raises": lambda: 1 / 0,
+    "no dict": lambda: "hello",
+    "no role": lambda: {"messages": [{"role": "robot", "content": "x"}]},
+    "typo": lambda: {"message": [{"role": "user", "content": "x"}]},
+    "too long": lambda: {"prompt": "x " * 2_000},
+    "wrong type": lambda: {"prompt": "x", "max_tokens": "many"},
+    "shape 1": lambda: {"prompt": "a", "max_tokens": 3},
+    "shape 2": lambda: {"prompt": "b", "stop": ["x"], "sampling_params": {"temperature": 0.5}},
+    "shape 3": lambda: {"messages": [{"role": "user", "content": [{"type": "text", "text": "c"}]}], "n": 3},
+    "shape 4": lambda: {"prompt": "d", "sampling_params": {"min_tokens": 0, "max_tokens": 2}},
+}
+
+
+def odd(row):
+    """Whatever users may make of a row: requests of many shapes, mistakes, and what raises."""
+    return KINDS.get(row["item"], lambda: ask(row))()
+
+
+def picky(row):
+    if row["item"] == "bad afterwards":
+        raise KeyError("no b")
+    return dict(row)
+
+
+@pytest.fixture(scope="module")
+def mixed(journal):
+    """Rows of all kinds through one pipeline, some of them twice, by their item."""
+    items = ["good", *KINDS, "bad afterwards", "good", "good too"]
+    config = engines(journal=journal)
+    rows = build_processor(config, preprocess=odd, postprocess=picky)([{"item": item} for item in items])
+    assert [row["item"] for row in rows] == items
+    return {row["item"]: row for row in rows}
+
+
+@pytest.mark.parity("D11", "D15")
+def test_bad_rows_fail_alone_with_their_input_and_the_reason(mixed):
+    ends = {
+        item: row["error"] and (row["error"]["stage"], row["error"]["code"]) for item, row in mixed.items()
+    }
+    assert {item: end for item, end in ends.items() if "shape" not in item} == {
         "good": None,
         "raises": ("preprocess", "own_code_failed"),
         "no dict": ("preprocess", "invalid_request"),
@@ -106,33 +132,30 @@ def test_bad_rows_fail_alone_with_their_input_and_the_reason():
         "typo": ("preprocess", "invalid_request"),
         "too long": ("engine", "context_length_exceeded"),
         "wrong type": ("preprocess", "invalid_request"),
+        "bad afterwards": ("postprocess", "own_code_failed"),
         "good too": None,
     }
 
 
-def test_a_row_of_which_preprocess_makes_nothing_is_skipped():
-    rows = build_processor(
-        engines(should_continue_on_error=False),
-        preprocess=lambda row: ask(row) if row["item"] != "b" else None,
-        postprocess=lambda row: {"item": row["item"], "said": row["generated_text"]},
-    )([{"item": item} for item in "abc"])
-    assert [(row["item"], row.get("said"), row["error"]) for row in rows] == [
-        ("a", "a", None),
-        ("b", None, None),
-        ("c", "c", None),
-    ]
-    assert rows[1]["attempts"] == 0
+def test_postprocess_that_raises_fails_its_row_only(mixed):
+    said = [mixed[item].get("generated_text") for item in ("good", "good too")]
+    assert (said, mixed["bad afterwards"]["error"]["stage"]) == (["good", "good too"], "postprocess")
 
 
-def test_postprocess_that_raises_fails_its_row_only():
-    def picky(row):
-        if row["item"] == "b":
-            raise KeyError("no b")
-        return {"said": row["generated_text"]}
+@pytest.mark.parity("D7")
+def test_rows_of_different_shape_do_not_touch_each_other(mixed):
+    rows = [mixed[f"shape {number}"] for number in (1, 2, 3, 4)]
+    assert [row["error"] for row in rows] == [None] * 4
+    assert [len(row["generated_texts"]) for row in rows] == [1, 1, 3, 1]
 
-    rows = build_processor(engines(), preprocess=ask, postprocess=picky)([{"item": item} for item in "abc"])
-    assert [row.get("said") for row in rows] == ["a", None, "c"]
-    assert (rows[1]["item"], rows[1]["error"]["stage"]) == ("b", "postprocess")
+
+@pytest.mark.parity("X5", "X20")
+def test_a_pipeline_run_again_answers_from_its_journal(mixed, journal):
+    config = EngineProcessorConfig(llm_config=sim(reply="second"), journal=journal)
+    rows = build_processor(config, preprocess=odd)(
+        [{"item": item} for item in ("good", "good", "good too", "more")]
+    )
+    assert [row["generated_text"] for row in rows] == ["good", "good", "good too", "second"]
 
 
 def test_a_failed_row_ends_the_pipeline_where_that_is_wanted():
@@ -141,47 +164,56 @@ def test_a_failed_row_ends_the_pipeline_where_that_is_wanted():
         processor([{"item": "a"}])
 
 
-@pytest.mark.parity("D7")
-def test_rows_of_different_shape_do_not_touch_each_other():
-    shapes = [
-        {"prompt": "a", "max_tokens": 3},
-        {"prompt": "b", "stop": ["x"], "sampling_params": {"temperature": 0.5}},
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "c"}]}], "n": 3},
-        {"prompt": "d", "sampling_params": {"min_tokens": 0, "max_tokens": 2}},
-    ]
-    rows = build_processor(engines(), preprocess=lambda row: shapes[row["n"]])([{"n": n} for n in range(4)])
-    assert [row["error"] for row in rows] == [None] * 4
-    assert [len(row["generated_texts"]) for row in rows] == [1, 1, 3, 1]
+@pytest.fixture(scope="module")
+def chained():
+    """Two stages: a batch function, which skips a row where failed ones end the pipeline, and a class."""
 
-
-def test_a_batch_function_gets_many_rows_and_returns_as_many():
     @batched
     def all_of_them(rows):
-        return [{"prompt": f"{row['item']} of {len(rows) > 1}"} for row in rows]
+        many = len(rows) > 1
+        return [{"prompt": f"{row['item']} of {many}"} if row["item"] != "b" else None for row in rows]
 
-    rows = build_processor(engines(), preprocess=all_of_them)([{"item": item} for item in "abc"])
-    assert [row["generated_text"] for row in rows] == ["a of True", "b of True", "c of True"]
-
-
-def test_a_class_is_made_once_and_has_its_own_resources():
     class Counter:
         def __init__(self):
             self.seen = 0
 
         def __call__(self, row):
             self.seen += 1
-            return {"prompt": f"{row['item']}{self.seen}"}
+            return {"prompt": f"{row['answer']} {self.seen}"}
 
-    processor = build_processor(engines(), preprocess=Counter, preprocess_map_kwargs={"num_cpus": 0.5})
-    rows = processor([{"item": item} for item in "abc"])
-    assert [row["generated_text"] for row in rows] == ["a1", "b2", "c3"]
+    first = build_llm_processor(
+        engines(should_continue_on_error=False),
+        preprocess=all_of_them,
+        postprocess=lambda row: dict(answer=row["generated_text"], **row),
+    )
+    second = build_processor(engines(), preprocess=Counter, preprocess_map_kwargs={"num_cpus": 0.5})
+    rows = second(first(ray.data.from_items(["a", "b", "c"]))).take(3)
+    return sorted(rows, key=lambda row: row["item"])
 
 
-def test_a_data_frame_stays_one():
-    frame = build_processor(
-        engines(), preprocess=ask, postprocess=lambda row: {"said": row["generated_text"]}
-    )(pd.DataFrame({"item": ["a", "b"]}))
-    assert list(frame["said"]) == ["a", "b"]
+def test_the_older_name_and_a_lambda_as_in_the_announcement(chained):
+    assert [row["item"] for row in chained] == ["a", "b", "c"]
+    assert [row["answer"] for row in chained] == ["a of True", None, "c of True"]
+
+
+def test_a_row_of_which_preprocess_makes_nothing_is_skipped(chained):
+    assert [row["original_error"] for row in chained] == [None] * 3
+    assert [row["original_attempts"] for row in chained] == [1, 0, 1]
+    assert [row["original_generated_text"] for row in chained] == ["a of True", None, "c of True"]
+
+
+def test_a_batch_function_gets_many_rows_and_returns_as_many(chained):
+    assert [chained[0]["answer"], chained[2]["answer"]] == ["a of True", "c of True"]
+
+
+def test_a_class_is_made_once_and_has_its_own_resources(chained):
+    assert sorted(int(row["generated_text"].split()[-1]) for row in chained) == [1, 2, 3]
+
+
+@pytest.mark.parity("D8")
+def test_sequential_processors_have_engines_of_their_own(chained):
+    texts = [row["generated_text"].rsplit(" ", 1)[0] for row in chained]
+    assert texts == ["a of True", "None", "c of True"]
 
 
 def test_nothing_in_is_nothing_out():
@@ -190,97 +222,64 @@ def test_nothing_in_is_nothing_out():
     assert processor(ray.data.from_items([])).take_all() == []
 
 
-@pytest.mark.parity("D13")
-@pytest.mark.parametrize("concurrency", [2, (1, 2)])
-def test_engines_start_at_once_or_when_rows_wait(concurrency, tmp_path):
-    """Each row waits until rows are in two engines; one takes 128 at most."""
-
-    async def together(row, llm):
-        (tmp_path / str(os.getpid())).touch()
-        while len(list(tmp_path.iterdir())) < 2:  # noqa: ASYNC110 - another process makes it
-            await asyncio.sleep(0.5)  # all of them look
-        return {"said": (await llm.complete(row["item"], max_tokens=20)).text}
-
-    config = engines(concurrency=concurrency, batch_size=2)
-    rows = build_processor(config, program=together)([{"item": f"row {n}"} for n in range(300)])
-    assert [row["said"] for row in rows] == [f"row {n}" for n in range(300)]
+async def two_engines(folder):
+    """Returns when rows are in two engines; one takes 128 at most."""
+    (folder / str(os.getpid())).touch()
+    while len(list(folder.iterdir())) < 2:  # noqa: ASYNC110 - another process makes it
+        await asyncio.sleep(0.5)  # all of them look
 
 
-def test_the_older_name_and_a_lambda_as_in_the_announcement():
-    processor = build_llm_processor(
-        engines(), preprocess=ask, postprocess=lambda row: dict(answer=row["generated_text"], **row)
-    )
-    (row,) = processor(ray.data.from_items(["Hello"])).take(1)
-    assert (row["answer"], row["item"]) == ("Hello", "Hello")
+@pytest.fixture(scope="module")
+def programmed(tmp_path_factory):
+    """A data frame through a program, in two engines that start at once."""
+    folder = tmp_path_factory.mktemp("engines")
 
-
-@pytest.mark.parity("D15")
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        ({"model_source": "demo", "batchsize": 3}, "batch_size"),
-        ({"model_source": "demo", "concurrency": 0}, "concurrency"),
-        ({"model_source": "demo", "concurrency": (3, 2)}, "concurrency"),
-        ({}, "model_source"),
-        ({"model": "demo", "model_source": "demo"}, "one model"),
-        ({"model": "demo", "task_type": "sing"}, "generate"),
-    ],
-)
-def test_a_wrong_config_says_what_is_wrong(wrong, says):
-    with pytest.raises(ValueError, match=says):
-        vLLMEngineProcessorConfig(**wrong)
-
-
-@pytest.mark.parity("D8")
-def test_sequential_processors_have_engines_of_their_own():
-    first = build_processor(
-        engines(),
-        preprocess=ask,
-        postprocess=lambda row: {"item": row["generated_text"] + "!", "error_1": row["error"]},
-    )
-    second = build_processor(
-        engines(), preprocess=ask, postprocess=lambda row: {"said": row["generated_text"]}
-    )
-    rows = second(first(ray.data.from_items(["a", "b"]))).take_all()
-    assert sorted(row["said"] for row in rows) == ["a!", "b!"]
-
-
-@pytest.mark.parity("X20")
-def test_a_program_asks_as_often_as_it_likes_for_one_row():
     async def twice(row, llm):
+        await two_engines(folder)
+        if row["item"] == "bad":
+            raise LookupError("nothing about bad")
         first = await llm.chat(row["item"], max_tokens=20)
         second = await llm.complete(first.text + " again", max_tokens=20)
         return {"said": second.text}
 
-    rows = build_processor(engines(), program=twice)([{"item": item} for item in "ab"])
-    assert [(row["item"], row["said"], row["calls"], row["error"]) for row in rows] == [
-        ("a", "a again", 2, None),
-        ("b", "b again", 2, None),
-    ]
+    items = ["bad", *(f"row {n}" for n in range(299))]
+    processor = build_processor(engines(concurrency=2, batch_size=2), program=twice)
+    return processor(pd.DataFrame({"item": items}))
+
+
+@pytest.mark.parity("D13")
+def test_engines_start_at_once(programmed):
+    assert len(programmed) == 300  # no row ends before there are two
+
+
+def test_a_data_frame_stays_one(programmed):
+    assert isinstance(programmed, pd.DataFrame)
+    assert set(programmed["item"]) == {"bad", *(f"row {n}" for n in range(299))}
 
 
 @pytest.mark.parity("X20")
-def test_a_program_that_raises_fails_its_row_only():
-    async def picky(row, llm):
-        if row["item"] == "a":
-            raise LookupError("nothing about a")
-        return {"said": (await llm.complete(row["item"], max_tokens=5)).text}
-
-    rows = build_processor(engines(), program=picky)([{"item": item} for item in "ab"])
-    assert "nothing about a" in rows[0]["error"]["message"]
-    assert (rows[1]["said"], rows[1]["error"]) == ("b", None)
+def test_a_program_asks_as_often_as_it_likes_for_one_row(programmed):
+    good = programmed[programmed["item"] != "bad"]
+    assert list(good["said"]) == [f"{item} again" for item in good["item"]]
+    assert set(good["calls"]) == {2}
+    assert good["error"].isna().all()
 
 
-@pytest.mark.parity("X5", "X20")
-@pytest.mark.parametrize("again", ["same rows", "more rows"])
-def test_a_pipeline_run_again_answers_from_its_journal(tmp_path, again):
-    config = EngineProcessorConfig(llm_config=sim(reply="first"), journal=str(tmp_path / "journal"))
-    first = build_processor(config, preprocess=ask)([{"item": item} for item in "aab"])
-    config = EngineProcessorConfig(llm_config=sim(reply="second"), journal=str(tmp_path / "journal"))
-    items = "aab" if again == "same rows" else "aabc"
-    second = build_processor(config, preprocess=ask)([{"item": item} for item in items])
-    assert [row["generated_text"] for row in first] == ["first"] * 3
-    assert [row["generated_text"] for row in second] == ["first"] * 3 + ["second"] * (len(items) - 3)
+@pytest.mark.parity("X20")
+def test_a_program_that_raises_fails_its_row_only(programmed):
+    (bad,) = programmed[programmed["item"] == "bad"].to_dict("records")
+    assert "nothing about bad" in bad["error"]["message"]
+
+
+@pytest.mark.parity("D13")
+def test_engines_start_when_rows_wait(tmp_path):
+    async def together(row, llm):
+        await two_engines(tmp_path)
+        return {"said": (await llm.complete(row["item"], max_tokens=20)).text}
+
+    config = engines(concurrency=(1, 2), batch_size=2)
+    rows = build_processor(config, program=together)([{"item": f"row {n}"} for n in range(300)])
+    assert [row["said"] for row in rows] == [f"row {n}" for n in range(300)]
 
 
 @pytest.mark.parity("X5")

@@ -1,6 +1,7 @@
 """Secrets of a runtime_env reach the replica, and nobody else."""
 
 import os
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -39,13 +40,17 @@ def config(**options: object) -> LLMConfig:
 
 def shown() -> dict[str, str]:
     """What Serve's REST interface tells, and the logs of this session."""
-    files = [path for path in session_folder().rglob("*") if path.is_file()]
-    logs = {path.name: path.read_text(errors="replace") for path in files}
+    logs = {}
+    for path in session_folder().rglob("*"):
+        with suppress(FileNotFoundError):  # others come and go
+            if path.is_file():
+                logs[str(path)] = path.read_text(errors="replace")
     assert len(logs) > 10
     return {**logs, "status": repr(serve.status()), "details": repr(_get_global_client().get_serve_details())}
 
 
 def test_a_secret_reaches_the_replica_and_no_state_or_log(serve_url: str):
+    """Deploys an application of its own: what its deployment says is the fact."""
     gated = config()
     model = Telling.as_deployment(gated.get_serve_options(name_prefix="VLLM:")).bind(gated)
     serve.run(LLMRouter.as_deployment().bind([model]), name="gated", route_prefix="/gated")
@@ -61,6 +66,7 @@ def test_a_secret_reaches_the_replica_and_no_state_or_log(serve_url: str):
 
 
 def test_a_start_that_fails_tells_no_secret(serve_url: str):
+    """Deploys one of its own, too: one that fails."""
     failing = config(engine_kwargs={"start_error": "The simulated start failed."})
     with pytest.raises(RuntimeError):
         serve.run(Telling.as_deployment().bind(failing), name="failing", route_prefix="/failing")

@@ -1,70 +1,18 @@
-"""A fleet is deployed anew under load: whoever asks meanwhile notices nothing."""
+"""A fleet is deployed anew under load: whoever asks meanwhile notices nothing. More in test_update_more."""
 
-import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import Iterator
 
-import httpx
 import pytest
 from ray import serve
-
-from penstock.serve import LLMConfig, build_openai_app
-
-APP = "renewed"
-CLIENTS = 8
-WORDS = 60
+from tests.ray.updating import APP, no_request_is_lost
 
 
 @pytest.fixture
 def url(serve_url: str, free_port: int) -> Iterator[str]:
+    """Of an application of its own: that it is deployed again is the fact."""
     yield f"http://127.0.0.1:{free_port}"
     serve.delete(APP)
 
 
-def deploy(url: str, replicas: int, step_ms: float, **gateway: Any) -> None:
-    config = LLMConfig(
-        model_loading_config={"model_id": "sim"},
-        llm_engine="sim",
-        engine_kwargs={"step_base_ms": step_ms},
-        deployment_config={"num_replicas": replicas},
-    )
-    port = httpx.URL(url).port
-    app = build_openai_app({"llm_configs": [config], "gateway": {"port": port, **gateway}})
-    serve.run(app, name=APP)
-
-
-async def client(url: str, stop: asyncio.Event, ends: list[str]) -> None:
-    """Asks for one stream after the other, on connections that are kept, and notes how each ended."""
-    body = {"model": "sim", "prompt": "on and on", "max_tokens": WORDS, "ignore_eos": True, "stream": True}
-    async with httpx.AsyncClient(base_url=url, timeout=60, verify=False) as http:
-        while not stop.is_set():
-            try:
-                async with http.stream("POST", "/v1/completions", json=body) as answer:
-                    lines = [line async for line in answer.aiter_lines()]
-                ends.append(lines[-2] if answer.status_code == 200 else f"{answer.status_code} {lines}")
-            except httpx.HTTPError as error:
-                ends.append(repr(error))
-
-
-@asynccontextmanager
-async def load(url: str) -> AsyncIterator[list[str]]:
-    stop, ends = asyncio.Event(), list[str]()
-    async with asyncio.TaskGroup() as clients:
-        for _ in range(CLIENTS):
-            clients.create_task(client(url, stop, ends))
-        yield ends
-        stop.set()
-
-
-@pytest.mark.parametrize(("replicas", "gateways"), [((2, 2, 1), 1), ((1, 1), 2)])
-async def test_no_request_is_lost_and_no_stream_broken(url: str, replicas: tuple[int, ...], gateways: int):
-    first, *others = replicas
-    await asyncio.to_thread(deploy, url, first, 10.0, processes=gateways)
-    for number, count in enumerate(others):
-        async with load(url) as ends, httpx.AsyncClient(base_url=url, verify=False) as http:
-            health = await http.get("/health")
-            await asyncio.to_thread(deploy, url, count, 11.0 + number, processes=gateways)
-        assert health.status_code == 200
-        assert len(ends) > CLIENTS
-        assert set(ends) == {"data: [DONE]"}
+async def test_no_request_is_lost_and_no_stream_broken(url: str):
+    await no_request_is_lost(url, (2, 1), gateways=2)
