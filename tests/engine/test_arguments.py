@@ -13,69 +13,64 @@ import pytest
 from models import model
 
 from penstock.config import LLMConfig, load_configs
-from penstock.engines.vllm import answers, check
-from penstock.engines.vllm.check import check_arguments, parse_flags
+from penstock.engines.check import check_arguments
+from penstock.engines.vllm.check import parse_flags
 from penstock.errors import ConfigError
 
 pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 
-WRONG = [
+SENTENCES = [  # one for each kind of fault
     (
         {"max_modl_len": 8192},
         "max_modl_len: unknown vLLM argument 'max_modl_len'; did you mean 'max_model_len'?",
     ),
-    ({"max-model-len": 8192}, "did you mean 'max_model_len'?"),
     ({"max_model_len": "abc"}, "max_model_len: is the text 'abc'; must be a whole number, at least -1."),
-    ({"max_model_len": "8192"}, "max_model_len: is the text '8192'; must be a whole number"),
     (
         {"dtype": "float17"},
-        "must be 'auto', 'half', 'float16', 'bfloat16', 'float' or 'float32'. Did you mean 'float16'?",
+        "dtype: is the text 'float17'; must be 'auto', 'half', 'float16', 'bfloat16', 'float' or 'float32'. "
+        "Did you mean 'float16'?",
     ),
-    (
-        {"gpu_memory_utilization": "x"},
-        "gpu_memory_utilization: is the text 'x'; must be a number, above 0, at most 1.",
-    ),
+    ({"max_lora_rank": 7}, "max_lora_rank: is the number 7; must be 1, 8, 16"),
     (
         {"gpu_memory_utilization": 1.5},
         "gpu_memory_utilization: is the number 1.5; must be a number, above 0, at most 1.",
     ),
     (
-        {"data_parallel_size": 2, "data_parallel_rank": 1},
-        "data_parallel_rank: is set for each replica of a gang: give data_parallel_size alone",
-    ),
-    ({"dtype": "AUTO"}, "dtype: is the text 'AUTO'; must be 'auto'"),
-    ({"max_num_seqs": 0}, "max_num_seqs: is the number 0; must be a whole number, at least 1."),
-    ({"max_lora_rank": 7}, "max_lora_rank: is the number 7; must be 1, 8, 16"),
-    ({"enable_prefix_caching": "yes"}, "enable_prefix_caching: is the text 'yes'; must be true or false."),
-    ({"attention_backend": "FLASH_ATN"}, "Did you mean 'FLASH_ATTN'?"),
-    ({"cudagraph_capture_sizes": [1, "2"]}, "must be a list, each entry a whole number."),
-    (
-        {"structured_outputs_config": {"backend": "nope"}},
-        "structured_outputs_config.backend: is the text 'nope'; must be",
-    ),
-    (
-        {"structured_outputs_config": {"backen": "auto"}},
-        "structured_outputs_config.backen: unknown key 'backen'; did you mean",
+        {"cudagraph_capture_sizes": [1, "2"]},
+        "cudagraph_capture_sizes: is the list [1, '2']; must be a list, each entry a whole number.",
     ),
     ({"kv_transfer_config": 3}, "kv_transfer_config: is the number 3; must be a mapping."),
-    ({"kv_transfer_config": {"kv_connector": "X"}}, "kv_transfer_config: vLLM says: Please specify kv_role"),
-    (
-        {"compilation_config": {"pass_config": {"fuse_normm": True}}},
-        "compilation_config.pass_config.fuse_normm: unknown key",
-    ),
     (
         {"speculative_config": {"methd": "ngram"}},
         "speculative_config.methd: unknown key 'methd'; did you mean 'method'?",
     ),
-    (
-        {"speculative_config": {"num_speculative_tokens": "4"}},
-        "speculative_config.num_speculative_tokens: is the text '4'",
-    ),
-    ({"tool_call_parser": 5}, "tool_call_parser: is the number 5; must be text."),
+    ({"kv_transfer_config": {"kv_connector": "X"}}, "kv_transfer_config: vLLM says: Please specify kv_role"),
     ({"model": "x"}, "model: is set by `model_loading_config.model_source`."),
-    ({"served_model_name": "x"}, "served_model_name: is set by `model_loading_config.model_id`."),
     ({"port": 8000}, "port: is the gateway's"),
     ({"ssl_keyfile": "k"}, "ssl_keyfile: is not supported"),
+    (
+        {"data_parallel_size": 2, "data_parallel_rank": 1},
+        "data_parallel_rank: is set for each replica of a gang: give data_parallel_size alone",
+    ),
+]
+
+WRONG = [  # of the same kinds: what is wrong, by its path
+    ({"max-model-len": 8192}, "max-model-len"),
+    ({"max_model_len": "8192"}, "max_model_len"),
+    ({"gpu_memory_utilization": "x"}, "gpu_memory_utilization"),
+    ({"dtype": "AUTO"}, "dtype"),
+    ({"max_num_seqs": 0}, "max_num_seqs"),
+    ({"enable_prefix_caching": "yes"}, "enable_prefix_caching"),
+    ({"attention_backend": "FLASH_ATN"}, "attention_backend"),
+    ({"structured_outputs_config": {"backend": "nope"}}, "structured_outputs_config.backend"),
+    ({"structured_outputs_config": {"backen": "auto"}}, "structured_outputs_config.backen"),
+    (
+        {"compilation_config": {"pass_config": {"fuse_normm": True}}},
+        "compilation_config.pass_config.fuse_normm",
+    ),
+    ({"speculative_config": {"num_speculative_tokens": "4"}}, "speculative_config.num_speculative_tokens"),
+    ({"tool_call_parser": 5}, "tool_call_parser"),
+    ({"served_model_name": "x"}, "served_model_name"),
 ]
 
 RIGHT = [
@@ -133,7 +128,7 @@ FLAGS = [
     (["--hf-token"], {"hf_token": True}),
 ]
 
-WRONG_FLAGS = [
+FLAG_SENTENCES = [  # one for each kind of fault
     (
         ["--max-model-lenn", "3", "--foo=3"],
         ["unknown flag '--max-model-lenn'; did you mean '--max-model-len'?", "unknown flag '--foo'"],
@@ -142,12 +137,6 @@ WRONG_FLAGS = [
         ["--max-model-len", "abc"],
         ["--max-model-len: is the text 'abc'; must be a whole number, at least -1."],
     ),
-    (["-tp", "x"], ["--tensor-parallel-size: is the text 'x'; must be a whole number, at least 1."]),
-    (
-        ["--tensor-parallel-size", "0"],
-        ["--tensor-parallel-size: is the number 0; must be a whole number, at least 1."],
-    ),
-    (["--dtype", "float17"], ["--dtype: is the text 'float17'; must be 'auto'"]),
     (["--kv-transfer-config", "{bad"], ["--kv-transfer-config: is not valid JSON: "]),
     (
         ["--kv-transfer-config", '{"kv_rol": 1}'],
@@ -155,10 +144,16 @@ WRONG_FLAGS = [
     ),
     (["--max-num-seqs"], ["--max-num-seqs: expected one argument."]),
     (["--model", "x", "--port", "80"], ["--port: is the gateway's", "--model: is set by"]),
-    (["--limit-mm-per-prompt.image"], ["--limit-mm-per-prompt.image: expected one argument."]),
     (["--config", "missing.yaml"], ["--config: [Errno 2] No such file or directory: 'missing.yaml'."]),
     (["--headless"], ["--headless: belongs to vLLM's own launcher"]),
     (["stray"], ["unexpected argument 'stray'; flags start with --."]),
+]
+
+WRONG_FLAGS = [  # of the same kinds: the flag by its full name, and the value where there is one
+    (["-tp", "x"], "--tensor-parallel-size: is the text 'x'"),
+    (["--tensor-parallel-size", "0"], "--tensor-parallel-size: is the number 0"),
+    (["--dtype", "float17"], "--dtype: is the text 'float17'"),
+    (["--limit-mm-per-prompt.image"], "--limit-mm-per-prompt.image: "),
 ]
 
 SPLIT = {
@@ -170,6 +165,18 @@ SPLIT = {
     "tool_call_parser": "hermes",
     "lora_modules": [{"name": "a", "path": "/a"}],
 }
+
+PARTED = """
+applications:
+- name: parted
+  import_path: penstock.serve.builders:build_pd_openai_app
+  args:
+    prefill_config:
+      model_loading_config: {model_id: m, model_source: demo}
+      engine_kwargs: {max_num_seqz: 4}
+    decode_config:
+      model_loading_config: {model_id: m, model_source: demo}
+"""
 
 PROGRAM = """
 import json, sys
@@ -205,24 +212,33 @@ def config(engine_kwargs, model_id="m") -> LLMConfig:
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory) -> Path:
-    written = tmp_path_factory.mktemp("config") / "a.yaml"
-    written.write_text("model_loading_config: {model_id: a}\nengine_kwargs:\n  seed: 1\n  max_modl_len: 5\n")
-    return written
+def files(tmp_path_factory) -> tuple[Path, Path]:
+    """A model, and one whose prompts are prefilled by replicas of their own, each with a fault."""
+    one, parted = (tmp_path_factory.mktemp("config") / name for name in ("a.yaml", "pd.yaml"))
+    one.write_text("model_loading_config: {model_id: a}\nengine_kwargs:\n  seed: 1\n  max_modl_len: 5\n")
+    parted.write_text(PARTED)
+    return one, parted
 
 
 @pytest.fixture(scope="module")
-def problems(file) -> tuple[str, ...]:
-    """Of the file and of all wrong and right arguments; the n-th model has the n-th arguments."""
-    asked = [*(kwargs for kwargs, _ in WRONG), *RIGHT]
-    models = [config(kwargs, str(n)) for n, kwargs in enumerate(asked)]
-    return check_arguments([*load_configs(file), *models]).problems
+def asked(files) -> list[LLMConfig]:
+    """The n-th model has the n-th arguments; models of files are others."""
+    kwargs = [*(kwargs for kwargs, _ in [*SENTENCES, *WRONG]), *RIGHT]
+    prefill = {"engine_kwargs": {"max_num_seqz": 4}}
+    inside = LLMConfig(model_loading_config={"model_id": "parted"}, prefill=prefill)
+    models = [config(one, str(n)) for n, one in enumerate(kwargs)]
+    return [*load_configs(files[0]), *load_configs(files[1]), inside, *models]
+
+
+@pytest.fixture(scope="module")
+def problems(asked) -> tuple[str, ...]:
+    return check_arguments(asked).problems
 
 
 @pytest.fixture(scope="module")
 def vllm():
     """What the functions that import vLLM say, asked in one process."""
-    argv = [argv for argv, _ in [*FLAGS, *WRONG_FLAGS]]
+    argv = [argv for argv, _ in [*FLAGS, *FLAG_SENTENCES, *WRONG_FLAGS]]
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         input=json.dumps({"argv": argv, "split": SPLIT}),
@@ -236,18 +252,30 @@ def vllm():
     return answer
 
 
-@pytest.mark.parametrize(("kwargs", "told"), WRONG)
-def test_a_wrong_argument_is_told_with_what_is_allowed(problems, kwargs, told):
-    n = [wrong for wrong, _ in WRONG].index(kwargs)
-    (said,) = [problem for problem in problems if problem.startswith(f"model '{n}': ")]
-    assert said.startswith(f"model '{n}': engine_kwargs.")
-    assert told in said
+def of(n: int, problems: tuple[str, ...]) -> list[str]:
+    """What is said of the n-th model."""
+    return [text for text in problems if text.startswith(f"model '{n}': ")]
 
 
-@pytest.mark.parametrize("kwargs", RIGHT)
-def test_right_arguments_have_no_problems(problems, kwargs):
-    n = len(WRONG) + RIGHT.index(kwargs)
-    assert [problem for problem in problems if problem.startswith(f"model '{n}': ")] == []
+@pytest.mark.parametrize("n", range(len(SENTENCES)))
+def test_a_wrong_argument_is_told_with_what_is_allowed(problems, n: int):
+    (said,) = of(n, problems)
+    assert said.startswith(f"model '{n}': engine_kwargs.{SENTENCES[n][1]}")
+
+
+def test_every_wrong_argument_is_told_by_its_path(problems):
+    places = [text.split(": ")[1] for n in range(len(WRONG)) for text in of(len(SENTENCES) + n, problems)]
+    assert places == [f"engine_kwargs.{path}" for _, path in WRONG]
+
+
+def test_right_arguments_have_no_problems(problems):
+    first = len(SENTENCES) + len(WRONG)
+    assert [of(n, problems) for n in range(first, first + len(RIGHT))] == [[]] * len(RIGHT)
+
+
+def test_what_vllm_refuses_is_refused_when_its_forms_are_kept(problems, asked):
+    """With the first answer comes what numbers and names vLLM takes: nothing wrong may pass by it."""
+    assert check_arguments(asked).problems == problems
 
 
 def test_numbers_and_names_that_fit_are_not_asked_about_again(problems, own_cache):
@@ -257,14 +285,15 @@ def test_numbers_and_names_that_fit_are_not_asked_about_again(problems, own_cach
     assert sorted(own_cache.rglob("*.json")) == before
 
 
-@pytest.mark.parametrize(("kwargs", "told"), WRONG)
-def test_what_is_wrong_is_always_asked_about(problems, kwargs, told):
-    plain = answers.find(check._PLAIN)
-    assert not all(check._fits(plain.get(name), value) for name, value in kwargs.items())
+def test_a_problem_names_file_and_line(problems, files):
+    assert problems[0].startswith(f"{files[0]}:4: engine_kwargs.max_modl_len: unknown vLLM argument")
 
 
-def test_a_problem_names_file_and_line(problems, file):
-    assert problems[0].startswith(f"{file}:4: engine_kwargs.max_modl_len: unknown vLLM argument")
+@pytest.mark.parity("S24", "S3")
+def test_a_fault_of_the_prefill_half_is_told_with_its_place(problems):
+    of_file, of_part = problems[1:3]
+    assert "pd.yaml:8: applications[0].args.prefill_config.engine_kwargs.max_num_seqz" in of_file
+    assert "prefill.engine_kwargs.max_num_seqz" in of_part
 
 
 @pytest.mark.parametrize(("argv", "kwargs"), FLAGS)
@@ -272,12 +301,16 @@ def test_flags_of_vllm_serve_become_engine_kwargs(vllm, argv, kwargs):
     assert vllm["parsed"][json.dumps(argv)] == [kwargs, []]
 
 
-@pytest.mark.parametrize(("argv", "told"), WRONG_FLAGS)
+@pytest.mark.parametrize(("argv", "told"), FLAG_SENTENCES)
 def test_a_wrong_flag_is_told_with_what_is_allowed(vllm, argv, told):
     _, said = vllm["parsed"][json.dumps(argv)]
-    assert [problem.startswith(start) for problem, start in zip(said, told, strict=True)] == [True] * len(
-        told
-    )
+    assert [text[: len(start)] for text, start in zip(said, told, strict=True)] == told
+
+
+def test_every_wrong_flag_is_told_by_its_full_name(vllm):
+    for argv, start in WRONG_FLAGS:
+        _, (said,) = vllm["parsed"][json.dumps(argv)]
+        assert said.startswith(start)
 
 
 def test_wrong_flags_are_one_error():

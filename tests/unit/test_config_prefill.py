@@ -1,13 +1,10 @@
 """Prefill by replicas of its own: two forms of the same config, and the two halves that follow from it."""
 
-from pathlib import Path
-
 import pytest
 
 from penstock.cli.cluster import cpus_needed
-from penstock.config import LLMConfig, LLMServingArgs, load_configs
+from penstock.config import LLMConfig, LLMServingArgs
 from penstock.config.disaggregation import CONNECTOR, halves, prefill_half
-from penstock.engines.check import check_arguments
 from penstock.errors import ConfigError
 
 pytestmark = pytest.mark.parity("S24", "S3")
@@ -58,29 +55,6 @@ def test_two_configs_are_the_same_as_one_with_prefill():
     assert decode.engine_kwargs["max_num_seqs"] == 8
     assert "max_num_seqs" not in prefill.engine_kwargs
     assert prefill.get_serve_options()["num_replicas"] == 2
-
-
-YAML = """
-applications:
-- name: parted
-  import_path: penstock.serve.builders:build_pd_openai_app
-  args:
-    prefill_config:
-      model_loading_config: {model_id: m, model_source: demo}
-      engine_kwargs: {max_num_seqz: 4}
-    decode_config:
-      model_loading_config: {model_id: m, model_source: demo}
-"""
-
-
-def test_a_fault_of_the_prefill_half_is_told_with_its_place(tmp_path: Path):
-    pytest.importorskip("vllm")
-    (tmp_path / "pd.yaml").write_text(YAML)
-    (found,) = load_configs(tmp_path / "pd.yaml")
-    inside = config(prefill={"engine_kwargs": {"max_num_seqz": 4}})
-    of_file, of_part = check_arguments([found, inside]).problems
-    assert "pd.yaml:8: applications[0].args.prefill_config.engine_kwargs.max_num_seqz" in of_file
-    assert "prefill.engine_kwargs.max_num_seqz" in of_part
 
 
 @pytest.mark.parametrize(
