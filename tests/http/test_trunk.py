@@ -6,7 +6,7 @@ import httpx
 import pytest
 from served import Served, chat, until
 
-from penstock.door.connection import STREAM
+from penstock.door.connection import STREAM, Connection
 from penstock.serve.trunk import Receiver, Sender
 
 SSE = [(b"content-type", b"text/event-stream")]
@@ -33,18 +33,27 @@ class Steps:
 
 
 @pytest.fixture
-def dealt(monkeypatch) -> list[int]:
-    """Sizes of what came on trunks in one piece, in frames."""
-    frames: list[int] = []
-    take = Receiver._deal
+def carried(monkeypatch) -> list[bytes]:
+    """What came on trunks, in the pieces in which it was read."""
+    pieces: list[bytes] = []
+    follow = Receiver.follow
 
-    def count(self, data: bytes) -> bytes:
-        before = data.count(b"data: ")
-        frames.append(before)
-        return take(self, data)
+    async def noted(self: Receiver, carrier: Connection, *words: str) -> None:
+        read = carrier.read
 
-    monkeypatch.setattr(Receiver, "_deal", count)
-    return frames
+        async def note() -> bytes:
+            pieces.append(await read())
+            return pieces[-1]
+
+        monkeypatch.setattr(carrier, "read", note)
+        await follow(self, carrier, *words)
+
+    monkeypatch.setattr(Receiver, "follow", noted)
+    return pieces
+
+
+def events(data: bytes) -> int:
+    return data.count(b"data: ")
 
 
 async def numbers(http: httpx.AsyncClient) -> list[str]:
@@ -58,24 +67,24 @@ async def until_trunk(served: Served) -> None:
     await until(lambda: pools and all(pool.trunk._carrier is not None for pool in pools))
 
 
-async def test_streams_arrive_whole_and_in_order_many_in_a_piece(served: Served, dealt: list[int]):
+async def test_streams_arrive_whole_and_in_order_many_in_a_piece(served: Served, carried: list[bytes]):
     await served.gateway("m")
     await served.app(Steps(200))
     await until_trunk(served)
     async with served.http() as http:
         answers = await asyncio.gather(*(numbers(http) for _ in range(20)))
     assert all(answer == [*map(str, range(200)), "[DONE]"] for answer in answers)
-    assert sum(dealt) == 20 * 201
-    assert max(dealt) > 10
+    assert events(b"".join(carried)) == 20 * 201
+    assert max(map(events, carried)) > 10
 
 
-async def test_json_answers_stay_on_their_own_connections(served: Served, dealt: list[int]):
+async def test_json_answers_stay_on_their_own_connections(served: Served, carried: list[bytes]):
     await served.gateway("m")
     await served.replica()
     await until_trunk(served)
     async with served.http() as http:
         assert (await http.post(CHAT, json=chat())).json()["choices"]
-    assert not dealt
+    assert not carried
 
 
 async def test_clients_neither_send_nor_see_a_streams_number(served: Served):
@@ -145,7 +154,7 @@ async def test_a_trunk_that_breaks_ends_its_streams_with_an_error_and_comes_back
         assert (await http.post(CHAT, json=chat(stream=True))).text.endswith("data: [DONE]\n\n")
 
 
-async def test_without_a_trunk_streams_come_on_their_own_connections(served: Served, monkeypatch, dealt):
+async def test_without_a_trunk_streams_come_on_their_own_connections(served: Served, monkeypatch, carried):
     async def refuse(self, receive, send):
         await send({"type": "http.response.start", "status": 404, "headers": []})
         await send({"type": "http.response.body", "body": b""})
@@ -155,7 +164,7 @@ async def test_without_a_trunk_streams_come_on_their_own_connections(served: Ser
     await served.app(Steps(30))
     async with served.http() as http:
         assert await numbers(http) == [*map(str, range(30)), "[DONE]"]
-    assert not dealt
+    assert not carried
 
 
 async def test_a_replica_that_leaves_finishes_its_streams_and_then_its_trunk_ends(served: Served):
