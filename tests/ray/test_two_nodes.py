@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = [pytest.mark.full, pytest.mark.parity("D4", "X1")]
 
-@pytest.mark.parity("D4", "X1")
+
 def test_replicas_on_other_nodes_are_reached_and_the_loss_of_a_node_survived(free_port):
     program = Path(__file__).with_name("two_nodes.py")
     environment = {**os.environ, "PORT": str(free_port)}
