@@ -123,7 +123,7 @@ async def test_64_clients_for_64_adapters_on_two_replicas_are_all_served(served:
 
 
 async def test_a_bucket_that_is_gone_takes_only_what_is_not_here(
-    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     """What is loaded goes on, what is on the node loads, what is neither says why until it is back."""
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
@@ -142,7 +142,7 @@ async def test_a_bucket_that_is_gone_takes_only_what_is_not_here(
             monkeypatch.setenv(
                 "AWS_ENDPOINT_URL", "http://127.0.0.1:9"
             )  # the port of "discard": nobody listens
-            await asyncio.sleep(0.2)  # some looks whether it has changed
+            await until(lambda: "may have changed, which cannot be seen" in caplog.text)
             gone = [await ask(http, f"m:{name}") for name in ("loaded", "away", "here")]
             monkeypatch.setenv("AWS_ENDPOINT_URL", s3.url)
             back = await ask(http, "m:away")

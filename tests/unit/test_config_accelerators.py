@@ -76,11 +76,8 @@ def test_a_type_that_is_nearly_right_names_the_right_one():
     assert "Did you mean 'A10G'?" in (check_accelerator(config(accelerator_type="a10"), nodes) or "")
 
 
-def test_a_type_on_a_cluster_without_gpus_says_so():
+def test_a_cluster_without_gpus_has_neither_a_type_nor_the_kind():
     assert "0 GPUs and 8 CPUs on 1 node." in (check_accelerator(config(accelerator_type="L4"), NO_GPU) or "")
-
-
-def test_a_gpu_kind_on_a_cluster_without_gpus_says_so():
     assert "no node has a GPU" in (
         check_accelerator(config(accelerator_config={"kind": "gpu"}), NO_GPU) or ""
     )

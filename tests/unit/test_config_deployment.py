@@ -18,11 +18,13 @@ def problems(**options) -> tuple[str, ...]:
     return caught.value.problems
 
 
-@pytest.mark.parametrize("name", ["placement_group_bundles", "placement_group_strategy"])
-def test_placement_in_it_is_refused_with_the_right_field_named(name):
-    (told,) = problems(**{name: []})
-    assert told.startswith(f"deployment_config.{name}: must not be set")
-    assert "`placement_group_config`" in told
+def test_placement_in_it_is_refused_with_the_right_field_named():
+    told = problems(placement_group_bundles=[], placement_group_strategy=[])
+    assert sorted(text.partition(": ")[0] for text in told) == [
+        "deployment_config.placement_group_bundles",
+        "deployment_config.placement_group_strategy",
+    ]
+    assert all("`placement_group_config`" in text for text in told)
 
 
 def test_names_that_are_always_refused_are_not_offered():
@@ -35,50 +37,41 @@ def test_accelerator_type_belongs_to_the_config_itself():
     assert "`accelerator_type` of the LLMConfig" in told
 
 
-def test_autoscaling_names_are_checked():
-    (told,) = problems(autoscaling_config={"min_replica": 1})
-    assert "deployment_config.autoscaling_config.min_replica" in told
-    assert "did you mean 'min_replicas'?" in told
-
-
-def test_autoscaling_values_are_checked():
-    (told,) = problems(autoscaling_config={"max_replicas": 0})
-    assert told == "deployment_config.autoscaling_config.max_replicas: is 0; must be greater than 0."
+@pytest.mark.parametrize(
+    ("options", "path"),
+    [
+        ({"autoscaling_config": {"min_replica": 1}}, "autoscaling_config.min_replica"),
+        ({"autoscaling_config": {"max_replicas": 0}}, "autoscaling_config.max_replicas"),
+        ({"num_replicas": 0}, "num_replicas"),
+        ({"ray_actor_options": {"max_restarts": 3}}, "ray_actor_options.max_restarts"),
+        ({"ray_actor_options": {"runtime_env": {"env_var": {}}}}, "ray_actor_options.runtime_env.env_var"),
+    ],
+)
+def test_names_and_values_are_checked_inside_and_out(options, path):
+    (told,) = problems(**options)
+    assert told.startswith(f"deployment_config.{path}: ")
 
 
 def test_a_maximum_below_the_minimum_is_refused():
     (told,) = problems(autoscaling_config={"min_replicas": 3, "max_replicas": 2})
-    assert "max_replicas (2) must not be below min_replicas (3)" in told
+    assert "max_replicas" in told
+    assert "min_replicas" in told
 
 
 def test_initial_replicas_lie_between_the_limits():
     (told,) = problems(autoscaling_config={"min_replicas": 1, "initial_replicas": 9, "max_replicas": 2})
-    assert "initial_replicas (9)" in told
+    assert "initial_replicas" in told
 
 
 def test_a_fixed_and_an_autoscaled_count_exclude_each_other():
     (told,) = problems(num_replicas=2, autoscaling_config={"max_replicas": 3})
-    assert "exclude each other" in told
+    assert "num_replicas" in told
+    assert "autoscaling_config" in told
 
 
 def test_auto_goes_with_an_autoscaling_config():
     options = {"num_replicas": "auto", "autoscaling_config": {"max_replicas": 3}}
     assert deployed(**options).deployment_config == options
-
-
-def test_zero_replicas_are_refused():
-    (told,) = problems(num_replicas=0)
-    assert told == "deployment_config.num_replicas: is 0; must be at least 1."
-
-
-def test_actor_options_of_plain_ray_are_refused_like_by_serve():
-    (told,) = problems(ray_actor_options={"max_restarts": 3})
-    assert "unknown key 'max_restarts'" in told
-
-
-def test_the_runtime_env_inside_is_checked():
-    (told,) = problems(ray_actor_options={"runtime_env": {"env_var": {}}})
-    assert "did you mean 'env_vars'?" in told
 
 
 def test_what_the_user_wrote_is_kept_as_it_is():

@@ -137,9 +137,7 @@ def test_a_share_of_a_gpu_given_as_an_actor_option_is_the_whole():
 
 def test_fewer_gpus_than_workers_are_refused():
     group = {"placement_group_config": {"bundles": [{"GPU": 1, "CPU": 1}]}}
-    with pytest.raises(
-        ConfigError, match=r"placement_group_config: 2 workers .* need a GPU each, but .* gets 1;"
-    ):
+    with pytest.raises(ConfigError, match="placement_group_config: 2 workers"):
         place(config(group, TP2))
 
 

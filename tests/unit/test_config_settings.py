@@ -27,10 +27,10 @@ def test_an_empty_key_is_no_key():
 def test_unknown_names_and_unreadable_values_are_told_together():
     with pytest.raises(ConfigError) as caught:
         Settings.read({"PENSTOCK_ACELERATOR": "cpu", "PENSTOCK_ACCELERATOR": "tpu"})
-    told = "\n".join(caught.value.problems)
-    assert "did you mean 'PENSTOCK_ACCELERATOR'?" in told
-    assert "PENSTOCK_ACCELERATOR: 'tpu' is not allowed; must be 'auto', 'cpu' or 'gpu'." in told
-    assert len(caught.value.problems) == 2
+    assert {text.partition(": ")[0] for text in caught.value.problems} == {
+        "PENSTOCK_ACELERATOR",
+        "PENSTOCK_ACCELERATOR",
+    }
 
 
 def test_the_key_is_not_shown():
