@@ -85,9 +85,19 @@ async def test_usage_comes_last_in_a_stream_that_asks_for_it(under_test: Served)
         assert events[-1]["usage"][count] == whole["usage"][count] > 0
 
 
-async def test_n_outputs_have_indices_of_their_own(under_test: Served):
-    whole = await ask(under_test, "/v1/chat/completions", **CHAT | {"n": 2, "temperature": 0.1})
+async def test_n_outputs_have_indices_of_their_own(under_test: Served, request: pytest.FixtureRequest):
+    """Pieces of a stream joined by their indices are the answers that come at once."""
+    body = CHAT | {"n": 2, "temperature": 0.5, "seed": 1, "max_tokens": 12}
+    whole = await ask(under_test, "/v1/chat/completions", **body)
+    at_once = {choice["index"]: choice["message"]["content"] for choice in whole["choices"]}
+    joined = {0: "", 1: ""}
+    for event in await stream(under_test, "/v1/chat/completions", **body):
+        for choice in event["choices"]:
+            joined[choice["index"]] += choice["delta"].get("content") or ""
     assert [choice["index"] for choice in whole["choices"]] == [0, 1]
+    assert all(joined.values())
+    if request.node.callspec.params["under_test"] not in NO_SEEDS:
+        assert joined == at_once
 
 
 async def test_a_seed_gives_the_same_answer_again(under_test: Served, request: pytest.FixtureRequest):
@@ -160,9 +170,15 @@ async def counted(served: Served, what: str) -> float:
     )
 
 
-async def test_health_is_ok_while_it_lives(under_test: Served):
+async def test_health_is_ok_while_it_works_and_when_a_client_has_left(under_test: Served):
+    async with under_test.http.stream(
+        "POST", "/v1/completions", json=COMPLETION | LONG | {"stream": True}
+    ) as answer:
+        await anext(answer.aiter_lines())
+        assert (await under_test.http.get("/health")).status_code == 200
+        await under_test.engine.check_health()
+    await until_idle(under_test)
     assert (await under_test.http.get("/health")).status_code == 200
-    await under_test.engine.check_health()
 
 
 # -- errors over HTTP

@@ -45,11 +45,18 @@ def test_full_socket_does_not_block_the_sender(reader: progress.Reader):
     assert 0 < len(reader.read()) < 10_000
 
 
-def test_report_without_a_reader_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_is_reported_without_a_reader_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv(progress.ENVIRONMENT, raising=False)
+    progress.report("demo", "nowhere")
+    monkeypatch.setenv(progress.ENVIRONMENT, str(tmp_path / "progress"))
+    progress.report("demo", "too early")
+    assert list(tmp_path.iterdir()) == []
+    reader = progress.Reader(tmp_path / "progress")
     progress.report("demo", "import")
-    monkeypatch.setenv(progress.ENVIRONMENT, str(tmp_path / "gone"))
-    progress.report("demo", "import")
+    assert [step.phase for step in reader.read()] == ["import"]
+    reader.close()
+    progress.report("demo", "too late")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_closed_reader_leaves_no_file(tmp_path: Path):
