@@ -84,7 +84,10 @@ def masked(answer: httpx.Response) -> tuple[int, str, str]:
 
 
 def _whole(stream: str) -> str:
-    """The texts of a stream, which come in pieces of any size, and all that stands beside them once."""
+    """The texts of a stream, which come in pieces of any size, and all that stands beside them once.
+
+    A piece of nothing but text stands for none: the end may bring all of it.
+    """
     *pieces, end = stream.strip().split("\n\n")
     texts: dict[int, str] = {}
     rest: set[str] = {end}
@@ -95,8 +98,14 @@ def _whole(stream: str) -> str:
             texts[choice["index"]] = texts.get(choice["index"], "") + (
                 holder.pop("content" if "delta" in choice else "text", "") or ""
             )
-        rest.add(json.dumps(told, sort_keys=True))
+        if not told["choices"] or any(beside_text(choice) for choice in told["choices"]):
+            rest.add(json.dumps(told, sort_keys=True))
     return f"{sorted(texts.items())} {sorted(rest)}"
+
+
+def beside_text(choice: dict[str, Any]) -> bool:
+    """Whether it says more than its text, which has been taken out."""
+    return bool(choice["finish_reason"] or choice.get("delta") or choice.get("logprobs"))
 
 
 async def both(served: Served, path: str, body: Any) -> tuple[httpx.Response, httpx.Response]:
