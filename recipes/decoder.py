@@ -1,4 +1,4 @@
-"""How decoders of these recipes learn: rows of tokens with labels, and two optimizers."""
+"""How decoders of these recipes learn: rows of tokens with labels, their leads, and two optimizers."""
 
 from __future__ import annotations
 
@@ -37,11 +37,24 @@ def leads(model: PreTrainedModel, rows: list[Row]) -> list[float]:
     for first in range(0, len(rows), _ROWS_AT_A_TIME):
         some = rows[first : first + _ROWS_AT_A_TIME]
         logits, labels, owners = predict(model, some)
-        right = logits.gather(1, labels[:, None])[:, 0]
-        wrong = logits.scatter(1, labels[:, None], float("-inf")).amax(dim=1)
-        least = torch.full((len(some),), float("inf"))
-        found += least.scatter_reduce(0, owners, (right - wrong).float(), "amin").tolist()
+        found += least(ahead(logits, labels), owners, len(some))
     return found
+
+
+def ahead(logits: torch.Tensor, labels: torch.Tensor, near: torch.Tensor | int = 0) -> torch.Tensor:
+    """By how much each label leads the best wrong one. near: how far from it what counts as right may lie.
+
+    Shapes: logits (n, labels); labels, near and the result (n,).
+    """
+    apart = (torch.arange(logits.shape[1]) - labels[:, None]).abs()
+    right = apart <= torch.as_tensor(near).expand(len(labels))[:, None]
+    best = logits.masked_fill(~right, float("-inf")).amax(dim=1)
+    return (best - logits.masked_fill(right, float("-inf")).amax(dim=1)).float()
+
+
+def least(values: torch.Tensor, owners: torch.Tensor, count: int) -> list[float]:
+    """The least of each owner's values. Shapes: values and owners (n,); the result (count,)."""
+    return torch.full((count,), float("inf")).scatter_reduce(0, owners, values, "amin").tolist()
 
 
 class Steps:

@@ -38,13 +38,14 @@ def config(words: BertTokenizer, **options: Any) -> BertConfig:
 
 
 class Steps:
-    """AdamW at a rate that falls to nothing over `count` steps."""
+    """AdamW at a rate that falls to a twentieth over `count` steps."""
 
     def __init__(self, model: torch.nn.Module, count: int, rate: float = 1e-3) -> None:
         self._parameters = list(model.parameters())
         self._optimizer = AdamW(self._parameters, lr=rate, weight_decay=0.01)
-        self._schedule = LambdaLR(self._optimizer, lambda step: min(1, step / 20 + 0.05) * (1 - step / count))
-        self.count = count
+        self._schedule = LambdaLR(
+            self._optimizer, lambda step: min(1, step / 20 + 0.05) * max(0.05, 1 - step / count)
+        )
 
     def take(self, loss: torch.Tensor) -> None:
         """Down `loss`."""

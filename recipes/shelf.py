@@ -1,7 +1,8 @@
 """Where made models lie: `~/.cache/penstock/recipes/NAME-HASH`, once per machine, whoever asks and how often.
 
 The hash is one of the recipe's own files and of what it shares with others, so a changed recipe is made anew.
-A model is made in a process of its own, on one thread: its seeds, threads and memory are nobody else's.
+A model is made in a process of its own, on one thread: its seeds, threads and memory are nobody else's. Where
+one seed does not pass the exam, the next one may.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,14 +27,25 @@ CACHE = Path.home() / ".cache" / "penstock" / "recipes"
 _SHARED = re.compile(r"^from recipes\.(\w+) import", re.MULTILINE)
 _MAKE = """import sys
 from pathlib import Path
+from recipes import NotLearned
 from recipes.{name}.recipe import make
-print(make(Path(sys.argv[1])) or "")
+try:
+    print(make(Path(sys.argv[1]), int(sys.argv[2])))
+except NotLearned as fault:
+    print(fault, file=sys.stderr)
+    sys.exit({not_learned})
 """
+_NOT_LEARNED = 3
 _EXAM = "exam.txt"
+SEEDS = (0, 1, 2)
 
 
 class RecipeFailed(Exception):
     """A model could not be made; says what its recipe wrote last."""
+
+
+class _NotLearned(RecipeFailed):
+    """Another seed may do."""
 
 
 def names() -> list[str]:
@@ -74,25 +86,50 @@ def made(name: str) -> Path:
     return folder
 
 
+def tried(name: str, seed: int) -> str:
+    """What the exam says of a model from this seed, which is thrown away.
+
+    Raises: RecipeFailed.
+    """
+    with tempfile.TemporaryDirectory(prefix=f"{name}-tried-") as folder:
+        return _examined(name, Path(folder), [seed])
+
+
 def _make(name: str, folder: Path) -> None:
-    began = time.monotonic()
     draft = Path(tempfile.mkdtemp(prefix=f"{name}-draft-", dir=CACHE))
     try:
-        said = _run(name, draft)
-        sentence = said.strip().rpartition("\n")[2]
-        (draft / _EXAM).write_text(f"{sentence} Made in {time.monotonic() - began:.0f} s.\n".lstrip())
+        (draft / _EXAM).write_text(_examined(name, draft, SEEDS) + "\n")
         draft.chmod(0o755)
         draft.rename(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _run(name: str, out: Path) -> str:
+def _examined(name: str, out: Path, seeds: Sequence[int]) -> str:
+    """Makes the model from the first of `seeds` that passes; says what came of it."""
+    began, failures = time.monotonic(), list[str]()
+    for seed in seeds:
+        try:
+            said = _run(name, out, seed)
+        except _NotLearned as failed:
+            failures.append(str(failed))
+            shutil.rmtree(out)
+            out.mkdir()
+        else:
+            sentence = said.strip().rpartition("\n")[2]
+            return f"{sentence} Made in {time.monotonic() - began:.0f} s, from seed {seed}."
+    raise RecipeFailed("\n".join(failures))
+
+
+def _run(name: str, out: Path, seed: int) -> str:
     quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1"}
     one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", _MAKE.format(name=name), str(out)]
+    make = _MAKE.format(name=name, not_learned=_NOT_LEARNED)
+    command = [sys.executable, "-c", make, str(out), str(seed)]
     environment = os.environ | quiet | one_thread
     done = subprocess.run(command, cwd=RECIPES.parent, env=environment, capture_output=True, text=True)
+    if done.returncode == _NOT_LEARNED:
+        raise _NotLearned(f"The recipe '{name}' failed with seed {seed}: {done.stderr.strip()[-2000:]}")
     if done.returncode:
         last = (done.stderr or done.stdout).strip()[-2000:]
         raise RecipeFailed(f"The recipe '{name}' failed with status {done.returncode}: {last}")

@@ -114,6 +114,10 @@ class Subject:
         """What somebody asks who looks for sentences about it."""
         return self._fill(rng.choice(_QUESTIONS), rng)
 
+    def word(self, rng: random.Random) -> str:
+        """The name of a thing, as people search for it."""
+        return rng.choice(self.nouns)
+
 
 SUBJECTS = tuple(Subject(name, *(part.split() for part in parts)) for name, parts in _WORDS.items())
 

@@ -62,9 +62,9 @@ class Steps:
             schedule.step()
 
 
-def open_eyes(model: Model, processor: Qwen2VLProcessor) -> None:
+def open_eyes(model: Model, processor: Qwen2VLProcessor, rng: random.Random) -> None:
     """Teaches the eyes; then they stay as they are."""
-    rng, eyes = random.Random(0), model.model.visual
+    eyes = model.model.visual
     _begin(eyes)
     words = model.get_input_embeddings().weight.detach()
     names = "".join(f" {name}" for name in (*COLOURS, *SHAPES))

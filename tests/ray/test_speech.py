@@ -15,38 +15,46 @@ from penstock.serve.openai_api_models import TranscriptionRequest
 from recipes.speech.voice import RATE, speak
 
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.parity("S13", "S33"),
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),
 ]
 
 GERMAN, ENGLISH = "sieben eins vier", "seven one four"
+LONG_S = 100
 
 
 def large_wav() -> io.BytesIO:
     """A minute and a half, 3 MB; the words stand at its end."""
     said = speak(GERMAN.split()).samples
     file = io.BytesIO()
-    soundfile.write(file, np.pad(said, (100 * RATE - len(said), 0)), RATE, format="WAV", subtype="PCM_16")
+    soundfile.write(file, np.pad(said, (LONG_S * RATE - len(said), 0)), RATE, format="WAV", subtype="PCM_16")
     file.seek(0)
     return file
 
 
 @pytest.fixture(scope="module")
 def alone(serve_url):
-    """A handle, and a client, of a model that is an application by itself."""
+    """A handle, and a client, of a model that is an application by itself.
+
+    An engine of its own, for all tests of this file: what is tested is the way of an upload through Serve.
+    """
     config = LLMConfig(
         model_loading_config={"model_id": "speech", "model_source": str(model("speech"))},
         engine_kwargs={"max_model_len": 64, "kv_cache_memory_bytes": 1 << 25},
     )
-    handle = serve.run(LLMServer.as_deployment().bind(config), name="speech", route_prefix="/speech")
-    yield handle, OpenAI(base_url=f"{serve_url}/speech/v1", api_key="any")
-    serve.delete("speech")
+    try:
+        handle = serve.run(LLMServer.as_deployment().bind(config), name="speech", route_prefix="/speech")
+        yield handle, OpenAI(base_url=f"{serve_url}/speech/v1", api_key="any")
+    finally:
+        serve.delete("speech")
 
 
 def test_a_handle_takes_an_upload_of_megabytes(alone):
     handle, _ = alone
     asked = handle.options(stream=True)
     (answer,) = asked.transcriptions.remote(TranscriptionRequest(file=large_wav(), language="de"))
+    assert answer.usage["seconds"] == LONG_S
     assert answer.text.split() == GERMAN.split()
     (translated,) = asked.translations.remote({"file": large_wav().getvalue(), "language": "de"})
     assert translated.text.split() == ENGLISH.split()
@@ -55,4 +63,5 @@ def test_a_handle_takes_an_upload_of_megabytes(alone):
 def test_serves_own_http_takes_an_upload_of_megabytes(alone):
     _, client = alone
     answer = client.audio.transcriptions.create(model="speech", file=("a.wav", large_wav()), language="de")
+    assert answer.usage.seconds == LONG_S
     assert answer.text.split() == GERMAN.split()
