@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import ray
 from ray import serve
 from ray.serve._private import client
@@ -23,7 +24,7 @@ ADAPTERS = "my_dynamic_lora_path"
 class Cluster:
     """url: Serve's own HTTP; address: the GCS; dashboard: a URL; bucket: an empty one, named ADAPTERS.
 
-    What processes of the cluster, and of this test session, need to read the bucket is in their environment.
+    The environment of its processes says where the bucket is, and that all runs on CPU; see `environment`.
     """
 
     url: str
@@ -46,33 +47,26 @@ class Cluster:
 def running(port: int, folder: Path) -> Iterator[Cluster]:
     """One node of eight logical CPUs and two logical GPUs. port: of Serve's HTTP. folder: for what stays."""
     look_often()
-    before, switch = dict(os.environ), folder / "simulated"
+    switch = folder / "simulated"
     with s3_server(ADAPTERS) as bucket:
-        os.environ.update(
-            bucket.environment,
-            PENSTOCK_ACCELERATOR="cpu",
-            RAY_USAGE_STATS_ENABLED="0",
-            RAY_worker_niceness="0",
-        )
         inherited = {
+            **bucket.environment,
+            "PENSTOCK_ACCELERATOR": "cpu",
             "PENSTOCK_ENGINE_CLS": "tests.standin:engine",
             SIMULATED: str(switch),
             "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_worker_niceness": "0",
         }
-        os.environ.update(inherited)
-        context = ray.init(
-            "local",
-            num_cpus=8,
-            num_gpus=2,
-            resources={"accelerator_type:L4": 1},
-            log_to_driver=False,
-            object_store_memory=100 << 20,
-        )
-        for name in inherited:  # of the cluster's processes, not of this one
-            if name in before:
-                os.environ[name] = before[name]
-            else:
-                del os.environ[name]
+        with environment(inherited):
+            context = ray.init(
+                "local",
+                num_cpus=8,
+                num_gpus=2,
+                resources={"accelerator_type:L4": 1},
+                log_to_driver=False,
+                object_store_memory=100 << 20,
+            )
         try:
             serve.start(http_options={"host": "127.0.0.1", "port": port})
             address, dashboard = context.address_info["gcs_address"], f"http://{context.dashboard_url}"
@@ -80,8 +74,15 @@ def running(port: int, folder: Path) -> Iterator[Cluster]:
         finally:
             serve.shutdown()
             ray.shutdown()
-            os.environ.clear()
-            os.environ.update(before)
+
+
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Theirs within, ours again afterwards: tests without Ray run in the same process."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        yield
 
 
 @contextmanager

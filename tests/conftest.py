@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import socket
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ import pytest
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; its children would, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+logging.getLogger("penstock").setLevel(logging.WARNING)  # vLLM changes the root's where it is imported
 
 pytest_plugins = ["tests.tiers", "tests.costs"]
 

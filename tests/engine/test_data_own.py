@@ -139,6 +139,6 @@ async def test_a_pooling_model_is_given_more_than_it_is_seen_to_run(embedder: Po
         most = max(most, watched.window.in_flight)
         return outcome.state
 
-    states = await asyncio.gather(*map(run, range(2000)))
-    assert set(states) == {"ok"}
-    assert most > 32
+    async with asyncio.timeout(60):
+        while most <= 32:  # until the engine has run dry once
+            assert set(await asyncio.gather(*map(run, range(500)))) == {"ok"}

@@ -155,14 +155,16 @@ async def test_nobody_there_is_told_at_the_start_where_the_model_is_not_known(fr
 @pytest.mark.parametrize(
     ("header", "least_s", "most_s"),
     [
-        (("Retry-After", "7"), 7, 7),
-        (("Retry-After", formatdate(time() + 3600, usegmt=True)), 3000, 3600),
-        (("retry-after-ms", "250"), 0.25, 0.25),
+        (lambda: ("Retry-After", "7"), 7, 7),
+        (lambda: ("Retry-After", formatdate(time() + 3600, usegmt=True)), 3000, 3600),
+        (lambda: ("retry-after-ms", "250"), 0.25, 0.25),
     ],
 )
-async def test_retry_after_is_read_in_all_its_forms(header: tuple[str, str], least_s: float, most_s: float):
+async def test_retry_after_is_read_in_all_its_forms(
+    header: Callable[[], tuple[str, str]], least_s: float, most_s: float
+):
     async def busy(request: web.Request) -> web.Response:
-        return web.Response(status=429, headers=dict([header]), body=b"{}")
+        return web.Response(status=429, headers=dict([header()]), body=b"{}")
 
     async with service(busy) as base, started(Url(base, model="m")) as asked:
         answer = await asked.ask(row())

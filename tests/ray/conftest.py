@@ -8,6 +8,14 @@ from typing import Any
 import pytest
 
 
+@pytest.fixture(scope="module", autouse=True)
+def on_cpu() -> Iterator[None]:
+    """Configs run on CPU, though the cluster claims GPUs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PENSTOCK_ACCELERATOR", "cpu")
+        yield
+
+
 @pytest.fixture(scope="session")
 def zoo(serve_url: str) -> Iterator[Any]:
     """Simulated models behind one gateway, see `tests.ray.zoo`."""
