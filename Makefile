@@ -1,5 +1,5 @@
 # Two targets do everything on a fresh machine: `make serve` and `make test`.
-.PHONY: serve test test-all coverage check models bench docs sglang clean
+.PHONY: serve test test-all coverage check models fast-models bench docs sglang clean
 .DEFAULT_GOAL := help
 
 # Where Python may not write bytecode, as in many images, each start of an engine compiles 20 s anew.
@@ -30,15 +30,12 @@ serve: $(READY)
 PYTEST := $(BIN)/python -m pytest
 # Two workers. Tests that share an engine or the Ray cluster run in one of them, in the order of their cost.
 WORKERS := -n 2 --dist loadscope --no-loadscope-reorder
-# What the fast tier asks of them.
-MODELS := adapters assistant embedder vision
-
 ifdef T
 test: $(READY)
 	$(PYTEST) $(T)
 else
 test: $(READY)
-	@$(BIN)/python -m recipes $(MODELS) >/dev/null 2>&1 &
+	@$(MAKE) fast-models >/dev/null 2>&1 &
 	$(PYTEST) $(WORKERS)
 endif
 
@@ -63,6 +60,9 @@ check: $(READY)
 
 models: $(READY)
 	@$(BIN)/python -m recipes all
+
+fast-models: $(READY)
+	@$(BIN)/python -m recipes adapters assistant embedder vision
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.online $(ARGS)

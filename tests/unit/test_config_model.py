@@ -1,13 +1,17 @@
 """LLMConfig: names that users know, faults told at once, secrets unseen."""
 
 import pickle
+import pkgutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib import import_module
 
 import pytest
 
 import penstock
 from penstock.config import GatewayConfig, LLMConfig, LoraConfig, ModelLoadingConfig
+from penstock.config.part import Part
 from penstock.errors import ConfigError
 
 pytestmark = pytest.mark.parity("S2")
@@ -35,6 +39,35 @@ def test_the_founding_examples_config_is_accepted():
     assert accepted.model_id == "qwen-0.5b"
     assert accepted.model_source == "Qwen/Qwen2.5-0.5B-Instruct"
     assert accepted.deployment_config == {"autoscaling_config": {"min_replicas": 1, "max_replicas": 2}}
+
+
+def parts(part: type[Part] = Part) -> Iterator[type[Part]]:
+    """Every piece of configuration that there is."""
+    for kind in part.__subclasses__():
+        yield kind
+        yield from parts(kind)
+
+
+def test_every_part_refuses_keys_that_it_does_not_know():
+    for module in pkgutil.walk_packages(penstock.config.__path__, "penstock.config."):
+        import_module(module.name)
+    lenient = {part.__name__ for part in parts() if part.model_config.get("extra") != "forbid"}
+    assert lenient == {"EngineSizes"}  # it reads some of the engine's own arguments, which the engine checks
+
+
+@pytest.mark.parametrize(
+    ("part", "written"),
+    [
+        ("lora_config", {"pined": ["a"]}),
+        ("placement_group_config", {"bundle_per_worker": {"GPU": 1}, "strategi": "PACK"}),
+        ("accelerator_config", {"kindd": "cpu"}),
+        ("callback_config", {"callback_clas": "a:B"}),
+        ("on_demand", {"awak": 1}),
+        ("prefill", {"min_prompt_token": 1}),
+    ],
+)
+def test_an_unknown_key_of_a_part_is_told_with_the_nearest_one(part: str, written: dict):
+    assert any("did you mean" in text for text in problems(**{part: written}))
 
 
 def test_the_model_id_is_the_source_where_none_is_given():

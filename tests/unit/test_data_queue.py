@@ -102,13 +102,14 @@ async def test_reading_stops_sooner_when_rows_are_large():
     found.join("a")
     filling = asyncio.create_task(found.fill())
     read = 0
-    while read < 300:
-        while not found.waiting:
-            await found.changed()
-        await asyncio.sleep(0.01)
-        assert found.waiting << 20 < LOOK_AHEAD_BYTES + (16 << 20)
-        read += len(taken(found, "a", 20))
-    await filling
+    async with asyncio.timeout(60):  # a row that is lost would be waited for
+        while read < 300:
+            while not found.waiting:
+                await found.changed()
+            await asyncio.sleep(0.01)
+            assert found.waiting << 20 < LOOK_AHEAD_BYTES + (16 << 20)
+            read += len(taken(found, "a", 20))
+        await filling
 
 
 @pytest.mark.parity("X18")
