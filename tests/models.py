@@ -6,5 +6,5 @@ from recipes import shelf
 
 
 def model(name: str) -> Path:
-    """The folder of the model that `recipes/NAME` makes; making it takes up to a minute, once per machine."""
+    """The folder of the model that `recipes/NAME` makes, which takes a minute or two, once per machine."""
     return shelf.made(name)

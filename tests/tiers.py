@@ -14,10 +14,19 @@ from pathlib import Path
 
 import pytest
 
-SHARED = ("cluster", "demo", "demo_process", "demo_lora", "assistant", "embedder", "vision")
+SHARED = (
+    "cluster",
+    "demo",
+    "demo_process",
+    "demo_sglang",
+    "demo_lora",
+    "assistant",
+    "embedder",
+    "vision",
+)
 """Fixtures that whole sessions share, the dearest first. Tests that use the same one run in one process."""
 
-ENGINES = {"vllm": "demo", "process": "demo_process"}
+ENGINES = {"vllm": "demo", "process": "demo_process", "sglang": "demo_sglang"}
 """Parameters of `under_test` that are such fixtures."""
 
 _GROUPS = "TESTS_GROUPS"
