@@ -132,7 +132,7 @@ async def listening(app: ASGIApp, *, ours: bool = True) -> AsyncIterator[httpx.A
     sock.bind(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", interface="asgi3", log_level="warning"))
     task = asyncio.create_task(server.serve([sock]))
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{sock.getsockname()[1]}", timeout=60) as client:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{sock.getsockname()[1]}", timeout=180) as client:
         yield client
     server.should_exit = True
     await task

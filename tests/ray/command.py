@@ -19,6 +19,11 @@ _START_S = 240.0  # of a start on a machine that has much else to do
 _GONE_S = 30.0
 
 
+def _environment() -> dict[str, str]:
+    """Ours without the cluster that a server in this process may have named: a command is told of one."""
+    return {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+
+
 class Command:
     """A running `penstock serve`, or another verb; a mark in its environment finds every descendant."""
 
@@ -30,7 +35,7 @@ class Command:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, **environment, _MARK: self._mark},
+            env={**_environment(), **environment, _MARK: self._mark},
             start_new_session=True,
         )
         self.pid = self._process.pid
