@@ -73,7 +73,7 @@ def meaning(answer: Answer) -> tuple[int, Any]:
     return answer.status, {name: value for name, value in body.items() if name not in _OWN}
 
 
-async def until(true: Callable[[], object], limit_s: float = 60.0) -> None:
+async def until(true: Callable[[], object], limit_s: float = 20.0) -> None:
     async with asyncio.timeout(limit_s):
         while not true():  # noqa: ASYNC110 - nothing tells of it
             await asyncio.sleep(0.005)

@@ -12,6 +12,9 @@ import psutil
 from enginetest import Served
 
 LIMIT_S = 30
+FOUND_S = 5
+"""Within which an engine that stands still must be found."""
+
 FOLDER = Path(__file__).parent
 LONG = {"max_tokens": 1900, "ignore_eos": True}
 
@@ -48,6 +51,6 @@ def until_children(pid: int) -> list[psutil.Process]:
 async def stopped(core: psutil.Process, served: Served) -> str:
     """Stops the core, and gives what is said of its engine's death."""
     core.suspend()
-    reason = await asyncio.wait_for(served.engine.wait_dead(), LIMIT_S)
-    core.wait(LIMIT_S)
+    reason = await asyncio.wait_for(served.engine.wait_dead(), FOUND_S)
+    core.wait(10)
     return reason

@@ -168,7 +168,7 @@ async def test_a_client_that_leaves_aborts_its_request(assistant: Served) -> Non
         asking = asyncio.create_task(assistant.http.post(CHAT, json=body))
         await until(lambda: assistant.engine.load().running == 1)
         asking.cancel()
-        await until(lambda: assistant.engine.load().running == 0)
+        await until(lambda: assistant.engine.load().running == 0, limit_s=3)
     assert paths == []
 
 

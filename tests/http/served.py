@@ -203,7 +203,7 @@ class Served:
         await asyncio.gather(*(stop() for stop in self._stops))
 
 
-async def until(true: Callable[[], Any], limit_s: float = 60.0) -> float:
+async def until(true: Callable[[], Any], limit_s: float = 20.0) -> float:
     """Seconds until `true()`; fails after the limit."""
     loop = asyncio.get_running_loop()
     begun = loop.time()

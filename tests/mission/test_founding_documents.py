@@ -202,7 +202,7 @@ def test_vision_model_says_what_is_in_the_picture_and_fetches_from_nowhere_insid
         return
     assert here.run(client) == "a red circle"
     with pytest.raises(BadRequestError, match="not public"):
-        here.run(client.replace(PICTURE, "http://127.0.0.1:8000/-/healthz"))
+        here.run(client.replace(PICTURE, f"{here.url}/-/healthz"))
 
 
 def their_preprocessing() -> str:

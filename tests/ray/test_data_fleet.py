@@ -109,7 +109,7 @@ async def two(serve_url: str) -> AsyncIterator[Fleet]:
 @pytest_asyncio.fixture(loop_scope="module")
 async def mortals(two: Fleet) -> Fleet:
     """Both are there, also when a test before has killed them."""
-    await until(lambda: len(pids(two)) == 2)
+    await until(lambda: len(pids(two)) == 2, limit_s=60)  # Serve starts those anew that tests have killed
     return two
 
 

@@ -201,7 +201,7 @@ async def test_no_token_comes_before_its_time_and_the_means_are_within_five_perc
     prompt = "word " * 100
     ttft, itl = 0.040 + len(tokenizer.encode(prompt)) / 1000.0, 0.041
     deviations: list[float] = []
-    for _ in range(50):  # until no other process held the machine
+    for _ in range(3):  # another process may hold the machine for a while, but hardly three times
         times = await stamps(engine, Clock(), prompt, 12)
         assert all(time >= ttft + i * itl - 1e-9 for i, time in enumerate(times))
         deviations.append(max(times[0] / ttft, (times[-1] - times[0]) / 11 / itl) - 1)
