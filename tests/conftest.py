@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import signal
-import socket
 from collections.abc import Iterator
 
 import pytest
+from tests.ports import unused
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; its children would, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -20,13 +20,7 @@ pytest_plugins = ["tests.tiers", "tests.costs"]
 @pytest.fixture
 def free_port() -> int:
     """A port of 127.0.0.1 that nothing uses now."""
-    return _free_port()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return unused()
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +34,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     """The Ray cluster of all tests that need one, see `tests.cluster`; ended also when they fail."""
     from tests.cluster import running
 
-    with running(_free_port(), tmp_path_factory.mktemp("cluster")) as started:
+    with running(unused(), tmp_path_factory.mktemp("cluster")) as started:
         yield started
 
 

@@ -1,7 +1,6 @@
 """What tests of clients share: an application that is asked both ways, and how to read answers."""
 
 import json
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from tests.models import model
+from tests.ports import unused
 
 from penstock.serve import build_openai_app
 
@@ -33,9 +33,7 @@ def config(model_id: str, recipe: str, **options: Any) -> dict[str, Any]:
 @contextmanager
 def served(name: str, configs: list[dict[str, Any]], serve_url: str) -> Iterator[dict[str, str]]:
     """The URL of the application for each of WAYS."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = unused()
     app = build_openai_app({"llm_configs": configs, "gateway": {"port": port}})
     try:
         serve.run(app, name=name, route_prefix=f"/{name}")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.ports import unused
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -14,6 +15,12 @@ def on_cpu() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PENSTOCK_ACCELERATOR", "cpu")
         yield
+
+
+@pytest.fixture(scope="module")
+def port() -> int:
+    """For the service of a file."""
+    return unused()
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ test_cli_serve_ends has the ends of commands that own their cluster.
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,13 +18,6 @@ from tests.ray.command import Command, ask, client, serving
 
 REPLIES = {"short": "word " * 29 + "end", "long": "word " * 999}
 SLOW = ["--replies", json.dumps(REPLIES), "--step-base-ms", "100"]
-
-
-@pytest.fixture(scope="module")
-def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

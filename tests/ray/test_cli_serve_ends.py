@@ -2,10 +2,10 @@
 
 import json
 import signal
-import socket
 
 import openai
 import pytest
+from tests.ports import unused
 from tests.ray.command import Command, ask, serving
 
 pytestmark = pytest.mark.full
@@ -54,9 +54,7 @@ def test_open_streams_may_finish_until_a_second_signal_cuts_them(free_port: int)
 def test_killed_work_leaves_nothing_and_its_neighbour_untouched(free_port: int):
     words = ["first", "--engine", "sim", "--port", str(free_port)]
     with serving(*words) as first:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = unused()
         with serving("second", "--engine", "sim", "--port", str(port)) as second:
             assert "".join(ask(port, "both at once", "second")) == "both at once"
             second.work().kill()

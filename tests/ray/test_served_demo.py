@@ -4,7 +4,6 @@ A cluster and an engine of its own: that one command without a word starts them 
 """
 
 import re
-import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,13 +18,6 @@ import penstock
 pytestmark = pytest.mark.parity("S18")
 
 TIMES = {"gateway", "pick", "connect", "replica", "front", "engine-queue", "prefill", "total"}
-
-
-@pytest.fixture(scope="module")
-def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

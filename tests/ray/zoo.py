@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ import httpx
 from openai import OpenAI
 from ray import serve
 from tests.backend_contract import config
+from tests.ports import unused
 
 from penstock.engine import Manner
 from penstock.engines.sim.engine import SimEngine
@@ -140,9 +140,7 @@ def until(condition: Callable[[], Any]) -> Any:
 
 @contextmanager
 def running(serve_url: str) -> Iterator[Zoo]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = unused()
     gateway = {"port": port, "admin_key": KEY, "wait_for_replica_s": 2.0}
     app = build_openai_app({"llm_configs": [_fast(), _slow(), _late()], "gateway": gateway})
     serve.run(app, name=APP, route_prefix=f"/{APP}")
