@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ ENGINES = {"vllm": "demo", "process": "demo_process", "sglang": "demo_sglang"}
 """Parameters of `under_test` that are such fixtures."""
 
 _GROUPS = "TESTS_GROUPS"
+_started: dict[str, tuple[pytest.FixtureDef, pytest.FixtureRequest]] = {}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -61,6 +63,28 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         draft = file.with_suffix(f".{os.getpid()}")
         draft.write_text(json.dumps({item.nodeid: group(item) for item in session.items}))
         draft.replace(file)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef, request: pytest.FixtureRequest
+) -> Generator[None, object, object]:
+    if fixturedef.argname in SHARED:
+        _started[fixturedef.argname] = fixturedef, request
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
+    """Ends what a group shares after its last test: idle engines and clusters cost the other tests time."""
+    torn_down = yield
+    if nextitem is not None and group(nextitem) != group(item):
+        while _started:
+            fixturedef, request = _started.popitem()[1]
+            fixturedef.finish(request)
+    return torn_down
 
 
 @pytest.hookimpl(optionalhook=True)
