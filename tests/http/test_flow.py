@@ -9,6 +9,7 @@ from served import NODE, Served, chat, until
 
 from penstock.door.connection import Connection, connect
 from penstock.serve import headers
+from penstock.serve.pool import Pool
 
 pytestmark = pytest.mark.parity("X3")
 
@@ -80,6 +81,30 @@ async def test_a_connection_that_is_not_read_holds_little_and_loses_nothing(serv
         size += len(piece)
     assert size == total
     connection.abort()
+
+
+async def test_an_answer_that_nobody_read_is_never_given_to_the_next_request(served: Served):
+    """Its client left at the moment when it had come: the connection holds it, and must not be used again."""
+
+    async def app(scope, receive, send):
+        body = scope["path"].encode()
+        length = [(b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": length})
+        await send({"type": "http.response.body", "body": body})
+
+    address = (await served.app(app)).address
+    pool = Pool(address, NODE)
+    ours = headers.own(address.secret, "g", "r")
+    left = await pool.acquire()
+    left.request(headers.to_replica("GET", b"/left", [], ours, 0))
+    await until(lambda: left.finished)
+    pool.release(left)
+    connection = await pool.acquire()
+    connection.request(headers.to_replica("GET", b"/next", [], ours, 0))
+    await connection.head()
+    assert await connection.read() == b"/next"
+    pool.release(connection)
+    pool.close()
 
 
 async def test_a_client_that_does_not_read_stops_the_replica_from_making_more(served: Served):

@@ -4,8 +4,6 @@ It sits between the relay, which reads from it, and the socket. Per piece it onl
 finds where the body is, nothing looks inside. It knows neither tables nor clients.
 
 To `read` costs a future and a task's step for each piece; `pour` hands it on in the socket's own callback.
-
-To `read` costs a future and a task's step for each piece; `pour` hands it on in the socket's own callback.
 """
 
 from __future__ import annotations
@@ -136,9 +134,9 @@ class Connection(asyncio.Protocol):
 
     @property
     def reusable(self) -> bool:
-        """Whether another request may follow."""
+        """Whether another request may follow: what is left unread would be taken for its answer."""
         return (
-            self.finished
+            self.exhausted
             and self._broken is None
             and self._transport is not None
             and self._transport.get_write_buffer_size() == 0
