@@ -333,6 +333,25 @@ async def test_generate_refuses_bad_parameters(under_test: Served, params: dict[
         await generate(under_test, QUESTION, **params)
 
 
+@pytest.mark.parametrize("under_test", ["sim", "vllm"], indirect=True)
+@pytest.mark.parametrize(
+    ("prompt", "params"),
+    [
+        (QUESTION, {"max_tokens": True}),
+        (QUESTION, {"n": True}),
+        (QUESTION, {"stop": ["a", 5]}),
+        ([True], {}),
+        ({"prompt_token_ids": [1.0]}, {}),
+    ],
+)
+async def test_generate_refuses_what_is_of_the_wrong_type(
+    under_test: Served, prompt: Any, params: dict[str, Any]
+):
+    with pytest.raises(BadRequest):
+        await generate(under_test, prompt, **params)
+    assert text(await generate(under_test, QUESTION, max_tokens=2))
+
+
 @pytest.mark.parametrize("prompt", [TOO_LONG, [0] * WINDOW])
 async def test_generate_refuses_a_prompt_over_the_window(under_test: Served, prompt: Any):
     with pytest.raises(PromptTooLong, match=str(WINDOW)):

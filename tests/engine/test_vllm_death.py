@@ -10,10 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 from backend_contract import CHAT, row
-from dying import LONG, nothing_is_left_when_the_owner_is_killed
+from dying import FOUND_S, LONG, nothing_is_left_when_the_owner_is_killed
 from enginetest import MODEL_ID, SEATS, Served, listening, until, vllm_config
 
 from penstock.data.backends.own import OwnEngine
+from penstock.engine import Engine
+from penstock.engines.vllm.engine import VLLMEngine
 from penstock.errors import EngineDead
 
 ROWS = 20
@@ -42,6 +44,7 @@ async def test_a_killed_core_ends_streams_and_rows_and_batch_starts_another():
         answer = await own.ask(row(CHAT, messages=[{"role": "user", "content": "What is Penstock?"}]))
         assert answer.status == 200
         assert json.loads(answer.body)["usage"]["prompt_tokens_details"] is not None, "batch asks for them"
+        await deafen(own._model.engine)
     finally:
         await own.stop()
 
@@ -65,6 +68,16 @@ async def lose(core: psutil.Process, doomed: Served, own: OwnEngine) -> None:
     assert '"engine_dead"' in events[-1]
     ended = await asyncio.gather(*rows, return_exceptions=True)
     assert {type(end) for end in ended} == {EngineDead}
+
+
+async def deafen(engine: Engine) -> None:
+    """What no front sends ends the thread that takes requests, and with it the core, at once."""
+    assert isinstance(engine, VLLMEngine)
+    assert engine._llm is not None
+    client = engine._llm.engine_core
+    await client._send_input_message((b"no kind of request",), client.core_engine)
+    died = await asyncio.wait_for(engine.wait_dead(), FOUND_S)
+    assert "takes requests" in died
 
 
 async def refuses(doomed: Served) -> None:

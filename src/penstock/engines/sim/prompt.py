@@ -24,7 +24,8 @@ def read_prompt(prompt: Prompt) -> Tokens:
     if isinstance(prompt, str):
         return Tokens(tokenizer.encode(prompt), prompt)
     if not isinstance(prompt, Mapping):
-        return Tokens(prompt, tokenizer.decode(prompt))
+        token_ids = wire.convert(prompt, list[int])
+        return Tokens(token_ids, tokenizer.decode(token_ids))
     if "messages" in prompt:
         return chat(wire.convert(prompt, wire.Messages).messages)
     for key in ("prompt_token_ids", "prompt"):

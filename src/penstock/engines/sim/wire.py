@@ -6,7 +6,6 @@ Fields that it has no use for (temperature, top_p, ...) are accepted and ignored
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -137,7 +136,7 @@ def read(body: bytes, kind: type[T]) -> T:
         raise _refused(error) from error
 
 
-def convert(params: Mapping[str, Any], kind: type[T]) -> T:
+def convert(params: Any, kind: type[T]) -> T:
     """Raises: BadRequest that names the field at fault."""
     try:
         return msgspec.convert(params, type=kind)

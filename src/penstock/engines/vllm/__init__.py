@@ -8,6 +8,7 @@ outlives us.
     front        AsyncLLM and the OpenAI app      stats         what the scheduler reports
     launch       the core's process, seen from the replica
     core         that process itself              plugin, reason, progress  what also runs in its workers
+    sockets      its threads that take requests and give answers
     environment, defaults                         what we set where the user sets nothing
     timing                                        where a request's time went in the engine
     thoughts                                      reasoning in streams, however their tokens come

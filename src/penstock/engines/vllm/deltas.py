@@ -5,10 +5,11 @@ Importing this file imports vLLM.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+import msgspec
 from vllm import SamplingParams
 from vllm.logprobs import Logprob as Candidate
 from vllm.outputs import CompletionOutput, RequestOutput
@@ -21,32 +22,48 @@ from penstock.errors import BadRequest, Error
 def sampling(params: Mapping[str, Any]) -> SamplingParams:
     """vLLM's own object from what users write, where `structured_outputs` may be a plain dict.
 
-    Raises: BadRequest for what is no parameter; what vLLM raises for values that it refuses.
+    vLLM itself looks at no type here, and its core cannot decode a wrong one.
+    Raises: BadRequest for what is no parameter, or of the wrong type; what vLLM raises for values that it
+    refuses.
     """
     values: dict[str, Any] = dict(params)
-    if unknown := [name for name in values if name.startswith("_") or name not in _NAMES]:
+    if unknown := [name for name in values if name not in _TYPES]:
         raise BadRequest(f"'{unknown[0]}' is no sampling parameter of vLLM.", param=unknown[0])
     if isinstance(given := values.get("structured_outputs"), Mapping):
         values["structured_outputs"] = StructuredOutputsParams(**given)
+    try:
+        typed = msgspec.convert(values, _Typed, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise _misfit(error) from error
+    values = {name: getattr(typed, name) for name in values}
     values["output_kind"] = RequestOutputKind.DELTA
-    try:
-        return SamplingParams(**values)
-    except TypeError as error:
-        raise _misfit(params) from error
+    return SamplingParams(**values)
 
 
-def _misfit(params: Mapping[str, Any]) -> BadRequest:
-    """vLLM compares before it looks at types; its pydantic form says which value is of the wrong one."""
-    try:
-        TypeAdapter(SamplingParams).validate_python(dict(params))
-    except ValidationError as error:
-        detail = error.errors()[-1]
-        name = str(detail["loc"][1])
-        return BadRequest(f"{name}: {detail['msg']}.", param=name)
-    return BadRequest("A sampling parameter is of the wrong type.")
+def _misfit(error: msgspec.ValidationError) -> BadRequest:
+    """msgspec's sentence with the name first; it never says what the request holds."""
+    fault, _, place = str(error).partition(" - at ")
+    found = _FIELD.search(place)
+    where = found[1] if found else "sampling_params"
+    return BadRequest(f"{where}: {fault}.", param=where)
 
 
-_NAMES = frozenset(SamplingParams.__struct_fields__)
+_FIELD = re.compile(r"`\$\.([^`]+)`")
+
+_INTERNAL = frozenset(
+    {"output_text_buffer_length", "prompt_logprob_start", "prompt_logprob_token_ids", "skip_clone"}
+)
+"""Fields that are vLLM's own, or of which no delta would tell."""
+
+_TYPES = {
+    name: kind
+    for name, kind in get_type_hints(SamplingParams).items()
+    if not name.startswith("_") and name not in _INTERNAL
+}
+_Typed = msgspec.defstruct(
+    "SamplingParams", [(name, kind | msgspec.UnsetType, msgspec.UNSET) for name, kind in _TYPES.items()]
+)
+"""What its core decodes, without the checks and defaults that vLLM's own class adds."""
 
 
 def deltas(output: RequestOutput) -> Iterator[Delta]:

@@ -13,8 +13,10 @@ from typing import Any
 
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, PauseMode
-from vllm.v1.engine.core import DPEngineCoreProc, EngineCoreProc
+from vllm.v1.engine.core import DPEngineCoreProc
 from vllm.v1.request import Request
+
+from penstock.engines.vllm.sockets import AttentiveCore
 
 _PIECE = 16
 """Tokens. Of the cost of each a sixteenth stays; counters of tokens lag by so many for each request."""
@@ -66,7 +68,7 @@ class Gathered:
         return told
 
 
-class GatheringCore(EngineCoreProc):
+class GatheringCore(AttentiveCore):
     """Its base, with fewer outputs."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 
 from penstock.engine import Prepared, Prompt, prepared
+from penstock.errors import BadRequest
 
 _OURS = ("mm_processor_kwargs", "media_io_kwargs")
 """What a request may say about its own media says nothing about a prompt that has its media already."""
@@ -25,7 +27,9 @@ def parsed(model_config: Any, prompt: Prompt) -> Any:
 
     qwen-vl-utils gives `fps` as a list with a number for each video, which model cards hand on as it is;
     transformers takes one number now, and none where there is no video.
+    Raises: BadRequest for what the core could not decode; what vLLM raises for what it refuses.
     """
+    _check(prompt)
     if isinstance(prompt, Mapping):
         options: Mapping[str, Any] = prompt.get("mm_processor_kwargs") or {}
         match options.get("fps"):
@@ -37,6 +41,19 @@ def parsed(model_config: Any, prompt: Prompt) -> Any:
             case _:
                 pass
     return parse_model_prompt(model_config, prompt)
+
+
+def _check(prompt: Prompt) -> None:
+    """vLLM takes True for a token id, and anything for a salt."""
+    ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else prompt
+    if isinstance(ids, list):
+        try:
+            msgspec.convert(ids, list[int])
+        except msgspec.ValidationError as error:
+            raise BadRequest("A prompt's token ids are whole numbers.", param="prompt_token_ids") from error
+    salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
+    if not isinstance(salt, str | None):
+        raise BadRequest("cache_salt is a text.", param="cache_salt")
 
 
 def take_prepared(renderer: Any, model_config: Any) -> None:

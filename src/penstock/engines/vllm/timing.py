@@ -10,6 +10,8 @@ import asyncio
 from contextvars import ContextVar
 from typing import Any
 
+from vllm.exceptions import VLLMValidationError
+from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import RequestOutputCollector
 from vllm.v1.metrics.stats import RequestStateStats
@@ -38,6 +40,8 @@ class TimedLLM(AsyncLLM):
         self.entering += 1
         try:
             taken = await super().add_request(*args, **kwargs)
+        except (OverflowError, UnicodeEncodeError) as error:
+            raise VLLMValidationError(f"The request cannot be sent to the engine: {error}.") from error
         finally:
             self.entering -= 1
         collector.set(taken)
@@ -45,6 +49,14 @@ class TimedLLM(AsyncLLM):
         if stats is not None:
             watched(lambda: spent(stats))
         return taken
+
+    async def _add_request(self, request: EngineCoreRequest, *args: Any, **kwargs: Any) -> None:
+        """The base registers a request before it encodes it: one that cannot be sent would stay for ever."""
+        try:
+            await super()._add_request(request, *args, **kwargs)
+        except BaseException:
+            await self.abort(request.request_id, internal=True)
+            raise
 
     def _stats(self, request_id: str) -> RequestStateStats | None:
         """None when statistics are off. Of a request for several outputs, the first one's."""
