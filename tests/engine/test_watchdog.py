@@ -66,10 +66,35 @@ async def test_one_that_computes_without_a_step_is_left_alone(monkeypatch: pytes
 
 async def test_one_that_has_work_and_does_nothing_is_found(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(watchdog, "IDLE_S", 1.0)
+    monkeypatch.setattr(watchdog, "PROBE_S", 1.0)
     with child("import time; time.sleep(60)") as process:
         assert "did nothing" in str(await verdict(watching(process, working=True), LIMIT_S))
         assert "did nothing" in str(await verdict(watching(process, working=False, answers=False), LIMIT_S))
         assert await verdict(watching(process, working=False), LIMIT_S) is None  # idle, and it answers
+
+
+def test_an_idle_one_that_stands_still_is_found_in_half_a_minute():
+    assert watchdog.PROBE_S >= 10, "an idle device shall rest"
+    assert watchdog.PROBE_S + watchdog.IDLE_S < 30
+
+
+async def test_one_that_rests_is_given_nothing_to_do_and_found_when_it_is_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(watchdog, "PROBE_S", 0.2)
+    probed = asyncio.Event()
+
+    async def probe() -> None:
+        probed.set()
+
+    with child("import time; time.sleep(60)") as process:
+        dog = Watchdog(
+            lambda: process.pid, steps=lambda: 1, working=lambda: False, probe=probe, resting=lambda: True
+        )
+        assert await verdict(dog, 1.0) is None
+        assert not probed.is_set()
+        process.send_signal(signal.SIGSTOP)
+        assert "stopped" in str(await verdict(dog, LIMIT_S))
 
 
 async def test_one_that_finishes_nothing_is_found_in_the_end(monkeypatch: pytest.MonkeyPatch):

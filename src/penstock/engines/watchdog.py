@@ -19,14 +19,14 @@ log = logging.getLogger(__name__)
 STOPPED_S = 2.5
 """Of SIGSTOP, of a debugger that was left."""
 
-IDLE_S = 30.0
-"""Without a step and without any CPU time, while there is work."""
+IDLE_S = 18.0
+"""Without a step and without any CPU time, while there is work. With `PROBE_S` before it less than 30 s."""
 
 STUCK_S = 600.0
 """Without a step, while there is work; it computes, whatever it is."""
 
-PROBE_S = 1.5
-"""After so long without a step, an idle engine is given work."""
+PROBE_S = 10.0
+"""After so long without a step, an idle engine is given work: seldom enough to leave its device at rest."""
 
 _LOOK_S = 0.25
 _LATE_S = 4 * _LOOK_S
@@ -43,16 +43,19 @@ class Watchdog:
         steps: Callable[[], int],
         working: Callable[[], bool],
         probe: Callable[[], Awaitable[object]],
+        resting: Callable[[], bool] = lambda: False,
         workers_elsewhere: bool = False,
     ) -> None:
         """pid: of its process; None while it has none, when it may stand still.
         steps: another number after each step. working: whether it has something to do.
-        probe: a little work for an idle one. workers_elsewhere: whether what computes is not below `pid`.
+        probe: a little work for an idle one. resting: whether it shall stand still: it is only looked at.
+        workers_elsewhere: whether what computes is not below `pid`.
         """
         self._pid = pid
         self._steps = steps
         self._working = working
         self._probe = probe
+        self._resting = resting
         self._idle_s = STUCK_S if workers_elsewhere else IDLE_S
         self._probing: asyncio.Task[object] | None = None
 
@@ -80,6 +83,9 @@ class Watchdog:
                 ran = now
             if now - ran > STOPPED_S:
                 return f"its process has been stopped for {STOPPED_S:g} s"
+            if self._resting():
+                stepped = computed = now
+                continue
             if self._is_answered() or self._steps() != steps:
                 steps, stepped, computed = self._steps(), now, now
             if not self._has_work():

@@ -153,15 +153,13 @@ class VLLMEngine:
         scheduled = self._scheduled
         assert scheduled is not None
 
-        def works() -> bool:
-            return not self.is_paused() and bool(llm.get_num_unfinished_requests())
-
         watchdog = Watchdog(
             lambda: self._core.pid if self._core is not None and llm.gate.is_set() else None,
             steps=lambda: scheduled.steps,
-            working=works,
+            working=lambda: bool(llm.get_num_unfinished_requests()),
             # A forward pass of one engine of a gang would wait for the others.
             probe=partial(llm.collective_rpc, "check_health" if self._gang else "execute_dummy_batch"),
+            resting=self.is_paused,
             workers_elsewhere=plan.executor_class.uses_ray,
         )
         reason = await watchdog.stalled()
