@@ -128,14 +128,14 @@ async def test_an_engine_that_dies_after_the_first_byte_ends_its_streams_without
     assert json.loads(events(text)[-1])["error"]["code"] == "engine_dead"
 
 
-async def test_a_request_that_kills_replicas_is_given_up_after_three(served: Served):
+async def test_a_request_that_kills_replicas_is_given_up_after_two(served: Served):
     await served.gateway("m")
     for _ in range(5):
         await served.replica(die_after_tokens=1)
     async with served.http() as http:
         answer = await http.post("/v1/chat/completions", json=chat(**LONG))
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_dead")
-    await until(lambda: len(served.table.ready("m")) == 2)
+    await until(lambda: len(served.table.ready("m")) == 3)
 
 
 async def test_a_kept_connection_that_went_stale_is_replaced_without_a_failure(served: Served):

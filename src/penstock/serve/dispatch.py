@@ -27,7 +27,7 @@ from penstock.serve.table import Replica, Table, Tried
 
 log = logging.getLogger(__name__)
 
-_MOST_DEATHS = 3
+_MOST_DEATHS = 2
 """Replicas that one request may take down with it: more would be a request that kills, not bad luck."""
 
 

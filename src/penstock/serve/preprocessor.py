@@ -31,7 +31,7 @@ from penstock.serve import cluster, environment, parcel
 log = logging.getLogger(__name__)
 
 _NAME_PREFIX = "Preprocessor:"
-_MOST_DEATHS = 3
+_MOST_DEATHS = 2
 """Replicas that one request may take down with it, as in `dispatch`."""
 _RETRY_AFTER_S = 1.0
 
