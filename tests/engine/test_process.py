@@ -74,6 +74,14 @@ async def test_a_command_that_is_not_there_is_named(nothing_left: None):
         await engine("no-such-program", "{port}").start()
 
 
+async def test_a_keeper_that_ends_before_it_has_read_its_order_is_a_failed_start(
+    nothing_left: None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys, "executable", "/bin/true")
+    with pytest.raises(EngineStartFailed, match="status 0"):
+        await engine("program", "more than a pipe holds" * 10_000).start()
+
+
 async def test_a_child_that_ends_while_it_starts_has_the_last_word(nothing_left: None):
     says = "import sys; print('x' * 10**6); print('out of luck', file=sys.stderr); sys.exit(3)"
     with pytest.raises(EngineStartFailed, match=r"(?s)status 3\..*out of luck") as failed:
@@ -287,10 +295,19 @@ async def test_requests_that_come_while_it_sleeps_are_answered_when_it_wakes(not
         assert (await served.http.get("/metrics")).status_code == 503
         waiting = asyncio.create_task(served.http.post("/v1/completions", json=SHORT))
         await until(lambda: served.engine.load().waiting == 1)
-        await served.engine.wakeup()
+        await wake_in_health(served)
         after = await waiting
         assert after.json()["choices"] == before.json()["choices"]
         assert not served.engine.is_sleeping()
+
+
+async def wake_in_health(served: Served) -> None:
+    """A child that loads does not listen yet; whoever asks then must not take it for dead."""
+    waking = asyncio.create_task(served.engine.wakeup())
+    while not waking.done():
+        await served.engine.check_health()
+        await asyncio.sleep(0.01)
+    await waking
 
 
 async def test_sleep_ends_what_runs_when_it_is_told_to(nothing_left: None):

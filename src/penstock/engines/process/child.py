@@ -53,7 +53,7 @@ class Child:
             "owner": os.getpid(),
             "grace_s": grace_s,
         }
-        with self._process.stdin as pipe:
+        with suppress(BrokenPipeError), self._process.stdin as pipe:  # it has ended, as `ended` will say
             pipe.write(json.dumps(order).encode())
         self._output = self._process.stdout.fileno()
         os.set_blocking(self._output, False)

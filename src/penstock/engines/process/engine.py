@@ -166,7 +166,7 @@ class ProcessEngine(Lacking):
         return frozenset(self._adapters)
 
     async def check_health(self) -> None:
-        """Asks the child, too, unless it sleeps."""
+        """Asks the child, too, unless it sleeps or wakes up."""
         self._refuse_dead()
         wire = self._wire
         if wire is None:
@@ -281,15 +281,16 @@ class ProcessEngine(Lacking):
         command = [filled(word, values) for word in options.command]
         environment = {name: filled(text, values) for name, text in options.environment.items()}
         self._child = child = Child(command, environment, options.stop_grace_s)
-        self._wire = wire = Wire(_HOST, port, api_key)
+        wire = Wire(_HOST, port, api_key)
         try:
             await first.unless_ended(child, self._ready(wire, progress))
-        except (NotReady, Error) as error:
+        except BaseException as error:
+            await wire.close()
             await self._end()
-            raise self._failed(str(error), child) from error
-        except BaseException:
-            await self._end()
+            if isinstance(error, NotReady | Error):
+                raise self._failed(str(error), child) from error
             raise
+        self._wire = wire
         child.ended.add_done_callback(lambda ended: self._on_end(child, ended.result()))
         self._looking = asyncio.create_task(self._look(wire))
         self._guarding = asyncio.create_task(self._guard(child, wire))
@@ -347,7 +348,7 @@ class ProcessEngine(Lacking):
     def _refuse_dead(self) -> None:
         if self._refusal is not None:
             raise EngineDead(self._refusal)
-        if self._child is None and not self._asleep:
+        if self._wire is None and not self._asleep:
             raise EngineDead("The engine is not running.")
 
     async def _breakage(self) -> Error:

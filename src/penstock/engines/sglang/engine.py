@@ -115,17 +115,20 @@ class SGLangEngine(ProcessEngine):
     async def sleep(self, level: int = 1, mode: Manner = "wait") -> None:
         """As its base; what is paused goes on until it ends."""
         if mode == "keep" or self._asleep:
-            return await super().sleep(level, mode)
+            await super().sleep(level, mode)
+            return
         self._gate.shut()
         try:
             if self._paused:
                 await self._order("/continue_generation", {})
             if mode == "abort":
                 await self._order("/abort_request", {"abort_all": True})
+            await super().sleep(level, "wait")
         except BaseException:
             self._gate.open()
+            if self._paused:
+                await self._order("/pause_generation", {"mode": "in_place"})
             raise
-        return await super().sleep(level, "wait")
 
     async def pause(self, mode: Manner = "keep", clear_cache: bool = False) -> None:
         async with self._turn:
