@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import psutil
@@ -24,7 +25,8 @@ from enginetest import MODEL_ID, Served, until
 from safetensors.torch import load_file, save_file
 
 from penstock import demo_model
-from penstock.errors import BadRequest, Conflict, DeadlineExceeded, Unsupported
+from penstock.engines.vllm.engine import VLLMEngine
+from penstock.errors import BadRequest, Conflict, DeadlineExceeded, EngineStartFailed, Unsupported
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.parity("S25")]
 
@@ -142,6 +144,53 @@ async def test_an_engine_without_a_profiler_names_its_setting(assistant: Served)
     assert len(await assistant.engine.collective_rpc("get_model_inspection")) == 1
 
 
+async def test_a_pause_that_is_given_up_leaves_the_engine_as_it_was(demo: Served):
+    running, _ = await begun(demo, max_tokens=1500)
+    pausing = asyncio.create_task(demo.engine.pause(mode="wait"))
+    await turns(demo)
+    pausing.cancel()
+    assert await asyncio.gather(pausing, return_exceptions=True)
+    running.cancel()
+    assert not demo.engine.is_paused()
+    assert text(await asyncio.wait_for(answer(demo), LIMIT_S))
+
+
+async def test_a_sleep_that_is_given_up_leaves_the_engine_paused(demo: Served):
+    running, more = await begun(demo, max_tokens=1500)
+    try:
+        await demo.engine.pause()
+        await turns(demo)
+        more.clear()
+        falling_asleep = asyncio.create_task(demo.engine.sleep())
+        await asyncio.wait_for(more.wait(), LIMIT_S)  # it lets finish what runs
+        falling_asleep.cancel()
+        assert await asyncio.gather(falling_asleep, return_exceptions=True)
+        await turns(demo)  # for what was on its way
+        more.clear()
+        late = asyncio.create_task(answer(demo))
+        assert await waits(demo, late, 2)
+        assert not more.is_set()
+    finally:
+        await demo.engine.resume()
+        running.cancel()
+    assert text(await late)
+
+
+async def test_a_sleep_that_fails_leaves_the_engine_awake(demo: Served, monkeypatch: pytest.MonkeyPatch):
+    assert isinstance(demo.engine, VLLMEngine)
+    assert demo.engine._llm is not None
+
+    async def fail() -> None:
+        raise RuntimeError("memory does not come back")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(demo.engine._llm.renderer, "clear_mm_cache_async", fail)
+        with pytest.raises(RuntimeError, match="memory"):
+            await demo.engine.sleep(mode="abort")
+    assert not demo.engine.is_sleeping()
+    assert text(await asyncio.wait_for(answer(demo), LIMIT_S))
+
+
 async def test_other_weights_and_a_pause_last_through_a_sleep(demo: Served, tmp_path: Path):
     """One sleep for all facts of vLLM: waking starts a core."""
     before, version = text(await answer(demo)), demo.engine.weights_version()
@@ -150,6 +199,7 @@ async def test_other_weights_and_a_pause_last_through_a_sleep(demo: Served, tmp_
         assert changed != before
         await demo.engine.pause()
         await memory_given_back(demo)
+        await a_failed_wake_up_leaves_no_core(demo, tmp_path / "other")
         await wake_paused(demo, changed)
         await refused_weights(demo, tmp_path, changed)
     finally:
@@ -183,6 +233,18 @@ async def memory_given_back(served: Served) -> None:
     with pytest.raises(Conflict, match="asleep"):
         await served.engine.collective_rpc("get_model_inspection")
     await served.engine.check_health()
+
+
+async def a_failed_wake_up_leaves_no_core(served: Served, weights: Path) -> None:
+    """weights: those that it had when it went to sleep."""
+    asleep = set(psutil.Process().children())
+    gone = weights.with_name("gone")
+    os.rename(weights, gone)
+    with pytest.raises(EngineStartFailed, match="cannot wake up as it was"):
+        await served.engine.wakeup()
+    os.rename(gone, weights)
+    assert served.engine.is_sleeping()
+    assert set(psutil.Process().children()) == asleep
 
 
 async def wake_paused(served: Served, expected: str) -> None:

@@ -16,7 +16,7 @@ from enginetest import MODEL_ID, SEATS, Served, listening, until, vllm_config
 from penstock.data.backends.own import OwnEngine
 from penstock.engine import Engine
 from penstock.engines.vllm.engine import VLLMEngine
-from penstock.errors import EngineDead
+from penstock.errors import BadRequest, EngineDead
 
 ROWS = 20
 BODY = {"model": MODEL_ID, "prompt": "water", "stream": True} | LONG
@@ -50,7 +50,9 @@ async def test_a_killed_core_ends_streams_and_rows_and_batch_starts_another():
 
 
 async def lose(core: psutil.Process, doomed: Served, own: OwnEngine) -> None:
-    """Kills it under rows and a stream of each kind; all end with the reason."""
+    """Kills it under rows and a stream of each kind; all end with the reason, and not an older one."""
+    with pytest.raises(BadRequest, match="no_such_method"):
+        await doomed.engine.collective_rpc("no_such_method")
     rows = [asyncio.create_task(own.ask(row(prompt="water", **LONG))) for _ in range(ROWS)]
     await until(lambda: own.load().running - own.load().unseen == ROWS)
     async with (

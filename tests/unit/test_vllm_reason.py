@@ -40,16 +40,34 @@ def test_the_last_reason_stands(tmp_path: Path):
 
 def test_a_pointer_to_another_process_does_not_hide_its_reason(tmp_path: Path):
     file = tmp_path / "reason"
-    reason.write(file, ValueError("no weights here"))
+    log = recorded(file)
+    log.error("worker failed", exc_info=ValueError("no weights here"))
+    log.error("worker failed", exc_info=RuntimeError("See root cause above."))
     reason.write(file, RuntimeError("Initialization failed. See stack trace for root cause."))
     assert reason.read(file) == "no weights here"
 
 
-def test_a_logged_exception_is_left_for_the_owner(tmp_path: Path):
+def test_a_logged_exception_is_left_for_the_owner_but_is_no_end(tmp_path: Path):
     file = tmp_path / "reason"
+    log = recorded(file)
+    log.error("without an exception")
+    assert reason.read(reason.logged(file)) is None
+    log.error("worker failed", exc_info=ValueError("no weights here"))
+    assert reason.read(reason.logged(file)) == "no weights here"
+    assert reason.read(file) is None
+    reason.write(file, MemoryError())
+    assert reason.read(file) == "MemoryError"
+
+
+def test_the_next_process_begins_without_reasons(tmp_path: Path):
+    file = tmp_path / "reason"
+    recorded(file).error("worker failed", exc_info=ValueError("no weights here"))
+    reason.write(file, MemoryError())
+    reason.clear(file)
+    assert list(tmp_path.iterdir()) == []
+
+
+def recorded(file: Path) -> logging.Logger:
     log = logging.Logger("vllm")
     log.addHandler(reason.Recorder(file))
-    log.error("without an exception")
-    assert reason.read(file) is None
-    log.error("worker failed", exc_info=ValueError("no weights here"))
-    assert reason.read(file) == "no weights here"
+    return log

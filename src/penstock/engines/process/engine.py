@@ -99,6 +99,7 @@ class ProcessEngine(Lacking):
         if self._child is not None or self._asleep:
             return
         self._refusal = None
+        self._died.clear()
         config = await prepared(self._config, progress, fetch=self.options.wants_model)
         self._source = config.model_source
         async with self._turn:

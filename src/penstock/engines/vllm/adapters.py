@@ -61,6 +61,7 @@ class Adapters:
         self._register = Register(model_id, models.lora_requests)
         self._next_id = models.lora_id_counter
         self._loaded: dict[str, LoRARequest] = {}
+        self._turn = asyncio.Lock()
         models.lora_requests = self._register
         models.model_name = self._register.answer_name
 
@@ -76,14 +77,17 @@ class Adapters:
         return self._loaded[name]
 
     async def load(self, name: str, path: Path) -> None:
-        if name in self._loaded:
-            return
         if self._config is None:
             raise Unsupported(
                 "This engine was started without room for adapters: its config has no lora_config."
             )
+        async with self._turn:
+            if name not in self._loaded:
+                await self._load(name, path, self._config.max_lora_rank)
+
+    async def _load(self, name: str, path: Path, max_rank: int) -> None:
         try:
-            await asyncio.to_thread(self._check, path, self._config.max_lora_rank)
+            await asyncio.to_thread(self._check, path, max_rank)
         except peft.Broken as error:
             raise _broken(name, str(error)) from error
         request = LoRARequest(self._register.key(name), self._next_id.inc(1), str(path))

@@ -13,7 +13,6 @@ import pickle
 import sys
 from collections.abc import Mapping
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from penstock.engines.vllm import plugin, reason
@@ -60,7 +59,7 @@ def run(order: Mapping[str, Any]) -> int:
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 0
     except Exception as error:
-        reason.write(Path(os.environ[reason.ENVIRONMENT]), error)
+        reason.leave(error)
         return 1
     return 0
 

@@ -94,6 +94,7 @@ class VLLMEngine:
 
     async def _start(self, progress: Progress) -> None:
         self._refusal = None
+        self._died.clear()
         config = await prepared(self._config, progress)
         progress("import")
         shape = Shape.of(config)
@@ -171,7 +172,7 @@ class VLLMEngine:
     async def _end_core(self) -> None:
         core, self._core = self._core, None
         if core is not None:
-            await core.stop()
+            await asyncio.shield(core.stop())  # one that is half stopped answers nobody
 
     async def _begin_core(self) -> None:
         """A core in place of one that was ended, behind the same front. Raises: EngineStartFailed."""

@@ -116,12 +116,26 @@ def _may_wait(request: Request) -> bool:
     """Whether its answer is told at its end, and its end does not hang on a text that only the front sees."""
     params = request.sampling_params
     return (
-        params is not None
+        _KNOWS_OUTPUTS
+        and params is not None
         and params.output_kind == RequestOutputKind.FINAL_ONLY
         and not params.stop
         and params.num_logprobs is None
         and not request.resumable
     )
+
+
+_KNOWS_OUTPUTS = set(EngineCoreOutput.__struct_fields__) == {
+    *("request_id", "new_token_ids"),
+    # Looked at below.
+    *("finish_reason", "events", "prefill_stats", "new_logprobs", "new_sampling_mask", "routed_experts"),
+    "num_nans_in_logits",
+    # With the first output or the last one.
+    *("new_prompt_logprobs_tensors", "prompt_token_id_logprobs", "pooling_output", "stop_reason"),
+    *("kv_transfer_params", "ec_transfer_params", "trace_headers", "mm_cache_miss_hashes"),
+    "spec_decode_metrics",
+}
+"""Another vLLM may tell more with each token, which must not wait or be lost."""
 
 
 def _is_plain(output: EngineCoreOutput) -> bool:

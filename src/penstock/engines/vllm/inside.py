@@ -7,6 +7,7 @@ body that its form refuses goes the long way and is refused there.
 
 from __future__ import annotations
 
+import logging
 import typing
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -22,6 +23,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from penstock.engine import INSIDE, ASGIApp, Message, Receive, Scope, Send
+
+log = logging.getLogger(__name__)
 
 _PATHS = (
     "/v1/chat/completions",
@@ -51,7 +54,12 @@ class Inside:
     def __init__(self, app: FastAPI) -> None:
         self._app: ASGIApp = app
         found = {route.path: route for route in app.routes if isinstance(route, APIRoute)}
-        endpoints = {path: found[path].endpoint for path in _PATHS if path in found and _is_short(app)}
+        endpoints = {path: found[path].endpoint for path in _PATHS if path in found}
+        if others := _middleware(app) - _HTTP_ONLY:
+            log.warning(
+                "Requests take the long way through vLLM's app, for the sake of %s", ", ".join(others)
+            )
+            endpoints = {}
         self._forms = {path: _form(endpoint) for path, endpoint in endpoints.items()}
         self._short = Starlette(
             routes=[Route(path, partial(_answer, one), methods=["POST"]) for path, one in endpoints.items()],
@@ -93,9 +101,9 @@ def _is_ours(scope: Scope) -> bool:
     return kind.strip() == b"application/json" and b"origin" not in fields
 
 
-def _is_short(app: FastAPI) -> bool:
+def _middleware(app: FastAPI) -> set[str]:
     kinds: list[Any] = [layer.cls for layer in app.user_middleware]
-    return {f"{kind.__module__}.{kind.__qualname__}" for kind in kinds} <= _HTTP_ONLY
+    return {f"{kind.__module__}.{kind.__qualname__}" for kind in kinds}
 
 
 def _form(endpoint: Endpoint) -> TypeAdapter[Any]:

@@ -8,6 +8,7 @@ beginning to end.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from penstock.engine import Shortcut, shortcut
 from penstock.engines.vllm.timing import collector
+
+log = logging.getLogger(__name__)
 
 Chunks = AsyncGenerator[str | bytes, None]
 Outputs = AsyncGenerator[Any, None]
@@ -63,7 +66,8 @@ def _quiet(serving: Any) -> bool:
 
 
 def _is_one(request: Any) -> bool:
-    return request.n in (None, 1) and not request.use_beam_search
+    """An echo may look like the first text of the answer, which comes after it."""
+    return request.n in (None, 1) and not request.use_beam_search and not request.echo
 
 
 async def _stream(fed: _Fed, own: Chunks, label: str) -> Chunks:
@@ -183,10 +187,20 @@ class _Tap:
 
     def _put(self, output: Any) -> None:
         usual = self._taken.output is not None or not isinstance(output, RequestOutput)
-        if usual or not self._flows or _is_last(output):
+        if usual or not self._flows or _is_last(output) or not self._pushed(output):
             RequestOutputCollector.put(self._taken, output)
-        else:
-            self._flows = self._way.push(self._frame.around(self._fed.skip(output)))
+
+    def _pushed(self, output: RequestOutput) -> bool:
+        """False when it could not be: its task meets the fault. Here it would end every request's outputs."""
+        try:
+            flows = self._way.push(self._frame.around(output.outputs[0].text))
+        except Exception:
+            log.exception("A piece of %s cannot be sent past its task", output.request_id)
+            self._flows = False
+            return False
+        self._flows = flows
+        self._fed.skip(output)
+        return True
 
 
 def _is_last(output: RequestOutput) -> bool:

@@ -40,6 +40,8 @@ class Core:
         self._loop = asyncio.get_running_loop()
         self._folder = folder
         self._reason_file = folder / "reason"
+        reason.clear(self._reason_file)
+        self._is_ready = False
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", _MODULE], stdin=subprocess.PIPE, env=self._environment()
         )
@@ -102,6 +104,7 @@ class Core:
             if not handshake.done():
                 raise EngineDead("The engine's process has ended.")
             handshake.result()
+            self._is_ready = True
         finally:
             handshake.cancel()
 
@@ -143,8 +146,9 @@ class Core:
             outlet.send(EngineCoreProc.ENGINE_CORE_DEAD)
 
     def reason(self) -> str | None:
-        """The reason of a failure that it, or a worker, has left so far."""
-        return reason.read(self._reason_file)
+        """What ended it, as it has left it; while it starts also what was logged."""
+        found = reason.read(self._reason_file)
+        return found if found or self._is_ready else reason.read(reason.logged(self._reason_file))
 
     async def stop(self) -> None:
         """End it and every process below it. Safe to call twice."""

@@ -15,10 +15,17 @@ from typing import Any
 
 from penstock.engine import DEFAULT_WEIGHTS, Manner
 from penstock.engines import peft
-from penstock.engines.vllm import errors
+from penstock.engines.vllm import errors, reason
 from penstock.engines.vllm.adapters import Adapters
 from penstock.engines.vllm.timing import TimedLLM
-from penstock.errors import BadRequest, Conflict, DeadlineExceeded, EngineDead, Unsupported
+from penstock.errors import (
+    BadRequest,
+    Conflict,
+    DeadlineExceeded,
+    EngineDead,
+    EngineStartFailed,
+    Unsupported,
+)
 
 log = logging.getLogger(__name__)
 
@@ -63,9 +70,10 @@ class Operations:
                 await self._empty(mode)
                 await self._free(level)
             except BaseException:
-                self._llm.gate.set()
+                if not self.sleeping:
+                    await self._go_on()
+                    self._llm.gate.set()
                 raise
-            self._level = level
 
     async def _empty(self, mode: Manner) -> None:
         """Returns when no request is in the engine; those that come wait at the gate."""
@@ -76,11 +84,20 @@ class Operations:
         while self._llm.entering or self._llm.get_num_unfinished_requests():  # noqa: ASYNC110 - nothing tells of it
             await asyncio.sleep(_LOOK_S)
 
+    async def _go_on(self) -> None:
+        """As before a sleep or a pause that was not completed."""
+        if self.paused:
+            await self._llm.pause_generation(mode="keep", clear_cache=False)
+        else:
+            await self._llm.resume_generation()
+
     async def _free(self, level: int) -> None:
         if self._has_sleep_mode():
             await self._llm.sleep(level, mode="abort")
+            self._level = level
         else:
             await self._llm.renderer.clear_mm_cache_async()  # it counts on what the core remembers
+            self._level = level  # whatever comes of its end
             await self._end_core()
 
     async def wakeup(self) -> None:
@@ -89,18 +106,32 @@ class Operations:
                 return
             if not self._has_sleep_mode():
                 await self._begin_core()
-                await self._answering()
-                await self._restore()
+                await self._restore_or_end()
             elif self._level == 2:
                 await self._llm.wake_up(tags=["weights"])
                 await self._load(self._weights)
                 await self._llm.wake_up(tags=["kv_cache"])
+                await self._adapters.restore()  # to load weights is to forget them
             else:
                 await self._llm.wake_up()
             if self.paused:
                 await self._llm.pause_generation(mode="keep", clear_cache=False)
             self._level = 0
             self._llm.gate.set()
+
+    async def _restore_or_end(self) -> None:
+        """A new core is as the last one was, or there is none. Raises: EngineStartFailed."""
+        try:
+            await self._answering()
+            await self._restore()
+        except Exception as error:
+            await self._end_core()
+            raise EngineStartFailed(
+                f"The engine cannot wake up as it was: {reason.describe(error).rstrip('.')}."
+            ) from error
+        except BaseException:
+            await self._end_core()
+            raise
 
     async def _answering(self) -> None:
         """What is sent to a new core before it has connected is lost: ask until it answers."""
@@ -124,7 +155,11 @@ class Operations:
         self._refuse_in_gang("pause")
         async with self._turn:
             if not self.sleeping:
-                await self._llm.pause_generation(mode=mode, clear_cache=clear_cache)
+                try:
+                    await self._llm.pause_generation(mode=mode, clear_cache=clear_cache)
+                except BaseException:
+                    await self._go_on()
+                    raise
             self.paused = True
 
     async def resume(self) -> None:
@@ -179,8 +214,8 @@ class Operations:
             if self.sleeping:
                 self._weights, self.version = source, version
                 return
-            await self._llm.pause_generation(mode=mode, clear_cache=True)
             try:
+                await self._llm.pause_generation(mode=mode, clear_cache=True)
                 await self._replace(source)
                 self._weights, self.version = source, version
                 await self._llm.update_weight_version(version)
@@ -236,10 +271,9 @@ def _check_weights(source: Path, current: Path) -> None:
         raise BadRequest(f"The weights in {source} cannot be read: {error}.", param="source") from error
     for name, shape in wanted.items():
         if found.get(name) != shape:
+            fault = f"has the shape {found[name]}, not {shape}" if name in found else "is missing"
             raise BadRequest(
-                f"The weights in {source} are not of this model: '{name}' has the shape "
-                f"{found.get(name, 'of nothing')}, not {shape}.",
-                param="source",
+                f"The weights in {source} are not of this model: '{name}' {fault}.", param="source"
             )
 
 

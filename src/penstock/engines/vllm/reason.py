@@ -32,7 +32,7 @@ def describe(error: BaseException) -> str:
 
 
 class Recorder(logging.Handler):
-    """Keeps the last exception that vLLM logs as an error."""
+    """Keeps the last exception that vLLM logs as an error, which need not be the end of anything."""
 
     def __init__(self, file: Path) -> None:
         super().__init__(logging.ERROR)
@@ -41,11 +41,24 @@ class Recorder(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
-            write(self._file, error)
+            _write(logged(self._file), error)
+
+
+def leave(error: BaseException) -> None:
+    """As `write`, in the file that the environment names."""
+    write(Path(os.environ[ENVIRONMENT]), error)
 
 
 def write(file: Path, error: BaseException) -> None:
-    """Leave the reason in `file`; an error that points elsewhere does not replace what it points to."""
+    """Leave in `file` what ends the process; one that points elsewhere gives way to what was logged."""
+    if _ELSEWHERE.search(describe(error)) and (cause := read(logged(file))):
+        file.write_text(cause)
+    else:
+        _write(file, error)
+
+
+def _write(file: Path, error: BaseException) -> None:
+    """An error that points elsewhere does not replace what it points to."""
     text = describe(error)
     if not (_ELSEWHERE.search(text) and read(file)):
         file.write_text(text)
@@ -57,6 +70,17 @@ def read(file: Path) -> str | None:
         return file.read_text() or None
     except FileNotFoundError:
         return None
+
+
+def logged(file: Path) -> Path:
+    """Beside `file`, where errors are kept that vLLM only logs."""
+    return file.with_name(f"{file.name}-logged")
+
+
+def clear(file: Path) -> None:
+    """Of what another process has left there."""
+    file.unlink(missing_ok=True)
+    logged(file).unlink(missing_ok=True)
 
 
 def forget() -> None:

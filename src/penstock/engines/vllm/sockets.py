@@ -8,7 +8,7 @@ imports vLLM.
 from __future__ import annotations
 
 import os
-from pathlib import Path
+import sys
 from typing import Any, NoReturn
 
 import msgspec
@@ -65,10 +65,16 @@ class AttentiveCore(EngineCoreProc):
         except BaseException as error:  # nothing else sees what ends a thread
             _end("gives answers", error)
 
+    def _send_engine_dead(self) -> None:
+        """The base calls it while it handles what ends the core; the front, once told, asks for that."""
+        if (error := sys.exception()) is not None:
+            reason.leave(error)
+        super()._send_engine_dead()
+
 
 def _end(what: str, error: BaseException) -> NoReturn:
     """Of the process, now: the front sees it, and says why."""
     log.error("The thread that %s has failed.", what, exc_info=error)
     failure = RuntimeError(f"the core's thread that {what} failed: {reason.describe(error)}")
-    reason.write(Path(os.environ[reason.ENVIRONMENT]), failure)
+    reason.leave(failure)
     os._exit(1)
