@@ -11,6 +11,7 @@ MEDIA_CONNECTOR = "penstock"
 
 _ALWAYS = {
     "VLLM_MEDIA_CONNECTOR": MEDIA_CONNECTOR,  # vLLM's own fetches whatever a request names
+    "VLLM_MAX_N_SEQUENCES": "128",  # OpenAI's own; vLLM's 16,384 are a minute of the engine's for one request
     "VLLM_NO_USAGE_STATS": "1",  # a server of our users does not report to third parties
     "VLLM_MAX_AUDIO_DECODE_DURATION_S": "3600",  # vLLM's 600 would refuse 25 MB of plain WAV, 13 minutes
     "VLLM_LOGGING_LEVEL": "WARNING",  # the phases of a start are shown by us

@@ -25,7 +25,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor import Executor
 
-from penstock.engines.vllm import transfer
+from penstock.engines.vllm import limits, transfer
 from penstock.engines.vllm.lane import open_lanes
 from penstock.engines.vllm.prompts import take_prepared
 from penstock.engines.vllm.responses import keep_responses
@@ -115,6 +115,7 @@ async def build_app(llm: AsyncLLM, plan: Plan) -> FastAPI:
     open_lanes(app.state)
     keep_responses(app.state)
     tell_reasons()
+    limits.hold(app.state)
     verify_messages(app.state)
     answer_texts(app)
     take_prepared(llm.renderer, llm.model_config)

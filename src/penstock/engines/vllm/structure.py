@@ -6,6 +6,7 @@ with the lines of xgrammar's source. Only importing `front` imports this file: i
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from typing import Any, cast
@@ -14,6 +15,8 @@ from vllm.entrypoints.generate.base import protocol
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.structured_output import backend_xgrammar
+
+from penstock.engines.vllm import limits
 
 _check: Callable[[SamplingParams], None] = backend_xgrammar.validate_xgrammar_grammar
 _check_tag: Callable[..., None] = protocol.validate_structural_tag_payload
@@ -59,12 +62,58 @@ def verify(serving: Any, request: Any) -> None:
 def check(params: SamplingParams) -> None:
     """As vLLM's. Raises: VLLMValidationError with the reason."""
     asked: Any = params.structured_outputs
+    if asked is None:
+        return
+    limits.check_form(asked)
+    _check_end(asked)
     try:
         _check(params)
     except VLLMValidationError as error:
         if error.__cause__ is not None:
             raise _told(_kind(asked), error) from error
         raise VLLMValidationError(_beyond(asked.json)) from error
+
+
+def _check_end(asked: Any) -> None:
+    """xgrammar takes a schema that no answer can satisfy, and the engine fails at its first token."""
+    schema: Any = asked.json
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except ValueError:
+            return  # whoever reads it says so
+    if isinstance(schema, dict) and _is_endless(schema, schema, {}):
+        raise VLLMValidationError(
+            "The JSON schema cannot be used: it refers to itself before it says anything: no answer fits it."
+        )
+
+
+def _is_endless(part: Any, schema: Any, found: dict[str, bool]) -> bool:
+    """Whether every way through it leads back to it. found: for references; those on the way lead back."""
+    if not isinstance(part, dict):
+        return False
+    part = cast("dict[str, Any]", part)
+    reference = part.get("$ref")
+    if isinstance(reference, str):
+        if reference not in found:
+            found[reference] = True
+            found[reference] = _is_endless(_target(reference, schema), schema, found)
+        if found[reference]:
+            return True
+    ways = [part[name] for name in ("anyOf", "oneOf") if isinstance(part.get(name), list) and part[name]]
+    both = part.get("allOf")
+    return any(all(_is_endless(one, schema, found) for one in way) for way in ways) or (
+        isinstance(both, list) and any(_is_endless(one, schema, found) for one in both)
+    )
+
+
+def _target(reference: str, schema: Any) -> Any:
+    """What a reference into the same schema names; None for any other."""
+    first, *names = reference.split("/")
+    found = schema if first == "#" else None
+    for name in names:
+        found = found.get(name) if isinstance(found, dict) else None
+    return found
 
 
 def check_tag(payload: Any, *, parameter: str) -> None:

@@ -1,0 +1,132 @@
+"""How much one request may ask for: the table of limits, and where vLLM's app is held to it.
+
+What is above one of them would hold up everybody else for longer than a moment. `docs/endpoints.md` has the
+same table. Importing this file imports vLLM.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Iterator, Sized
+from typing import Any, cast
+
+from vllm.exceptions import VLLMValidationError
+
+MOST_ANSWERS = 512
+"""Prompts of a completion times its `n`; conversations of a batch of chats."""
+
+MOST_TEXT = 1 << 20
+"""Characters of what `/tokenize` is given, and tokens of what `/detokenize` is."""
+
+MOST_PROPERTIES = 2_000
+MOST_VALUES = 5_000
+"""Of all `enum` in a JSON schema together, or of a `choice`."""
+
+MOST_FORM = 1 << 17
+"""Characters of a JSON schema, a structural tag or a choice."""
+
+MOST_GRAMMAR = 1 << 14
+MOST_LITERAL = 1 << 13
+MOST_REGEX = 1 << 12
+"""Characters of a grammar, of one text in a schema or a choice, of a regex or pattern: what they cost grows
+with the square of it and worse."""
+
+Answer = Callable[..., Awaitable[Any]]
+
+
+def hold(state: Any) -> None:
+    """Gives the servings in the state of vLLM's app their limits."""
+    _before(state, "openai_serving_completion", "create_completion", _check_completion)
+    _before(state, "openai_serving_chat_batch", "create_batch_chat_completion", _check_chats)
+    _before(state, "serving_tokenization", "create_tokenize", _check_text)
+    _before(state, "serving_tokenization", "create_detokenize", _check_tokens)
+
+
+def check_form(asked: Any) -> None:
+    """asked: vLLM's `StructuredOutputsParams`. Raises: VLLMValidationError."""
+    _refuse("The regex", len(asked.regex or ""), MOST_REGEX, "characters")
+    _refuse("The grammar", len(asked.grammar or ""), MOST_GRAMMAR, "characters")
+    if asked.choice:
+        _refuse("The choice", len(asked.choice), MOST_VALUES, "texts")
+        _refuse("The choice", sum(map(len, asked.choice)), MOST_FORM, "characters")
+        _refuse("A text of the choice", max(map(len, asked.choice)), MOST_LITERAL, "characters")
+    for form in (asked.json, asked.structural_tag):
+        if form:
+            _check_schema(form)
+
+
+def _check_schema(schema: Any) -> None:
+    if isinstance(schema, str):
+        _refuse("The JSON schema", len(schema), MOST_FORM, "characters")
+        try:
+            schema = json.loads(schema)
+        except ValueError:
+            return  # whoever reads it says so
+    properties = values = characters = 0
+    for part in _parts(schema):
+        characters += 2
+        if isinstance(part, str):
+            characters += len(part)
+            _refuse("A text of the JSON schema", len(part), MOST_LITERAL, "characters")
+        elif isinstance(part, dict):
+            part = cast("dict[str, Any]", part)
+            properties += _length(part, "properties", dict)
+            values += _length(part, "enum", list)
+            _refuse("A pattern of the JSON schema", _length(part, "pattern", str), MOST_REGEX, "characters")
+        _refuse("The JSON schema", properties, MOST_PROPERTIES, "properties")
+        _refuse("The JSON schema", values, MOST_VALUES, "values of enum")
+        _refuse("The JSON schema", characters, MOST_FORM, "characters")
+
+
+def _length(part: dict[str, Any], name: str, kind: type[Sized]) -> int:
+    value = part.get(name)
+    return len(value) if isinstance(value, kind) else 0
+
+
+def _parts(schema: Any) -> Iterator[Any]:
+    waiting = [schema]
+    while waiting:
+        part = waiting.pop()
+        yield part
+        if isinstance(part, dict):
+            waiting += [*part, *part.values()]
+        elif isinstance(part, list):
+            waiting += part
+
+
+def _before(state: Any, name: str, method: str, check: Callable[[Any], None]) -> None:
+    serving = getattr(state, name, None)
+    if serving is None:
+        return
+    answer: Answer = getattr(serving, method)
+
+    async def checked(request: Any, *more: Any, **named: Any) -> Any:
+        check(request)
+        return await answer(request, *more, **named)
+
+    setattr(serving, method, checked)
+
+
+def _check_completion(request: Any) -> None:
+    prompt = request.prompt
+    several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
+    _refuse("The request", (len(prompt) if several else 1) * (request.n or 1), MOST_ANSWERS, "answers")
+
+
+def _check_chats(request: Any) -> None:
+    _refuse("The request", len(request.messages), MOST_ANSWERS, "conversations")
+
+
+def _check_text(request: Any) -> None:
+    text = getattr(request, "prompt", None)
+    given = [text] if text is not None else (part for part in _parts(request.messages))
+    _refuse("The text", sum(len(part) for part in given if isinstance(part, str)), MOST_TEXT, "characters")
+
+
+def _check_tokens(request: Any) -> None:
+    _refuse("The list", len(request.tokens), MOST_TEXT, "tokens")
+
+
+def _refuse(what: str, count: int, most: int, unit: str) -> None:
+    if count > most:
+        raise VLLMValidationError(f"{what} has {count:,} {unit}; {most:,} are allowed.")

@@ -1,0 +1,69 @@
+"""What one request may ask vLLM for: forms of answers that would hold up everybody else are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+
+from penstock.engines.vllm import limits, structure
+
+TEXT = {"type": "string"}
+
+
+def properties(count: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"p{number}": TEXT for number in range(count)}}
+
+
+def values(count: int) -> list[str]:
+    return [f"value {number}" for number in range(count)]
+
+
+def checked(**form: Any) -> None:
+    structure.check(SamplingParams(structured_outputs=StructuredOutputsParams(**form)))
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ({"json": properties(limits.MOST_PROPERTIES + 1)}, "2,001 properties; 2,000"),
+        ({"json": {"$defs": {"a": properties(1_500), "b": properties(1_500)}}}, "properties"),
+        ({"json": {"enum": values(limits.MOST_VALUES + 1)}}, "values of enum"),
+        ({"json": {"enum": ["a" * (limits.MOST_LITERAL + 1)]}}, "text of the JSON schema"),
+        ({"json": TEXT | {"pattern": "a" * (limits.MOST_REGEX + 1)}}, "pattern"),
+        ({"json": '"' + "a" * limits.MOST_FORM + '"'}, "characters"),
+        ({"choice": values(limits.MOST_VALUES + 1)}, "texts"),
+        ({"choice": ["a" * (limits.MOST_LITERAL + 1)]}, "text of the choice"),
+        ({"regex": "a" * (limits.MOST_REGEX + 1)}, "regex"),
+        ({"grammar": "a" * (limits.MOST_GRAMMAR + 1)}, "grammar"),
+    ],
+)
+def test_a_form_above_a_limit_is_refused_with_the_limit(form: dict[str, Any], said: str):
+    with pytest.raises(VLLMValidationError, match=said):
+        checked(**form)
+
+
+def test_a_form_within_the_limits_is_taken():
+    checked(json=properties(200) | {"description": "enum and properties"})
+    checked(choice=values(200))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+        {"allOf": [{"$ref": "#"}]},
+        {"anyOf": [{"$ref": "#"}, {"oneOf": [{"$ref": "#"}]}]},
+        '{"$ref": "#"}',
+    ],
+)
+def test_a_schema_that_is_nothing_but_itself_is_refused(schema: Any):
+    with pytest.raises(VLLMValidationError, match="refers to itself"):
+        checked(json=schema)
+
+
+def test_a_schema_that_holds_itself_is_taken():
+    checked(json={"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}})
