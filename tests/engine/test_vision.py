@@ -34,6 +34,7 @@ from penstock.data.task import Task
 from penstock.data.verdict import outcome_of
 from penstock.engine import Prepared
 from penstock.engine import prepared as prompt_of_task
+from penstock.errors import BadRequest
 from penstock.hook import PREPROCESSOR, Hook
 from penstock.layers.preprocessing import Preprocessing
 from recipes.vision.lessons import TOOL
@@ -139,6 +140,12 @@ async def test_generate_takes_pictures_and_frames_as_they_are(vision: Served):
     assert await generated("image", [RED_CIRCLE], "What is this?") == "a red circle"
     frames = numpy.stack([numpy.asarray(BLUE_SQUARE)] * 4)
     assert await generated("video", frames, "What is in the video?") == "a blue square"
+
+
+async def test_a_prompt_without_a_place_for_its_picture_is_refused(vision: Served):
+    prompt = {"prompt": "What is this?", "multi_modal_data": {"image": [RED_CIRCLE]}}
+    with pytest.raises(BadRequest, match="no placeholder for image 1"):
+        await anext(vision.engine.generate(prompt, {}))
 
 
 def prepared(vision: Served, **arguments: Any) -> AbstractAsyncContextManager[httpx.AsyncClient]:

@@ -8,14 +8,12 @@ body that its form refuses goes the long way and is refused there.
 from __future__ import annotations
 
 import logging
-import typing
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
-from pydantic import TypeAdapter
 from pydantic_core import from_json
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -23,6 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from penstock.engine import INSIDE, ASGIApp, Message, Receive, Scope, Send
+from penstock.engines.vllm import forms
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +43,7 @@ _HTTP_ONLY = {
 """Middleware that a request of ours has no use for. With any other, all go the long way."""
 
 _ASKED = "penstock.asked"
+_FAILED = 500
 
 Endpoint = Callable[..., Awaitable[Response]]
 
@@ -54,13 +54,14 @@ class Inside:
     def __init__(self, app: FastAPI) -> None:
         self._app: ASGIApp = app
         found = {route.path: route for route in app.routes if isinstance(route, APIRoute)}
+        self._all = {path: route.endpoint for path, route in found.items() if "POST" in route.methods}
         endpoints = {path: found[path].endpoint for path in _PATHS if path in found}
         if others := _middleware(app) - _HTTP_ONLY:
             log.warning(
                 "Requests take the long way through vLLM's app, for the sake of %s", ", ".join(others)
             )
             endpoints = {}
-        self._forms = {path: _form(endpoint) for path, endpoint in endpoints.items()}
+        self._forms = {path: forms.of(endpoint) for path, endpoint in endpoints.items()}
         self._short = Starlette(
             routes=[Route(path, partial(_answer, one), methods=["POST"]) for path, one in endpoints.items()],
             exception_handlers=app.exception_handlers,
@@ -70,7 +71,7 @@ class Inside:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         form = self._forms.get(scope["path"]) if _is_ours(scope) else None
         if form is None:
-            return await self._app(scope, receive, send)
+            return await self._long(scope, receive, send)
         try:
             body = await Request(scope, receive).body()
         except ClientDisconnect:
@@ -78,8 +79,41 @@ class Inside:
         try:
             scope[_ASKED] = form.validate_python(from_json(body))
         except Exception:  # whatever vLLM's forms raise
-            return await self._app(scope, _again(body, receive), send)
+            return await self._long(scope, _again(body, receive), send)
         return await self._short(scope, receive, send)
+
+    async def _long(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Through vLLM's app, which answers 500 where a form of its own fails on what it was given.
+
+        Raises: BadRequest in place of such a 500.
+        """
+        endpoint = self._all.get(scope["path"]) if scope["type"] == "http" else None
+        if endpoint is None or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        body, failed = bytearray(), list[Message]()
+
+        async def heard() -> Message:
+            message = await receive()
+            body.extend(message.get("body", b""))
+            return message
+
+        async def said(message: Message) -> None:
+            if failed or (message["type"] == "http.response.start" and message["status"] == _FAILED):
+                failed.append(message)
+            else:
+                await send(message)
+
+        try:
+            await self._app(scope, heard, said)
+        except Exception:
+            if failed:
+                forms.blame(endpoint, bytes(body))
+            raise
+        if failed:
+            forms.blame(endpoint, bytes(body))
+        for message in failed:
+            await send(message)
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
@@ -104,11 +138,6 @@ def _is_ours(scope: Scope) -> bool:
 def _middleware(app: FastAPI) -> set[str]:
     kinds: list[Any] = [layer.cls for layer in app.user_middleware]
     return {f"{kind.__module__}.{kind.__qualname__}" for kind in kinds}
-
-
-def _form(endpoint: Endpoint) -> TypeAdapter[Any]:
-    """What turns JSON into the endpoint's request."""
-    return TypeAdapter(typing.get_type_hints(endpoint, include_extras=True)["request"])
 
 
 async def _answer(endpoint: Endpoint, request: Request) -> Response:

@@ -7,7 +7,8 @@ of the chat template stay what they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,10 @@ from vllm.renderers.inputs.preprocess import parse_model_prompt
 
 from penstock.engine import Prepared, Prompt, prepared
 from penstock.errors import BadRequest
+
+Render = Callable[..., Awaitable[Any]]
+
+_NO_PLACE = re.compile(r"mm_items\['(\w+)'\]\[(\d+)\]")
 
 _OURS = ("mm_processor_kwargs", "media_io_kwargs")
 """What a request may say about its own media says nothing about a prompt that has its media already."""
@@ -58,7 +63,7 @@ def _check(prompt: Prompt) -> None:
 
 def take_prepared(renderer: Any, model_config: Any) -> None:
     """Makes `renderer`, which all of vLLM's servings share, look for prepared prompts."""
-    render_chat, render_text = renderer.render_chat_async, renderer.render_cmpl_async
+    render_chat, render_text = renderer.render_chat_async, _placed(renderer.render_cmpl_async)
 
     async def chat(
         conversations: Sequence[Any], chat_params: Any, tok_params: Any = None, **more: Any
@@ -87,6 +92,24 @@ def take_prepared(renderer: Any, model_config: Any) -> None:
         return await render_text([prompt], tok_params, **{**more, "prompt_extras": extras})
 
     renderer.render_chat_async, renderer.render_cmpl_async = chat, text
+
+
+def _placed(render: Render) -> Render:
+    """`render`, of whose faults one is the prompt's."""
+
+    async def rendered(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return await render(*args, **kwargs)
+        except AssertionError as error:  # how vLLM says it
+            if (match := _NO_PLACE.search(str(error))) is None:
+                raise
+            modality, number = match[1], int(match[2]) + 1
+            raise VLLMValidationError(
+                f"The prompt has no placeholder for {modality} {number}: it must hold one for each item "
+                "of multi_modal_data, as the model's chat template writes it."
+            ) from error
+
+    return rendered
 
 
 def refuse_unprepared() -> None:

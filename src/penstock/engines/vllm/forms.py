@@ -1,0 +1,60 @@
+"""The forms of vLLM's endpoints: what turns JSON into their requests, and which field one fails on.
+
+Validators of vLLM's own look into values before their types are checked, and what they then raise comes out
+as a 500. Importing this file imports vLLM.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable
+from typing import Any, Literal, cast
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
+from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest, AnthropicMessagesRequest
+from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+from vllm.exceptions import VLLMClientError
+
+from penstock.errors import BadRequest
+
+_REFUSALS = (ValidationError, VLLMClientError, NotImplementedError)
+"""What is no fault of the form."""
+
+
+def of(endpoint: Callable[..., Any]) -> TypeAdapter[Any]:
+    """What turns JSON into the endpoint's request."""
+    return TypeAdapter(typing.get_type_hints(endpoint, include_extras=True)["request"])
+
+
+def blame(endpoint: Callable[..., Any], body: bytes) -> None:
+    """For a request that failed. Raises: BadRequest that names the field, where its form fails on it, too."""
+    try:
+        form, fields = of(endpoint), from_json(body)
+    except (KeyError, ValueError):  # it has no form, or the body is no JSON
+        return
+    if not isinstance(fields, dict) or _outcome(form, fields) != "failed":
+        return
+    fields = cast("dict[str, Any]", fields)
+    without = {
+        name: _outcome(form, {other: value for other, value in fields.items() if other != name})
+        for name in fields
+    }
+    # Without a field that must be there the form refuses the rest, whatever is wrong with it.
+    suspects = [name for name, outcome in without.items() if outcome == "read"]
+    suspects += [name for name, outcome in without.items() if outcome == "refused"]
+    where = suspects[0] if suspects else "The request"
+    facts = {"param": where} if suspects else {}
+    raise BadRequest(f"{where}: a value in it is not of the type that this endpoint takes.", **facts)
+
+
+def _outcome(form: TypeAdapter[Any], fields: Any) -> Literal["read", "refused", "failed"]:
+    try:
+        request = form.validate_python(fields)
+        if isinstance(request, AnthropicMessagesRequest | AnthropicCountTokensRequest):
+            AnthropicServingMessages.to_chat_completion_request(request)
+    except _REFUSALS:
+        return "refused"
+    except Exception:  # whatever comes of a value that was not looked at
+        return "failed"
+    return "read"

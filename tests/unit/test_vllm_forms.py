@@ -1,0 +1,37 @@
+"""A request that vLLM's own form fails on is the client's fault, and the field at fault is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic_core import to_json
+from vllm.entrypoints.anthropic.api_router import create_messages
+from vllm.entrypoints.openai.chat_completion.api_router import create_chat_completion
+from vllm.entrypoints.openai.completion.api_router import create_completion
+
+from penstock.engines.vllm import forms
+from penstock.errors import BadRequest
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+IMAGE = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image", "source": 5}]}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "param"),
+    [
+        (create_chat_completion, {"messages": MESSAGES, "structured_outputs": "x"}, "structured_outputs"),
+        (create_completion, {"prompt": "hi", "structured_outputs": "x"}, "structured_outputs"),
+        (create_chat_completion, {"messages": 5}, "messages"),
+        (create_messages, {"messages": [{"role": "user", "content": [IMAGE]}]}, "messages"),
+    ],
+)
+def test_a_field_that_a_form_fails_on_is_named(endpoint: Any, body: dict[str, Any], param: str):
+    with pytest.raises(BadRequest, match=param) as refused:
+        forms.blame(endpoint, to_json(body | {"max_tokens": 3, "model": "m"}))
+    assert refused.value.facts["param"] == param
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", to_json({"messages": MESSAGES}), to_json({"messages": []})])
+def test_a_request_that_its_form_reads_or_refuses_failed_elsewhere(body: bytes):
+    forms.blame(create_chat_completion, body)
