@@ -28,7 +28,7 @@ IMAGE = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image"
 )
 def test_a_field_that_a_form_fails_on_is_named(endpoint: Any, body: dict[str, Any], param: str):
     with pytest.raises(BadRequest, match=param) as refused:
-        forms.blame(endpoint, to_json(body | {"max_tokens": 3, "model": "m"}))
+        forms.blame(endpoint, to_json({"model": "m", "max_tokens": 3} | body))
     assert refused.value.facts["param"] == param
 
 

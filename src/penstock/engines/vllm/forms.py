@@ -42,7 +42,8 @@ def blame(endpoint: Callable[..., Any], body: bytes) -> None:
     }
     # Without a field that must be there the form refuses the rest, whatever is wrong with it.
     suspects = [name for name, outcome in without.items() if outcome == "read"]
-    suspects += [name for name, outcome in without.items() if outcome == "refused"]
+    missed = [name for name, outcome in without.items() if outcome == "refused"]
+    suspects += sorted(missed, key=lambda name: not isinstance(fields[name], dict | list))
     where = suspects[0] if suspects else "The request"
     facts = {"param": where} if suspects else {}
     raise BadRequest(f"{where}: a value in it is not of the type that this endpoint takes.", **facts)
