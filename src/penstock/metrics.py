@@ -160,6 +160,18 @@ class GatewayMetrics:
         self.adapter_loads = Counter(
             "penstock_adapter_loads", "Times that a replica loaded an adapter.", ["model"], registry=registry
         )
+        self.connections = Gauge(
+            "penstock_connections",
+            "Clients' connections: 'active' while an accepted request is open, else 'waiting'.",
+            ["state"],
+            registry=registry,
+        )
+        self.closed = Counter(
+            "penstock_connections_closed",
+            "Connections that the gateway ended, by what the client did; docs/limits.md has a list.",
+            ["reason"],
+            registry=registry,
+        )
         registry.register(_Latencies(self._models))
 
     def model(self, model_id: str) -> ModelMetrics:

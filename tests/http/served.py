@@ -175,7 +175,7 @@ class Served:
         self._gateway = gateway
         await gateway.start()
         self._stops.append(gateway.close)
-        self.port = await serve_on(gateway, "127.0.0.1", 0)
+        self.port = await serve_on(gateway, "127.0.0.1", 0, connections=gateway.connections)
         self._stops.append(lambda: self.port.close(grace_s=0.2))
         return gateway
 

@@ -67,6 +67,12 @@ class GatewayConfig(Root):
         gt=0,
         description="Size limit of all bodies that wait for their answers to begin, in each gateway process.",
     )
+    max_connections_per_address: int = Field(
+        default=4096,
+        gt=0,
+        description="Connections of one address (IPv6: of one /64 network) to the gateway's own port that "
+        "have no accepted request open. Above it the one that has waited longest is closed.",
+    )
     wait_for_replica_s: float = Field(
         default=30.0, ge=0, description="How long a request waits while no replica is there."
     )

@@ -19,6 +19,7 @@ from penstock.serve import headers, kept, relay, timing
 from penstock.serve.admission import Line
 from penstock.serve.body import Body
 from penstock.serve.cards import ModelCard
+from penstock.serve.connections import Connections
 from penstock.serve.fleet import Fleet
 from penstock.serve.reply import Reply
 from penstock.serve.routing import policy
@@ -65,6 +66,7 @@ class Dispatch:
         self._metrics = GatewayMetrics()
         self._cards = {card.id: card for card in cards}
         self._loads: Counter[str] = Counter()
+        self._closed: Counter[str] = Counter()
         self._used: dict[str, float] = {}
         policies = {card.id: policy(card.routing_policy) for card in cards}
         self._readings = {card.id: Reading(card, policies[card.id], table) for card in cards}
@@ -146,8 +148,14 @@ class Dispatch:
         """Where the requests of a model are counted; "" for those that name none of ours."""
         return self._metrics.model(model_id)
 
-    def metrics_text(self) -> bytes:
+    def metrics_text(self, connections: Connections) -> bytes:
         """Our own metrics, as Prometheus reads them."""
+        self._metrics.connections.labels("waiting").set(connections.waiting)
+        self._metrics.connections.labels("active").set(connections.open - connections.waiting)
+        for reason, count in connections.counts.items():
+            closed = self._metrics.closed.labels(reason)
+            closed.inc(count - self._closed[reason])
+            self._closed[reason] = count
         for model_id, line in self._lines.items():
             at_replicas = sum(replica.in_flight for replica in self._table.members(model_id))
             self._metrics.open.labels(model_id).set(at_replicas)

@@ -23,6 +23,7 @@ from penstock.engine import Receive, Scope, Send
 from penstock.serve import admin, body, kept, routes, scrape, timing
 from penstock.serve.body import Body, Room
 from penstock.serve.cards import Catalogue, ModelCard
+from penstock.serve.connections import Connections
 from penstock.serve.dispatch import Dispatch, Question
 from penstock.serve.exporters import tracing
 from penstock.serve.fleet import Fleet
@@ -79,6 +80,7 @@ class Gateway:
         self._fleet = Fleet(table, self._id, unreachable)
         self._listing = Listing(models, table, self._fleet)
         self._room = Room(config.max_bodies_bytes)
+        self.connections = Connections(config.max_connections_per_address)
         self._waking = Waking(wake, lambda model_id: self._dispatch.is_wanted(model_id))
         self._dispatch = Dispatch(
             models, table, self._fleet, self._id, config.wait_for_replica_s, self._waking.begin
@@ -170,6 +172,8 @@ class Gateway:
         if request.method == "OPTIONS":
             await reply.whole(204, [(b"allow", route.allow.encode())], b"")
         else:
+            if request.outlet is not None and not route.public:
+                request.outlet.accept()
             routes.check_method(route, request.method)
             await self._own[route.by](request, route, reply)
 
@@ -285,7 +289,7 @@ class Gateway:
         told |= {prefill_name(model_id) for model_id in told}
         asked = [r for r in self._table if r.model_id in told and r.state in ("ready", "draining")]
         engines = await scrape.scrape(asked, self._fleet)
-        await reply.whole(200, _PROMETHEUS, self._dispatch.metrics_text() + engines)
+        await reply.whole(200, _PROMETHEUS, self._dispatch.metrics_text(self.connections) + engines)
 
 
 async def _live(receive: Receive, send: Send) -> None:

@@ -39,7 +39,7 @@ from penstock.engine import (
 from penstock.engine import watch as watching
 from penstock.errors import EngineDead, Error, Unavailable
 from penstock.openai.errors import envelope, headers
-from penstock.serve import trunk
+from penstock.serve import outlet, trunk
 from penstock.serve.trunk import Sender
 
 log = logging.getLogger(__name__)
@@ -139,6 +139,8 @@ class Guard:
         fields = dict(scope["headers"])
         if not hmac.compare_digest(fields.get(link.SECRET, b""), self._secret):
             return await _refuse(send, 403, Unavailable("Only gateways may ask here."), [])
+        if (way_out := outlet.of(scope)) is not None:
+            way_out.accept()
         gateway = fields.get(link.GATEWAY, b"")
         if scope["path"] == link.PATH:
             return await self._talk(gateway, receive, send)

@@ -87,7 +87,13 @@ class LLMRouter:
         self._port: PublicPort | None = None
         if gateway.port is not None:
             family = _family(gateway.processes)
-            self._port = await serve_on(self.gateway, gateway.host, gateway.port, family=family)
+            self._port = await serve_on(
+                self.gateway,
+                gateway.host,
+                gateway.port,
+                family=family,
+                connections=self.gateway.connections,
+            )
 
     async def _open_network(self, model_id: str) -> None:
         """Replicas on other nodes listen on the network only from now on."""

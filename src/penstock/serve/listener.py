@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from penstock.door.address import Address
 from penstock.engine import ASGIApp
 from penstock.errors import Unavailable
+from penstock.serve.connections import Connections
 from penstock.serve.guard import Facts, Guard
 from penstock.serve.port import Port, bind
 
@@ -75,7 +76,7 @@ class Listener:
         """Opens the reserved port to gateways on other nodes. Safe to call twice."""
         sock, self._network = self._network, None
         if sock is not None:
-            self._ports.append(await Port.open(self._guard, sock))
+            self._ports.append(await Port.open(self._guard, sock, connections=Connections()))
 
     def tell(self) -> None:
         """Says at once on every link what has changed."""

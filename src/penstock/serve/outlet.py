@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.engine import Scope
 
@@ -24,15 +24,30 @@ def of(scope: Scope) -> Outlet | None:
     return scope.get("extensions", {}).get(EXTENSION)
 
 
+class Connection(Protocol):
+    """The port's, as an answer needs it."""
+
+    def accept(self) -> None:
+        """The request whose answer is under way may take what it needs."""
+        ...
+
+    def finish(self) -> None:
+        """Ends the connection after the answer."""
+        ...
+
+
 class Outlet:
     """One answer's. For uvicorn it is the transport to write to; the answer's head waits for its first bytes.
 
     A write to a socket costs more than all of our Python for it, and wakes the client.
     """
 
-    __slots__ = ("_begun", "_cycle", "_gone", "_head", "_loop", "_transport", "drained")
+    __slots__ = ("_begun", "_connection", "_cycle", "_gone", "_head", "_loop", "_transport", "drained")
 
-    def __init__(self, cycle: RequestResponseCycle, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, cycle: RequestResponseCycle, loop: asyncio.AbstractEventLoop, connection: Connection
+    ) -> None:
+        self._connection = connection
         self._cycle = cycle
         self._loop = loop
         self._transport = cycle.transport
@@ -42,6 +57,10 @@ class Outlet:
         self.drained: Callable[[], None] | None = None  # called when the client has caught up
 
     # -- for the app
+
+    def accept(self) -> None:
+        """The request is one that may be asked: its connection no longer counts as one that waits."""
+        self._connection.accept()
 
     @property
     def takes_chunks(self) -> bool:
@@ -96,12 +115,15 @@ class Outlet:
         elif self._begun or data.startswith(_INTERIM):
             self._transport.write(data)
         else:
+            if self._cycle.more_body and self._cycle.keep_alive:  # answered before all of the request is here
+                self._cycle.keep_alive = False
+                data = data[:-2] + b"connection: close\r\n\r\n"
             self._begun, self._head = True, data
             self._loop.call_soon(self._flush)
 
     def close(self) -> None:
         self._flush()
-        self._transport.close()
+        self._connection.finish()
 
     def is_closing(self) -> bool:
         return self._transport.is_closing()

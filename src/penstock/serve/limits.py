@@ -1,0 +1,43 @@
+"""Limits on what clients send that no option changes. Those that one does are fields of `GatewayConfig`.
+
+docs/limits.md is the table of all of them. Sizes in bytes, times in seconds.
+"""
+
+from __future__ import annotations
+
+HEAD_BYTES = 64 * 1024
+"""A request's head: its line and header fields together. The same again for the trailer of a chunked body."""
+
+FIELDS = 256
+"""Header fields of a request, trailer included."""
+
+FIELD_COST_BYTES = 128
+"""What a header field takes in memory beside its own bytes."""
+
+HEAD_S = 30.0
+"""From the begin of a connection, or of its next request, to the end of the request's head. Also how long a
+client may take to read the end of its last answer, and to stop sending."""
+
+PIPELINED = 16
+"""Requests that a connection may send ahead while one of its answers is under way."""
+
+HEADS_PER_ADDRESS_BYTES = 16 * 2**20
+"""Heads of requests not accepted yet, of one address together."""
+
+BODY_IDLE_S = 30.0
+"""Between two pieces of a request's body."""
+
+JSON_ITEMS = 4_000_000
+"""Commas, colons and opening brackets of a JSON body, those inside of strings included."""
+
+FORM_PARTS = 64
+"""Parts of a multipart form up to the one that names the model."""
+
+NAME_CHARS = 512
+"""The name of a model with its adapter."""
+
+QUERY_PARAMETERS = 100
+"""Parameters of a query."""
+
+DISCARDED_BYTES = 64 * 2**20
+"""What a client may still send after its answer; then the connection is reset."""
