@@ -5,6 +5,8 @@ import asyncio
 import pytest
 from served import Served, chat, until
 
+from penstock.serve import body, limits
+
 pytestmark = pytest.mark.parity("X9")
 
 SSE = [(b"content-type", b"text/event-stream")]
@@ -56,17 +58,71 @@ async def test_a_body_is_let_go_when_its_answer_begins(served: Served):
                 gate.set()
 
 
-async def test_a_length_counts_before_the_body_comes_and_until_the_client_goes(served: Served):
+async def upload(served: Served, content: bytes, length: int) -> asyncio.StreamWriter:
+    """A body whose end does not come."""
+    _, writer = await asyncio.open_connection("127.0.0.1", served.port.number)
+    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % length)
+    writer.write(content)
+    return writer
+
+
+async def test_a_body_counts_as_it_comes_and_until_the_client_goes(served: Served):
     gateway = await served.gateway("m", max_bodies_bytes=1000)
     await served.replica()
-    _, writer = await asyncio.open_connection("127.0.0.1", served.port.number)
-    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 900\r\n\r\n")
-    await until(lambda: gateway._room.used == 900)
+    silent = [await upload(served, b"", 900) for _ in range(3)]
+    writer = await upload(served, b"x" * 500, 900)
+    await until(lambda: gateway._room.used == 500)
     async with served.http() as http:
         assert (await http.post("/v1/chat/completions", json=chat("x" * 600))).status_code == 429
+        assert (await http.post("/v1/chat/completions", json=chat("x" * 100))).status_code == 200
         writer.transport.abort()
         await until(lambda: gateway._room.used == 0)
         assert (await http.post("/v1/chat/completions", json=chat("x" * 600))).status_code == 200
+    for writer in silent:
+        writer.close()
+
+
+async def test_a_body_that_makes_no_progress_gives_its_room_to_others(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(body, "_SLOW_S", 0.0)
+    gateway = await served.gateway("m", max_bodies_bytes=1000)
+    await served.replica()
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port.number)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 900\r\n\r\n"
+    writer.write(head + b"x" * 800)
+    await until(lambda: gateway._room.used == 800)
+    async with served.http() as http:
+        assert (await http.post("/v1/chat/completions", json=chat("x" * 600))).status_code == 200
+    assert b" 429 " in await reader.readline()
+    await until(lambda: gateway._room.used == 0)
+    assert not gateway._room._coming
+    writer.close()
+
+
+async def test_a_body_must_come_in_time(served: Served, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "HEAD_S", 0.5)
+    monkeypatch.setattr(limits, "BODY_PROGRESS_BYTES", 100)
+    gateway = await served.gateway("m")
+    await served.replica()
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port.number)
+    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 900\r\n\r\n")
+    (protocol,) = await connected(served)
+    for _ in range(3):
+        since = protocol.since = protocol.since - 0.01
+        writer.write(b"x" * 100)
+        await until(lambda: protocol.since > since)  # noqa: B023
+    writer.write(b"x" * 99)
+    assert b" 408 " in await reader.readline()
+    await until(lambda: gateway._room.used == 0)
+    assert gateway.connections.counts == {"timeout": 1}
+    writer.close()
+
+
+async def connected(served: Served) -> list:
+    protocols = served.port._server.server_state.connections
+    await until(lambda: protocols and all(protocol._accepted for protocol in protocols))
+    return list(protocols)
 
 
 async def test_a_body_that_no_room_could_hold_is_413(served: Served):

@@ -37,7 +37,7 @@ def common(left: tuple[int, ...], right: tuple[int, ...]) -> int:
 
 
 def gateway_blocks(turn: Turn) -> tuple[int, ...]:
-    return blocks(prompt_of(body.fields(turn.body, b"application/json")))
+    return blocks(prompt_of(body.fields(turn.body)))
 
 
 def engine_blocks(turn: Turn) -> tuple[int, ...]:
@@ -48,7 +48,7 @@ def engine_blocks(turn: Turn) -> tuple[int, ...]:
 @pytest.mark.parametrize("workload", list(BY_NAME))
 def test_bodies_say_what_the_engine_reads(workload: str):
     turn = next(BY_NAME[workload].make(1)("u1", Random(1)))
-    fields = body.fields(turn.body, b"application/json")
+    fields = body.fields(turn.body)
     assert fields.model is not None
     assert fields.model.partition(":")[0] == "m"
     assert len(turn.text) == 4 * (turn.prompt_tokens + turn.answer_tokens)

@@ -1,13 +1,16 @@
 """The gateway's small decisions, each by itself: bodies, paths, headers, events, merged metrics."""
 
+import asyncio
+
 import pytest
 
 from penstock.config import GatewayConfig, LLMConfig
-from penstock.errors import BadRequest, ConfigError, MethodNotAllowed, ModelNotFound, NotFound
-from penstock.serve import body, headers, routes, scrape
+from penstock.errors import BadRequest, ConfigError, MethodNotAllowed, ModelNotFound, NotFound, TooLarge
+from penstock.serve import admin, body, headers, routes, scrape
 from penstock.serve.cards import Catalogue, ModelCard
 from penstock.serve.deployments import LLMRouter
 from penstock.serve.relay import whole_events
+from penstock.serve.request import Request
 from penstock.serve.routes import By
 
 FORM = "multipart/form-data; boundary=ab"
@@ -32,7 +35,7 @@ def catalogue(*ids: str, default: str | None = None, adapter_slots: int = 0) -> 
     ],
 )
 def test_model_is_found_in_json(content: bytes, named: str | None):
-    assert body.fields(content, b"application/json").model == named
+    assert asyncio.run(body.look(content, b"application/json")).model == named
 
 
 @pytest.mark.parametrize(
@@ -51,12 +54,82 @@ def test_model_is_found_in_json(content: bytes, named: str | None):
     ],
 )
 def test_model_is_found_in_a_form(content: bytes, named: str | None):
-    assert body.fields(content, FORM.encode()).model == named
+    assert asyncio.run(body.look(content, FORM.encode())).model == named
+
+
+@pytest.mark.parametrize("kind", ["; charset=utf-8; Boundary=ab", '; boundary="ab"; x=y', ";boundary=ab ; x"])
+def test_the_boundary_is_found_however_it_is_written(kind: str):
+    content = form('content-disposition: form-data; name="model"\r\n\r\nm')
+    assert asyncio.run(body.look(content, b"multipart/form-data" + kind.encode())).model == "m"
+
+
+@pytest.mark.parametrize(
+    "inside", ["--ab\r\n{}", "\r\n--abc\r\n{}", "x--ab\r\n{}"], ids=["no line", "longer", "in a line"]
+)
+def test_what_only_looks_like_a_boundary_is_none(inside: str):
+    hidden = inside.format('content-disposition: form-data; name="model"\r\n\r\nno')
+    content = form(
+        f'content-disposition: form-data; name="file"; filename="a"\r\n\r\nx{hidden}',
+        'content-disposition: form-data; name="model"\r\n\r\nyes',
+    )
+    assert asyncio.run(body.look(content, FORM.encode())).model == "yes"
+
+
+def test_the_end_of_a_form_is_its_end():
+    content = form() + b'\r\n--ab\r\ncontent-disposition: form-data; name="model"\r\n\r\nno\r\n'
+    assert asyncio.run(body.look(content, FORM.encode())).model is None
+
+
+def test_a_model_behind_slices_of_sound_is_found():
+    sound = b"\r\n--a" * 200_000
+    head = form('content-disposition: form-data; name="file"; filename="a"\r\n\r\n')[
+        : -len(b"\r\n--ab--\r\n")
+    ]
+    content = head + sound + b"\r\n" + form('content-disposition: form-data; name="model"\r\n\r\nm')
+    assert asyncio.run(body.look(content, FORM.encode())).model == "m"
+
+
+@pytest.mark.parametrize("content", [b"\r\n--a" * 10_000, b"\r\n--a\r\nx: y\r\n\r\n" * 10_000])
+def test_a_form_of_boundaries_is_given_up_early(content: bytes):
+    with pytest.raises(BadRequest, match="64 parts"):
+        asyncio.run(body.look(content, b"multipart/form-data; boundary=a"))
+
+
+def test_a_boundary_longer_than_its_standard_allows_is_refused():
+    with pytest.raises(BadRequest, match="70"):
+        asyncio.run(body.look(b"x", b"multipart/form-data; boundary=" + b"a" * 71))
+
+
+def test_a_long_search_gives_others_their_turns():
+    async def main() -> int:
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(others())
+        assert (await body.look(b"\r\n" * 2_000_000, b"multipart/form-data; boundary=a")).model is None
+        with pytest.raises(TooLarge, match="commas"):
+            await body.look(b'{"a": [' + b"1," * 5_000_000 + b"1]}", b"application/json")
+        task.cancel()
+        return turns
+
+    assert asyncio.run(main()) > 30
+
+
+def test_json_nested_too_deeply_is_refused():
+    with pytest.raises(BadRequest, match="nested too deeply"):
+        asyncio.run(body.look(b'{"messages": ' + b"[" * 100_000, b"application/json"))
+    with pytest.raises(BadRequest, match="nested too deeply"):
+        admin.asked("sleep", b'{"x": ' + b"[" * 100_000, None)
 
 
 def test_a_form_without_boundary_is_refused():
     with pytest.raises(BadRequest, match="boundary"):
-        body.fields(b"--ab", b"multipart/form-data")
+        asyncio.run(body.look(b"--ab", b"multipart/form-data"))
 
 
 @pytest.mark.parametrize(
@@ -75,6 +148,18 @@ def test_the_longest_id_that_fits_is_meant_and_the_rest_is_the_adapter(
 ):
     card, rest = catalogue("a", "a:b", "o/c", adapter_slots=1).resolve(name)
     assert (card.id, rest) == (model_id, adapter)
+
+
+@pytest.mark.parametrize("name", [":" * 2_000_000, "a" + ":" * 2_000_000, "x" * 2_000_000])
+def test_a_very_long_name_is_not_found_at_once(name: str):
+    with pytest.raises(ModelNotFound, match="longer than 512"):
+        catalogue("a", adapter_slots=1).resolve(name)
+
+
+def test_a_query_of_many_parameters_is_refused():
+    scope = {"method": "GET", "path": "/", "headers": [], "query_string": b"a=b&" * 101 + b"model=m"}
+    with pytest.raises(BadRequest, match="100"):
+        Request(scope, None).queried("model")
 
 
 @pytest.mark.parity("S21")

@@ -31,7 +31,7 @@ def asked(
     **card: Any,
 ) -> Asked:
     content = json.dumps(request).encode() if not isinstance(request, bytes) else request
-    fields = body.fields(content, b"application/json")
+    fields = body.fields(content)
     made = ModelCard("m", 1, adapter_slots=4, **card)
     _, adapter = Catalogue([made], None).resolve(fields.model)
     return Reading(made, policy(name), table(replicas)).asked(adapter, fields, headers, len(content))

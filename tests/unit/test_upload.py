@@ -33,7 +33,7 @@ async def test_fields_and_the_file_read_back_as_they_were():
     assert found["vllm_xargs"] == '{"a":[1]}'
     assert found.getlist("timestamp_granularities[]") == ["word", "segment"]
     assert "language" not in found
-    assert body.fields(content, kind.encode()).model == "m"
+    assert (await body.look(content, kind.encode())).model == "m"
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from penstock.errors import BadRequest
+from penstock.serve.desired import checked
 
 
 class _Whom(msgspec.Struct, omit_defaults=True):
@@ -15,23 +16,32 @@ class _Whom(msgspec.Struct, omit_defaults=True):
 
     model: str | None = None
     replica: str | None = None
-    timeout_s: float | None = None
+    timeout_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None
 
 
 _WHOM = frozenset(_Whom.__struct_fields__)
+STATUS = "status"
 
 
-def asked(body: bytes | bytearray, model: str | None) -> dict[str, Any]:
-    """Arguments of an operation. model: as the query names it.
+def asked(operation: str, body: bytes | bytearray, model: str | None) -> dict[str, Any]:
+    """Arguments of an operation, or of the status. model: as the query names it.
 
-    Raises: BadRequest for anything but a JSON object, or nothing.
+    Raises: BadRequest for an operation that there is not, for anything but a JSON object of its arguments, or
+    nothing.
     """
     try:
         given = msgspec.json.decode(body or b"{}", type=dict[str, Any])
         whom = msgspec.convert({"model": model} | {name: given[name] for name in _WHOM & given.keys()}, _Whom)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
         raise BadRequest(f"The body must be a JSON object of the operation's arguments: {error}.") from error
+    except RecursionError:
+        raise BadRequest("The body is nested too deeply.") from None
+    if operation == STATUS:
+        if given.keys() - {"model"}:
+            raise BadRequest("The status takes a model, and nothing else.")
+        return msgspec.to_builtins(whom)
     own = {name: value for name, value in given.items() if name not in _WHOM}
+    checked(operation, own)
     return own | msgspec.to_builtins(whom)
 
 

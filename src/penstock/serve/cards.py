@@ -13,6 +13,7 @@ from penstock.config.options import DEFAULTS, autoscaling
 from penstock.config.placement import gang_size
 from penstock.config.routing import DEFAULT_POLICY, SESSION_HEADER
 from penstock.errors import BadRequest, ConfigError, ModelNotFound, NotFound
+from penstock.serve import limits
 
 _MOST_WAITING = 1000  # requests for a model that takes turns, where its config gives no limit
 _NAMED = 20  # models named in an error
@@ -121,6 +122,12 @@ class Catalogue:
 
     def find(self, name: str) -> tuple[ModelCard, str]:
         """What stands before and behind the colon, the longest id first. Raises: ModelNotFound."""
+        if len(name) > limits.NAME_CHARS:
+            raise ModelNotFound(
+                f"The name of the model is longer than {limits.NAME_CHARS} characters. "
+                f"Served are {self._known()}.",
+                param="model",
+            )
         base = name
         while base not in self.cards:
             base, colon, _ = base.rpartition(":")

@@ -173,7 +173,7 @@ class Gateway:
             await reply.whole(204, [(b"allow", route.allow.encode())], b"")
         else:
             if request.outlet is not None and not route.public:
-                request.outlet.accept()
+                request.outlet.accept(body_in_time=True)
             routes.check_method(route, request.method)
             await self._own[route.by](request, route, reply)
 
@@ -216,7 +216,7 @@ class Gateway:
             await content.read(request.receive, fields.get(b"content-length"), self._config.max_body_bytes)
             request.timing.begin(timing.GATEWAY)
             kind = fields.get(b"content-type", b"")
-            content.fields = body.fields(content.content, kind, free=route.own)
+            content.fields = await body.look(content.content, kind, free=route.own)
             await self._pass_on(request, route, reply, passing, content)
         finally:
             content.drop()
@@ -249,7 +249,7 @@ class Gateway:
             await content.read(
                 request.receive, request.fields.get(b"content-length"), self._config.max_body_bytes
             )
-            asked = admin.asked(content.content, request.queried("model"))
+            asked = admin.asked(operation, content.content, request.queried("model"))
         finally:
             content.drop()
         found = await self._operate(operation, asked)

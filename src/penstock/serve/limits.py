@@ -24,11 +24,11 @@ PIPELINED = 16
 HEADS_PER_ADDRESS_BYTES = 16 * 2**20
 """Heads of requests not accepted yet, of one address together."""
 
-BODY_IDLE_S = 30.0
-"""Between two pieces of a request's body."""
+BODY_PROGRESS_BYTES = 64 * 1024
+"""So much of a request's body, or the rest of it, must come within each `HEAD_S`."""
 
 JSON_ITEMS = 4_000_000
-"""Commas, colons and opening brackets of a JSON body, those inside of strings included."""
+"""Commas of a JSON body, those inside of strings included: its values are about as many."""
 
 FORM_PARTS = 64
 """Parts of a multipart form up to the one that names the model."""

@@ -27,8 +27,8 @@ def of(scope: Scope) -> Outlet | None:
 class Connection(Protocol):
     """The port's, as an answer needs it."""
 
-    def accept(self) -> None:
-        """The request whose answer is under way may take what it needs."""
+    def accept(self, body_in_time: bool) -> None:
+        """See `Outlet.accept`."""
         ...
 
     def finish(self) -> None:
@@ -58,9 +58,12 @@ class Outlet:
 
     # -- for the app
 
-    def accept(self) -> None:
-        """The request is one that may be asked: its connection no longer counts as one that waits."""
-        self._connection.accept()
+    def accept(self, *, body_in_time: bool = False) -> None:
+        """The request is one that may be asked: its connection no longer counts as one that waits.
+
+        body_in_time: a body that comes slower than `limits` allow ends it.
+        """
+        self._connection.accept(body_in_time)
 
     @property
     def takes_chunks(self) -> bool:

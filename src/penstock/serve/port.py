@@ -39,6 +39,7 @@ _LOOK_S = 0.05
 _SWEEP_S = 1.0
 _LINE_BYTES, _FIELD_BYTES, _CHUNK_BYTES = 12, 4, 12  # about what stands around an URL, a field, a chunk
 _FRAMING = (b"content-length", b"transfer-encoding")
+_TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _TOO_LARGE = f"The request's headers are larger than {limits.HEAD_BYTES} bytes, or more than {limits.FIELDS}."
 
 
@@ -64,6 +65,7 @@ class _Protocol(HttpToolsProtocol):
     _unparsed = 0  # bytes of a part that is not complete
     _queued = 0  # heads of requests that are not accepted, as they take memory
     _held = 0  # bytes counted at the peer
+    _body_bytes = 0  # of an accepted request, since `since`
     _discarded = 0
     _fault: tuple[str, str] | None = None  # why the parser was stopped: for the count, for the client
     _deaf = False  # what still comes is dropped
@@ -114,8 +116,12 @@ class _Protocol(HttpToolsProtocol):
         """Ends the connection at once, whatever is still unsent."""
         if self._peer is not None:
             self._connections.counts[reason] += 1
-        self.since = math.inf
-        self.transport.abort()
+        if self._accepted and self.since != math.inf and not self.transport.is_closing():
+            self.transport.write(_TOO_SLOW)
+            self.close()
+        else:
+            self.since = math.inf
+            self.transport.abort()
 
     def timeout_keep_alive_handler(self) -> None:
         self.close()
@@ -162,6 +168,15 @@ class _Protocol(HttpToolsProtocol):
                 return
         if self._peer is not None and not self._accepted:
             self._account(self._peer)
+        elif self.since != math.inf:
+            self._time_body(len(data))
+
+    def _time_body(self, size: int) -> None:
+        self._body_bytes += size
+        if not self.cycle.more_body or self.cycle.response_started:
+            self.since = math.inf
+        elif self._body_bytes >= limits.BODY_PROGRESS_BYTES:
+            self._body_bytes, self.since = 0, self.loop.time()
 
     def _discard(self, size: int) -> None:
         self._discarded += size
@@ -255,12 +270,15 @@ class _Protocol(HttpToolsProtocol):
 
     # -- what it may hold
 
-    def accept(self) -> None:
-        """The app has accepted the request whose answer is under way."""
+    def accept(self, body_in_time: bool) -> None:
+        """See `Outlet.accept`."""
+        if self._peer is None:
+            return
         self._accepted, self.since = True, math.inf
-        if self._peer is not None:
-            self._release(self._peer)
-            self._connections.accept(self._peer, self)
+        self._release(self._peer)
+        self._connections.accept(self._peer, self)
+        if body_in_time and self._in_message and not self._in_head and not self.pipeline:
+            self._body_bytes, self.since = 0, self.loop.time()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

@@ -13,9 +13,9 @@ from urllib.parse import parse_qs
 
 from penstock.door.connection import Headers
 from penstock.engine import Receive, Scope
-from penstock.errors import Error, MethodNotAllowed, Unauthorized
+from penstock.errors import BadRequest, Error, MethodNotAllowed, Unauthorized
 from penstock.metrics import RouteMetrics
-from penstock.serve import headers, outlet
+from penstock.serve import headers, limits, outlet
 from penstock.serve.reply import ClientGone, Reply
 from penstock.serve.routes import Route, below
 from penstock.serve.timing import Timing
@@ -52,8 +52,12 @@ class Request:
         return self.path.encode() + (b"?" + self.query if self.query else b"")
 
     def queried(self, name: str) -> str | None:
-        """The first value of a query parameter."""
-        return parse_qs(self.query.decode("latin-1")).get(name, [None])[0] if self.query else None
+        """The first value of a query parameter. Raises: BadRequest when there are too many of them."""
+        if not self.query:
+            return None
+        if self.query.count(b"&") >= limits.QUERY_PARAMETERS:
+            raise BadRequest(f"The query has more than {limits.QUERY_PARAMETERS} parameters.")
+        return parse_qs(self.query.decode("latin-1")).get(name, [None])[0]
 
     @contextlib.asynccontextmanager
     async def while_connected(self) -> AsyncGenerator[None]:
