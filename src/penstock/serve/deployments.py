@@ -71,7 +71,11 @@ class ModelDeployment:
         return ModelDeployment(self.server, {**self.given, **options})
 
     def bind(self, llm_config: LLMConfig, **arguments: Any) -> Application:
-        """An application that serves this model, by handle, over HTTP, or behind an `LLMRouter`."""
+        """An application that serves this model, by handle, over HTTP, or behind an `LLMRouter`.
+
+        gateway: a `GatewayConfig` for its HTTP, else one by this environment, which replicas may not have.
+        """
+        arguments.setdefault("gateway", GatewayConfig())
         if (own := preprocessor.application(llm_config)) is not None:
             arguments = {**arguments, "preprocessor": own}
         decode, *rest = halves(llm_config)
@@ -164,7 +168,8 @@ def _without_secrets(actor: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
 
 def _application(model: Application | LLMConfig) -> Application:
     if isinstance(model, LLMConfig):
-        return model.server_class(LLMServer).as_deployment().bind(model)
+        # None: its gateway is the router's, whose changes are no reason to start engines anew.
+        return model.server_class(LLMServer).as_deployment().bind(model, gateway=None)
     return model
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,9 +21,8 @@ from penstock.engine import ASGIApp
 from penstock.errors import Error
 from penstock.serve import membership
 from penstock.serve.cards import ModelCard
-from penstock.serve.coalesce import Coalesced
 from penstock.serve.gateway import Gateway, PublicPort, serve_on
-from penstock.serve.proxied import Proxied
+from penstock.serve.proxied import behind_haproxy, behind_serve
 from penstock.serve.sharing import SUPPORTED, Family
 from penstock.serve.shift import Shifts
 from penstock.serve.table import Table
@@ -39,11 +37,6 @@ _PROXY = (
 )
 _LINGER_S = 1.0  # a client may take so long between two requests without losing one to our end
 _HAPROXY = f"Requests come through Ray Serve's HAProxy. The fastest form is {_OWN_PORT}."
-
-
-def _behind_haproxy() -> bool:
-    """Ray's own switch, for the whole cluster: then Serve's proxy is not in a request's way."""
-    return os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1"
 
 
 def _family(size: int) -> Family | None:
@@ -122,9 +115,8 @@ class LLMRouter:
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Serve's hook, also where the gateway has a port of its own."""
         if self._port is None:
-            log.warning(_HAPROXY if _behind_haproxy() else _PROXY)
-        app = Proxied(self.gateway)
-        return app if _behind_haproxy() else Coalesced(app)
+            log.warning(_HAPROXY if behind_haproxy() else _PROXY)
+        return behind_serve(self.gateway)
 
     async def check_health(self) -> None:
         """Serve's hook: a gateway that lost its port must be started again."""

@@ -6,7 +6,10 @@ a request without an id one, so the gateway and Serve always mean the same one.
 
 from __future__ import annotations
 
+import os
+
 from penstock.engine import ASGIApp, Message, Receive, Scope, Send
+from penstock.serve.coalesce import Coalesced
 from penstock.serve.headers import REQUEST_ID
 
 
@@ -24,3 +27,14 @@ class Proxied:
             await send(message)
 
         await self._app(scope, receive, without_id)
+
+
+def behind_haproxy() -> bool:
+    """Ray's own switch, for the whole cluster: then Serve's proxy is not in a request's way."""
+    return os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1"
+
+
+def behind_serve(app: ASGIApp) -> ASGIApp:
+    """`app` as Serve's HTTP is to ask it."""
+    proxied = Proxied(app)
+    return proxied if behind_haproxy() else Coalesced(proxied)

@@ -25,7 +25,7 @@ from starlette.responses import Response
 
 from penstock import autoscaling, lifeline, progress
 from penstock.call import batched, call, events
-from penstock.config import LLMConfig
+from penstock.config import GatewayConfig, LLMConfig
 from penstock.config.placement import gang_size
 from penstock.door import link
 from penstock.engine import HOST, ASGIApp, Delta, Engine, Prompt, Receive, Scope, Send, gang, kept_here
@@ -41,14 +41,13 @@ from penstock.serve import cluster, control, environment, upload
 from penstock.serve.desired import Group, News, Outcome, Told
 from penstock.serve.endpoints import OwnEndpoints, paths
 from penstock.serve.gang import Line, join
-from penstock.serve.gateway import Gateway
 from penstock.serve.guard import Facts
 from penstock.serve.listener import Listener
 from penstock.serve.membership import ADAPTERS
 from penstock.serve.operated import Operated
 from penstock.serve.prefilling import Prefillers
 from penstock.serve.preprocessor import Remote
-from penstock.serve.standalone import Through, alone
+from penstock.serve.standalone import Front, Through
 from penstock.serve.steward import Steward
 
 if TYPE_CHECKING:
@@ -90,18 +89,21 @@ class LLMServer(Operated, metaclass=_Constructed):
         preprocessor: DeploymentHandle[Any] | None = None,
         prefill: DeploymentHandle[Any] | None = None,
         role: str = "",
+        gateway: GatewayConfig | None = None,
     ) -> None:
         """Starts the engine and, inside Serve, the listener.
 
         model_downloader: fetches adapters, instead of by the sources of `lora_config`. preprocessor: the
         config's, where it is a deployment of its own. prefill: the replicas that compute long prompts for
-        this one. role: what this one is there for, as its status shows.
+        this one. role: what this one is there for, as its status shows. gateway: of HTTP to this model where
+        it is an application by itself.
         Raises: EngineStartFailed with the engine's own reason, or that its time limit passed.
         """
         self._prepare(llm_config, engine_cls, model_downloader)
         if preprocessor is not None:
             self._preprocessor = Remote(preprocessor, llm_config)
         self._prefill_handle = prefill
+        self._gateway_config = gateway
         self.steward.role = role
         await self.start()
 
@@ -126,7 +128,8 @@ class LLMServer(Operated, metaclass=_Constructed):
         self._watch: asyncio.Task[None] | None = None
         self._bound: asyncio.Task[None] | None = None
         self._line: Line | None = None
-        self._front: Gateway | None = None
+        self._gateway_config: GatewayConfig | None = None
+        self._front: asyncio.Task[Front] | None = None
         self._layers: ASGIApp | None = None
         self._preprocessor: Asked | None = None
         self._postprocessor: Hook | None = None
@@ -325,10 +328,12 @@ class LLMServer(Operated, metaclass=_Constructed):
 
     async def __call__(self, request: HTTPRequest) -> Response:
         """Serve's hook, for HTTP to a model that is an application by itself: a gateway of its own."""
-        if self._front is None:
+        if self._front is None or (self._front.done() and self._front.exception() is not None):
             assert self._listener is not None
-            self._front = await alone(self._llm_config, self._listener.address, tuple(paths(type(self))))
-        return Through(self._front)
+            gateway, own = self._gateway_config or GatewayConfig(), tuple(paths(type(self)))
+            opening = Front.open(self._llm_config, gateway, self._listener.address, own)
+            self._front = asyncio.create_task(opening)
+        return Through(await asyncio.shield(self._front))
 
     # -- what handles call: each is awaited and gives an async generator, as users of ray.serve.llm know it
 
@@ -494,8 +499,8 @@ class LLMServer(Operated, metaclass=_Constructed):
         for task in (self._watch, self._following, self._bound):
             if task:
                 task.cancel()
-        if self._front:
-            await self._front.close()
+        if self._front is not None:
+            await (await self._front).gateway.close()
         deadline = time.monotonic() + _drain_limit_s(self._llm_config)
         if self._listener:
             await self._listener.drain(deadline - time.monotonic())

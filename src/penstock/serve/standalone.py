@@ -14,29 +14,38 @@ from penstock.config import GatewayConfig, LLMConfig
 from penstock.door.address import Address
 from penstock.engine import Receive, Scope, Send
 from penstock.serve.cards import ModelCard
-from penstock.serve.coalesce import Coalesced
 from penstock.serve.gateway import Gateway
-from penstock.serve.proxied import Proxied
+from penstock.serve.proxied import behind_serve
 from penstock.serve.table import Table
 
 
-async def alone(config: LLMConfig, address: Address, paths: Sequence[str]) -> Gateway:
-    """A gateway for the one replica at `address`. paths: the server's own."""
-    table = Table(address.node_id)
-    # Among one there is no choice.
-    card = replace(ModelCard.of(config, paths=paths), routing_policy="power_of_two")
-    gateway = Gateway(GatewayConfig(), [card], table)
-    await gateway.start()
-    table.set_members(config.model_id, {address.replica_id: address})
-    return gateway
+class Front:
+    """The gateway, and the app before it that Serve's HTTP asks."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+        self.app = behind_serve(gateway)
+
+    @classmethod
+    async def open(
+        cls, config: LLMConfig, gateway_config: GatewayConfig, address: Address, paths: Sequence[str]
+    ) -> Front:
+        """For the one replica at `address`. paths: the server's own."""
+        table = Table(address.node_id)
+        # Among one there is no choice.
+        card = replace(ModelCard.of(config, paths=paths), routing_policy="power_of_two")
+        gateway = Gateway(gateway_config, [card], table)
+        await gateway.start()
+        table.set_members(config.model_id, {address.replica_id: address})
+        return cls(gateway)
 
 
 class Through(Response):
     """Hands Serve's ASGI conversation to the gateway: Serve lets a `Response` answer for itself."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, front: Front) -> None:
         super().__init__()
-        self._gateway = Coalesced(Proxied(gateway))
+        self._app = front.app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._gateway(scope, receive, send)
+        await self._app(scope, receive, send)

@@ -1,0 +1,41 @@
+"""A model without a router: HTTP by a gateway in its replica, with the limits and keys that were bound."""
+
+import asyncio
+
+import httpx
+import pytest
+from served import Served, chat, sim_config
+
+from penstock.config import GatewayConfig
+from penstock.serve import LLMServer
+from penstock.serve.server import HTTPRequest
+
+KEY = {"authorization": "Bearer the-key"}
+
+
+def test_the_key_of_the_environment_that_binds_is_the_keys_of_replicas(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PENSTOCK_API_KEY", "the-key")
+    bound = LLMServer.as_deployment().bind(sim_config("m"))._bound_deployment
+    monkeypatch.delenv("PENSTOCK_API_KEY")
+    assert bound.init_kwargs["gateway"].api_key.get_secret_value() == "the-key"
+
+
+def test_a_gateway_config_can_be_bound():
+    given = GatewayConfig(api_key="other", request_timeout_s=5)
+    bound = LLMServer.as_deployment().bind(sim_config("m"), gateway=given)._bound_deployment
+    assert bound.init_kwargs["gateway"] is given
+
+
+async def test_first_requests_share_one_gateway_and_its_stream_count(served: Served):
+    replica = await served.replica(join=False)
+    server = LLMServer.sync_init(sim_config("m"))
+    server._listener, server._gateway_config = replica.listener, GatewayConfig(api_key="the-key")
+    request = HTTPRequest({"type": "http"})
+    answers = await asyncio.gather(*(server(request) for _ in range(20)))
+    front = await server._front
+    assert {answer._app for answer in answers} == {front.app}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(answers[0]), base_url="http://x") as http:
+        assert (await http.post("/v1/chat/completions", json=chat())).status_code == 401
+        answer = await http.post("/v1/chat/completions", json=chat(), headers=KEY, timeout=30)
+    assert answer.status_code == 200
+    await front.gateway.close()
