@@ -156,9 +156,10 @@ class Served:
         model_id: str = "m",
         load: Callable[[], Load] = Load,
         adapters: Adapters | None = None,
+        state: Callable[[], link.State] = lambda: "ready",
     ) -> Listener:
         """Any ASGI app as a replica, where the simulator cannot misbehave as needed."""
-        facts = Facts(load=load, hello=lambda: link.hello(model_id, 8), adapters=adapters)
+        facts = Facts(load=load, hello=lambda: link.hello(model_id, 8), adapters=adapters, state=state)
         listener = await Listener.open(app, facts, node_id=NODE, node_host=None)
         self._stops.append(listener.close)
         self.add(model_id, listener.address)

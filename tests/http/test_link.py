@@ -114,6 +114,19 @@ async def test_the_network_port_is_reserved_but_opened_only_when_a_gateway_asks(
     assert asked == ["m"]
 
 
+async def test_a_replica_that_hangs_does_not_hold_up_the_links_to_others(served: Served):
+    """On another node each must be asked to listen on the network, all by one question."""
+
+    async def unreachable(model_id: str) -> None:
+        await remote.listener.listen_on_network()
+        await asyncio.Event().wait()  # another one of them does not answer
+
+    remote = await served.replica(node_id="another-node", join=False)
+    await served.gateway("m", unreachable=unreachable)
+    served.add("m", remote.address)
+    await served.until_ready("m", remote.address)
+
+
 async def test_a_listener_tells_strangers_nothing(served: Served):
     replica = await served.replica()
     connection = await connect(replica.address, NODE, lambda _: None)

@@ -154,6 +154,28 @@ async def test_a_trunk_that_breaks_ends_its_streams_with_an_error_and_comes_back
         assert (await http.post(CHAT, json=chat(stream=True))).text.endswith("data: [DONE]\n\n")
 
 
+async def test_a_trunk_that_broke_before_the_answer_began_costs_the_stream_nothing(served: Served):
+    gate, entered = asyncio.Event(), asyncio.Event()
+    steps = Steps(20)
+
+    async def app(scope, receive, send):
+        entered.set()
+        await gate.wait()
+        await steps(scope, receive, send)
+
+    await served.gateway("m")
+    listener = await served.app(app)
+    await until_trunk(served)
+    async with served.http() as http:
+        asked = asyncio.create_task(numbers(http))
+        await entered.wait()
+        for sender in listener._guard._trunks.values():
+            sender._closed = True  # its connection was reset, and the gateway has not noticed yet
+        gate.set()
+        assert await asked == [*map(str, range(20)), "[DONE]"]
+        assert len(steps.asked) == 1
+
+
 async def test_without_a_trunk_streams_come_on_their_own_connections(served: Served, monkeypatch, carried):
     async def refuse(self, receive, send):
         await send({"type": "http.response.start", "status": 404, "headers": []})

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.serve import ledger
 from penstock.serve.desired import Desired
 from penstock.serve.ledger import Ledger
 
@@ -20,6 +21,20 @@ def test_rows_are_there_for_the_next_one(tmp_path: Path):
     assert two.get("m") == two.get("m", "s") == Desired(version=1, sleep=1)
     assert two.get("m", "r") == Desired(version=2, replica="r", pause="keep")
     assert two.get("other") == Desired()
+
+
+def test_another_cluster_at_the_same_address_starts_anew(tmp_path: Path):
+    first, same, second, other_app = (
+        tmp_path / ledger.file("10.0.0.1:6379", app, session)
+        for app, session in [("a", "s1"), ("a", "s1"), ("a", "s2"), ("b", "s1")]
+    )
+    old = tmp_path / f"{first.name.partition('-')[0]}.sqlite"  # as earlier versions named it
+    old.touch()
+    Ledger(other_app).set("m", Desired(version=7))
+    Ledger(first).set("m", Desired(version=1, sleep=1))
+    assert Ledger(same).get("m").sleep == 1
+    assert Ledger(second).get("m") == Desired()
+    assert sorted(tmp_path.glob("*.sqlite")) == sorted([second, other_app])
 
 
 def test_what_is_for_all_goes_before_what_was_for_one(tmp_path: Path):

@@ -163,7 +163,7 @@ def test_watchers_hear_of_members_before_and_after_they_watch():
     )
     made.set_members("m", {"b": address("b")})
     made.report(made.members("m")[0], Report())
-    assert heard == [("joined", "a"), ("left", "a"), ("joined", "b"), ("spoke", "b")]
+    assert heard == [("joined", "a"), ("left", "a"), ("spoke", "a"), ("joined", "b"), ("spoke", "b")]
 
 
 def test_tokens_sent_since_the_last_report_count_and_are_taken_back_only_from_what_they_were_added_to():

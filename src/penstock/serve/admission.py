@@ -6,12 +6,13 @@ It stands between the gateway and the table: the table says who could take a req
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.errors import Overloaded, Unavailable
 from penstock.metrics import ModelMetrics
+from penstock.serve import kept
 from penstock.serve.cards import ModelCard
 from penstock.serve.routing.asked import Asked, Learns, Pick, Policy
 from penstock.serve.table import Replica, Table, Taken, Tried
@@ -60,8 +61,8 @@ class Line:
         self._metrics = metrics
         self._wait_s = max(wait_for_replica_s, card.start_s or 0.0)
         self._wake = wake
-        self._returned: dict[_Waiter, None] = {}
-        self._queued: dict[_Waiter, None] = {}
+        self._returned: OrderedDict[_Waiter, None] = OrderedDict()  # of a dict, the first is slow to find
+        self._queued: OrderedDict[_Waiter, None] = OrderedDict()
         table.limit(card.id, card.max_ongoing_requests, card.adapter_slots)
 
     def __len__(self) -> int:
@@ -104,9 +105,13 @@ class Line:
         if not self._returned and not self._queued:
             return
         for waiter in list(self._returned):
+            if waiter.only is replica and replica.state == "gone" and not waiter.place.done():
+                waiter.place.set_exception(kept.lost())
             self._grant(waiter, replica)
         while self._queued and self._grant(next(iter(self._queued)), replica):
             pass
+        if len(self) and not self._table.any_ready(self._card.id):
+            self._wake()  # it fell asleep, or was lost, while they waited
 
     def _place(self, asked: Asked, pick: Pick, now: float) -> Taken:
         self._metrics.picked(pick.why)
@@ -132,7 +137,7 @@ class Line:
         line = self._returned if tried or only else self._queued  # one that waits for `only` holds up nobody
         line[waiter] = None
         self._set_timer(waiter)
-        if not self._table.ready(self._card.id):
+        if not self._table.any_ready(self._card.id):
             self._wake()
         try:
             return await waiter.place

@@ -8,7 +8,6 @@ others. Nothing of a request passes through here.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import itertools
 import logging
 import math
@@ -23,6 +22,7 @@ from ray import serve
 from penstock.config.options import deployment_name
 from penstock.config.settings import Settings
 from penstock.errors import BadRequest, ModelNotFound
+from penstock.serve import ledger
 from penstock.serve.desired import (
     CHANGES,
     SHIFT,
@@ -60,9 +60,9 @@ class LLMControl:
 
     def __init__(self) -> None:
         """Without arguments: Serve would start it anew whenever they change."""
-        address, app = ray.get_runtime_context().gcs_address, serve.get_replica_context().app_name
-        name = hashlib.sha256(f"{address}/{app}".encode()).hexdigest()[:24]
-        self._ledger = Ledger(Settings.read().cache_folder() / "control" / f"{name}.sqlite")
+        context, app = ray.get_runtime_context(), serve.get_replica_context().app_name
+        file = ledger.file(context.gcs_address, app, context.get_session_name())
+        self._ledger = Ledger(Settings.read().cache_folder() / "control" / file)
         self._version = self._ledger.version()
         self._app = app
         self._followers: dict[str, dict[str, _Follower]] = {}
@@ -144,6 +144,7 @@ class LLMControl:
 
         Given when it differs from what the gateway knows, at once while it moves, else after `wait_s`.
         """
+        self._forget_gateways()
         speaker = self._gateways.setdefault(gateway, _Gateway())
         if speaker.heard(told):
             self._news.give()
@@ -167,12 +168,16 @@ class LLMControl:
         self.declare(model, "", SHIFT, Shift(application))
         deadline = time.monotonic() + limit_s
         while True:
-            oldest = time.monotonic() - _GONE_S
-            self._gateways = {one: each for one, each in self._gateways.items() if each.at >= oldest}
+            self._forget_gateways()
             found = {one: each.outcome(model, application) for one, each in self._gateways.items()}
             if all("result" in outcome for outcome in found.values()) or time.monotonic() >= deadline:
                 return found
             await self._news.before(min(deadline, time.monotonic() + FOLLOW_S))
+
+    def _forget_gateways(self) -> None:
+        """Those that have ended."""
+        oldest = time.monotonic() - _GONE_S
+        self._gateways = {one: each for one, each in self._gateways.items() if each.at >= oldest}
 
     async def want(self, model: str, idle_s: Mapping[str, float]) -> None:
         """A request waits for a model that takes turns: returns when it is its turn, and it is awake.
@@ -394,10 +399,14 @@ def _find_model(model: str, application: str) -> None:
 
 
 def find() -> Any:
-    """A handle to the control of this replica's application; None where it has none. Blocks."""
+    """A handle to the control of this replica's application; None where it has none. Blocks.
+
+    Raises: what Serve raises when its controller does not answer: a replica without control would never hear
+    of other weights, and could not be put to sleep.
+    """
     try:
         return serve.get_deployment_handle(NAME)
-    except Exception:  # Serve's own, when the application has no such deployment
+    except KeyError:  # the application has no such deployment
         return None
 
 

@@ -22,6 +22,7 @@ _RETRY_FIRST_S, _RETRY_MOST_S = 0.05, 1.0
 _ASK_AGAIN_S = 10.0  # for the network, while a replica on another node goes on refusing
 _MOST_BYTES = 8 << 20  # of an answer that is read whole
 _SHOWN_BYTES = 500
+_ASK_LIMIT_S = 30.0  # for their answers
 _ASK_GAP_S = 1.0  # between two questions to the replicas of one model
 
 
@@ -39,6 +40,7 @@ class Fleet:
         self._tasks: dict[Replica, asyncio.Task[None]] = {}
         self._pools: dict[Replica, Pool] = {}
         self._carrying: set[asyncio.Task[None]] = set()
+        self._asking: set[asyncio.Task[None]] = set()
 
     def join(self, replica: Replica) -> None:
         """Begins to follow a member."""
@@ -72,8 +74,10 @@ class Fleet:
             try:
                 connection.request(head)
                 status, body = (await connection.head()).status, b""
-                while (piece := await connection.read()) and len(body) <= _MOST_BYTES:
+                while piece := await connection.read():
                     body += piece
+                    if len(body) > _MOST_BYTES:
+                        raise ConnectionAbortedError(f"its answer is larger than {_MOST_BYTES} bytes")
             finally:
                 pool.release(connection)
         if status != 200:
@@ -84,11 +88,11 @@ class Fleet:
 
     async def close(self) -> None:
         """Ends all links, trunks and idle connections."""
-        tasks = [*self._tasks.values(), *self._carrying]
+        tasks = [*self._tasks.values(), *self._carrying, *self._asking]
         for replica in list(self._tasks):
             self.leave(replica)
-        for carrying in self._carrying:
-            carrying.cancel()
+        for task in (*self._carrying, *self._asking):
+            task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _follow(self, replica: Replica, pool: Pool) -> None:
@@ -100,7 +104,7 @@ class Fleet:
                 await self._listen(replica, pool)
             except ConnectionRefusedError:
                 if now >= ask_due and not replica.address.is_local(self._table.node_id):
-                    ask_due = now + _ASK_AGAIN_S if await self._ask_for_network(replica.model_id) else now
+                    ask_due = now + _ASK_AGAIN_S if self._ask_for_network(replica.model_id) else now
             except (OSError, TimeoutError, msgspec.DecodeError) as error:
                 log.debug("link to replica %s of %s: %s", replica.id, replica.model_id, error)
             retry_s = _RETRY_FIRST_S if replica.hellos > hellos else min(2 * retry_s, _RETRY_MOST_S)
@@ -138,14 +142,25 @@ class Fleet:
         finally:
             carrier.abort()
 
-    async def _ask_for_network(self, model_id: str) -> bool:
-        """Whether it was asked for now: one question serves all replicas of a model that refuse together."""
+    def _ask_for_network(self, model_id: str) -> bool:
+        """Whether it was asked for now: one question serves all replicas of a model that refuse together.
+
+        Nobody waits for its answer: one replica that hangs would hold up the others.
+        """
         now = asyncio.get_running_loop().time()
         if self._unreachable is None or now - self._asked.get(model_id, -_ASK_GAP_S) < _ASK_GAP_S:
             return False
         self._asked[model_id] = now
+        asking = asyncio.create_task(self._ask(self._unreachable(model_id), model_id))
+        self._asking.add(asking)
+        asking.add_done_callback(self._asking.discard)
+        return True
+
+    async def _ask(self, question: Awaitable[None], model_id: str) -> None:
         try:
-            await self._unreachable(model_id)
+            async with asyncio.timeout(_ASK_LIMIT_S):
+                await question
+        except TimeoutError:
+            log.warning("not all replicas of %s listen on the network after %g s", model_id, _ASK_LIMIT_S)
         except Exception:  # whatever the caller's question meets, the next refusal asks again
             log.exception("asking the replicas of %s to listen on the network failed", model_id)
-        return True

@@ -269,7 +269,12 @@ class _Answer:
         if (version := self._weights()) != DEFAULT_WEIGHTS:
             fields.append((link.WEIGHTS, version.encode()))
         kinds = [value for name, value in start["headers"] if name.lower() == b"content-type"]
-        if self._sender is not None and kinds and kinds[0].startswith(b"text/event-stream"):
+        if (
+            self._sender is not None
+            and not self._sender.closed
+            and kinds
+            and kinds[0].startswith(b"text/event-stream")
+        ):
             self._sender.join(self._number)
             fields.append((STREAM, b"%d" % self._number))
         else:

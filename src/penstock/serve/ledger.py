@@ -5,6 +5,7 @@ Rows last as long as their application: they outlive a crash of control, and end
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
 from pathlib import Path
 
@@ -17,11 +18,22 @@ _TABLE = (
 )
 
 
+def file(gcs_address: str, app: str, session: str) -> str:
+    """The name of an application's file. session: of the Ray cluster; others may have had its address."""
+    place = hashlib.sha256(f"{gcs_address}/{app}".encode()).hexdigest()[:24]
+    return f"{place}-{hashlib.sha256(session.encode()).hexdigest()[:8]}.sqlite"
+
+
 class Ledger:
     """A small SQLite file; one process at a time."""
 
     def __init__(self, file: Path) -> None:
+        """Removes files of clusters that had this one's address before: they have ended."""
         file.parent.mkdir(parents=True, exist_ok=True)
+        place = file.name.partition("-")[0].partition(".")[0]
+        for other in file.parent.glob(f"{place}*.sqlite"):
+            if other != file:
+                other.unlink(missing_ok=True)
         self._file = file
         self._connection = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
         self._connection.execute(_TABLE)

@@ -118,7 +118,11 @@ class Prefillers:
                 answer = await self._asked(gateway, _WARM_PATH, asked, {})
                 if where := (exchange.parsed(answer or b"") or {}).get(WHERE):
                     fetch = msgspec.json.encode({**prompt, WHERE: where})
-                    await (await call(self._engine_app, _WARM_PATH, fetch)).read()
+                    reply = await call(self._engine_app, _WARM_PATH, fetch)
+                    try:
+                        await reply.read()
+                    finally:  # else a fetch from a peer that died would stay in the engine
+                        await reply.body.aclose()
         except TimeoutError:  # the first real prompt takes its place
             log.info("%s: prefill replica %s is not warm yet", self._model_id, address.replica_id)
         finally:

@@ -127,7 +127,10 @@ class Table:
         left: Callable[[Replica], None],
         spoke: Callable[[Replica], None],
     ) -> None:
-        """Tells of members that come and go, and of each report; members known so far have `joined` now."""
+        """Tells of members that come and go; members known so far have `joined` now.
+
+        spoke: told of each report, and of a replica that is lost or has left.
+        """
         self._joined, self._left, self._spoke = joined, left, spoke
         for fleet in self._fleets.values():
             for replica in fleet.members.values():
@@ -143,6 +146,7 @@ class Table:
             self._set_state(replica, "gone")
             fleet.candidates.holders.forget(replica)
             self._left(replica)
+            self._spoke(replica)
         for replica_id, address in members.items():
             if replica_id not in fleet.members:
                 replica = fleet.members[replica_id] = Replica(model_id, address)
@@ -177,6 +181,7 @@ class Table:
     def lost(self, replica: Replica) -> None:
         """Its link ended or fell silent: not picked until the next hello."""
         self._set_state(replica, "lost")
+        self._spoke(replica)
 
     # -- what the gateway does
 
@@ -244,6 +249,11 @@ class Table:
         """Replicas that may be picked when they have room."""
         fleet = self._fleets.get(model_id)
         return list(fleet.ready) if fleet else ()
+
+    def any_ready(self, model_id: str) -> bool:
+        """Whether there are such replicas."""
+        fleet = self._fleets.get(model_id)
+        return fleet is not None and bool(fleet.ready)
 
     def members(self, model_id: str) -> Sequence[Replica]:
         """Replicas in Serve's list, whatever their state."""

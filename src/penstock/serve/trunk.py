@@ -37,6 +37,11 @@ class Sender:
         self._may_go: dict[int, asyncio.Event] = {}
         self._closed = False
 
+    @property
+    def closed(self) -> bool:
+        """Whether the trunk has ended."""
+        return self._closed
+
     def join(self, stream: int) -> None:
         """A stream's pieces will come here."""
         self._may_go[stream] = asyncio.Event()

@@ -66,19 +66,23 @@ class Turns:
 
     async def _make_room(self, group: Group) -> None:
         while len(awake := self._awake(group.name)) >= group.awake:
-            victim = max(awake, key=self._idle_s)
+            victim = max(
+                awake, key=lambda model: (self._control.desired(model).sleep > 0, self._idle_s(model))
+            )
             await asyncio.sleep(self._woken.get(victim, 0.0) + group.min_awake_s - time.monotonic())
             log.info("%s: its turn ends", victim)
             outcome = await self._control.perform("sleep", victim, level=1, mode="wait")
-            if not outcome["ok"]:
+            if not outcome["ok"] or victim in self._awake(group.name):
                 raise Unavailable(f"Model '{victim}' did not go to sleep: {outcome['replicas']}")
 
     def _awake(self, group: str) -> list[str]:
-        return [
-            model
-            for model, name in self._models.items()
-            if name == group and not self._control.desired(model).sleep
-        ]
+        """Those that hold memory: also one that is to sleep, until all of its replicas do."""
+        return [model for model, name in self._models.items() if name == group and self._holds_memory(model)]
+
+    def _holds_memory(self, model: str) -> bool:
+        if not self._control.desired(model).sleep:
+            return True
+        return any(told.actual not in ("asleep", "starting") for told in self._control.living(model).values())
 
     def _idle_s(self, model: str) -> float:
         """Of its busiest replica, as far as is known."""
