@@ -55,6 +55,8 @@ def test_address_of_the_internet_is_public(address):
         *("127.0.0.1", "0.0.0.0", "10.1.2.3", "172.16.0.1", "192.168.1.1", "100.64.0.1", "224.0.0.1"),
         "169.254.169.254",  # where clouds keep a machine's credentials
         *("::1", "::", "fe80::1%eth0", "fd00:ec2::254", "ff02::1"),
+        "168.63.129.16",  # the same on Azure
+        *("64:ff9b:1::1", "fec0::1", "::7f00:1"),
         *("::ffff:127.0.0.1", "64:ff9b::a9fe:a9fe", "2002:7f00:1::"),  # IPv4 inside
     ],
 )

@@ -33,6 +33,26 @@ FORBIDDEN = [
 ]
 
 
+async def test_an_answer_without_content_has_no_length(served: Served):
+    await served.gateway("m")
+    async with served.http() as http:
+        answer = await http.request("OPTIONS", "/v1/models")
+    assert answer.status_code == 204
+    assert "content-length" not in answer.headers
+
+
+async def test_a_time_limit_inside_is_not_taken_for_that_of_the_request(served: Served):
+    gateway = await served.gateway("m", request_timeout_s=60)
+
+    async def all_adapters() -> None:
+        raise TimeoutError
+
+    gateway._listing.all = all_adapters
+    async with served.http() as http:
+        answer = await http.get("/v1/models")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+
+
 async def test_unknown_path_is_404_in_the_envelope(served: Served):
     await served.gateway("m")
     async with served.http() as http:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 import pytest
 import pytest_asyncio
 
+from penstock.serve import gang
 from penstock.serve.gang import First, Line
 
 LIMIT_S = 20
@@ -60,6 +62,34 @@ async def test_nobody_leaves_before_all_want_to(lines: list[Line]):
 
 async def test_nobody_waits_for_one_that_stays_beyond_the_deadline(lines: list[Line]):
     await asyncio.wait_for(lines[1].leave(time.monotonic()), LIMIT_S)
+
+
+@pytest.mark.parametrize("said", [b"no JSON\n", b"x" * 100_000])
+async def test_a_member_that_says_nonsense_breaks_the_line(said: bytes):
+    line = Line(0, 2, "127.0.0.1")
+    first = await line.listen()
+    _, writer = await asyncio.open_connection(first.host, first.port)
+    writer.write(f"1 {first.secret}\n".encode() + said)
+    async with asyncio.timeout(LIMIT_S):
+        await line.broken()
+    writer.close()
+    line.close()
+
+
+@pytest.mark.parametrize("said", [b"", b"x" * 100_000])
+async def test_one_who_does_not_show_the_secret_in_time_is_sent_away(
+    said: bytes, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(gang, "_SECRET_S", 0.05)
+    line = Line(0, 2, "127.0.0.1")
+    first = await line.listen()
+    reader, writer = await asyncio.open_connection(first.host, first.port)
+    writer.write(said)
+    async with asyncio.timeout(LIMIT_S):
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+    writer.close()
+    line.close()
 
 
 async def test_a_stranger_is_sent_away_and_breaks_nothing():

@@ -8,6 +8,7 @@ from served import Served, until
 
 from penstock.engine import Load, kept_here
 from penstock.openai.kept import new_id
+from penstock.serve.cards import ModelCard
 
 pytestmark = pytest.mark.parity("X8")
 
@@ -52,6 +53,29 @@ async def test_every_response_is_found_where_it_was_made(served: Served):
         for response in made:
             assert (await http.get(f"/v1/responses/{response['id']}")).json() == response
             assert (await http.post(f"/v1/responses/{response['id']}/cancel")).json() == response
+
+
+async def test_who_waits_for_a_replica_that_leaves_hears_that_it_is_gone(served: Served):
+    entered, gate = asyncio.Event(), asyncio.Event()
+    keeper = Keeper()
+
+    async def app(scope, receive, send):
+        entered.set()
+        await gate.wait()
+        await keeper(scope, receive, send)
+
+    listener = await served.app(app)
+    await served.gateway(ModelCard("m", 1, max_ongoing_requests=1))
+    response = new_id(listener.address.replica_id)
+    async with served.http() as http:
+        first = asyncio.create_task(http.get(f"/v1/responses/{response}"))
+        await entered.wait()
+        second = asyncio.create_task(http.get(f"/v1/responses/{response}"))
+        await until(lambda: len(served.line("m")) == 1)
+        served.remove("m", listener.address)
+        assert (await second).status_code == 404
+        gate.set()
+        await first
 
 
 async def test_a_conversation_goes_on_where_it_began(served: Served):

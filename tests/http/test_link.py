@@ -4,11 +4,13 @@ import asyncio
 import os
 import signal
 
+import pytest
 from served import NODE, Replica, Served, chat, until
 
 from penstock.door import link
 from penstock.door.connection import Connection, connect
 from penstock.engine import Load
+from penstock.serve.port import Port
 
 
 async def words(replica: Replica, gateway_id: str = "g") -> asyncio.Queue[link.Hello | link.Report]:
@@ -112,6 +114,22 @@ async def test_the_network_port_is_reserved_but_opened_only_when_a_gateway_asks(
         answer = await http.post("/v1/chat/completions", json=chat())
     assert answer.json()["choices"][0]["message"]["content"] == "from afar"
     assert asked == ["m"]
+
+
+async def test_a_listener_that_could_not_open_its_network_port_can_be_asked_again(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+):
+    replica = await served.replica(join=False)
+
+    async def failing(*_: object, **__: object) -> None:
+        raise OSError("for once")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Port, "open", failing)
+        with pytest.raises(OSError, match="for once"):
+            await replica.listener.listen_on_network()
+    await replica.listener.listen_on_network()
+    await asyncio.open_connection(replica.address.host, replica.address.port)
 
 
 async def test_a_replica_that_hangs_does_not_hold_up_the_links_to_others(served: Served):

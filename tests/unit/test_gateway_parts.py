@@ -10,8 +10,10 @@ from penstock.serve import admin, body, headers, routes, scrape
 from penstock.serve.cards import Catalogue, ModelCard
 from penstock.serve.deployments import LLMRouter
 from penstock.serve.relay import whole_events
+from penstock.serve.reply import Reply
 from penstock.serve.request import Request
 from penstock.serve.routes import By
+from penstock.serve.timing import Timing
 
 FORM = "multipart/form-data; boundary=ab"
 
@@ -233,6 +235,22 @@ def test_no_line_break_reaches_the_replica(target: bytes):
         headers.to_replica("GET", target, [], [], 0)
     with pytest.raises(BadRequest):
         headers.to_replica("GET", b"/x", [(b"a", b"b\nc: d")], [], 0)
+
+
+def test_a_call_by_handle_brings_no_credentials_and_nothing_that_is_ours():
+    given = {"Authorization": "Bearer k", "X-API-Key": "k", "Cookie": "c", "X-Penstock-Adapter": "a"}
+    assert headers.of_handle({**given, "X-Request-Id": "r", "X-Tenant": "t"}) == {
+        "X-Request-Id": "r",
+        "X-Tenant": "t",
+    }
+
+
+async def test_a_line_of_the_log_has_no_line_break_of_the_client(caplog: pytest.LogCaptureFixture):
+    scope = {"method": "GET", "path": "/x\nGET /forged 200", "headers": []}
+    with caplog.at_level("INFO", logger="penstock.access"):
+        Request(scope, None).account(Reply(None, "r", Timing()), NotFound("There is no such path."))
+    assert "/x%0AGET%20/forged%20200" in caplog.text
+    assert len(caplog.text.splitlines()) == 1
 
 
 @pytest.mark.parametrize("given", [None, b"", b" x", b"a b", b"a\nb", b"x" * 129, "ä".encode(), b"-x"])

@@ -41,6 +41,17 @@ def test_the_class_in_the_docs_does_what_it_says(
     assert {pick and pick.why for pick in picks} == {"mine"}
 
 
+@pytest.mark.parametrize("wrong", [{"saved_tokens": None}, {"saved_tokens": "9"}, {"why": None}])
+def test_a_pick_of_wrong_types_is_a_fault(table: Table, wrong: dict[str, object]):
+    class Sloppy:
+        def pick(self, asked: Asked, candidates: Candidates, now: float) -> Pick | None:
+            return Pick(next(iter(candidates)), **wrong)
+
+    pick = Own(Sloppy()).pick(Asked(tokens=10), table.candidates("m"), 0.0)
+    assert pick is not None
+    assert pick.why == "fault"
+
+
 class Fails:
     def pick(self, asked: Asked, candidates: Candidates, now: float) -> Pick | None:
         raise RuntimeError("a fault")

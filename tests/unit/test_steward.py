@@ -115,6 +115,18 @@ async def test_gateways_are_told_before_a_state_that_takes_no_requests_begins():
         assert asleep_when_told == [False, True]
 
 
+async def test_sleep_at_another_level_is_an_error_that_is_told():
+    control = Control(Desired())
+    async with following(control):
+        await control.until("ready")
+        control.want(sleep=1)
+        await control.until("asleep")
+        control.want(sleep=2)
+        await control.until("asleep", error="sleeps at level 1")
+        control.want(sleep=1)
+        await control.until("asleep")
+
+
 async def test_one_that_shall_sleep_does_not_start_its_engine_until_it_wakes():
     control = Control(Desired(version=3, sleep=1))
     async with following(control) as replica:

@@ -154,7 +154,7 @@ class Connection(asyncio.Protocol):
 
     def say(self, piece: bytes) -> None:
         """Sends more of a request whose body has no end yet."""
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.write(piece)
 
     def abort(self) -> None:

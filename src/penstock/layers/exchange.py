@@ -76,6 +76,9 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, _Result]) 
     finally:
         gone.cancel()
         task.cancel()
+        await asyncio.wait({task})  # what it holds is free only then
+        if not task.cancelled():
+            task.exception()
 
 
 async def refuse(send: Send, error: Error, path: str) -> None:

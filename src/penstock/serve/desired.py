@@ -117,6 +117,9 @@ class _Rpc(msgspec.Struct, forbid_unknown_fields=True):
     kwargs: dict[str, Any] = {}
 
 
+WARN_AFTER = 30
+"""Control that has not answered so many times in a row is worth a warning: it was not just restarted."""
+
 CHANGES = ("sleep", "wakeup", "pause", "resume", "update_weights")
 """Operations that change what is desired of replicas."""
 

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 _NAMESPACE = "penstock"
 _OVER: Mapping[str, Any] = {"over": True}
+_SECRET_S = 10.0  # for one who connects, to show the secret
 _JOIN_S = 120.0
 """For the others to be placed and to start their processes; Serve has reserved their resources before."""
 
@@ -100,7 +101,12 @@ class Line:
         secret = secrets.token_hex(16)
 
         async def met(reader: StreamReader, writer: StreamWriter) -> None:
-            rank, _, shown = (await reader.readline()).decode(errors="replace").strip().partition(" ")
+            try:
+                async with asyncio.timeout(_SECRET_S):
+                    line = await reader.readline()
+            except (TimeoutError, OSError, ValueError):  # the last: longer than a line may be
+                line = b""
+            rank, _, shown = line.decode(errors="replace").strip().partition(" ")
             if not secrets.compare_digest(shown.encode(), secret.encode()):
                 writer.close()
                 return
@@ -152,9 +158,10 @@ class Line:
                     self._ended.set()
                 else:
                     self._ready_to_leave()
-        except OSError as error:
+        except (OSError, ValueError) as error:  # the last: no JSON, or longer than a line may be
             log.info("The line to another member of the gang ended: %s", error)
-        self._broken.set()
+        finally:
+            self._broken.set()
 
     def _ready_to_leave(self) -> None:
         """One of those that the first knows, or this one, which is not the first: it tells the first."""

@@ -147,18 +147,20 @@ class Gateway:
 
         Raises: ClientGone.
         """
+        limit_s = self._config.request_timeout_s
+        limit = asyncio.timeout(limit_s)
         try:
-            async with asyncio.timeout(self._config.request_timeout_s):
+            async with limit:
                 await self._answer(request, reply)
         except errors.Error as error:
             return error
-        except TimeoutError:
-            return errors.DeadlineExceeded(
-                f"The request was not finished within {self._config.request_timeout_s:g} s, the time limit."
-            )
         except ClientGone:
             raise
         except Exception as cause:
+            if isinstance(cause, TimeoutError) and limit.expired():
+                return errors.DeadlineExceeded(
+                    f"The request was not finished within {limit_s:g} s, the time limit."
+                )
             error = errors.Error()
             error.__cause__ = cause
             return error

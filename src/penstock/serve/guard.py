@@ -171,6 +171,8 @@ class Guard:
         finally:
             self.open.discard(task)
             self._by_gateway[gateway] -= 1
+            if not self._by_gateway[gateway]:
+                del self._by_gateway[gateway]  # else those that have ended would stay
             answer.close()
         if self._refusal is not None and not answer.started:
             await _turn_away(answer.direct, self._refusal, link.INTERRUPTED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Mapping
 from urllib.parse import quote
 
 from penstock.door import link
@@ -58,6 +59,16 @@ def to_replica(method: str, target: bytes, client: Headers, own: Headers, body_b
     if head.count(b"\n") != len(lines) + 1 or b" " in target:
         raise BadRequest("The request's path or headers contain a line break.")
     return head
+
+
+def of_handle(given: Mapping[str, str]) -> dict[str, str]:
+    """What passes of the fields that a call by handle brings: those of a client, and its request's id."""
+    passing: dict[str, str] = {}
+    for name, value in given.items():
+        lower = name.lower().encode("latin-1", "replace")
+        if lower == REQUEST_ID or (lower not in _NOT_TO_REPLICA and not lower.startswith(_OWN)):
+            passing[name] = value
+    return passing
 
 
 def own(secret: str, gateway_id: str, request_id: str, adapter: str = "") -> Headers:

@@ -75,8 +75,13 @@ class Listener:
     async def listen_on_network(self) -> None:
         """Opens the reserved port to gateways on other nodes. Safe to call twice."""
         sock, self._network = self._network, None
-        if sock is not None:
+        if sock is None:
+            return
+        try:
             self._ports.append(await Port.open(self._guard, sock, connections=Connections()))
+        except BaseException:  # also cancelled: who asks next finds it as it was
+            self._network = sock
+            raise
 
     def tell(self) -> None:
         """Says at once on every link what has changed."""

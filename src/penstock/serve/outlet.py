@@ -132,6 +132,6 @@ class Outlet:
         return self._transport.is_closing()
 
     def _flush(self) -> None:
-        if self._head is not None:
+        if self._head is not None and not self._transport.is_closing():
             head, self._head = self._head, None
             self._transport.write(head)

@@ -53,7 +53,11 @@ async def _ask_anew(pool: Pool, head: bytes, body: Body, reply: Reply) -> None:
     """A kept connection that ends without a word had gone stale, as a rule: a new one tells."""
     reply.timing.begin(timing.CONNECT)
     try:
-        await _exchange(pool, await pool.connect(), head, body, reply)
+        connection = await pool.connect()
+    except OSError as error:
+        raise ReplicaFailed(f"cannot be reached: {error}", worked=False) from error
+    try:
+        await _exchange(pool, connection, head, body, reply)
     except OSError as error:
         raise ReplicaFailed(str(error), worked=True) from error
 

@@ -107,9 +107,11 @@ class Reply:
         self._piece_at = now
 
     async def whole(self, status: int, headers: Headers, body: bytes) -> None:
-        """A complete answer of our own."""
-        length = (b"content-length", b"%d" % len(body))
-        await self.start(status, [*(field for field in headers if field[0] != length[0]), length])
+        """A complete answer of our own. A 204 has no length: RFC 9110, 8.6."""
+        fields = [field for field in headers if field[0] != b"content-length"]
+        if status != 204:
+            fields.append((b"content-length", b"%d" % len(body)))
+        await self.start(status, fields)
         await self.piece(body, more=False)
 
     async def fail(self, error: Error, headers: Headers | None = None) -> None:

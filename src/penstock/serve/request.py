@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, quote
 
 from penstock.door.connection import Headers
 from penstock.engine import Receive, Scope
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from penstock.serve.tracing import Trace
 
 log = logging.getLogger(__name__)
+_SHOWN = "/:@!$&'()*+,;=~"  # in a path, beside letters and digits
+
 access = logging.getLogger("penstock.access")
 """A line for every request: silent unless its level is set to INFO."""
 
@@ -140,7 +142,7 @@ class Request:
             level,
             text,
             self.method,
-            self.path,
+            quote(self.path, safe=_SHOWN),  # decoded, it could end the line and forge the next one
             status,
             seconds,
             facts["model"],

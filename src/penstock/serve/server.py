@@ -37,7 +37,7 @@ from penstock.layers.adapters.source import Downloader
 from penstock.layers.hooks import Asked
 from penstock.layers.stack import stacked
 from penstock.openai.errors import form
-from penstock.serve import cluster, control, environment, upload
+from penstock.serve import cluster, control, environment, headers, upload
 from penstock.serve.desired import Group, News, Outcome, Told
 from penstock.serve.endpoints import OwnEndpoints, paths
 from penstock.serve.gang import Line, join
@@ -463,7 +463,7 @@ class LLMServer(Operated, metaclass=_Constructed):
         body = request.model_dump(exclude_unset=True) if isinstance(request, BaseModel) else dict(request)
         if body.get("model") is None:
             body["model"] = self._llm_config.model_id  # Anthropic's endpoints want one
-        fields = dict(raw.headers or {}) if raw else {}
+        fields = headers.of_handle(raw.headers or {}) if raw else {}
         try:
             if adapter := self._adapter(body.get("model")):
                 fields |= asking_for(adapter)
@@ -478,7 +478,10 @@ class LLMServer(Operated, metaclass=_Constructed):
             kept_here.set(self._listener.address.replica_id)  # a response's id says where it is kept
         reply = await call(self._app(), path, content, fields, content_type)
         try:
-            if "text/event-stream" in reply.headers.get("content-type", ""):
+            if reply.status >= 400:
+                error = ErrorResponse.model_validate_json(await reply.read())
+                yield [error] if body.get("stream") else error
+            elif "text/event-stream" in reply.headers.get("content-type", ""):
                 interval_ms = self._llm_config.stream_batching_interval_ms
                 async for batch in batched(events(reply.body), interval_ms):
                     yield batch
@@ -486,11 +489,8 @@ class LLMServer(Operated, metaclass=_Constructed):
                 yield await reply.read()
             elif "text/plain" in reply.headers.get("content-type", ""):
                 yield (await reply.read()).decode()
-            elif reply.status < 400:
-                yield ANSWERS[path].model_validate_json(await reply.read())
             else:
-                error = ErrorResponse.model_validate_json(await reply.read())
-                yield [error] if body.get("stream") else error
+                yield ANSWERS[path].model_validate_json(await reply.read())
         finally:
             await reply.body.aclose()
 

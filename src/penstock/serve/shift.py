@@ -17,7 +17,7 @@ from typing import Any
 
 from penstock.config.options import deployment_name
 from penstock.serve import membership
-from penstock.serve.desired import Moved
+from penstock.serve.desired import WARN_AFTER, Moved
 from penstock.serve.membership import Members
 from penstock.serve.table import Replica, Table
 
@@ -78,11 +78,15 @@ class Shifts:
         return list(self._models[model].handles.values())
 
     async def _follow(self) -> None:
+        unanswered = 0
         while True:
             try:
                 self._obey(await self._ask(self._id, self._told(), self._wanted))
+                unanswered = 0
             except Exception as error:  # Serve's and Ray's: control is restarted, or moves
-                log.info("Control does not answer (%s); asking again.", type(error).__name__)
+                unanswered += 1
+                level = logging.INFO if unanswered % WARN_AFTER else logging.WARNING
+                log.log(level, "Control does not answer (%s: %s); asking again.", type(error).__name__, error)
                 await asyncio.sleep(_AGAIN_S)
 
     def _told(self) -> dict[str, Moved]:

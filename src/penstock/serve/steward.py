@@ -15,9 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from penstock.engine import Engine, Manner
-from penstock.errors import Error, Unsupported
+from penstock.errors import Conflict, Error, Unsupported
 from penstock.serve.control import FOLLOW_S
-from penstock.serve.desired import Actual, Desired, Group, News, Order, Outcome, Told, Weights, checked
+from penstock.serve.desired import (
+    WARN_AFTER,
+    Actual,
+    Desired,
+    Group,
+    News,
+    Order,
+    Outcome,
+    Told,
+    Weights,
+    checked,
+)
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +65,7 @@ class Steward:
         self._turn = asyncio.Lock()
         self._begun = False
         self._going: Actual | None = None
+        self._level = 0  # at which it fell asleep last
         self._desired = Desired()
         self._done = 0
         self._error = ""
@@ -113,6 +125,7 @@ class Steward:
     async def follow(self, follow: Follow, done: Done) -> None:
         """For ever: hears news, and acts on them."""
         reaching: asyncio.Task[None] | None = None
+        unanswered = 0
         while True:
             if reaching is not None:
                 await asyncio.wait({reaching}, timeout=_AGAIN_S)
@@ -120,9 +133,12 @@ class Steward:
             try:
                 news = await follow(self._told(self.actual), FOLLOW_S if reaching is None else 0.0)
             except Exception as error:  # Serve's and Ray's: control is restarted, or moves
-                log.info("Control does not answer (%s); asking again.", type(error).__name__)
+                unanswered += 1
+                level = logging.INFO if unanswered % WARN_AFTER else logging.WARNING
+                log.log(level, "Control does not answer (%s: %s); asking again.", type(error).__name__, error)
                 await asyncio.sleep(_AGAIN_S)
                 continue
+            unanswered = 0
             for order in news.orders:
                 self._spawn(self._obey(order, done))
             is_new = news.desired.version != self._desired.version
@@ -216,9 +232,17 @@ class Steward:
         return None
 
     async def sleep(self, level: int, mode: Manner) -> None:
-        if self.begun.is_set() and not self._engine.is_sleeping():
-            async with self._turn:
+        """Raises: Conflict when it sleeps at another level."""
+        async with self._turn:
+            if not self.begun.is_set():
+                return
+            if not self._engine.is_sleeping():
                 await self._toward("asleep", self._engine.sleep(level, mode))
+                self._level = level
+            elif level != self._level:
+                raise Conflict(
+                    f"It sleeps at level {self._level}; wake it up before it can sleep at level {level}."
+                )
 
     async def wakeup(self) -> None:
         async with self._turn:
@@ -232,8 +256,8 @@ class Steward:
             await self._toward("paused", self._engine.pause(mode, clear_cache))
 
     async def resume(self) -> None:
-        if self._engine.is_paused():
-            async with self._turn:
+        async with self._turn:
+            if self._engine.is_paused():
                 await self._toward("paused", self._engine.resume())
 
     async def update_weights(self, weights: Weights) -> None:

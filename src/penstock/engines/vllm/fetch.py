@@ -21,7 +21,10 @@ from weakref import WeakKeyDictionary
 import aiohttp
 from vllm.connections import HTTPConnection
 
-_NAT64 = IPv6Network("64:ff9b::/96")
+_WITH_IPV4 = (IPv6Network("64:ff9b::/96"), IPv6Network("::/96"))  # in their last 32 bits
+# What some versions of Python, or some clouds, have as addresses of the internet and are none:
+_NOT_PUBLIC = frozenset({IPv4Address("168.63.129.16")})  # Azure's own services for a machine
+_NOT_PUBLIC_NETWORKS = (IPv6Network("64:ff9b:1::/48"), IPv6Network("fec0::/10"))
 
 
 class Refused(Exception):
@@ -32,12 +35,14 @@ def is_public(address: str) -> bool:
     """Whether `address` is one of the internet's, also when it is an IPv4 address in the clothes of IPv6."""
     found = ip_address(address)
     found = _inner(found) if isinstance(found, IPv6Address) else found
+    if found in _NOT_PUBLIC or any(found in network for network in _NOT_PUBLIC_NETWORKS):
+        return False
     return found.is_global and not found.is_multicast
 
 
 def _inner(address: IPv6Address) -> IPv4Address | IPv6Address:
     """The IPv4 address that packets to this one end at."""
-    if address in _NAT64:
+    if any(address in network for network in _WITH_IPV4):
         return IPv4Address(int(address) & 0xFFFF_FFFF)
     tunnelled = address.teredo[1] if address.teredo else None
     return address.ipv4_mapped or address.sixtofour or tunnelled or address

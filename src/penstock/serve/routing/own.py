@@ -32,9 +32,12 @@ class Own:
             pick = self._policy.pick(asked, candidates, now)
             if pick is None:
                 return None
-            if pick.replica in candidates:
+            if not (isinstance(pick.why, str) and isinstance(pick.saved_tokens, int)):  # pyright: ignore[reportUnnecessaryIsInstance]
+                self._tell("gave a pick whose `why` is no text, or whose `saved_tokens` is no number", None)
+            elif pick.replica in candidates:
                 return pick
-            self._tell("gave a replica that is not among the candidates", None)
+            else:
+                self._tell("gave a replica that is not among the candidates", None)
         except Exception as error:  # foreign code: a request must not fail by it
             self._tell(f"failed with {type(error).__name__}", error)
         other = self._else.pick(asked, candidates, now)
