@@ -107,7 +107,9 @@ async def test_fields_of_a_trailer_are_no_headers():
     ],
     ids=["fields", "value", "path", "trailer-fields", "trailer-value", "chunk-extension"],
 )
-async def test_a_head_or_trailer_without_end_is_400(served: Served, begin: bytes, piece: bytes):
+async def test_a_head_or_trailer_without_end_is_400(
+    served: Served, begin: bytes, piece: bytes, caplog: pytest.LogCaptureFixture
+):
     client = await Client.connect(await locked(served))
     client.writer.write(begin)
     while not any(protocol._deaf for protocol in protocols(served)):
@@ -117,6 +119,7 @@ async def test_a_head_or_trailer_without_end_is_400(served: Served, begin: bytes
     client.writer.write_eof()
     assert await client.answers() == [400]
     await until(lambda: not protocols(served))
+    assert "Exception" not in caplog.text
 
 
 async def test_many_small_fields_in_one_write_are_400(served: Served):
@@ -165,6 +168,19 @@ async def test_an_idle_connection_keeps_nothing_of_its_last_request(served: Serv
     assert not protocol._peer.waiting
     client.writer.close()
     await until(lambda: not served._gateway.connections.open)
+
+
+async def test_many_that_come_at_once_are_read_in_turns_and_all_answered(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(limits, "READS_PER_TURN", 2)
+    await locked(served, max_connections_per_address=30)
+    clients = [await Client.connect(served) for _ in range(30)]
+    for client in clients:
+        client.writer.write(b"GET / HTTP/1.1\r\n\r\nGET /health HTTP/1.1\r\nconnection: close\r\n\r\n")
+    assert [await client.answers() for client in clients] == [[401, 503]] * 30
+    await until(lambda: not served._gateway.connections.open)
+    assert served._gateway.connections.waiting == 0
 
 
 async def test_of_too_many_connections_the_one_that_waited_longest_is_closed(served: Served):

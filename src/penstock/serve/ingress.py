@@ -7,6 +7,7 @@ brings the requests (`serve.run`). It is the same ASGI app both times.
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -87,6 +88,8 @@ class LLMRouter:
                 family=family,
                 connections=self.gateway.connections,
             )
+        gc.collect()
+        gc.freeze()  # a look at everything that was imported would be a pause in everybody's stream
 
     async def _open_network(self, model_id: str) -> None:
         """Replicas on other nodes listen on the network only from now on."""

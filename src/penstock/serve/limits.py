@@ -21,6 +21,9 @@ client may take to read the end of its last answer, and to stop sending."""
 PIPELINED = 16
 """Requests that a connection may send ahead while one of its answers is under way."""
 
+READS_PER_TURN = 64
+"""Waiting connections that are read in one turn of the event loop; between turns, streams go on."""
+
 HEADS_PER_ADDRESS_BYTES = 16 * 2**20
 """Heads of requests not accepted yet, of one address together."""
 

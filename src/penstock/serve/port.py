@@ -9,7 +9,8 @@ import math
 import resource
 import socket
 import time
-from collections.abc import Generator
+from collections import deque
+from collections.abc import Callable, Generator
 from typing import Any, NoReturn, cast
 
 import httptools
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 KEEP_ALIVE_S = 75
 """How long an idle connection is kept; whoever reuses connections to us must let go of them earlier."""
 
-_BACKLOG = 2048
+_BACKLOG = 512
 _FEW_FILES, _MANY_FILES = 4096, 65_536
 _UNSENT_BYTES = (
     64 * 1024
@@ -43,9 +44,35 @@ _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: c
 _TOO_LARGE = f"The request's headers are larger than {limits.HEAD_BYTES} bytes, or more than {limits.FIELDS}."
 
 
+class _Turns:
+    """Does some work in each turn of the loop: thousands of clients at once must not hold up streams."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._done = 0  # in this turn
+        self._later: deque[Callable[[], None]] = deque()
+
+    def take(self, work: Callable[[], None]) -> bool:
+        """Calls `work`, now or in one of the next turns. Whether it was now."""
+        if not self._done:
+            self._loop.call_soon(self._next)
+        if self._done >= limits.READS_PER_TURN:
+            self._later.append(work)
+            return False
+        self._done += 1
+        work()
+        return True
+
+    def _next(self) -> None:
+        self._done = 0
+        for _ in range(min(len(self._later), limits.READS_PER_TURN)):
+            self.take(self._later.popleft())
+
+
 class _Config(uvicorn.Config):
     draining = False
     connections: Connections | None = None  # None where clients are trusted
+    turns: _Turns
 
 
 class _Refused(Exception):
@@ -67,6 +94,7 @@ class _Protocol(HttpToolsProtocol):
     _held = 0  # bytes counted at the peer
     _body_bytes = 0  # of an accepted request, since `since`
     _discarded = 0
+    _unread = b""  # waits for its turn
     _fault: tuple[str, str] | None = None  # why the parser was stopped: for the count, for the client
     _deaf = False  # what still comes is dropped
     _accepted = True  # the request whose answer is under way
@@ -135,6 +163,9 @@ class _Protocol(HttpToolsProtocol):
     def finish(self) -> None:
         """The same after an answer: a reset would take it from a client still sending. RFC 9112, 9.6."""
         if self._deaf or self.cycle.more_body:
+            if self._peer is not None:
+                self._forget()
+                self._release(self._peer)
             self.linger()
         else:
             self.close()
@@ -150,8 +181,35 @@ class _Protocol(HttpToolsProtocol):
 
     # -- what comes
 
+    def eof_received(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The client has ended its side: whatever it asked, it does not wait for the answer."""
+        if self._peer is None:
+            return False
+        cast(_Config, self.config).turns.take(self.transport.close)
+        return True
+
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
+        if self._peer is None or (self._accepted and not self._unread):
+            self._take(data)
+        elif self._unread:
+            self._unread += data
+        else:
+            self._unread = data
+            if not cast(_Config, self.config).turns.take(self._take_unread):
+                self.flow.pause_reading()
+                self._connections.accept(self._peer, self)  # it waits for us
+
+    def _take_unread(self) -> None:
+        data, self._unread = self._unread, b""
+        if self._peer is None or self.transport.is_closing():
+            return
+        if not self._accepted:
+            self._connections.wait(self._peer, self)
+        self.flow.resume_reading()
+        self._take(data)
+
+    def _take(self, data: bytes) -> None:
         if self._deaf:
             self._discard(len(data))
             return
@@ -255,6 +313,9 @@ class _Protocol(HttpToolsProtocol):
             self._connections.counts[reason] += 1
         self._deaf = True
         if not self.is_answering or not (self._in_head or self.pipeline or self.cycle.response_started):
+            if self.is_answering:  # the app hears that nobody waits for its answer
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
             self.send_400_response(text)
         elif self._in_head or not self.cycle.more_body:
             self.cycle.keep_alive = False
@@ -402,7 +463,7 @@ class Port:
             timeout_keep_alive=KEEP_ALIVE_S,
             backlog=_BACKLOG,
         )
-        config.connections = connections
+        config.connections, config.turns = connections, _Turns()
         sock.listen(_BACKLOG)  # connections wait in the backlog from here on, none is refused
         port = cls(config, sock, mark)
         while not port._server.started:
