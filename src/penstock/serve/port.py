@@ -277,8 +277,11 @@ class _Protocol(HttpToolsProtocol):
         self._fields += 1
         if self._head_bytes > limits.HEAD_BYTES or self._fields > limits.FIELDS:
             self._stop("head_too_large", _TOO_LARGE)
-        if self._in_head:
-            super().on_header(name, value)
+        if self._in_head:  # as uvicorn does it; a call for each field would cost as much again
+            name = name.lower()
+            if name == b"expect" and value.lower() == b"100-continue":
+                self.expect_100_continue = True
+            self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._in_head = False
