@@ -1,14 +1,16 @@
 """Rows of files and their numbers."""
 
 import gzip
+import io
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from penstock.data.place import Elsewhere, place
 from penstock.data.reader import source
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, Unavailable
 
 
 def rows(*paths: Path, wanted=None):
@@ -109,3 +111,94 @@ def test_a_change_of_the_input_is_named(lines: Path):
     assert before.changed(source([str(lines)])) is None
     lines.write_text('{"a": 3}\n')
     assert before.changed(source([str(lines)])) == f"'{lines}' has changed."
+
+
+def _utf16(path: Path) -> Path:
+    path.write_bytes("a,b\n1,é\n".encode("utf-16"))
+    return path
+
+
+def _corrupt_parquet(path: Path) -> Path:
+    path.write_bytes(b"PAR1" + b"x" * 100)
+    return path
+
+
+def _damaged_pages(path: Path) -> Path:
+    pq.write_table(pa.table({"a": ["x" * 50 + str(row) for row in range(5000)]}), path)
+    data = bytearray(path.read_bytes())
+    data[100:5000] = b"\xff" * 4900
+    path.write_bytes(data)
+    return path
+
+
+def _no_gzip(path: Path) -> Path:
+    path.write_bytes(b'{"a": 1}\n')
+    return path
+
+
+def _cut_gzip(path: Path) -> Path:
+    path.write_bytes(gzip.compress(b'{"a": 1}\n' * 1000)[:-12])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "why"),
+    [
+        ("a.csv", _utf16, "it is not UTF-8 (byte 0xff)"),
+        ("a.parquet", _corrupt_parquet, "cannot be read: "),
+        ("b.parquet", _damaged_pages, "cannot be read: "),
+        ("a.jsonl.gz", _no_gzip, "Not a gzipped file"),
+        ("b.jsonl.gz", _cut_gzip, "rows: it is cut off, for its gzip stream has no end"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_in_one_sentence(tmp_path: Path, name: str, make, why: str):
+    path = make(tmp_path / name)
+    with pytest.raises(Unavailable) as refused:
+        list(source([str(path)]).rows())
+    assert str(refused.value).startswith(f"'{path}' cannot be read")
+    assert why in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_bucket_that_breaks_off_is_read_on_from_the_same_row(monkeypatch):
+    class Breaking(io.BytesIO):
+        opened = 0
+
+        def __init__(self, data: bytes) -> None:
+            super().__init__(data)
+            Breaking.opened += 1
+            self._broken = Breaking.opened < 3
+
+        def readinto(self, buffer) -> int:
+            if self._broken and self.tell() >= 1 << 20:
+                raise OSError("AWS Error NETWORK_CONNECTION during GetObject: curlCode: 56")
+            return super().readinto(memoryview(buffer)[: 1 << 19])
+
+    monkeypatch.setattr("penstock.sources.trouble.pause_s", lambda attempt: 0.0)
+    place("memory://breaking/a.jsonl").write(
+        b"".join(b'{"a": %d, "pad": "%s"}\n' % (row, b"x" * 1000) for row in range(3000))
+    )
+    data = place("memory://breaking/a.jsonl").read()
+    monkeypatch.setattr(Elsewhere, "open", lambda self: Breaking(data))
+    assert [row.fields["a"] for row in rows("memory://breaking/a.jsonl")] == list(range(3000))
+    assert Breaking.opened == 3
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
+def test_two_columns_of_one_name_are_refused(tmp_path: Path, name: str):
+    if name == "a.csv":
+        (tmp_path / name).write_text("a,b,a\n1,2,3\n")
+    else:
+        pq.write_table(
+            pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), tmp_path / name
+        )
+    with pytest.raises(ConfigError, match="two columns named 'a'"):
+        source([str(tmp_path / name)]).count()
+    with pytest.raises(ConfigError, match="two columns named 'a'"):
+        rows(tmp_path / name)
+
+
+def test_a_line_nested_too_deep_is_a_fault_of_its_row(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}\n{}\n")
+    first, second = rows(tmp_path / "a.jsonl")
+    assert (first.fault, second.fields) == ("The line is not JSON: it is nested too deeply.", {})

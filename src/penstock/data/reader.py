@@ -11,15 +11,18 @@ import csv
 import gzip
 import io
 import sys
+import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import IO, Any, Literal, cast
+from typing import IO, Any, Literal, NamedTuple, cast
 
 import msgspec
 
 from penstock.data.place import Place, found, place
-from penstock.errors import ConfigError, Unavailable
+from penstock.errors import ConfigError, Error, Unavailable
+from penstock.sources import trouble
 
 Form = Literal["jsonl", "parquet", "csv"]
 
@@ -72,7 +75,7 @@ class Source(msgspec.Struct, frozen=True):
         """
         number = 0
         for part in self.parts:
-            for row in _READERS[self.form](place(part.url), number, wanted or _every):
+            for row in _rows_of(part, self.form, number, wanted or _every):
                 if isinstance(row, Row):
                     number = row.number + 1
                     yield row
@@ -82,22 +85,26 @@ class Source(msgspec.Struct, frozen=True):
     def count(self) -> int:
         """How many rows there are, without parsing them; a CSV file has to be parsed."""
         if self.form == "parquet":
-            return sum(_parquet_rows(place(part.url)) for part in self.parts)
+            return sum(_footer(part).num_rows for part in self.parts)
         number = 0
         for part in self.parts:
-            for row in _READERS[self.form](place(part.url), number, _none):
+            for row in _rows_of(part, self.form, number, _none):
                 number = row if isinstance(row, int) else row.number + 1
         return number
 
     def types(self) -> dict[str, Any]:
-        """Arrow's types of the columns, where the form has any: those of the first file."""
+        """Arrow's types of the columns, where the form has any; without those about which files disagree."""
         if self.form != "parquet":
             return {}
-        import pyarrow.parquet as pq
-
-        with closing(place(self.parts[0].url).open()) as file:
-            schema: Any = pq.ParquetFile(file).schema_arrow
-        return {field.name: field.type for field in schema}
+        found = dict[str, Any]()
+        odd = set[str]()
+        for part in self.parts:
+            for name, kind in _footer(part).types.items():
+                try:
+                    found[name] = common_type(found.get(name, kind), kind)
+                except _UNREADABLE + (TypeError,):
+                    odd.add(name)
+        return {name: kind for name, kind in found.items() if name not in odd}
 
     def changed(self, now: Source) -> str | None:
         """What differs from this source in what is there now, as a sentence."""
@@ -153,6 +160,50 @@ def _form(name: str) -> Form:
 # A reader gives a row, or the number after a row that is not wanted.
 _Read = Iterator["Row | int"]
 
+_TRIES = 4
+_UNREADABLE = (OSError, EOFError, ValueError, NotImplementedError, csv.Error, zlib.error)
+"""What Python's and Arrow's readers raise about a file that is not what its name says."""
+
+
+def _rows_of(part: Part, form: Form, first: int, wanted: Wanted) -> _Read:
+    """Rows of one file. Where a bucket breaks off, it is opened again and read on behind the last row."""
+    number, failures = first, 0
+    where = place(part.url)
+    while True:
+        try:
+            for row in _READERS[form](where, first, _from(number, wanted)):
+                after = row.number + 1 if isinstance(row, Row) else row
+                if after > number:
+                    number, failures = after, 0
+                    yield row
+            return
+        except Error:
+            raise
+        except _UNREADABLE as error:
+            failures += 1
+            if where.is_local or failures >= _TRIES or not trouble.told(error).passing:
+                raise _unreadable(part, error, number - first) from error
+            time.sleep(trouble.pause_s(failures))
+
+
+def _from(number: int, wanted: Wanted) -> Wanted:
+    return lambda one: one >= number and wanted(one)
+
+
+def _unreadable(part: Part, error: Exception, rows: int) -> Unavailable:
+    after = f" after {rows:,} rows" if rows else ""
+    return Unavailable(f"'{part.url}' cannot be read{after}: {_why(error)}.")
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is not UTF-8 (byte {error.object[error.start]:#04x}); save it as UTF-8"
+    if isinstance(error, EOFError):
+        return "it is cut off, for its gzip stream has no end"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+
 
 def _jsonl(where: Place, number: int, wanted: Wanted) -> _Read:
     with closing(_opened(where)) as file:
@@ -169,6 +220,8 @@ def _parsed(line: bytes, number: int) -> Row:
         fields = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return Row(number, None, line, f"The line is not JSON: {error}.")
+    except RecursionError:
+        return Row(number, None, line, "The line is not JSON: it is nested too deeply.")
     if not isinstance(fields, dict):
         kind = type(fields).__name__
         return Row(number, None, line, f"The line must be a JSON object, but is a {kind}.")
@@ -181,6 +234,7 @@ def _csv(where: Place, number: int, wanted: Wanted) -> _Read:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
         reader = csv.reader(text, delimiter=",")
         names = next(reader, [])
+        _check_names(names, where.url)
         for cells in reader:
             if not cells:
                 continue
@@ -199,7 +253,9 @@ def _parquet(where: Place, number: int, wanted: Wanted) -> _Read:
     import pyarrow.parquet as pq
 
     with closing(where.open()) as file:
-        for batch in pq.ParquetFile(file).iter_batches(_BATCH_ROWS):
+        parquet = pq.ParquetFile(file)
+        _check_names(parquet.schema_arrow.names, where.url)
+        for batch in parquet.iter_batches(_BATCH_ROWS):
             numbers = range(number, number + batch.num_rows)
             number += batch.num_rows
             if not any(wanted(one) for one in numbers):
@@ -209,21 +265,60 @@ def _parquet(where: Place, number: int, wanted: Wanted) -> _Read:
                 yield Row(one, fields) if wanted(one) else one + 1
 
 
-def _parquet_rows(where: Place) -> int:
+class _Footer(NamedTuple):
+    """Of a Parquet file. types: Arrow's, by column."""
+
+    num_rows: int
+    types: dict[str, Any]
+
+
+def _footer(part: Part) -> _Footer:
     import pyarrow.parquet as pq
 
-    with closing(where.open()) as file:
-        return pq.ParquetFile(file).metadata.num_rows
+    try:
+        with closing(place(part.url).open()) as file:
+            found = pq.ParquetFile(file)
+            schema: Any = found.schema_arrow  # pyarrow has no types
+            _check_names(schema.names, part.url)
+            return _Footer(found.metadata.num_rows, {field.name: field.type for field in schema})
+    except Error:
+        raise
+    except _UNREADABLE as error:
+        raise _unreadable(part, error, 0) from error
+
+
+def _check_names(names: Sequence[str], url: str) -> None:
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise ConfigError(f"'{url}' has two columns named {name!r}; rename one of them.")
 
 
 def _opened(where: Place) -> IO[bytes]:
-    try:
-        file = where.open()
-    except OSError as error:
-        raise Unavailable(f"'{where.url}' cannot be read: {error.strerror}.") from error
-    if where.url.lower().endswith(_ZIPPED):
-        return cast("IO[bytes]", gzip.GzipFile(fileobj=file))
-    return file if isinstance(file, io.BufferedReader) else _buffered(file)
+    file = where.open()
+    file = file if isinstance(file, io.BufferedReader) else _buffered(file)
+    return cast("IO[bytes]", _Unzipped(file)) if where.url.lower().endswith(_ZIPPED) else file
+
+
+class _Unzipped(gzip.GzipFile):
+    """Closes the file below it, too."""
+
+    def __init__(self, packed: IO[bytes]) -> None:
+        super().__init__(fileobj=packed, mode="rb")
+        self._packed = packed
+
+    def close(self) -> None:
+        super().close()
+        self._packed.close()
+
+
+def common_type(one: Any, other: Any) -> Any:
+    """Arrow's type that holds values of both. Raises: pyarrow's errors where there is none."""
+    import pyarrow as pa
+
+    if one.equals(other):
+        return one
+    schemas = [pa.schema([("column", kind)]) for kind in (one, other)]
+    return pa.unify_schemas(schemas, promote_options="permissive").field("column").type
 
 
 def _buffered(file: Any) -> IO[bytes]:

@@ -10,7 +10,7 @@ from typing import IO, Any, Protocol, TypeVar
 
 import msgspec
 
-from penstock.data.reader import Form
+from penstock.data.reader import Form, common_type
 
 Record = Mapping[str, Any]
 _T = TypeVar("_T")
@@ -70,7 +70,7 @@ class Parquet:
                     continue
                 try:
                     found = pa.infer_type([_arrow(row.get(name)) for row in some])
-                    types[name] = _both(types.get(name, pa.null()), found)
+                    types[name] = common_type(types.get(name, pa.null()), found)
                 except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError):
                     mixed.add(name)
                     types[name] = pa.string()
@@ -117,16 +117,6 @@ def _json(value: Any) -> str | None:
 def _arrow(value: Any) -> Any:
     """Raw JSON as what it says."""
     return msgspec.json.decode(value) if isinstance(value, msgspec.Raw) else value
-
-
-def _both(one: Any, other: Any) -> Any:
-    """The type that holds values of both. Raises: pyarrow's errors where there is none."""
-    import pyarrow as pa
-
-    if one.equals(other):
-        return one
-    schemas = [pa.schema([("column", kind)]) for kind in (one, other)]
-    return pa.unify_schemas(schemas, promote_options="permissive").field("column").type
 
 
 def _is_empty(kind: Any) -> bool:
