@@ -330,3 +330,54 @@ async def test_beginnings_brought_together_are_computed_once(order):
     assert together.ok == apart.ok == 400
     assert together.cached_tokens > 0.8 * together.prompt_tokens
     assert apart.cached_tokens < 0.1 * apart.prompt_tokens
+
+
+@pytest.mark.parity("X5")
+async def test_a_row_that_breaks_its_template_fails_alone(order):
+    rows = [{"price": 1.5}, {"price": "cheap"}, {"price": {"title": 1}}, {"price": 2}]
+    asked = order(rows, template="It costs {price:.2f}")
+    done = await job(asked).run()
+    assert (done.ok, done.failed) == (2, 2)
+    dead = read(asked.output.replace("out.jsonl", "out.failed.jsonl"))
+    assert dead[0]["error"]["code"] == "invalid_request"
+    assert dead[0]["error"]["message"].startswith("The prompt cannot be made of the row: Unknown format code")
+
+
+async def test_a_row_that_breaks_our_own_code_fails_alone(order, monkeypatch):
+    from penstock.data import order as orders
+
+    real = orders.request_of
+
+    def broken(fields, *rest):
+        if fields["id"] == 1:
+            raise ArithmeticError("sampling_rate is 0")
+        return real(fields, *rest)
+
+    monkeypatch.setattr(orders, "request_of", broken)
+    asked = order(texts(3))
+    done = await job(asked).run()
+    assert (done.ok, done.errors) == (2, {"own_code_failed": 1})
+    (dead,) = read(asked.output.replace("out.jsonl", "out.failed.jsonl"))
+    assert dead["error"]["message"] == "ArithmeticError: sampling_rate is 0"
+
+
+async def test_what_a_row_lacks_is_empty_in_its_prompt(order):
+    rows = [{"text": "a", "n": None, "deep": {"x": None}}, {"text": None, "n": 2, "deep": {"x": 1}}]
+    asked = order(rows, template="<{text!s}|{n:>3}|{deep[x]}>")
+    await job(asked).run()
+    assert [row["generated_text"] for row in read(asked.output)] == ["<a||>", "<|  2|1>"]
+
+
+async def test_an_answer_that_breaks_our_own_code_fails_its_row_alone(order, monkeypatch):
+    from penstock.data import window
+
+    real = window.outcome_of
+
+    def broken(answer, attempts):
+        if b"row 1" in answer.body:
+            raise ArithmeticError("odd")
+        return real(answer, attempts)
+
+    monkeypatch.setattr(window, "outcome_of", broken)
+    done = await job(order(texts(3))).run()
+    assert (done.ok, done.errors) == (2, {"internal_error": 1})

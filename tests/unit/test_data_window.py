@@ -244,3 +244,17 @@ async def test_an_answer_that_is_no_json_fails_the_row():
     (outcome,) = await ended(Babbling(), "row")
     assert (outcome.failure.code, outcome.state) == ("bad_answer", "failed")
     assert "<html>" in outcome.failure.message
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"a": "x\ny"}', b'{"a": "\xff"}', b"[" * 100_000], ids=["control", "no UTF-8", "deep"]
+)
+@pytest.mark.parametrize("status", [200, 400])
+async def test_an_answer_that_cannot_be_read_fails_its_row_alone(status: int, body: bytes):
+    class Odd(Obedient):
+        async def ask(self, request: Request) -> Answer:
+            return Answer(status, body) if request.body == b"odd" else await super().ask(request)
+
+    odd, other = await ended(Odd(), "odd", "row")
+    assert (odd.state, other.state) == ("failed", "ok")
+    assert odd.failure.code == ("bad_answer" if status == 200 else "http_400")

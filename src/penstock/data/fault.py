@@ -17,8 +17,15 @@ def error_of(failure: Failure) -> Error:
     )
 
 
-def failure_of(error: Error, stage: Stage) -> Failure:
-    """The other way; nothing is lost of a failure that became an error."""
+def failure_of(error: Exception, stage: Stage) -> Failure:
+    """The other way; nothing is lost of a failure that became an error.
+
+    An error that is none of ours is a fault of code: the user's or ours around a row, ours in the engine's
+    stage.
+    """
+    if not isinstance(error, Error):
+        code = Error.code if stage == "engine" else errors.OwnCodeFailed.code
+        return Failure(code=code, message=f"{type(error).__name__}: {error}", stage=stage)
     facts = error.facts
     return Failure(
         code=str(facts.get("code", error.code)),

@@ -7,6 +7,7 @@ that, read anew from where it lies, says of every row how it ended.
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import tempfile
 from collections import deque
@@ -24,11 +25,12 @@ from penstock.data.claim import Claim, claim
 from penstock.data.columns import columns
 from penstock.data.crew import Crew
 from penstock.data.driver import Driver, Limits
+from penstock.data.fault import failure_of
 from penstock.data.fields import is_line
 from penstock.data.index import Index
 from penstock.data.journal import Entry
 from penstock.data.order import Asking, Order
-from penstock.data.outcome import SKIPPED, Failure, Outcome
+from penstock.data.outcome import SKIPPED, Outcome
 from penstock.data.patience import Patience
 from penstock.data.place import place
 from penstock.data.prefix import Waiting
@@ -39,6 +41,8 @@ from penstock.data.sink import Columns, Sink, failed_place, output_form
 from penstock.data.stop import Stop
 from penstock.data.watcher import Watcher
 from penstock.errors import ConfigError, Error
+
+log = logging.getLogger(__name__)
 
 _THREADS, _ROWS_OF_A_THREAD = 8, 8
 """That make requests of rows."""
@@ -219,9 +223,10 @@ class _Rows:
     def _waiting(self, row: Row) -> Waiting | Entry:
         try:
             waiting = self._asking.waiting(row)
-        except Error as error:
-            stage = "read" if row.fields is None else "preprocess"
-            failure = Failure(code=error.code, message=str(error), stage=stage, status=error.status)
+        except Exception as error:
+            if not isinstance(error, Error):
+                log.warning("Row %d failed in our own code.", row.number, exc_info=error)
+            failure = failure_of(error, "read" if row.fields is None else "preprocess")
             return Entry(row.number, Outcome(state="failed", failure=failure))
         if waiting is None:
             return Entry(row.number, SKIPPED)

@@ -120,7 +120,11 @@ class Asking:
             raise BadRequest(
                 f"The prompt names the column {min(missing)!r}; the row has {', '.join(map(str, fields))}."
             )
-        text = _FORMATTER.vformat(template, (), fields)
+        try:
+            text = _FORMATTER.vformat(template, (), fields)
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            why = f"there is no {error}" if isinstance(error, LookupError) else str(error)
+            raise BadRequest(f"The prompt cannot be made of the row: {why}.") from error
         if order.kind != "generate":
             return {"input": text}
         if not order.chat:
@@ -171,9 +175,14 @@ def _empty(value: object) -> bool:
 
 
 class _Formatter(string.Formatter):
-    """Columns that are no text are written as JSON."""
+    """Columns that are no text are written as JSON; what a row lacks (null) is empty."""
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        return value if value is None else super().convert_field(value, conversion)
 
     def format_field(self, value: Any, format_spec: str) -> str:
+        if value is None:
+            return ""
         if isinstance(value, list | dict):
             value = msgspec.json.encode(value).decode()
         return super().format_field(value, format_spec)

@@ -33,6 +33,8 @@ def parsed(value: Any, where: str) -> Any:
         return json.loads(value)
     except ValueError as error:
         raise refused(where, f"is a text that is no JSON ({error})") from error
+    except RecursionError as error:
+        raise refused(where, "is JSON that is nested too deeply") from error
 
 
 def checked(value: Any, where: str, wanted: str) -> Any:

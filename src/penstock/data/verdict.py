@@ -17,15 +17,18 @@ PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Statuses that may be others next time."""
 
 _SHOWN_CHARS = 2_000
+_NO_JSON = (ValueError, RecursionError)
+"""msgspec's errors, one about UTF-8 and one about depth."""
 
 
 def outcome_of(answer: Answer, attempts: int) -> Outcome:
     """`ok` with the body, or `failed` with what the body says."""
     if answer.status == 200:
         try:
+            answer.body.decode()
             body = msgspec.json.decode(answer.body, type=msgspec.Raw)
             return Outcome(state="ok", attempts=attempts, body=body.copy())
-        except msgspec.DecodeError:
+        except _NO_JSON:
             message = f"The engine's answer is no JSON: {_shown(answer.body)}"
             return failed(Failure(code="bad_answer", message=message, stage="engine", attempts=attempts))
     return failed(_refusal(answer, attempts))
@@ -53,7 +56,7 @@ def _refusal(answer: Answer, attempts: int) -> Failure:
 def _envelope(body: bytes) -> dict[str, Any]:
     try:
         whole = msgspec.json.decode(body, type=dict[str, Any])
-    except (msgspec.DecodeError, msgspec.ValidationError):
+    except _NO_JSON:
         return {}
     inner = whole.get("error", whole)
     return inner if isinstance(inner, dict) else {"message": inner}

@@ -7,18 +7,24 @@ the window and the journal. It does not know where rows come from.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from functools import partial
 
 import msgspec
 
 from penstock.data.backend import Backend
+from penstock.data.fault import failure_of
 from penstock.data.journal import Entry, Segment
 from penstock.data.lease import Done, Lease, Step
 from penstock.data.outcome import Outcome
 from penstock.data.patience import Patience
+from penstock.data.verdict import failed
 from penstock.data.window import Window
 from penstock.engine import Progress, silent
+from penstock.errors import Error
+
+log = logging.getLogger(__name__)
 
 _QUIET_S = 0.5
 """Without news a step ends after this time, so that whoever waits for it knows that somebody is there."""
@@ -94,13 +100,23 @@ class Worker:
 
     async def _run(self, lease: Lease) -> None:
         try:
-            end = await self._window.run(lease.request, lease.deaths)
+            end = await self._ended(lease)
             done = done_of(lease.row, end)
             assert self._segment is not None
             used = (done.prompt_tokens, done.cached_tokens, done.output_tokens)
             self._segment.keep(Entry(lease.row, end, key=lease.key, used=used), partial(self._kept, done))
         except Exception as error:
             self._broke(error)
+
+    async def _ended(self, lease: Lease) -> Outcome:
+        """Raises: errors of ours, for then no row can be answered; any other one is its row's."""
+        try:
+            return await self._window.run(lease.request, lease.deaths)
+        except Error:
+            raise
+        except Exception as error:
+            log.warning("Row %d failed in our own code.", lease.row, exc_info=error)
+            return failed(failure_of(error, "engine"))
 
     def _kept(self, done: Done) -> None:
         """On any thread."""
