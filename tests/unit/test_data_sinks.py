@@ -16,7 +16,8 @@ from penstock.data.outcome import Failure, Outcome
 from penstock.data.place import place
 from penstock.data.reader import source
 from penstock.data.sink import Sink
-from penstock.errors import ConfigError
+from penstock.data.writer import batched
+from penstock.errors import ConfigError, Error
 
 pytestmark = pytest.mark.parity("X5")
 
@@ -161,3 +162,118 @@ def test_openais_lines_are_answered_in_openais_form(tmp_path: Path):
 def test_an_output_of_no_form_is_refused(tmp_path: Path, rows, output: str):
     with pytest.raises(ConfigError, match=output):
         written(tmp_path, "in.jsonl", output, [ok()] * 3)
+
+
+LABELS = {"data": [{"index": 0, "label": "good", "probs": [1.0]}]}
+
+
+def labelled() -> Outcome:
+    return Outcome(state="ok", body=msgspec.Raw(msgspec.json.encode(LABELS)))
+
+
+def test_dead_letters_keep_columns_named_as_ours_with_their_own_types(tmp_path: Path):
+    rows = [{"input": "a", "label": 3, "probs": "x"}, {"input": "b", "label": 4, "probs": "y"}]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    written(tmp_path, "in.jsonl", "out.parquet", [labelled(), failed()], kind="classify")
+    (dead,) = pq.read_table(tmp_path / "out.failed.parquet").to_pylist()
+    assert {name: dead[name] for name in rows[1]} == rows[1]
+    assert (sorted(dead), dead["error"]["code"]) == (["error", "input", "label", "probs"], "poison_row")
+    (good,) = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    assert (good["original_label"], good["label"], good["original_probs"]) == (3, "good", "x")
+
+
+def test_an_own_error_column_survives_in_dead_letters(tmp_path: Path):
+    (tmp_path / "in.jsonl").write_text('{"error": "mine", "original_error": "older"}\n')
+    written(tmp_path, "in.jsonl", "out.jsonl", [failed()])
+    (dead,) = read(tmp_path / "out.failed.jsonl")
+    assert (dead["original_error"], dead["original_original_error"]) == ("mine", "older")
+    assert dead["error"]["code"] == "poison_row"
+
+
+def test_a_column_has_one_name_whatever_its_row_was_answered(tmp_path: Path):
+    """Answers without reasoning leave out our column, in JSON lines; the user's moves all the same."""
+    (tmp_path / "in.jsonl").write_text('{"reasoning": 1, "original_reasoning": 2}\n' * 2)
+    thought = {"message": {"content": "Hi.", "reasoning": "Well."}, "index": 0, "finish_reason": "stop"}
+    other = Outcome(state="ok", body=msgspec.Raw(msgspec.json.encode({"choices": [thought]})))
+    written(tmp_path, "in.jsonl", "out.jsonl", [ok(), other])
+    found = read(tmp_path / "out.jsonl")
+    assert [row["original_reasoning"] for row in found] == [1, 1]
+    assert [row["original_original_reasoning"] for row in found] == [2, 2]
+    assert [row.get("reasoning") for row in found] == [None, "Well."]
+
+
+def test_parquet_files_whose_types_differ_become_one_output(tmp_path: Path):
+    import pyarrow as pa
+
+    folder = tmp_path / "in"
+    folder.mkdir()
+    pq.write_table(
+        pa.table({"note": pa.nulls(1), "n": pa.array([1], pa.int32()), "x": [1]}), folder / "a.parquet"
+    )
+    pq.write_table(pa.table({"note": ["b"], "n": [1 << 40], "x": ["one"]}), folder / "b.parquet")
+    written(tmp_path, "in", "out.parquet", [ok(), ok()])
+    found = pq.read_table(tmp_path / "out.parquet").select(["note", "n", "x"])
+    assert found.to_pylist() == [
+        {"note": None, "n": 1, "x": "1"},
+        {"note": "b", "n": 1 << 40, "x": '"one"'},
+    ]
+
+
+def test_a_number_too_large_for_the_type_of_its_column_makes_the_column_text(tmp_path: Path):
+    """Whole numbers and floats share a type, which 2**53 + 1 does not fit."""
+    rows = [{"n": 1.5}] + [{"n": 2}] * 2000 + [{"n": 2**53 + 1}, {"n": 2**70}]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    written(tmp_path, "in.jsonl", "out/", [ok()] * len(rows), part_rows=1500)
+    written(tmp_path, "in.jsonl", "out.parquet", [ok()] * len(rows))
+    found = pq.read_table(tmp_path / "out.parquet").column("n").to_pylist()
+    assert [json.loads(text) for text in found] == [row["n"] for row in rows]
+
+
+def test_numbers_of_any_size_stay_as_they_are(tmp_path: Path):
+    (tmp_path / "in.jsonl").write_text(json.dumps({"n": 2**70}))
+    for name in ("out.jsonl", "out.csv"):
+        written(tmp_path, "in.jsonl", name, [ok()])
+        assert str(2**70) in (tmp_path / name).read_text()
+
+
+def test_an_input_that_became_shorter_gives_no_output(tmp_path: Path, rows):
+    with pytest.raises(Error, match="has 3 of the 4 rows that were run"):
+        written(tmp_path, "in.jsonl", "out.jsonl", [ok()] * 4)
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_folder_is_not_complete_while_its_parts_are_replaced(tmp_path: Path, rows, monkeypatch):
+    written(tmp_path, "in.jsonl", "out/", [ok(), failed(), ok()])
+    seen = []
+    real = Sink._file
+
+    def file(self, to, *rest):
+        seen.append((to.name, (tmp_path / "out/_SUCCESS").exists()))
+        real(self, to, *rest)
+
+    monkeypatch.setattr(Sink, "_file", file)
+    written(tmp_path, "in.jsonl", "out/", [ok(), ok(), failed()])
+    assert seen == [("part-00000.jsonl", False), ("out.failed.jsonl", True)]
+
+
+def test_only_what_this_output_left_is_swept(tmp_path: Path, rows):
+    ours = [".out.jsonl.00000000.unfinished", ".out.failed.jsonl.00000000.unfinished"]
+    other = ".out.jsonl.bak.00000000.unfinished"
+    for name in (*ours, other):
+        (tmp_path / name).write_bytes(b"half of")
+    written(tmp_path, "in.jsonl", "out.jsonl", [ok()] * 3)
+    assert [path.name for path in tmp_path.glob(".*")] == [other]
+    written(tmp_path, "in.jsonl", "out/", [ok()] * 3)
+    assert (tmp_path / other).exists()
+
+
+def test_truth_values_of_a_csv_file_are_those_of_json(tmp_path: Path):
+    (tmp_path / "in.jsonl").write_text('{"a": true}\n{"a": null}\n')
+    written(tmp_path, "in.jsonl", "out.csv", [ok()] * 2)
+    with (tmp_path / "out.csv").open() as file:
+        assert [row["a"] for row in csv.DictReader(file)] == ["true", ""]
+
+
+def test_rows_of_many_bytes_are_written_a_few_at_a_time():
+    taken = [len(some) for some in batched({"picture": b"x" * (1 << 20)} for _ in range(150))]
+    assert max(taken) <= 64

@@ -7,6 +7,7 @@ when this process is killed meanwhile. All calls block: use them in threads.
 from __future__ import annotations
 
 import fnmatch
+import glob
 import os
 import shutil
 import tempfile
@@ -98,9 +99,13 @@ def written(to: Place) -> Generator[IO[bytes]]:
         path.unlink(missing_ok=True)
 
 
-def unfinished(folder: Place) -> Iterable[Path]:
-    """What a killed process left of files that it was writing into a folder of this machine."""
-    return Path(folder.url).glob(".*.unfinished") if folder.is_local else ()
+def unfinished(to: Place) -> Iterable[Path]:
+    """What a killed process left of a file that it was writing on this machine, or of those in a folder."""
+    if not to.is_local:
+        return ()
+    folder, name = (to.url, "*") if Path(to.url).is_dir() else os.path.split(to.url)
+    name = name if name == "*" else glob.escape(name)
+    return Path(folder).glob(f".{name}.{'[0-9a-f]' * 8}.unfinished")
 
 
 class Here:

@@ -6,20 +6,21 @@ kill at any moment, gives the same. Used by the job when every row has ended.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 import msgspec
 
+from penstock.data.columns import ERROR, schema
 from penstock.data.index import Index
 from penstock.data.order import Order
 from penstock.data.outcome import Failure, Outcome
 from penstock.data.place import Place, unfinished, written
 from penstock.data.reader import Form, Row, Source, form_of
-from penstock.data.view import KEPT
-from penstock.data.writer import WRITERS
-from penstock.errors import ConfigError
+from penstock.data.view import moved
+from penstock.data.writer import WRITERS, Misfit
+from penstock.errors import ConfigError, Error
 
 _SUCCESS = "_SUCCESS"
 """An empty file in a folder that is complete, as Hadoop and Spark write it."""
@@ -38,25 +39,41 @@ class Sink:
         self._order, self._source, self._columns = order, source, columns
         self._form: Form = output_form(order, source.form)
         self._writer = WRITERS[self._form]
+        self._ours: dict[str, Any] = {field.name: field.type for field in schema(order.task())}
 
     def write(self, index: Index) -> list[str]:
         """The files, which are there and whole. May be called again. Blocks.
 
-        Failed rows come first: where the output is, nothing is missing.
-        Raises: Unavailable; JournalBroken.
+        Failed rows come first: where the output is, nothing is missing. Where there is an older output they
+        come last, for some of them are in the new one.
+        Raises: Unavailable; JournalBroken; Error when the input has other rows than were run.
         """
         self._sweep()
-        files: list[str] = []
+        if self._order.where.exists():
+            files = self._write_good(index)
+            return [*files, *self._write_failed(index)]
+        dead = self._write_failed(index)
+        return [*self._write_good(index), *dead]
+
+    def _write_good(self, index: Index) -> list[str]:
+        order = self._order
+        if order.lines:
+            return self._write(order.where, index, ("ok", "skipped"), self._answer_line, {}, order.folder)
+        known = {**self._known(self._ours), **self._ours}
+        return self._write(order.where, index, ("ok", "skipped"), self._answered, known, order.folder)
+
+    def _write_failed(self, index: Index) -> list[str]:
         dead: list[tuple[Place, Record]] = [(failed_place(self._order, self._form), self._dead)]
         if self._order.lines:
             dead = [(dead[0][0], _same), (errors_place(self._order), self._error_line)]
+        files: list[str] = []
         for to, record in dead:
             if index.counts()["failed"]:
-                files += self._write(to, index, ("failed",), record)
+                known = {**self._known(("error",)), "error": ERROR}
+                files += self._write(to, index, ("failed",), record, known)
             else:
                 to.remove()
-        record = self._answer_line if self._order.lines else self._answered
-        return [*self._write(self._order.where, index, ("ok", "skipped"), record, self._order.folder), *files]
+        return files
 
     def _write(
         self,
@@ -64,47 +81,61 @@ class Sink:
         index: Index,
         states: Sequence[str],
         record: Record,
+        known: Mapping[str, Any],
         folder: bool = False,
     ) -> list[str]:
+        """known: Arrow's types of columns, where they are known."""
         records = (record(*ended) for ended in self._ended(index, states))
-        shape = self._writer.shape(records, self._known())
+        shape = self._writer.shape(records, known)
+        while True:
+            try:
+                self._files(to, index, states, record, shape, folder)
+            except Misfit as misfit:
+                shape = self._writer.without(shape, misfit.column)
+            else:
+                return [to.url]
+
+    def _files(
+        self, to: Place, index: Index, states: Sequence[str], record: Record, shape: Any, folder: bool
+    ) -> None:
         ended = self._ended(index, states)
         if not folder:
             self._file(to, (record(*one) for one in ended), shape)
-            return [to.url]
+            return
+        (to / _SUCCESS).remove()
         for number, part in groupby(ended, lambda one: one[0].number // self._order.part_rows):
             name = f"part-{number:05d}.{self._form}"
             self._file(to / name, (record(*one) for one in part), shape)
         (to / _SUCCESS).write(b"")
-        return [to.url]
 
-    def _known(self) -> Mapping[str, Any]:
-        """Types of columns, for forms that have types: of ours, and of the input's where it has some."""
-        if self._form != "parquet":
-            return {}
-        from penstock.data.columns import schema
-
-        ours: dict[str, Any] = {field.name: field.type for field in schema(self._order.task())}
-        theirs = {KEPT + name if name in ours else name: kind for name, kind in self._source.types().items()}
-        return {**theirs, **ours}
+    def _known(self, taken: Iterable[str]) -> dict[str, Any]:
+        """Types of the user's columns beside those that are `taken`, where input and output have types."""
+        return moved(self._source.types(), taken) if self._form == "parquet" else {}
 
     def _file(self, to: Place, rows: Iterator[Mapping[str, Any]], shape: Any) -> None:
         with written(to) as file:
             self._writer.write(file, rows, shape)
 
     def _ended(self, index: Index, states: Sequence[str]) -> Iterator[Ended]:
+        rows = 0
         for row in self._source.rows(lambda number: index.state(number) in states):
+            rows += 1
             yield row, index.end(row.number)
+        expected = sum(index.counts()[state] for state in states)
+        if rows != expected:
+            raise Error(
+                f"The input has {rows:,} of the {expected:,} rows that were run ({', '.join(states)}): it "
+                "has changed since. Put it back and give the same command again."
+            )
 
     def _answered(self, row: Row, end: Outcome) -> dict[str, Any]:
         """The row's own columns, then ours."""
-        ours, own = self._columns(end), row.fields or {}
-        return {**{(KEPT + name if name in ours else name): value for name, value in own.items()}, **ours}
+        return {**moved(row.fields or {}, self._ours), **self._columns(end)}
 
     def _dead(self, row: Row, end: Outcome) -> dict[str, Any]:
         """What the row was, to be run again, and why it failed."""
         own = {"line": (row.line or b"").decode(errors="replace")} if row.fields is None else row.fields
-        return {**own, "error": _told(end.failure)}
+        return {**moved(own, ("error",)), "error": _told(end.failure)}
 
     def _answer_line(self, row: Row, end: Outcome) -> dict[str, Any]:
         response = {"status_code": 200, "request_id": _id(end.body, row), "body": end.body}
@@ -120,11 +151,9 @@ class Sink:
 
     def _sweep(self) -> None:
         """Removes what a killed run left half written."""
-        order = self._order
-        folder = order.where if order.folder else order.where.sibling("")
-        name = "" if order.folder else order.where.name
-        for path in unfinished(folder):
-            if path.name.startswith(f".{name}"):
+        order, form = self._order, self._form
+        for to in (order.where, failed_place(order, form), errors_place(order), order.journal / "job.json"):
+            for path in unfinished(to):
                 path.unlink(missing_ok=True)
 
 

@@ -6,7 +6,7 @@ a table of outputs all of them would be given one shape.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 KEPT = "original_"
@@ -49,13 +49,17 @@ def view(
     A user's column that has the name of a result is kept as `original_NAME`; one that has this name already
     moves in the same way, so that `original_` is always what this stage found.
     """
-    found = {**row, **extras}
+    return View({**moved({**row, **extras}, results), **results}, dict(request))
+
+
+def moved(own: Mapping[str, Any], results: Iterable[str]) -> dict[str, Any]:
+    """The user's columns, in their order, under names that leave those of the results free.
+
+    Used wherever results come beside columns of the user's, so that each is found under one name.
+    """
+    move = set[str]()
     for name in results:
-        _move(found, name)
-    return View({**found, **results}, dict(request))
-
-
-def _move(found: dict[str, Any], name: str) -> None:
-    if name in found:
-        _move(found, KEPT + name)
-        found[KEPT + name] = found.pop(name)
+        while name in own and name not in move:
+            move.add(name)
+            name = KEPT + name
+    return {(KEPT + name if name in move else name): value for name, value in own.items()}

@@ -5,18 +5,16 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
-from typing import IO, Any, Protocol, TypeVar
+from typing import IO, Any, Protocol, cast
 
 import msgspec
 
 from penstock.data.reader import Form, common_type
 
 Record = Mapping[str, Any]
-_T = TypeVar("_T")
 
 _encode = msgspec.json.Encoder(enc_hook=str).encode
-_BATCH_ROWS = 2000
+_BATCH_ROWS, _BATCH_BYTES = 2000, 64 << 20
 
 
 class Writer(Protocol):
@@ -26,7 +24,21 @@ class Writer(Protocol):
         """known: Arrow's types of columns."""
         ...
 
-    def write(self, file: IO[bytes], rows: Iterable[Record], shape: Any) -> None: ...
+    def write(self, file: IO[bytes], rows: Iterable[Record], shape: Any) -> None:
+        """Raises: Misfit, when the rows must be written again to another shape."""
+        ...
+
+    def without(self, shape: Any, column: str) -> Any:
+        """The shape for rows of which some values do not fit the type of `column`."""
+        ...
+
+
+class Misfit(Exception):
+    """A value does not fit the type of its column."""
+
+    def __init__(self, column: str) -> None:
+        super().__init__(column)
+        self.column = column
 
 
 class JsonLines:
@@ -38,6 +50,9 @@ class JsonLines:
     def write(self, file: IO[bytes], rows: Iterable[Record], shape: None) -> None:
         for some in batched(rows):
             file.write(b"".join(_encode(row) + b"\n" for row in some))
+
+    def without(self, shape: None, column: str) -> None:
+        return None
 
 
 class Csv:
@@ -53,6 +68,9 @@ class Csv:
         for row in rows:
             writer.writerow([_cell(row.get(name)) for name in shape])
         text.detach()
+
+    def without(self, shape: list[str], column: str) -> list[str]:
+        return shape
 
 
 class Parquet:
@@ -87,25 +105,65 @@ class Parquet:
         schema, mixed = shape
         with pq.ParquetWriter(file, schema) as writer:
             for some in batched(rows):
-                columns = {
-                    name: [_json(row.get(name)) if name in mixed else _arrow(row.get(name)) for row in some]
-                    for name in schema.names
-                }
-                writer.write_table(pa.Table.from_pydict(columns, schema=schema))
+                columns = [_column(field, some, field.name in mixed) for field in schema]
+                writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+
+    def without(self, shape: Any, column: str) -> Any:
+        import pyarrow as pa
+
+        schema, mixed = shape
+        index = schema.get_field_index(column)
+        return schema.set(index, pa.field(column, pa.string())), {*mixed, column}
 
 
 WRITERS: Mapping[Form, Writer] = {"jsonl": JsonLines(), "csv": Csv(), "parquet": Parquet()}
 
 
-def batched(rows: Iterable[_T], size: int = _BATCH_ROWS) -> Iterator[list[_T]]:
-    """Lists of at most `size`."""
-    source = iter(rows)
-    while some := list(islice(source, size)):
+def batched(rows: Iterable[Record]) -> Iterator[list[Record]]:
+    """Lists of rows that fit into memory together, however large each is."""
+    some: list[Record] = []
+    size = 0
+    for row in rows:
+        some.append(row)
+        size += _size(row)
+        if len(some) >= _BATCH_ROWS or size >= _BATCH_BYTES:
+            yield some
+            some, size = [], 0
+    if some:
         yield some
 
 
+def _size(value: Any) -> int:
+    """Bytes, roughly."""
+    if isinstance(value, str | bytes | msgspec.Raw):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(_size, cast("Mapping[Any, Any]", value).values()))
+    if isinstance(value, list):
+        items = cast("list[Any]", value)
+        return (
+            sum(map(_size, items))
+            if items and isinstance(items[0], str | bytes | dict | list)
+            else 8 * len(items)
+        )
+    return 8
+
+
+def _column(field: Any, rows: list[Record], as_json: bool) -> Any:
+    """An Arrow array. Raises: Misfit."""
+    import pyarrow as pa
+
+    values = [_json(row.get(field.name)) if as_json else _arrow(row.get(field.name)) for row in rows]
+    try:
+        return pa.array(values, field.type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        if as_json:
+            raise
+        raise Misfit(field.name) from error
+
+
 def _cell(value: Any) -> Any:
-    if value is None or isinstance(value, str | int | float):
+    if value is None or (isinstance(value, str | int | float) and not isinstance(value, bool)):
         return value
     return _encode(value).decode()
 
