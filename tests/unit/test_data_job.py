@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -381,3 +382,135 @@ async def test_an_answer_that_breaks_our_own_code_fails_its_row_alone(order, mon
     monkeypatch.setattr(window, "outcome_of", broken)
     done = await job(order(texts(3))).run()
     assert (done.ok, done.errors) == (2, {"internal_error": 1})
+
+
+def answers(folder: Path) -> list[str]:
+    return [row["generated_text"] for row in read(str(folder / "answers.jsonl"))]
+
+
+@pytest.mark.parity("X5")
+@pytest.mark.parametrize("inputs", ["data/*.jsonl", "data", "data/**/*.jsonl", "data/../data/*.jsonl"])
+async def test_an_output_beside_its_inputs_goes_on_at_every_moment(tmp_path: Path, inputs: str):
+    """Killed at its start, in its middle, and before its output was whole; and then asked to retry."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    rows = [{"prompt": "row 0"}, {"bad": 1}, *({"prompt": f"row {number}"} for number in range(2, 40))]
+    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = Order(inputs=(str(tmp_path / inputs),), output=str(folder / "answers.jsonl"))
+    await job(asked, limits=Limits(seconds=0.0)).run()
+    slow = {"step_base_ms": 5, "max_num_seqs": 4}
+    await job(asked, engine=slow, limits=Limits(tokens=20)).run()
+    done = await job(asked).run()
+    assert (done.ok, done.failed, done.rows) == (39, 1, 40)
+    for retry in (False, True):
+        again = await job(asked, retry_failed=retry).run()
+        assert (again.ok, again.failed, again.rows) == (39, 1, 40)
+    assert answers(folder) == ["row 0", *(f"row {number}" for number in range(2, 40))]
+
+
+async def test_a_folder_of_parts_within_its_input_goes_on(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text('{"prompt": "x"}\n')
+    asked = Order(inputs=(str(tmp_path),), output=f"{tmp_path}/out/")
+    for _ in range(2):
+        assert (await job(asked).run()).rows == 1
+
+
+async def test_an_output_that_is_named_as_input_is_refused_by_whatever_path(order, tmp_path: Path):
+    (tmp_path / "link").symlink_to(tmp_path)
+    asked = order(texts(1), "link/in.jsonl")
+    with pytest.raises(ConfigError, match="would be input and output"):
+        await job(asked).run()
+
+
+async def test_files_where_failed_rows_would_go_are_left_alone(order, tmp_path: Path):
+    precious = tmp_path / "out.failed.jsonl"
+    precious.write_text("precious")
+    with pytest.raises(ConfigError, match=r"out\.failed\.jsonl' exists, where this job would write"):
+        await job(order(texts(1))).run()
+    precious.unlink()
+    assert (await job(order(texts(1))).run()).ok == 1
+    with pytest.raises(ConfigError, match=r"out\.jsonl' is a job's output, too"):
+        await job(Order(inputs=order([]).inputs, output=f"{tmp_path}/out/")).run()
+
+
+async def test_an_empty_folder_may_be_the_output(order, tmp_path: Path):
+    (tmp_path / "out").mkdir()
+    asked = Order(inputs=order(texts(1)).inputs, output=f"{tmp_path}/out/")
+    assert (await job(asked).run()).ok == 1
+
+
+@pytest.mark.parametrize("change", ["other", "shorter", "longer"])
+async def test_an_input_that_changes_while_it_runs_gives_no_output(order, tmp_path: Path, change: str):
+    class Meddling(Watcher):
+        def phase(self, worker: str, phase: str):
+            if phase == "gone":
+                kept = {"other": 30, "shorter": 10, "longer": 50}[change]
+                lines = [json.dumps({"id": -number, "prompt": "x"}) for number in range(kept)]
+                (tmp_path / "new").write_text("\n".join(lines))
+                (tmp_path / "new").rename(tmp_path / "in.jsonl")
+
+    asked = order(texts(30))
+    before = (tmp_path / "in.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match=r"in\.jsonl' has changed"):
+        await job(asked, watcher=Meddling()).run()
+    assert not asked.where.exists()
+    (tmp_path / "in.jsonl").write_bytes(before)
+    done = await job(asked, engine={"start_error": "not needed"}).run()
+    assert (done.ok, done.run_rows, len(read(asked.output))) == (30, 0, 30)
+
+
+async def test_an_input_that_was_copied_is_the_same(order, tmp_path: Path):
+    asked = order(texts(3))
+    await job(asked, limits=Limits(seconds=0.0)).run()
+    path = tmp_path / "in.jsonl"
+    os.utime(path, (1, 1))
+    assert (await job(asked).run()).ok == 3
+    path.write_bytes(path.read_bytes().replace(b"row 1", b"now 1"))
+    with pytest.raises(ConfigError, match="has changed"):
+        await job(asked).run()
+
+
+async def test_a_template_that_misses_every_row_is_refused_at_once(order):
+    asked = order([{"id": 1, "question": "x"}], template="Say {questoin}")
+    with pytest.raises(ConfigError, match=r"column 'questoin'; the input has 'id', 'question'\. Did you"):
+        await job(asked).run()
+    assert (await job(order([], template="Say {question}")).run()).ok == 1
+
+
+async def test_a_template_that_misses_some_rows_fails_them_alone(order):
+    done = await job(order([{"a": 1}, {"b": "x"}], template="Say {b}")).run()
+    assert (done.ok, done.failed) == (1, 1)
+
+
+async def test_a_csv_file_of_another_separator_is_told(tmp_path: Path):
+    (tmp_path / "in.csv").write_text("a;b\n1;2\n")
+    asked = Order(inputs=(str(tmp_path / "in.csv"),), output=str(tmp_path / "out.csv"), template="{a}")
+    with pytest.raises(ConfigError, match="separated by commas"):
+        await job(asked).run()
+
+
+LINE = {"method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
+
+
+async def test_two_lines_with_one_id_are_refused(order):
+    asked = order([{**LINE, "custom_id": name} for name in ("a", "b", "a")])
+    with pytest.raises(ConfigError, match="Rows 0 and 2 have the same custom_id, 'a'"):
+        await job(asked).run()
+
+
+async def test_lines_are_known_by_the_first_row_that_can_be_read(order):
+    asked = order(["broken", {**LINE, "custom_id": "a"}])
+    await job(asked).run()
+    assert read(asked.output)[0]["custom_id"] == "a"
+
+
+async def test_what_cannot_be_run_leaves_nothing_to_go_on_with(order):
+    """So that the command can be put right, and given again for the same output."""
+    for wrong in (
+        {"template": "{nothing}"},
+        {"kind": "score", "template": "{id}"},
+        {"reuse_from": "none.jsonl"},
+    ):
+        with pytest.raises(ConfigError):
+            await job(order(texts(1), **wrong)).run()
+    assert (await job(order(texts(1))).run()).ok == 1

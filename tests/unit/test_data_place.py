@@ -108,3 +108,32 @@ def test_a_scheme_without_a_client_is_one_sentence():
 
 def test_credentials_in_a_url_are_not_shown():
     assert "secret" not in place("s3://user:secret@jobs/x").url
+
+
+def test_a_glob_stays_in_its_folder_and_out_of_journals(root):
+    names = ["a.jsonl", "old/b.jsonl", "old/older/c.jsonl", "a.jsonl.journal/0001-driver.jsonl", "_x.jsonl"]
+    for name in names:
+        (root / name).write(b"x")
+
+    def names_of(pattern: str) -> list[str]:
+        return [where.url.removeprefix(f"{root.url}/") for where, _ in found(f"{root.url}/{pattern}")]
+
+    assert names_of("*.jsonl") == ["a.jsonl"]
+    assert names_of("*/*.jsonl") == ["old/b.jsonl"]
+    assert names_of("**/*.jsonl") == ["a.jsonl", "old/b.jsonl", "old/older/c.jsonl"]
+    assert names_of("old/**") == ["old/b.jsonl", "old/older/c.jsonl"]
+    assert names_of("_*.jsonl") == ["_x.jsonl"]
+    with pytest.raises(SourceNotFound):
+        names_of("*.journal.jsonl")
+
+
+def test_a_file_with_a_mark_of_globs_in_its_name_means_itself(root):
+    for name in ("what?.jsonl", "whats.jsonl", "[a].jsonl", "a.jsonl"):
+        (root / name).write(b"x")
+    assert [where.name for where, _ in found(f"{root.url}/what?.jsonl")] == ["what?.jsonl"]
+    assert [where.name for where, _ in found(f"{root.url}/[a].jsonl")] == ["[a].jsonl"]
+
+
+def test_a_file_url_may_be_quoted(tmp_path: Path):
+    (tmp_path / "a b.txt").write_bytes(b"x")
+    assert place(f"file://{tmp_path}/a%20b.txt").read() == b"x"

@@ -7,7 +7,9 @@ that, read anew from where it lies, says of every row how it ended.
 from __future__ import annotations
 
 import asyncio
+import difflib
 import logging
+import os
 import shutil
 import tempfile
 from collections import deque
@@ -32,12 +34,12 @@ from penstock.data.journal import Entry
 from penstock.data.order import Asking, Order
 from penstock.data.outcome import SKIPPED, Outcome
 from penstock.data.patience import Patience
-from penstock.data.place import place
+from penstock.data.place import Place, place
 from penstock.data.prefix import Waiting
-from penstock.data.reader import Row, Source, source
+from penstock.data.reader import Form, Row, Source, source
 from penstock.data.record import FINISHED, Record
 from penstock.data.report import Prices, Report, Tally, report
-from penstock.data.sink import Columns, Sink, failed_place, output_form
+from penstock.data.sink import Columns, Sink, errors_place, failed_place, output_form, sharing
 from penstock.data.stop import Stop
 from penstock.data.watcher import Watcher
 from penstock.errors import ConfigError, Error
@@ -111,25 +113,35 @@ class Job:
         """The record of this job, new or continued. Raises: ConfigError when its input has changed."""
         before = record.read(self._at)
         if before is None:
-            self.order = with_lines(self.order, now)
-            output_form(self.order, now.form)
-        if before is not None and (change := before.source.changed(now)):
-            raise ConfigError(
-                f"The input is not what it was when this job began: {change} Put it back, or start anew with "
-                "another output."
-            )
-        if before is not None:
+            opened = self._first(now)
+        else:
+            _check_same(before.source, now)
             self.order = msgspec.structs.replace(self.order, lines=before.order.lines)
-        total = before.total if before is not None else None
-        opened = Record(order=self.order, source=now, total=total if total is not None else _total(now))
-        if before is not None:
-            opened = msgspec.structs.replace(opened, begun_s=before.begun_s)
+            opened = msgspec.structs.replace(before, order=self.order, ended=None, report=None)
+            if opened.total is None:
+                opened = msgspec.structs.replace(opened, total=_total(now))
         record.write(self._at, opened)
         return opened
+
+    def _first(self, now: Source) -> Record:
+        """The record of a new job, once it is known that it can be run, and resumed. Raises: ConfigError."""
+        self.order = order = with_lines(self.order, now)
+        _check_neighbours(order, output_form(order, now.form))
+        check_columns(order, now)
+        if order.lines:
+            check_ids(now)
+        _check_reuse(order)
+        return Record(order=order, source=now.digested(), total=_total(now))
+
+    def _check_input(self) -> None:
+        """Raises: ConfigError when the rows are not those any more that were numbered."""
+        _check_same(self._record.source, found_source(self.order))
 
     async def _all_rows(self, holder: Claim) -> str:
         """Why it ended: FINISHED, or what stopped it."""
         for turn in range(_PASSES):
+            if turn:
+                await asyncio.to_thread(self._check_input)
             index = await self._index()
             retry = self._retry_failed and turn == 0
             other = await asyncio.to_thread(_other, self.order, self._spool / "other")
@@ -152,20 +164,21 @@ class Job:
             if self.stop.why is not None:
                 return self.stop.why
             self.tally.total = rows.total
-            self._record = msgspec.structs.replace(self._record, total=rows.total)
-            if await self._complete():
+            if self.order.limit is None:
+                self._record = msgspec.structs.replace(self._record, total=rows.total)
+            if await self._complete(rows.total):
                 return FINISHED
         raise Error("The journal still lacks rows after they were run; is its disk in order?")
 
-    async def _complete(self) -> bool:
+    async def _complete(self, rows: int) -> bool:
         self._final = await self._index()
-        states = self._final.counts()
-        return sum(states.values()) >= (self._limited(self._record.total) or 0)
+        return sum(self._final.counts().values()) >= rows
 
     async def _end(self, why: str) -> Report:
         files: list[str] = []
         index = self._final if why == FINISHED else await self._index()
         if why == FINISHED:
+            await asyncio.to_thread(self._check_input)
             self._watcher.said("Writing the output ...")
             files = await asyncio.to_thread(self._sink().write, index)
         told = report(self.order.output, why, index, self.tally, files, self._prices)
@@ -262,33 +275,96 @@ def check_new(order: Order) -> None:
     Raises: ConfigError, with what to do instead.
     """
     output_form(order, "jsonl")
-    if (record.read(order.journal)) is None and order.where.exists():
+    if record.read(order.journal) is not None:
+        return
+    there = order.where.files() if order.folder else order.where.exists()
+    if there:
         raise ConfigError(f"'{order.output}' exists, and no job of ours has begun it. Name another output.")
 
 
+def _check_neighbours(order: Order, form: Form) -> None:
+    """Whether the files of failed rows are free, and no other job's.
+
+    Raises: ConfigError.
+    """
+    failed = failed_place(order, form)
+    beside = [failed, errors_place(order)] if order.lines else [failed]
+    for one in beside:
+        if one.exists():
+            raise ConfigError(
+                f"'{one.url}' exists, where this job would write rows that fail. Move it, or name another "
+                "output."
+            )
+    for output in sharing(order, form):
+        if record.read(place(output).beside(".journal")) is not None:
+            raise ConfigError(
+                f"'{output}' is a job's output, too, and writes rows that fail to '{failed.url}' as this one "
+                "would. Name another output."
+            )
+
+
 def found_source(order: Order) -> Source:
-    """Raises: SourceNotFound; ConfigError when the output lies within the input."""
-    now = source(order.inputs, order.input_form)
-    form = output_form(order, now.form)
-    own = {order.where.url, failed_place(order, form).url}
-    for part in now.parts:
-        if part.url in own or part.url.startswith(f"{order.where.url}/"):
-            raise ConfigError(f"'{part.url}' would be input and output; write the output elsewhere.")
-    return now
+    """What the order's inputs mean; without its own output, where that lies in one of their folders.
+
+    Raises: SourceNotFound; ConfigError when the output is named as an input.
+    """
+    output_form(order, "jsonl")
+    forms: list[Form] = ["jsonl", "parquet", "csv"]
+    own = {_real(one) for one in (order.where, errors_place(order), *(failed_place(order, f) for f in forms))}
+    below = tuple(f"{_real(one)}/" for one in (order.where, order.journal))
+
+    def is_output(where: Place) -> bool:
+        url = _real(where)
+        return url in own or url.startswith(below)
+
+    return source(order.inputs, order.input_form, is_output)
+
+
+def _real(where: Place) -> str:
+    return os.path.realpath(where.url) if where.is_local else where.url
 
 
 def _total(source: Source) -> int | None:
-    """Rows of the input, where counting them costs little."""
-    local = all(place(part.url).is_local for part in source.parts)
-    cheap = source.form == "parquet" or (local and not source.parts[0].url.endswith(".gz"))
-    return source.count() if cheap else None
+    """Rows of the input, where counting them costs little; all of it can be read then."""
+    local = all(part.place.is_local for part in source.parts)
+    return source.count() if local or source.form == "parquet" else None
 
 
 def with_lines(order: Order, source: Source) -> Order:
-    """The order, knowing whether its input is a file of OpenAI's batch form, judging by its first row."""
-    first = next(iter(source.rows(lambda number: number == 0)), None)
-    lines = first is not None and first.fields is not None and is_line(first.fields)
-    return msgspec.structs.replace(order, lines=lines)
+    """The order, knowing whether its input is of OpenAI's batch form, by the first row that can be read."""
+    first = next((row.fields for row in source.rows() if row.fields is not None), None)
+    return msgspec.structs.replace(order, lines=first is not None and is_line(first))
+
+
+_LOOKED_AT = 100
+"""Rows that say which columns an input has."""
+
+
+def check_columns(order: Order, source: Source) -> None:
+    """Whether the input has the columns that the prompt names. Raises: ConfigError."""
+    looked = (row.fields for row in islice(source.rows(), _LOOKED_AT))
+    rows = [fields for fields in looked if fields is not None]
+    there = list(dict.fromkeys(name for fields in rows for name in fields))
+    for name in sorted(Asking(order).columns - set(there)) if rows else ():
+        close = difflib.get_close_matches(name, there, 1)
+        meant = f" Did you mean {close[0]!r}?" if close else ""
+        if source.form == "csv" and len(there) == 1 and any(mark in there[0] for mark in ";\t|"):
+            meant = " Columns of a CSV file are separated by commas."
+        raise ConfigError(
+            f"The prompt names the column {name!r}; the input has {', '.join(map(repr, there))}.{meant}"
+        )
+
+
+def check_ids(source: Source) -> None:
+    """Whether each line of OpenAI's batch form has an id of its own. Raises: ConfigError."""
+    seen: dict[str, int] = {}
+    for row in source.rows():
+        name = (row.fields or {}).get("custom_id")
+        if isinstance(name, str) and seen.setdefault(name, row.number) != row.number:
+            raise ConfigError(
+                f"Rows {seen[name]} and {row.number} have the same custom_id, {name!r}: their answers could "
+                "not be told apart. Give each its own."
+            )
 
 
 def _columns(order: Order) -> Columns:
@@ -302,12 +378,25 @@ def _columns(order: Order) -> Columns:
     return shown
 
 
+def _check_same(before: Source, now: Source) -> None:
+    if change := before.changed(now):
+        raise ConfigError(
+            f"The input is not what it was when this job began: {change} Put it back, or start anew with "
+            "another output."
+        )
+
+
+def _check_reuse(order: Order) -> None:
+    if order.reuse_from is not None:
+        other = msgspec.structs.replace(order, output=order.reuse_from)
+        if record.read(other.journal) is None:
+            raise ConfigError(f"'{order.reuse_from}' has no journal beside it to take answers from.")
+
+
 def _other(order: Order, spool: Path) -> Index | None:
     """The journal of another output, whose answers count for this one. Raises: ConfigError."""
     if order.reuse_from is None:
         return None
-    other = msgspec.structs.replace(order, output=order.reuse_from)
-    if record.read(other.journal) is None:
-        raise ConfigError(f"'{order.reuse_from}' has no journal beside it to take answers from.")
+    _check_reuse(order)
     spool.mkdir(exist_ok=True)
-    return Index(other.journal, spool)
+    return Index(msgspec.structs.replace(order, output=order.reuse_from).journal, spool)

@@ -90,13 +90,13 @@ class Asking:
     """Makes requests of rows: the same ones in every run of a job."""
 
     def __init__(self, order: Order) -> None:
-        """Raises: ConfigError for options that do not go together."""
+        """columns: that the template names. Raises: ConfigError for options that do not go together."""
         self._order, self._task = order, order.task()
         if order.template is not None and order.kind == "score":
             raise ConfigError("--prompt does not go with --task score: rows need 'text_1' and 'text_2'.")
         if order.system is not None and order.template is None:
             raise ConfigError("--system goes with --prompt; rows with messages have their own.")
-        self._columns = _columns(order.template) if order.template is not None else frozenset[str]()
+        self.columns = _columns(order.template) if order.template is not None else frozenset[str]()
         self._salt = msgspec.json.encode((order.kind, _who(order.engines)))
 
     def waiting(self, row: Row) -> Waiting | None:
@@ -106,7 +106,7 @@ class Asking:
         """
         if row.fields is None:
             raise BadRequest(row.fault or "The row cannot be read.")
-        if self._columns and all(_empty(row.fields.get(name, row)) for name in self._columns):
+        if self.columns and all(_empty(row.fields.get(name, row)) for name in self.columns):
             return None
         request = request_of(self._fields(row.fields), self._task, self._order.defaults)
         begin = beginning(request) if self._order.group_prefixes else b""
@@ -116,7 +116,7 @@ class Asking:
         template, order = self._order.template, self._order
         if template is None:
             return fields
-        if missing := self._columns - fields.keys():
+        if missing := self.columns - fields.keys():
             raise BadRequest(
                 f"The prompt names the column {min(missing)!r}; the row has {', '.join(map(str, fields))}."
             )

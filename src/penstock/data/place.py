@@ -17,6 +17,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Protocol, TypeVar
+from urllib.parse import unquote
 
 from penstock.errors import SourceNotFound, Unavailable
 from penstock.sources import trouble
@@ -77,7 +78,9 @@ def place(url: str | os.PathLike[str]) -> Place:
     """The place that a user means by a path or a URL."""
     text = os.fspath(url)
     if text.startswith("file://"):
-        text = text.removeprefix("file://")
+        text = unquote(text.removeprefix("file://").removeprefix("localhost"))
+    if text.startswith("gcs://"):
+        text = f"gs://{text.removeprefix('gcs://')}"
     return Elsewhere.at(text) if "://" in text else Here(Path(text).expanduser().absolute())
 
 
@@ -180,8 +183,11 @@ class Elsewhere:
         if url.startswith(("s3://", "gs://")):
             from penstock.sources.bucket import client
 
-            scheme, _, path = shown(url).partition("://")
-            return cls(shown(url), client(scheme, path.partition("/")[0]), path)
+            scheme, _, path = url.partition("://")
+            bucket, slash, key = path.partition("/")  # which may hold `?` and `#`
+            bucket = bucket.rpartition("@")[2]
+            path = f"{bucket}{slash}{key}"
+            return cls(f"{scheme}://{path}", client(scheme, bucket), path)
         from fsspec.core import url_to_fs
         from pyarrow.fs import FSSpecHandler, PyFileSystem
 
@@ -278,28 +284,43 @@ class Elsewhere:
 
 
 def found(pattern: str | os.PathLike[str]) -> list[tuple[Place, File]]:
-    """Files that a path, a folder or a glob means, by name.
+    """Files that a path, a folder or a glob means, by name; the name of a file that is meant itself is "".
 
-    Raises: SourceNotFound when there is none.
+    A name with `*`, `?` or `[` that is there means itself. `*` does not match `/`; `**` is any number of
+    folders. Raises: SourceNotFound when there is none.
     """
     text = os.fspath(pattern)
-    base = text
-    while any(mark in base for mark in _MAGIC) and "/" in base:
-        base = base.rpartition("/")[0]
-    if any(mark in base for mark in _MAGIC):
-        base = "."
-    root = place(base)
-    files = [(root / file.name if file.name else root, file) for file in root.files()]
-    if base != text:
-        wanted = f"{root.url}/{text.removeprefix(base).lstrip('/')}"
-        files = [(one, file) for one, file in files if fnmatch.fnmatchcase(one.url, wanted)]
-    elif len(files) > 1 or (files and files[0][1].name):
-        files = [(one, file) for one, file in files if not _hidden(file.name)]
+    whole = place(text)
+    if not any(mark in text for mark in _MAGIC) or whole.exists():
+        root, wanted = whole, ["**"]
+    else:
+        base = text
+        while any(mark in base for mark in _MAGIC) and "/" in base:
+            base = base.rpartition("/")[0]
+        base = "." if any(mark in base for mark in _MAGIC) else base
+        root, wanted = place(base), text.removeprefix(base).strip("/").split("/")
+    files = [
+        (root / file.name if file.name else root, file)
+        for file in root.files()
+        if not file.name or _matches(file.name.split("/"), wanted)
+    ]
     if not files:
         raise SourceNotFound(f"There is no file at '{shown(text)}'.")
     return files
 
 
-def _hidden(name: str) -> bool:
-    """Part of a folder that is no data: `_SUCCESS`, `.crc` files, journals of earlier runs."""
-    return any(part.startswith(("_", ".")) or part.endswith(".journal") for part in name.split("/"))
+def _matches(names: list[str], wanted: list[str]) -> bool:
+    """Whether a path has the names that are wanted, one for one; `**` stands for any number of folders.
+
+    What is no data is found by its own name only: `_SUCCESS`, `.crc` files, journals of earlier runs.
+    """
+    if not wanted or not names:
+        return not names and all(one == "**" for one in wanted)
+    name, pattern = names[0], wanted[0]
+    if name.startswith(("_", ".")) and not pattern.startswith(name[0]):
+        return False
+    if name.endswith(".journal") and not pattern.endswith(".journal"):
+        return False
+    if pattern == "**":
+        return _matches(names, wanted[1:]) or _matches(names[1:], wanted)
+    return fnmatch.fnmatchcase(name, pattern) and _matches(names[1:], wanted[1:])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.data.job import check_new, found_source, with_lines
+from penstock.data.job import check_ids, check_new, found_source, with_lines
 from penstock.data.order import Asking, Order
 from penstock.data.request import Request
 from penstock.errors import Error
@@ -45,6 +45,8 @@ def preview(order: Order, config: LLMConfig | None = None) -> Preview:
     check_new(order)
     source = found_source(order)
     order = with_lines(order, source)
+    if order.lines:
+        check_ids(source)
     asking, found, keys = Asking(order), Preview(), set[str]()
     template, found.note = _template(config)
     for row in source.rows():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import csv
 import gzip
+import hashlib
 import io
 import sys
 import time
@@ -21,8 +22,9 @@ from typing import IO, Any, Literal, NamedTuple, cast
 import msgspec
 
 from penstock.data.place import Place, found, place
-from penstock.errors import ConfigError, Error, Unavailable
+from penstock.errors import ConfigError, Error, SourceNotFound, Unavailable
 from penstock.sources import trouble
+from penstock.sources.store import shown
 
 Form = Literal["jsonl", "parquet", "csv"]
 
@@ -54,12 +56,36 @@ class Row:
     fault: str | None = None
 
 
-class Part(msgspec.Struct, frozen=True):
-    """One file of a source. version: differs when its content does."""
+class Part(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One file of a source. version: differs when its content does. digest: of that, where it is known."""
 
     url: str
     size_bytes: int
     version: str
+    digest: str | None = None
+
+    @property
+    def place(self) -> Place:
+        """By the URL that the user gave, with what `url` leaves out; in another process by `url` alone."""
+        return _PLACES.get(self.url) or place(self.url)
+
+    def same(self, now: Part) -> bool:
+        """Whether it holds what `now` holds: a file that was copied or touched has only another version."""
+        if (self.url, self.size_bytes) != (now.url, now.size_bytes):
+            return False
+        return self.version == now.version or (self.digest is not None and self.digest == _digest(now))
+
+
+_PLACES: dict[str, Place] = {}
+"""Of inputs, by what may be shown of their URLs; signatures and passwords are kept in memory only."""
+
+_DIGESTED_BYTES = 1 << 30
+"""Of larger inputs, a copy counts as another input: reading all of it twice would take too long."""
+
+
+def _digest(part: Part) -> str:
+    with closing(part.place.open()) as file:
+        return hashlib.file_digest(cast("Any", file), "sha256").hexdigest()
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -106,28 +132,47 @@ class Source(msgspec.Struct, frozen=True):
                     odd.add(name)
         return {name: kind for name, kind in found.items() if name not in odd}
 
+    def digested(self) -> Source:
+        """With digests of its files, where they are on this machine and not too large."""
+        local = all(part.place.is_local for part in self.parts)
+        if not local or sum(part.size_bytes for part in self.parts) > _DIGESTED_BYTES:
+            return self
+        parts = [msgspec.structs.replace(part, digest=_digest(part)) for part in self.parts]
+        return Source(self.form, tuple(parts))
+
     def changed(self, now: Source) -> str | None:
         """What differs from this source in what is there now, as a sentence."""
         before, after = ({part.url: part for part in one.parts} for one in (self, now))
-        for url in before.keys() | after.keys():
+        for url in sorted(before.keys() | after.keys()):
             if url not in after:
                 return f"'{url}' is gone."
             if url not in before:
                 return f"'{url}' is new."
-            if before[url] != after[url]:
+            if not before[url].same(after[url]):
                 return f"'{url}' has changed."
+        if list(before) != list(after):
+            return "Its files have another order."
         return None
 
 
-def source(inputs: Sequence[str], form: str | None = None) -> Source:
+def source(
+    inputs: Sequence[str], form: str | None = None, is_output: Callable[[Place], bool] = lambda where: False
+) -> Source:
     """The files that paths, folders and globs mean, and how to read them.
 
-    Raises: SourceNotFound; ConfigError when they are of no form, or of several.
+    is_output: of files that are no input; those in a folder, and those that a glob matches, are passed over.
+    Raises: SourceNotFound; ConfigError when they are of no form, or of several, or one of them is an output.
     """
     parts: dict[str, Part] = {}
     for pattern in inputs:
         for where, file in found(pattern):
-            parts[where.url] = Part(where.url, file.size_bytes, file.version)
+            if not is_output(where):
+                parts[where.url] = Part(where.url, file.size_bytes, file.version)
+                _PLACES[where.url] = where
+            elif not file.name:
+                raise ConfigError(f"'{where.url}' would be input and output; write the output elsewhere.")
+    if not parts:
+        raise SourceNotFound(f"There is no file at '{shown(inputs[0])}' but those of the output.")
     if form is not None:
         return Source(_form(form), tuple(parts.values()))
     forms: set[Form | None] = {form_of(url) for url in parts}
@@ -168,7 +213,7 @@ _UNREADABLE = (OSError, EOFError, ValueError, NotImplementedError, csv.Error, zl
 def _rows_of(part: Part, form: Form, first: int, wanted: Wanted) -> _Read:
     """Rows of one file. Where a bucket breaks off, it is opened again and read on behind the last row."""
     number, failures = first, 0
-    where = place(part.url)
+    where = part.place
     while True:
         try:
             for row in _READERS[form](where, first, _from(number, wanted)):
@@ -276,7 +321,7 @@ def _footer(part: Part) -> _Footer:
     import pyarrow.parquet as pq
 
     try:
-        with closing(place(part.url).open()) as file:
+        with closing(part.place.open()) as file:
             found = pq.ParquetFile(file)
             schema: Any = found.schema_arrow  # pyarrow has no types
             _check_names(schema.names, part.url)

@@ -17,7 +17,7 @@ from penstock.data.index import Index
 from penstock.data.order import Order
 from penstock.data.outcome import Failure, Outcome
 from penstock.data.place import Place, unfinished, written
-from penstock.data.reader import Form, Row, Source, form_of
+from penstock.data.reader import ENDINGS, Form, Row, Source, form_of
 from penstock.data.view import moved
 from penstock.data.writer import WRITERS, Misfit
 from penstock.errors import ConfigError, Error
@@ -184,6 +184,13 @@ def failed_place(order: Order, form: Form) -> Place:
 def errors_place(order: Order) -> Place:
     """OpenAI's error file."""
     return order.where.sibling(f"{_stem(order)}.errors.jsonl")
+
+
+def sharing(order: Order, form: Form) -> list[str]:
+    """Other outputs in the same folder that would have the same file of failed rows."""
+    stem = _stem(order)
+    names = [f"{stem}{ending}" for ending, of in ENDINGS.items() if of == form]
+    return [order.where.sibling(name).url for name in (stem, *names) if name != order.where.name]
 
 
 def _stem(order: Order) -> str:
