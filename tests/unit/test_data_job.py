@@ -6,7 +6,9 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
+import msgspec
 import pytest
 
 from penstock.config import LLMConfig
@@ -16,12 +18,15 @@ from penstock.data.claim import Taken, claim
 from penstock.data.crew import Alone
 from penstock.data.driver import Limits
 from penstock.data.job import Job, side_by_side
+from penstock.data.memory import Memory
 from penstock.data.order import Engines, Order
+from penstock.data.outcome import Outcome
+from penstock.data.place import Elsewhere, place
 from penstock.data.preview import preview
 from penstock.data.reader import Row
 from penstock.data.report import Prices, Report
 from penstock.data.watcher import Watcher
-from penstock.errors import ConfigError, EngineStartFailed
+from penstock.errors import ConfigError, EngineStartFailed, Unavailable
 
 FAST = {"step_base_ms": 0, "step_per_request_ms": 0, "prefill_tokens_per_s": float("inf")}
 
@@ -514,3 +519,40 @@ async def test_what_cannot_be_run_leaves_nothing_to_go_on_with(order):
         with pytest.raises(ConfigError):
             await job(order(texts(1), **wrong)).run()
     assert (await job(order(texts(1))).run()).ok == 1
+
+
+async def test_a_bucket_that_takes_no_last_object_ends_the_job(tmp_path: Path, monkeypatch):
+    """No other line follows that could meet the error: every row waits to be kept."""
+    written = Elsewhere.write
+
+    def write(self, data: bytes) -> None:
+        if "engine" in self.url and refuses:
+            raise Unavailable("The credentials have expired.")
+        written(self, data)
+
+    monkeypatch.setattr(Elsewhere, "write", write)
+    place(f"memory://{tmp_path.name}/in.jsonl").write(b'{"prompt": "x"}\n')
+    asked = Order(
+        inputs=(f"memory://{tmp_path.name}/in.jsonl",), output=f"memory://{tmp_path.name}/out.jsonl"
+    )
+    monkeypatch.setattr("penstock.data.claim.BEAT_S", 0.1)
+    for refuses in (True, False):
+        if refuses:
+            with pytest.raises(Unavailable, match="journal cannot be written: The credentials have expired"):
+                await asyncio.wait_for(job(asked).run(), 60)
+        else:
+            assert (await job(asked).run()).ok == 1
+
+
+async def test_a_pipeline_whose_journal_breaks_is_told():
+    error = Unavailable("The credentials have expired.")
+    place("memory://memory-breaks/x").write(b"")
+
+    async def ask() -> Outcome:
+        return Outcome(state="ok", body=msgspec.Raw(b"{}"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        memory = Memory("memory://memory-breaks")
+        patch.setattr(Elsewhere, "write", Mock(side_effect=error))
+        with pytest.raises(Unavailable, match="The credentials have expired"):
+            await asyncio.wait_for(memory.answer("key", ask), 60)

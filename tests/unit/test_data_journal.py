@@ -1,7 +1,9 @@
 """The journal: what it says after processes were killed, and what it does not put up with."""
 
+import errno
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -12,6 +14,7 @@ from penstock.data.index import Index, JournalBroken, ended_in
 from penstock.data.journal import Entry, Segment, attempt, line
 from penstock.data.outcome import Failure, Outcome
 from penstock.data.place import place
+from penstock.errors import Unavailable
 
 pytestmark = pytest.mark.parity("X5")
 
@@ -113,7 +116,7 @@ def test_rows_of_a_dead_worker_are_read_from_its_segment(tmp_path: Path):
     path = write(tmp_path, "0001-engine-1", Entry(0, ok()), Entry(1, ok()))
     write(tmp_path, "0001-engine-1-2", Entry(5, ok()))
     path.write_bytes(path.read_bytes()[:-3])
-    assert [row for row, _ in ended_in(place(tmp_path), "0001-engine-1")] == [0]
+    assert [row for row, _ in ended_in(place(tmp_path), "0001-engine-1", range(9))] == [0]
 
 
 def test_each_run_has_a_number_of_its_own(tmp_path: Path):
@@ -137,10 +140,151 @@ def test_in_a_bucket_an_entry_is_told_when_its_object_is_there(tmp_path: Path, m
         for row in range(3):
             segment.keep(Entry(row, ok(str(row))), told.set)
         assert told.wait(20)
-        assert len(ended_in(folder, "0001-engine-1")) == 3
+        assert len(ended_in(folder, "0001-engine-1", range(9))) == 3
         segment.keep(Entry(3, ok()), lambda: None)
         segment.close()
         found = Index(folder, tmp_path)
         assert found.counts()["ok"] == 4
         assert bytes(found.end(2).body) == b'{"text":"2"}'
         assert len(os.listdir(tmp_path)) == 2
+
+
+def test_a_journal_of_many_objects_is_read_with_few_open_files(tmp_path: Path):
+    for number in range(300):
+        write(tmp_path, f"0001-engine-1.{number:06d}", Entry(number, ok(str(number))))
+    found = index(tmp_path)
+    before = len(os.listdir("/proc/self/fd"))
+    for row in range(300):
+        assert bytes(found.end(row).body) == b'{"text":"%d"}' % row
+    assert len(os.listdir("/proc/self/fd")) - before <= 64
+    found.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_answers_are_read_by_several_threads_at_a_time(tmp_path: Path):
+    for number in range(200):
+        write(tmp_path, f"0001-engine-1.{number:06d}", Entry(number, ok(str(number))))
+    found = index(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        bodies = list(pool.map(lambda row: bytes(found.end(row % 200).body), range(2000)))
+    assert bodies == [b'{"text":"%d"}' % (row % 200) for row in range(2000)]
+
+
+class Failing:
+    """A bucket's folder whose next writes fail: `failures` of them, with `error`."""
+
+    is_local = False
+
+    def __init__(self, failures: int, error: Exception) -> None:
+        self.left, self.error = failures, error
+        self.objects: dict[str, bytes] = {}
+
+    def __truediv__(self, name: str):
+        outer = self
+
+        class Object:
+            def write(self, data: bytes) -> None:
+                if outer.left:
+                    outer.left -= 1
+                    raise outer.error
+                outer.objects[name] = data
+
+        return Object()
+
+
+PASSING = Unavailable("The server cannot be reached.", passing=True)
+
+
+def test_lines_of_an_object_that_could_not_be_written_are_written_again(monkeypatch):
+    monkeypatch.setattr("penstock.data.journal._PAUSE_S", 0.001)
+    folder, told = Failing(3, PASSING), threading.Event()
+    segment = Segment(folder, "0001-a")
+    segment.keep(Entry(0, ok()), told.set)
+    segment.close()
+    assert told.is_set()
+    assert list(folder.objects.values()) == [line(Entry(0, ok()))]
+
+
+@pytest.mark.parametrize("error", [Unavailable("Access is denied."), PASSING])
+def test_a_bucket_that_cannot_be_written_is_told_at_once_without_another_line(error, monkeypatch):
+    monkeypatch.setattr("penstock.data.journal._PAUSE_S", 0.001)
+    monkeypatch.setattr("penstock.data.journal._OUTAGE_S", 0.01)
+    broken: list[Exception] = []
+    seen = threading.Event()
+    segment = Segment(Failing(10**9, error), "0001-a", lambda error: (broken.append(error), seen.set()))
+    segment.keep(Entry(0, ok()), lambda: pytest.fail("it is not kept"))
+    assert seen.wait(20)
+    assert str(broken[0]) == f"The journal cannot be written: {error}"
+    for call in (lambda: segment.keep(Entry(1, ok()), lambda: None), segment.close):
+        with pytest.raises(Unavailable, match="The journal cannot be written"):
+            call()
+
+
+def test_after_a_full_disk_no_line_goes_behind_the_torn_one(tmp_path: Path, monkeypatch):
+    segment = Segment(place(tmp_path), "0001-a")
+    segment.keep(Entry(0, ok()), lambda: None)
+    real = os.write
+
+    def full(file: int, data: bytes) -> int:
+        if len(data) > 5:
+            return real(file, data[:5])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(Unavailable, match="No space left"):
+            segment.keep(Entry(1, ok()), lambda: None)
+    with pytest.raises(Unavailable, match="No space left"):
+        segment.keep(Entry(2, ok()), lambda: pytest.fail("it is not kept"))
+    with pytest.raises(Unavailable, match="No space left"):
+        segment.close()
+    assert [index(tmp_path).state(row) for row in range(3)] == ["ok", None, None]
+
+
+def test_a_disk_that_does_not_take_what_was_written_is_told(tmp_path: Path, monkeypatch):
+    broken = threading.Event()
+    segment = Segment(place(tmp_path), "0001-a", lambda error: broken.set())
+
+    def failing(file: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", failing)
+    segment.keep(Entry(0, ok()), lambda: None)
+    assert broken.wait(20)
+    with pytest.raises(Unavailable, match="Input/output error"):
+        segment.keep(Entry(1, ok()), lambda: None)
+    with pytest.raises(Unavailable, match="Input/output error"):
+        segment.close()
+
+
+def test_zeros_in_the_middle_cost_only_the_rows_below_them(tmp_path: Path, caplog):
+    """What a power cut leaves where pages reached the disk out of order."""
+    path = write(tmp_path, "0001-a", *(Entry(row, ok("x" * 50)) for row in range(4)))
+    data = path.read_bytes()
+    at = data.index(b'{"row":1') + 10
+    path.write_bytes(data[:at] + b"\0" * 60 + data[at + 60 :])
+    found = index(tmp_path)
+    assert found.state(0) == found.state(3) == "ok"
+    assert found.state(1) is None
+    assert "zeros" in caplog.text
+
+
+def test_only_rows_that_a_dead_worker_had_are_read(tmp_path: Path):
+    path = write(tmp_path, "0001-engine-1", *(Entry(row, ok(), used=(1, 0, 2)) for row in range(3)))
+    path.write_bytes(path.read_bytes() + b'{"row":7,"end":{"\0\0\n{"row":8,"en')
+    assert [(row, end.state) for row, end in ended_in(place(tmp_path), "0001-engine-1", {1, 2, 9})] == [
+        (1, "ok"),
+        (2, "ok"),
+    ]
+
+
+def test_runs_are_counted_beyond_four_digits(tmp_path: Path):
+    for number in (9999, 10000):
+        write(tmp_path, f"{number:04d}-driver", Entry(0, failed(str(number))))
+    assert attempt(place(tmp_path)) == 10001
+    assert index(tmp_path).codes == {0: "10000"}
+
+
+def test_an_answer_taken_from_another_job_counts_as_reused(tmp_path: Path):
+    write(tmp_path, "0001-driver", Entry(0, ok(), reused=True), Entry(1, ok()))
+    assert index(tmp_path).reused == 1

@@ -10,6 +10,7 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -122,7 +123,7 @@ class _Actor:
             )
         _, secrets = without_secrets(config.runtime_env or {})
         os.environ.update(secrets)
-        return Worker(OwnEngine(config), lambda: Segment(where, segment), patience)
+        return Worker(OwnEngine(config), partial(Segment, where, segment), patience)
 
 
 class _ActorHand:

@@ -6,6 +6,7 @@ Here is the one in the driver's own process; `actor` has those that are Ray acto
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from penstock.data.backend import Backend
@@ -68,7 +69,7 @@ class Alone:
         return
 
     def hand(self, journal: Place, segment: str, patience: Patience) -> Hand:
-        return Worker(self._backend(), lambda: Segment(journal, segment), patience, alone=False)
+        return Worker(self._backend(), partial(Segment, journal, segment), patience, alone=False)
 
     async def close(self) -> None:
         return

@@ -97,7 +97,9 @@ class Driver:
         Raises: the input's errors; the last worker's when none can go on.
         """
         self._loop = asyncio.get_running_loop()
-        self._segment = await asyncio.to_thread(Segment, self._journal, f"{self._attempt:04d}-driver")
+        self._segment = await asyncio.to_thread(
+            Segment, self._journal, f"{self._attempt:04d}-driver", self._unkept
+        )
         self._queue = Queue(self._unended(rows), group=group, answered=self._reuse)
         filling = asyncio.create_task(self._queue.fill())
         beside = [asyncio.create_task(self._look()), asyncio.create_task(self._end_in_time())]
@@ -141,6 +143,16 @@ class Driver:
         done = done_of(entry.row, entry.end) if entry.end is not None else Done(entry.row, "ok")
         with self._writing:
             self._segment.keep(entry, partial(self._count, done, reused=done.state == "ok"))
+
+    def _unkept(self, error: Error) -> None:
+        """On any thread: the segment cannot be written."""
+
+        def end() -> None:
+            self._errors.append(error)
+            self._stopped.set()
+            self._queue.wake()
+
+        self._loop.call_soon_threadsafe(end)
 
     def _count(self, done: Done, *, reused: bool) -> None:
         def count() -> None:
@@ -215,7 +227,7 @@ class Driver:
         """What the dead worker has kept has ended; the rest of its rows has one death more."""
         self._tally.worker_deaths += 1
         self._watcher.said(f"{lost} Its rows are run again.")
-        kept = await asyncio.to_thread(ended_in, self._journal, name)
+        kept = await asyncio.to_thread(ended_in, self._journal, name, self._queue.rows_of(name))
         self._settle(name, [done_of(row, end) for row, end in kept])
         for row in self._queue.lost(name):
             with self._writing:

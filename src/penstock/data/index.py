@@ -5,17 +5,24 @@ Used by the job to know what is left, and by the sink to write the output. It kn
 
 from __future__ import annotations
 
+import io
+import logging
 import os
 import sys
+import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
+from typing import IO, Any, cast
 
 import msgspec
 
+from penstock.data.journal import run_of
 from penstock.data.outcome import Failure, Outcome, State
 from penstock.data.place import Here, Place
 from penstock.errors import Error
+
+log = logging.getLogger(__name__)
 
 
 class JournalBroken(Error):
@@ -42,6 +49,7 @@ class _Head(msgspec.Struct):
     key: str | None = None
     deaths: int = 0
     used: tuple[int, int, int] | None = None
+    reused: bool = False
 
 
 class _End(msgspec.Struct):
@@ -81,6 +89,7 @@ _NONE, _OK, _FAILED, _SKIPPED = range(4)
 _STATES = {"ok": _OK, "failed": _FAILED, "skipped": _SKIPPED}
 _NAMES = (None, "ok", "failed", "skipped")
 _OFFSET_BITS = 40
+_OPEN_FILES = 64
 
 
 class Index:
@@ -104,7 +113,8 @@ class Index:
         self._states = bytearray()
         self._where = array("Q")
         self._files: list[Path] = []
-        self._open: dict[int, int] = {}
+        self._open: dict[int, int] = {}  # the one that was asked last comes last
+        self._reading = threading.Lock()
         for number, file in enumerate(segments(folder, spool)):
             self._files.append(file)
             for head, at in _heads(file):
@@ -132,9 +142,11 @@ class Index:
         return entry.end.outcome()
 
     def close(self) -> None:
-        for descriptor in self._open.values():
-            os.close(descriptor)
-        self._open.clear()
+        """Files that are read again are opened again."""
+        with self._reading:
+            for descriptor in self._open.values():
+                os.close(descriptor)
+            self._open.clear()
 
     def _take(self, head: _Head, where: int) -> None:
         if head.end is None and head.of is None:
@@ -155,28 +167,42 @@ class Index:
             self.codes.pop(head.row, None)
         if head.end is not None and head.end.failure is not None:
             self.codes[head.row] = sys.intern(head.end.failure.code)
-        self.reused += head.of is not None
+        self.reused += head.of is not None or head.reused
         if head.key is not None and state == _OK:
             self.keys.setdefault(head.key, head.row)
 
     def _read(self, row: int) -> _Line:
         number, at = divmod(self._where[row], 1 << _OFFSET_BITS)
-        if number not in self._open:
-            self._open[number] = os.open(self._files[number], os.O_RDONLY)
+        with self._reading:
+            return _line(self._line(number, at))
+
+    def _line(self, number: int, at: int) -> bytes:
+        file = self._opened(number)
         data, size = b"", 1 << 13
         while not data.endswith(b"\n"):
-            more = os.pread(self._open[number], size, at + len(data))
+            more = os.pread(file, size, at + len(data))
             end = more.find(b"\n")
             data += more if end < 0 else more[: end + 1]
             size *= 4
             if not more:
                 raise JournalBroken(f"'{self._files[number]}' has become shorter.")
-        return _line(data)
+        return data
+
+    def _opened(self, number: int) -> int:
+        """A descriptor. In a bucket each second of a job has made a file: they cannot all be open."""
+        file = self._open.pop(number, None)
+        if file is None:
+            if len(self._open) >= _OPEN_FILES:
+                os.close(self._open.pop(next(iter(self._open))))
+            file = os.open(self._files[number], os.O_RDONLY)
+        self._open[number] = file
+        return file
 
 
 def segments(folder: Place, spool: Path | None = None) -> list[Path]:
     """Files of this machine with all lines of a journal, in the order in which they were begun."""
-    names = sorted(file.name for file in folder.files() if file.name.endswith(".jsonl"))
+    found = (file.name for file in folder.files() if file.name.endswith(".jsonl"))
+    names = sorted(found, key=lambda name: (run_of(name), name))
     if isinstance(folder, Here):
         return [Path(folder.url) / name for name in names]
     if spool is None:
@@ -199,14 +225,16 @@ def _fetched(folder: Place, names: list[str], spool: Path) -> list[Path]:
         return list(pool.map(fetch, names))
 
 
-def ended_in(folder: Place, name: str) -> list[tuple[int, Outcome]]:
-    """Rows that have ended, by the segment `name`: of a worker that has died."""
+def ended_in(folder: Place, name: str, rows: Container[int]) -> list[tuple[int, Outcome]]:
+    """Those of `rows` that have ended, by the segment `name`: of a worker that has died."""
     found: list[tuple[int, Outcome]] = []
     for file in folder.files():
         if file.name.startswith(f"{name}.") and file.name.endswith(".jsonl"):
-            for row in (folder / file.name).read().splitlines(keepends=True):
-                if row.endswith(b"\n") and (entry := _line(row)).end is not None:
-                    found.append((entry.row, entry.end.outcome()))
+            where = folder / file.name
+            with io.BufferedReader(cast("Any", where.open()), 1 << 20) as lines:
+                for head, _, text in _entries(lines, where.url):
+                    if head.end is not None and head.row in rows and (end := _line(text).end) is not None:
+                        found.append((head.row, end.outcome()))
     return found
 
 
@@ -228,22 +256,25 @@ def end_at(file: Path, at: int) -> Outcome:
 
 
 def _heads(file: Path) -> Iterator[tuple[_Head, int]]:
-    at = 0
     with file.open("rb") as lines:
-        for number, text in enumerate(lines, 1):
-            if not text.endswith(b"\n"):
-                return  # a process was killed while it wrote this
-            try:
-                yield _head(text), at
-            except (msgspec.DecodeError, msgspec.ValidationError) as error:
-                if _torn(text, lines.readline()):
-                    return
+        for head, at, _ in _entries(lines, str(file)):
+            yield head, at
+
+
+def _entries(lines: IO[bytes], name: str) -> Iterator[tuple[_Head, int, bytes]]:
+    """Of each line what the index needs, where it begins, and the line. Raises: JournalBroken."""
+    at = 0
+    for number, text in enumerate(lines, 1):
+        if not text.endswith(b"\n"):
+            return  # a process was killed while it wrote this
+        try:
+            yield _head(text), at, text
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            if b"\0" not in text:  # which a machine that loses power leaves, and nothing else
                 raise JournalBroken(
-                    f"'{file}' is damaged in line {number} ({error}). Delete that line to run its row again."
+                    f"'{name}' is damaged in line {number} ({error}). Delete that line to run its row again."
                 ) from error
-            at += len(text)
-
-
-def _torn(text: bytes, after: bytes) -> bool:
-    """Whether a machine lost power while the last line was on its way to the disk, which then reads zeros."""
-    return not after and b"\0" in text
+            log.warning(
+                "'%s' has zeros in line %d, as after a loss of power: its row is run again.", name, number
+            )
+        at += len(text)

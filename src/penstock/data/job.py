@@ -249,7 +249,7 @@ class _Rows:
         if (same := self._index.keys.get(waiting.key)) is not None:
             return Entry(row.number, of=same)
         if self._other is not None and (other := self._other.keys.get(waiting.key)) is not None:
-            return Entry(row.number, self._other.end(other), key=waiting.key)
+            return Entry(row.number, self._other.end(other), key=waiting.key, reused=True)
         return waiting
 
 

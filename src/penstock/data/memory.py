@@ -23,6 +23,7 @@ from penstock.data.journal import Entry, Segment
 from penstock.data.outcome import Outcome
 from penstock.data.place import place
 from penstock.data.request import Request
+from penstock.errors import Error
 
 
 class Memory:
@@ -35,28 +36,46 @@ class Memory:
         self._found: dict[str, tuple[Path, int]] = {}
         for file in segments(folder, Path(self._spool.name)):
             self._found |= {key: (file, at) for key, at in answered(file)}
-        self._segment = Segment(folder, f"pipeline-{uuid.uuid4().hex}")
+        self._unkept: set[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = set()
+        self._segment = Segment(folder, f"pipeline-{uuid.uuid4().hex}", self._broke)
 
     async def answer(self, key: str, ask: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
-        """The kept answer, or that of `ask`, which is kept when this returns."""
+        """The kept answer, or that of `ask`, which is kept when this returns.
+
+        Raises: Unavailable when it cannot be kept.
+        """
         if key in self._found:
             return await asyncio.to_thread(end_at, *self._found[key])
         outcome = await ask()
         if outcome.state == "ok":
-            kept = asyncio.Event()
             loop = asyncio.get_running_loop()
-
-            def tell() -> None:
-                loop.call_soon_threadsafe(kept.set)
-
-            self._segment.keep(Entry(row=0, end=outcome, key=key), tell)
-            await kept.wait()
+            one = (loop, kept := loop.create_future())
+            self._unkept.add(one)
+            try:
+                entry = Entry(row=0, end=outcome, key=key)
+                self._segment.keep(entry, lambda: _settle(loop, kept, None))
+                await kept
+            finally:
+                self._unkept.discard(one)
         return outcome
+
+    def _broke(self, error: Error) -> None:
+        """On any thread."""
+        for loop, kept in list(self._unkept):
+            _settle(loop, kept, error)
 
     def close(self) -> None:
         """All is kept. Safe to call twice."""
         self._segment.close()
         self._spool.cleanup()
+
+
+def _settle(loop: asyncio.AbstractEventLoop, kept: asyncio.Future[None], error: Error | None) -> None:
+    def settle() -> None:
+        if not kept.done():
+            kept.set_result(None) if error is None else kept.set_exception(error)
+
+    loop.call_soon_threadsafe(settle)
 
 
 def keys(asks: Sequence[Any]) -> list[str]:

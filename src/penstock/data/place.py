@@ -279,7 +279,7 @@ class Elsewhere:
                     time.sleep(trouble.pause_s(attempt))
                     continue
                 kind = SourceNotFound if told.missing else Unavailable
-                raise kind(f"'{self.url}' cannot be {what}: {told.why}.") from error
+                raise kind(f"'{self.url}' cannot be {what}: {told.why}.", passing=told.passing) from error
         raise AssertionError("the last try returns or raises")
 
 

@@ -115,6 +115,10 @@ class Queue:
         self._groups.leave(worker)
         self._again(rows)
 
+    def rows_of(self, worker: str) -> set[int]:
+        """Numbers of the rows that `worker` has."""
+        return set(self._leased.get(worker, ()))
+
     def running(self, worker: str) -> int:
         """Rows that `worker` has."""
         return len(self._leased.get(worker, {}))

@@ -34,9 +34,14 @@ class Worker:
     """One backend at work."""
 
     def __init__(
-        self, backend: Backend, segment: Callable[[], Segment], patience: Patience, *, alone: bool = True
+        self,
+        backend: Backend,
+        segment: Callable[[Callable[[Error], None]], Segment],
+        patience: Patience,
+        *,
+        alone: bool = True,
     ) -> None:
-        """segment: made when the backend runs. alone: see `Window`."""
+        """segment: made when the backend runs, of what is called when it breaks. alone: see `Window`."""
         self._backend, self._make_segment = backend, segment
         self._window = Window(backend, patience, alone=alone)
         self._segment: Segment | None = None
@@ -49,7 +54,7 @@ class Worker:
         """Raises: what the backend raises when it cannot start."""
         await self._backend.start(progress)
         self._loop = asyncio.get_running_loop()
-        self._segment = self._make_segment()
+        self._segment = self._make_segment(self._lost)
 
     async def step(self, leases: list[Lease], hungry: bool = True) -> Step:
         """Takes more rows; returns when some have ended, or, where it is hungry, when it wants more.
@@ -73,10 +78,12 @@ class Worker:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._segment is not None:
-            await asyncio.to_thread(self._segment.close)
-        await asyncio.sleep(0)  # for what the segment has told by then
-        await self._backend.stop()
+        try:
+            if self._segment is not None:
+                await asyncio.to_thread(self._segment.close)
+            await asyncio.sleep(0)  # for what the segment has told by then
+        finally:
+            await self._backend.stop()
         done, self._done = self._done, []
         return done
 
@@ -121,6 +128,10 @@ class Worker:
     def _kept(self, done: Done) -> None:
         """On any thread."""
         self._loop.call_soon_threadsafe(self._tell, done)
+
+    def _lost(self, error: Error) -> None:
+        """On any thread: rows that have ended cannot be kept."""
+        self._loop.call_soon_threadsafe(self._broke, error)
 
     def _tell(self, done: Done) -> None:
         self._done.append(done)
