@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 import yaml
@@ -13,7 +15,7 @@ from typer.core import TyperGroup
 
 from penstock.cli.arguments import split
 from penstock.cli.failure import fail
-from penstock.errors import ConfigError, Error
+from penstock.errors import BadRequest, ConfigError, Error
 
 _HELP = """
 Run every row of a file through a model, and lose none.
@@ -137,8 +139,14 @@ def run(
     ] = None,
     address: _Address = None,
     concurrency: Annotated[
-        int, typer.Option(help="Requests at a time to --url, at most.", min=1, rich_help_panel=_ENGINES)
-    ] = 64,
+        int | None,
+        typer.Option(
+            help="Requests at a time to --url, at most.",
+            min=1,
+            rich_help_panel=_ENGINES,
+            show_default="64",
+        ),
+    ] = None,
     task: Annotated[
         str, typer.Option(help="`generate`, `embed`, `classify` or `score`.", rich_help_panel=_ROWS)
     ] = "generate",
@@ -210,6 +218,10 @@ def run(
 
     inputs, engine_words = split(words)
     try:
+        _refuse_idle(
+            "without --prompt" if prompt is None else None, {"--system": system, "--no-chat": no_chat or None}
+        )
+        _refuse_idle("with --reuse off" if reuse == "off" else None, {"--reuse-from": reuse_from})
         order = Order(
             inputs=inputs,
             output=output,
@@ -224,8 +236,9 @@ def run(
                     engine=engine,
                     accelerator=accelerator,
                     address=address,
-                    concurrency=concurrency,
+                    concurrency=concurrency or 64,
                 ),
+                {"--concurrency": concurrency},
             ),
             input_form=input_form,
             kind=_one_of(task, "task", ("generate", "embed", "classify", "score")),
@@ -245,8 +258,8 @@ def run(
             from penstock.cli.job import dry_run as look
 
             sys.exit(look(order))
-    except Error as error:
-        fail("batch", error)
+    except Exception as error:
+        _fail(error)
     _start(
         output,
         order=order,
@@ -289,15 +302,18 @@ def resume(
         if len(outputs) != 1:
             raise ConfigError(f"One output at a time; {len(outputs)} are given.")
         engines = None
+        output = _absolute_url(outputs[0])
         if model or url or app or engine_words:
             given = Engines(
                 url=url, app=app, deployment=deployment, model=model, replicas=replicas or 0, address=address
             )
-            engines = _engines(engine_words, given)
-    except Error as error:
-        fail("batch", error)
+            engines = _engines(engine_words, given, {})
+        elif replicas or deployment:
+            engines = _changed(output, replicas, deployment)
+    except Exception as error:
+        _fail(error)
     _start(
-        outputs[0],
+        output,
         engines=engines,
         retry_failed=retry_failed,
         limits=(max_seconds, max_total_tokens, max_failures),
@@ -319,8 +335,8 @@ def status(
 
     try:
         code = tell(_absolute_url(output), as_json=json)
-    except Error as error:
-        fail("batch", error)
+    except Exception as error:
+        _fail(error)
     sys.exit(code)
 
 
@@ -335,16 +351,67 @@ def _start(output: str, *, limits: Any, prices: Any, **asked: Any) -> None:
     price = Prices(prices[0] or 0.0, prices[1] or 0.0) if any(p is not None for p in prices) else None
     asked["limits"] = Limits(seconds, tokens, failures)
     whole = Asked(_absolute_url(output), prices=price, **asked)
-    sys.exit(processes.guarded(partial(work, whole), stop_s=STOP_S))
+    code = processes.guarded(partial(work, whole), stop_s=STOP_S)
+    if code - 128 in set(signal.Signals) - set(processes.STOPS):
+        name = signal.Signals(code - 128).name
+        print(
+            f"penstock batch: its process was killed by {name}, perhaps for want of memory. What has ended "
+            f"is kept in '{output.rstrip('/')}.journal': the same command goes on.",
+            file=sys.stderr,
+        )
+    sys.exit(code)
 
 
-def _engines(words: tuple[str, ...], given: Any) -> Any:
-    """The same, checked: it is said who answers, and only once. Raises: ConfigError."""
+def _fail(error: Exception) -> NoReturn:
+    from penstock.cli.job import sentence
+
+    if isinstance(error, Error):
+        fail("batch", error)
+    print(f"penstock batch: {sentence(error)}", file=sys.stderr)
+    sys.exit(1)
+
+
+def _refuse_idle(where: str | None, options: Mapping[str, Any]) -> None:
+    """Raises: ConfigError for an option that is given and would do nothing. where: None where all do."""
+    for name, value in options.items():
+        if where is not None and value is not None:
+            raise ConfigError(f"{name} has no effect {where}; leave it out.")
+
+
+def _changed(output: str, replicas: int | None, deployment: str | None) -> Any:
+    """The engines of a job that was begun, but for what is asked now. Raises: ConfigError."""
+    from msgspec.structs import replace
+
+    from penstock.data.job import Job
+
+    found = Job.left_at(output).engines
+    _refuse_idle(None if found.words else "on a job without engines of its own", {"--replicas": replicas})
+    _refuse_idle(None if found.app else "on a job without --app", {"--deployment": deployment})
+    return replace(found, replicas=replicas or found.replicas, deployment=deployment or found.deployment)
+
+
+def _engines(words: tuple[str, ...], given: Any, more: Mapping[str, Any]) -> Any:
+    """The same, checked: it is said who answers, and only once. more: options that are not in `given`.
+
+    Raises: ConfigError.
+    """
     from msgspec.structs import replace
 
     address = None if given.address in ("", "local") else given.address
     if given.url is not None and given.app is not None:
         raise ConfigError("Give --url or --app, not both.")
+    own = {
+        "--replicas": given.replicas or None,
+        "--engine": given.engine,
+        "--accelerator": given.accelerator,
+    }
+    if given.url is not None:
+        _refuse_idle("with --url", {**own, "--deployment": given.deployment})
+    elif given.app is not None:
+        _refuse_idle("with --app", {**own, **more})
+    else:
+        _refuse_idle("without --app", {"--deployment": given.deployment})
+        _refuse_idle("without --url", more)
     if given.url is not None or given.app is not None:
         if words:
             raise ConfigError(f"{words[0]} is no option of `penstock batch` with --url or --app.")
@@ -357,12 +424,19 @@ def _engines(words: tuple[str, ...], given: Any) -> Any:
 
 def _defaults(params: list[str], max_tokens: int | None) -> dict[str, Any]:
     """Raises: ConfigError."""
+    from penstock.data.values import plain
+
     found: dict[str, Any] = {}
     for param in params:
         name, equals, value = param.partition("=")
         if not equals or not name:
             raise ConfigError(f"--param {param!r} must be NAME=VALUE, as in temperature=0.")
-        found[name] = yaml.safe_load(value)
+        try:
+            found[name] = plain(yaml.safe_load(value), f"--param {name}")
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--param {param!r} is not YAML; quote it, as in 'stop=\"[1\"'.") from error
+        except BadRequest as error:
+            raise ConfigError(str(error)) from error
     return {**found, **({"max_tokens": max_tokens} if max_tokens is not None else {})}
 
 

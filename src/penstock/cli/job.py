@@ -33,7 +33,7 @@ from penstock.data.order import Engines, Order
 from penstock.data.place import Place
 from penstock.data.preview import Preview, preview
 from penstock.data.report import Prices, Report, Tally, report
-from penstock.data.run import continued
+from penstock.data.run import continued, settled
 from penstock.errors import ConfigError, EngineStartFailed, Error
 
 STOP_S = 90.0
@@ -61,13 +61,17 @@ class Asked:
 
 def run(asked: Asked, told: int) -> int:
     """Exit code: 0 when the output is there; 3 when a limit stopped it, 128 + signal when a signal did, 1 for
-    a failure, 2 for what cannot be done as asked.
+    a failure, 2 for what cannot be done as asked. Other than 0, it comes with a sentence on stderr.
     """
-    folder = Path(tempfile.mkdtemp(prefix="penstock-batch-"))
-    output = kept(None if asked.verbose else folder / "batch.log")
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="penstock-batch-"))
+        output = kept(None if asked.verbose else folder / "batch.log")
+    except OSError as error:
+        print(f"penstock batch: no log can be written: {_of_system(error)}. Set TMPDIR.", file=sys.stderr)
+        return _FAILED
     try:
         code = _run(asked, told, output)
-    except Error as error:
+    except Exception as error:
         code = _explain(error, output)
     if code != _FAILED:
         shutil.rmtree(folder, ignore_errors=True)
@@ -76,9 +80,12 @@ def run(asked: Asked, told: int) -> int:
 
 
 def _run(asked: Asked, told: int, output: Output) -> int:
-    order = _order(asked)
-    if order is None:
-        return 0
+    order, before = _order(asked)
+    if asked.report is not None and not Path(asked.report).absolute().parent.is_dir():
+        raise ConfigError(f"--report {asked.report}: there is no folder '{Path(asked.report).parent}'.")
+    if (done := settled(before, order, retry_failed=asked.retry_failed)) is not None:
+        print(f"penstock batch: '{asked.output}' is finished; nothing was run.", file=output.err)
+        return _ended(asked, done, output, whole=False)
     config = config_of(order.engines)
     crew = hire(order.engines, config, api_key=asked.api_key, verbose=asked.verbose)
     with Meter(output.err) as meter:
@@ -91,32 +98,41 @@ def _run(asked: Asked, told: int, output: Output) -> int:
             retry_failed=asked.retry_failed,
         )
         done = asyncio.run(_signalled(job, told, meter))
+    return _ended(asked, done, output)
+
+
+def _ended(asked: Asked, done: Report, output: Output, *, whole: bool = True) -> int:
+    """Shows the report. Gives the exit code."""
+    print("\n".join(shown(done, whole=whole)), file=output.out)
     if asked.report is not None:
         Path(asked.report).write_bytes(msgspec.json.format(msgspec.json.encode(done)) + b"\n")
-    print("\n".join(shown(done)), file=output.out)
-    return _code(done, fail_on_errors=asked.fail_on_errors)
+    code = _code(done, fail_on_errors=asked.fail_on_errors)
+    if code:
+        print(f"penstock batch: {_why(done)}", file=output.err)
+    return code
 
 
-def _order(asked: Asked) -> Order | None:
-    """What to run, judged by what is there. Raises: ConfigError."""
+def _why(done: Report) -> str:
+    """Why a job that has ended by itself is no success."""
+    if done.ended != record.FINISHED:
+        rows = "Rows" if done.waiting is None else f"{done.waiting:,} rows"
+        return f"stopped ({done.ended}); {rows} are left. Go on: penstock batch resume {done.output}"
+    how_many = f"{done.failed:,} of {done.rows or 0:,} rows failed"
+    example = next((f", such as {code}: {message}" for code, message in done.examples.items()), "")
+    return f"{how_many} (they are in '{done.files[-1]}'){example}"
+
+
+def _order(asked: Asked) -> tuple[Order, record.Record | None]:
+    """What to run, and what is there of it. Raises: ConfigError."""
     order = asked.order
     if order is None:
         order = Job.left_at(asked.output)
         if asked.engines is not None:
             order = msgspec.structs.replace(order, engines=asked.engines)
     before = record.read(order.journal)
-    if before is None:
-        return order
-    if asked.order is not None:
+    if before is not None and asked.order is not None:
         continued(before.order, order)
-    if not before.finished or asked.retry_failed:
-        return msgspec.structs.replace(order, lines=before.order.lines)
-    failed = before.report.failed if before.report is not None else 0
-    again = f"; `penstock batch resume {asked.output} --retry-failed` runs its {failed:,} failed rows again"
-    raise ConfigError(
-        f"'{asked.output}' is finished{again if failed else ''}. To run all of it again, name another output "
-        f"or remove '{order.journal.url}' and the output."
-    )
+    return order, before
 
 
 async def _signalled(job: Job, told: int, meter: Meter) -> Report:
@@ -148,14 +164,32 @@ def _code(done: Report, *, fail_on_errors: bool) -> int:
     return 128 + signal.Signals[done.ended].value if done.ended in signal.Signals.__members__ else _FAILED
 
 
-def _explain(error: Error, output: Output) -> int:
+def _explain(error: Exception, output: Output) -> int:
     output.note("".join(traceback.format_exception(error)))
-    text = reason(str(error)) if isinstance(error, EngineStartFailed) else str(error)
-    print(f"penstock batch: {text}", file=output.err)
+    print(f"penstock batch: {sentence(error)}", file=output.err)
     bad = isinstance(error, ConfigError)
     if output.log is not None and not bad:
-        print(f"The whole story: {output.log}.", file=output.err)
+        print(f"Full log: {output.log}.", file=output.err)
     return _BAD_CONFIG if bad else _FAILED
+
+
+def sentence(error: Exception) -> str:
+    """What a user reads of an error, of ours or of anybody's."""
+    if isinstance(error, EngineStartFailed):
+        return reason(str(error))
+    if isinstance(error, Error):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{_of_system(error)}. What has ended is kept: the same command goes on."
+    return (
+        f"a fault of Penstock's own: {type(error).__name__}: {error}. What has ended is kept: the same "
+        "command goes on, unless it meets the same fault."
+    )
+
+
+def _of_system(error: OSError) -> str:
+    why = error.strerror or str(error) or type(error).__name__
+    return f"'{error.filename}': {why}" if error.filename else why
 
 
 def config_of(engines: Engines) -> LLMConfig | None:

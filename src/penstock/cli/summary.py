@@ -25,7 +25,8 @@ def _rows(report: Report) -> Iterator[str]:
     of = f" of {report.rows:,}" if report.rows is not None else ""
     yield f"Rows:      {', '.join(counts)}{of}"
     for kind, count in list(report.errors.items())[:_MOST_KINDS]:
-        yield f"           {count:,} x {kind}"
+        example = f": {report.examples[kind]}" if kind in report.examples else ""
+        yield f"           {count:,} x {kind}{example}"
     if report.reused:
         yield f"Reused:    {report.reused:,} rows have the answer of an identical request"
     cached = f" ({report.cached_tokens:,} of them cached)" if report.cached_tokens else ""
@@ -47,5 +48,5 @@ def _next(report: Report) -> Iterator[str]:
         yield f"Written:   {file}"
     if report.ended not in (FINISHED, "running"):
         yield f"Go on:     penstock batch resume {report.output}"
-    elif report.ended == FINISHED and report.failed:
+    elif report.ended == FINISHED and report.failed and report.retry_may_help:
         yield f"Try again: penstock batch resume {report.output} --retry-failed"

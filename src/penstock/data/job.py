@@ -126,6 +126,7 @@ class Job:
     def _first(self, now: Source) -> Record:
         """The record of a new job, once it is known that it can be run, and resumed. Raises: ConfigError."""
         self.order = order = with_lines(self.order, now)
+        Asking(order)
         _check_neighbours(order, output_form(order, now.form))
         check_columns(order, now)
         if order.lines:

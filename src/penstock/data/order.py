@@ -42,6 +42,15 @@ class Engines(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     model: str | None = None
     concurrency: int = 64
 
+    @property
+    def identity(self) -> str:
+        """Whose answers they are, in words: what may differ beside it changes no answer."""
+        if self.words:
+            return f"the model '{self.words[0] or self.engine}'"
+        if self.model is not None:
+            return f"the model '{self.model}' of a service"
+        return f"the service '{self.url or self.app}'" + (f" ({self.deployment})" if self.deployment else "")
+
 
 class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """inputs: files, folders, globs. output: a file, or a folder where it ends with "/".
@@ -96,6 +105,14 @@ class Asking:
             raise ConfigError("--prompt does not go with --task score: rows need 'text_1' and 'text_2'.")
         if order.system is not None and order.template is None:
             raise ConfigError("--system goes with --prompt; rows with messages have their own.")
+        if order.kind != "generate" and (order.system is not None or not order.chat):
+            what = "--system" if order.system is not None else "--no-chat"
+            raise ConfigError(f"{what} has no effect with --task {order.kind}; leave it out.")
+        if order.lines and (order.defaults or order.template is not None):
+            what = "--prompt" if order.template is not None else "--param and --max-tokens"
+            raise ConfigError(
+                f"{what}: no effect on OpenAI's batch lines, whose bodies are sent as they are."
+            )
         self.columns = _columns(order.template) if order.template is not None else frozenset[str]()
         self._salt = msgspec.json.encode((order.kind, _who(order.engines)))
 

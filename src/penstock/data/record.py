@@ -52,7 +52,12 @@ def write(journal: Place, record: Record) -> None:
     (journal / _NAME).write(msgspec.json.format(msgspec.json.encode(record)))
 
 
+_MAY_DIFFER = frozenset({"engines", "lines", "limit", "attempts", "deaths", "deadline_s", "group_prefixes"})
+"""Options that change neither which rows a job has nor what is asked for them, and those with rules of their
+own."""
+
+
 def differing(one: Order, other: Order) -> list[str]:
-    """Names of options in which two orders differ, but for who answers."""
-    names = (field for field in Order.__struct_fields__ if field != "engines")
+    """Names of options in which two orders are other jobs."""
+    names = (field for field in Order.__struct_fields__ if field not in _MAY_DIFFER)
     return [name for name in names if getattr(one, name) != getattr(other, name)]

@@ -10,6 +10,10 @@ import msgspec
 
 from penstock.data.index import Index
 from penstock.data.lease import Done
+from penstock.data.outcome import Failure
+from penstock.data.verdict import PASSING
+
+_SHOWN_CHARS = 300
 
 
 class Prices(msgspec.Struct, frozen=True):
@@ -27,6 +31,7 @@ class Prices(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """A job as a whole, over all of its runs; what begins with `run_` is of the last one.
 
+    examples: one message for each of the errors. retry_may_help: False where all of them would fail again.
     Units: seconds; tokens as the engines counted them. waiting: rows that have not ended; None when nobody
     knows how many there are. run_s: of all of it; run_work_s: from the first engine's readiness to the last
     row's end, over which the speeds are.
@@ -41,6 +46,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int | None = None
     reused: int = 0
     errors: dict[str, int] = {}
+    examples: dict[str, str] = {}
+    retry_may_help: bool = True
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
@@ -117,6 +124,7 @@ def report(
     """The report of a job whose journal says `index`."""
     counts = index.counts()
     prompt, cached, generated = index.used
+    failures = _examples(index)
     return Report(
         output=output,
         ended=ended,
@@ -127,6 +135,8 @@ def report(
         waiting=None if tally.total is None else tally.total - sum(counts.values()),
         reused=index.reused,
         errors=dict(Counter(index.codes.values()).most_common()),
+        examples={code: failure.message[:_SHOWN_CHARS] for code, failure in failures.items()},
+        retry_may_help=not failures or not all(map(_lasting, failures.values())),
         prompt_tokens=prompt,
         cached_tokens=cached,
         generated_tokens=generated,
@@ -142,3 +152,17 @@ def report(
         run_retries=tally.retries,
         files=files,
     )
+
+
+def _examples(index: Index) -> dict[str, Failure]:
+    """The first failure of each kind."""
+    first = {code: row for row, code in sorted(index.codes.items(), reverse=True)}
+    ends = {code: index.end(row).failure for code, row in sorted(first.items(), key=lambda one: one[1])}
+    return {code: failure for code, failure in ends.items() if failure is not None}
+
+
+def _lasting(failure: Failure) -> bool:
+    """Whether the same row would fail again: it cannot be asked, or is refused for what it is."""
+    if failure.status is None:
+        return failure.stage != "engine"
+    return failure.status < 500 and failure.status not in PASSING

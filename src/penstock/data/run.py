@@ -14,12 +14,13 @@ import msgspec
 from penstock.data import record
 from penstock.data.driver import Limits
 from penstock.data.hire import hire
-from penstock.data.job import Job
+from penstock.data.job import Job, found_source
 from penstock.data.order import Engines, Order, Reuse
+from penstock.data.record import Record
 from penstock.data.report import Prices, Report
 from penstock.data.task import Kind
 from penstock.data.watcher import Watcher
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, SourceNotFound
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
@@ -68,8 +69,8 @@ def batch(
     before = record.read(order.journal)
     if before is not None:
         continued(before.order, order)
-        if before.finished and before.report is not None and not retry_failed:
-            return before.report
+    if (done := settled(before, order, retry_failed=retry_failed)) is not None:
+        return done
     job = Job(
         order,
         hire(engines, config, api_key=api_key),
@@ -81,10 +82,38 @@ def batch(
     return asyncio.run(_stoppable(job))
 
 
+def settled(before: Record | None, order: Order, *, retry_failed: bool) -> Report | None:
+    """The report of a job of which nothing is left to do; None where something is.
+
+    Raises: ConfigError when its input has changed since: then it would be another job.
+    """
+    if before is None or before.report is None or not before.finished or retry_failed:
+        return None
+    if before.order.limit != order.limit or not order.where.exists():
+        return None
+    with suppress(SourceNotFound):
+        if change := before.source.changed(found_source(order)):
+            raise ConfigError(
+                f"'{order.output}' is finished, but for another input: {change} Name another output for it, "
+                f"or remove '{order.journal.url}' and the output."
+            )
+    return before.report
+
+
 def continued(before: Order, order: Order) -> None:
     """Raises: ConfigError when `order` would go on with a job in another way than it began."""
-    other = [name for name in record.differing(before, order) if name != "lines"]
-    if other:
+    if (began := before.engines.identity) != (now := order.engines.identity):
+        raise ConfigError(
+            f"'{order.output}' was begun with {began}, not {now}, and would hold answers of both. If that is "
+            "meant, say so by `penstock batch resume`; else name another output."
+        )
+    if before.limit is not None and order.limit is not None and order.limit < before.limit:
+        raise ConfigError(
+            f"'{order.output}' was begun with limit = {before.limit}, which can be raised, not lowered."
+        )
+    if before.limit is None and order.limit is not None:
+        raise ConfigError(f"'{order.output}' was begun without a limit, which can be raised, not lowered.")
+    if other := record.differing(before, order):
         name, began, now = other[0], getattr(before, other[0]), getattr(order, other[0])
         raise ConfigError(
             f"'{order.output}' was begun with {name} = {began!r}, not {now!r}. "
