@@ -9,15 +9,17 @@ import time
 from pathlib import Path
 
 import pytest
+from ray.exceptions import OutOfMemoryError, RuntimeEnvSetupError, WorkerCrashedError
 from tests.cluster import Cluster
 from tests.ray.command import Command
 
 from penstock.config import LLMConfig
-from penstock.data.actor import Actors
+from penstock.data.actor import Actors, _told
+from penstock.data.crew import WorkerLost
 from penstock.data.job import Job
 from penstock.data.order import Order
 from penstock.data.watcher import Watcher
-from penstock.errors import EngineStartFailed
+from penstock.errors import EngineStartFailed, Unavailable
 
 pytestmark = pytest.mark.parity("X5", "D13")
 
@@ -98,3 +100,14 @@ def _until_journaled(order: Order, least: int) -> None:
     while sum(map(rows, folder.glob("*engine*.jsonl"))) < least:
         assert time.monotonic() < deadline, "no row has ended"
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("error", [OutOfMemoryError("Task was killed"), WorkerCrashedError()])
+def test_a_process_that_ended_in_whatever_way_is_made_anew(error: Exception):
+    assert isinstance(_told(error, "engine-1"), WorkerLost)
+
+
+def test_an_environment_that_cannot_be_made_is_not_tried_again():
+    told = _told(RuntimeEnvSetupError("pip failed"), "engine-1")
+    assert isinstance(told, Unavailable)
+    assert not isinstance(told, WorkerLost)

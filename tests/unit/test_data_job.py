@@ -1,6 +1,8 @@
 """Whole jobs in this process, with a simulated engine: what is asked, what is kept, what is refused."""
 
 import asyncio
+import errno
+import fcntl
 import json
 import os
 import threading
@@ -13,14 +15,17 @@ import pytest
 
 from penstock.config import LLMConfig
 from penstock.data import record
+from penstock.data.backend import Answer
 from penstock.data.backends.own import OwnEngine
-from penstock.data.claim import Taken, claim
-from penstock.data.crew import Alone
+from penstock.data.claim import Taken, claim, held
+from penstock.data.crew import Alone, WorkerLost
 from penstock.data.driver import Limits
+from penstock.data.hire import hire
 from penstock.data.job import Job, side_by_side
 from penstock.data.memory import Memory
 from penstock.data.order import Engines, Order
 from penstock.data.outcome import Outcome
+from penstock.data.patience import Patience
 from penstock.data.place import Elsewhere, place
 from penstock.data.preview import preview
 from penstock.data.reader import Row
@@ -169,10 +174,10 @@ async def test_no_engine_starts_when_only_the_output_is_missing(order):
 
 async def test_a_second_driver_is_refused(order):
     asked = order(texts(1))
-    held = claim(asked.journal)
+    mine = claim(asked.journal)
     with pytest.raises(Taken, match="works on this output already"):
         await job(asked).run()
-    held.free()
+    mine.free()
     assert (await job(asked).run()).ok == 1
 
 
@@ -556,3 +561,106 @@ async def test_a_pipeline_whose_journal_breaks_is_told():
         patch.setattr(Elsewhere, "write", Mock(side_effect=error))
         with pytest.raises(Unavailable, match="The credentials have expired"):
             await asyncio.wait_for(memory.answer("key", ask), 60)
+
+
+@pytest.mark.parametrize("body", [b'{"choices": []}', b'{"data": []}', b'{"choices": [{"index": "x"}]}'])
+async def test_an_answer_of_another_form_is_a_failure_that_can_be_retried(order, monkeypatch, body: bytes):
+    real = OwnEngine.ask
+
+    async def odd(self, request):
+        return Answer(200, body) if b"row 1" in request.body else await real(self, request)
+
+    asked = order(texts(3))
+    with monkeypatch.context() as patch:
+        patch.setattr(OwnEngine, "ask", odd)
+        done = await job(asked).run()
+    assert (done.ok, done.errors, done.retry_may_help) == (2, {"bad_answer": 1}, True)
+    assert (await job(asked, retry_failed=True).run()).ok == 3
+
+
+async def test_a_worker_that_only_dies_is_given_up_however_well_others_work(order):
+    class Dying:
+        async def start(self, progress):
+            return
+
+        async def step(self, leases, hungry):
+            await asyncio.sleep(0.01)
+            raise WorkerLost("The process of engine-2 has died.")
+
+        async def stop(self):
+            return []
+
+    class Mixed(Alone):
+        size = 2
+        died = 0
+
+        def hand(self, journal, segment, patience):
+            if "engine-1" in segment:
+                return super().hand(journal, segment, patience)
+            self.died += 1
+            return Dying()
+
+    engine = {"step_base_ms": 5, "max_num_seqs": 2}
+    config = LLMConfig(model_loading_config={"model_id": "m"}, llm_engine="sim", engine_kwargs=engine)
+    crew = Mixed(lambda: OwnEngine(config))
+    done = await Job(order(texts(60)), crew).run()
+    assert (done.ok, done.failed, crew.died) == (60, 0, 3)
+
+
+async def test_who_lost_the_output_to_another_driver_writes_nothing(order, monkeypatch):
+    class Lost:
+        def lost(self) -> bool:
+            return bool(list(Path(asked.journal.url).glob("*engine*")))
+
+        def free(self) -> None: ...
+
+    monkeypatch.setattr("penstock.data.job.claim", lambda journal: Lost())
+    asked = order(texts(3))
+    with pytest.raises(Taken, match="Another driver has taken over this output"):
+        await job(asked).run()
+    assert not asked.where.exists()
+    assert record.read(asked.journal).ended is None
+
+
+def test_asking_for_the_state_of_a_job_is_in_nobodys_way(tmp_path: Path):
+    journal = place(tmp_path)
+    assert not held(journal)
+    mine = claim(journal)
+    said = (tmp_path / "driver").read_bytes()
+    assert held(journal)
+    assert (tmp_path / "driver").read_bytes() == said
+    mine.free()
+    assert not held(journal)
+    with (tmp_path / "driver").open() as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)
+        threading.Timer(0.1, fcntl.flock, (asking, fcntl.LOCK_UN)).start()
+        claim(journal).free()
+
+
+def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch):
+    def none(*args) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with pytest.raises(Unavailable, match=r"driver' cannot be locked: No locks available"):
+        claim(place(tmp_path))
+
+
+def test_a_template_of_the_model_that_refuses_a_row_is_its_fault(order, monkeypatch):
+    class Template:
+        def apply_chat_template(self, messages, **options):
+            raise ValueError("System role not supported")
+
+    monkeypatch.setattr("penstock.data.preview._template", lambda config: (Template(), ""))
+    found = preview(order([{"messages": [{"role": "user", "content": "x"}]}]))
+    assert (found.good, found.faults) == (
+        0,
+        [(0, "The model's chat template refuses the row: System role not supported")],
+    )
+
+
+async def test_a_service_that_never_answers_is_not_waited_for_without_end(monkeypatch):
+    made = Mock()
+    monkeypatch.setattr("penstock.data.backends.url.Url", made)
+    hire(Engines(url="http://x"), None).hand(place("/nowhere"), "a", Patience())
+    assert 600 <= made.call_args.kwargs["timeout_s"] <= 3600

@@ -191,3 +191,53 @@ async def test_what_reading_raises_is_kept():
 
     found = await queue(rows(), "a")
     assert isinstance(found.error, OSError)
+
+
+async def test_rows_that_wait_for_an_answer_bound_the_reading():
+    """As when the first of many identical ones is asked of an engine that still starts."""
+    read = 0
+
+    def rows():
+        nonlocal read
+        for number in range(20_000):
+            read += 1
+            yield waiting(number, "same", key="same")
+
+    found = Queue(rows(), look_ahead=64)
+    found.join("a")
+    filling = asyncio.create_task(found.fill())
+    found_first = []
+    while not found_first:
+        found_first = taken(found, "a", 1)
+        await asyncio.sleep(0)
+    await asyncio.wait({filling}, timeout=0.1)
+    assert read < 3000
+    found.ended("a", [Done(0, "ok")])
+    await filling
+    assert (found.complete, read) == (True, 20_000)
+
+
+async def test_prompts_for_an_engine_count_by_their_bytes():
+    rows = [
+        Waiting(n, Request(path="/v1/completions", body=b"{}", prompt=b"x" * (1 << 20))) for n in range(200)
+    ]
+    found = Queue(iter(rows))
+    filling = asyncio.create_task(found.fill())
+    await asyncio.wait({filling}, timeout=0.1)
+    assert found.waiting <= 80
+    found.close()
+    await filling
+
+
+async def test_a_row_that_died_with_an_engine_goes_to_another_one():
+    """An engine that only dies would make poison of rows that nothing is wrong with."""
+    found = await queue(map(waiting, range(4)))
+    found.join("a-1", "a")
+    found.join("b-1", "b")
+    assert taken(found, "a-1", 1) == [0]
+    found.lost("a-1")
+    found.join("a-2", "a")
+    assert taken(found, "a-2", 1) == [1]
+    assert taken(found, "b-1", 1) == [0]
+    found.lost("b-1")
+    assert sorted(taken(found, "a-2", 9)) == [0, 2, 3]

@@ -202,3 +202,12 @@ def test_a_line_nested_too_deep_is_a_fault_of_its_row(tmp_path: Path):
     (tmp_path / "a.jsonl").write_text('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}\n{}\n")
     first, second = rows(tmp_path / "a.jsonl")
     assert (first.fault, second.fields) == ("The line is not JSON: it is nested too deeply.", {})
+
+
+def test_large_rows_of_parquet_are_read_a_few_at_a_time(tmp_path: Path):
+    table = pa.table({"picture": [b"%07d" % row + b"x" * (1 << 20) for row in range(80)]})
+    pq.write_table(table, tmp_path / "a.parquet", compression="none", use_dictionary=False)
+    before = pa.total_allocated_bytes()
+    found = source([str(tmp_path / "a.parquet")]).rows()
+    assert next(found).number == 0
+    assert pa.total_allocated_bytes() - before < 75 << 20

@@ -1,6 +1,7 @@
 """The window over a backend that does what its rows say: answer, refuse, die, hang."""
 
 import asyncio
+import gc
 from collections import Counter
 
 import pytest
@@ -58,6 +59,8 @@ class Obedient:
             death.result()
         if word.startswith("busy") and self.asked[word] < int(word[4:]):
             return OVERLOADED
+        if word == "broken":
+            return Answer(500, b'{"error": {"message": "Odd.", "code": "internal_error"}}')
         if word == "bad":
             return Answer(400, b'{"error": {"message": "No such role.", "code": "invalid_request"}}')
         if word == "away" and self.asked[word] < 3:
@@ -114,9 +117,54 @@ async def test_a_passing_refusal_is_asked_again():
 
 
 async def test_a_refusal_that_does_not_pass_fails_the_row_after_its_attempts():
-    (outcome,) = await ended(Obedient(), "busy9")
+    (outcome,) = await ended(Obedient(), "broken")
     assert (outcome.state, outcome.attempts) == ("failed", 3)
+    assert (outcome.failure.code, outcome.failure.status) == ("internal_error", 500)
+
+
+async def test_who_is_asked_to_come_later_waits_without_using_up_attempts():
+    (outcome,) = await ended(Obedient(), "busy9")
+    assert (outcome.state, outcome.attempts) == ("ok", 9)
+
+
+async def test_a_row_that_alone_is_put_off_for_too_long_fails():
+    """As one that is larger than a service's limit of tokens a minute."""
+    patience = Patience(pause_s=0.001, outage_s=0.05)
+    window = Window(Obedient(), patience)
+    late = asyncio.create_task(window.run(row("busy1000000")))
+    while not late.done():
+        assert (await window.run(row("row"))).state == "ok"
+    outcome = await late
     assert (outcome.failure.code, outcome.failure.status) == ("overloaded", 429)
+
+
+async def test_a_service_that_puts_everybody_off_for_too_long_ends_no_row():
+    """As with a key whose budget is used up: rows stay, and can be asked when it is filled."""
+    with pytest.raises(Unavailable, match=r"Every request was refused .* \(status 429\): Full\."):
+        await ended(Obedient(), "busy1000000", patience=Patience(pause_s=0.001, outage_s=0.05))
+
+
+async def test_an_engine_that_died_with_all_rows_cancelled_is_no_complaint(caplog):
+    class Slow(Obedient):
+        began, go, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def start(self, progress=None) -> None:
+            self.began.set()
+            await self.go.wait()
+            self.ended.set()
+            raise EngineStartFailed("No memory.")
+
+    backend = Slow()
+    held = asyncio.create_task(Window(backend, QUICK).run(row("poison")))
+    await backend.began.wait()
+    held.cancel()
+    await asyncio.gather(held, return_exceptions=True)
+    backend.go.set()
+    await backend.ended.wait()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 async def test_a_bad_row_fails_at_once_with_the_engines_words():

@@ -15,7 +15,15 @@ from typing import Any
 
 import msgspec
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import (
+    ActorUnschedulableError,
+    AuthenticationError,
+    OutOfMemoryError,
+    RayError,
+    RayTaskError,
+    RuntimeEnvSetupError,
+    TaskUnschedulableError,
+)
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -149,7 +157,12 @@ class _ActorHand:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                 self._group, placement_group_capture_child_tasks=True
             )
-        self._actor = ray.remote(_Actor).options(max_restarts=0, **options).remote(self._config, *self._rest)
+        made = ray.remote(_Actor).options(max_restarts=0, **options)
+        try:
+            self._actor = made.remote(self._config, *self._rest)
+        except BaseException:
+            self._leave_group()
+            raise
         waiting = asyncio.get_running_loop().call_later(_WAIT_S, progress, self._waits_for())
         progress("waiting for a place")
         try:
@@ -179,9 +192,13 @@ class _ActorHand:
         with suppress(RayError):
             ray.kill(self._actor)
         self._actor = None
-        if self._group is not None:
-            remove_placement_group(self._group)
+        self._leave_group()
         return done
+
+    def _leave_group(self) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            remove_placement_group(group)
 
     def _waits_for(self) -> str:
         wanted = self._bundles[0] or [self._options]
@@ -191,10 +208,15 @@ class _ActorHand:
 
 
 def _told(error: RayError, name: str) -> Error:
-    """What a call's error means: the worker's own, or the death of its process."""
+    """What a call's error means: the worker's own, one that no other worker is spared, or a death."""
     if isinstance(error, RayTaskError):
         cause = error.cause
         return cause if isinstance(cause, Error) else Unavailable(f"The worker failed: {cause!r}.")
-    if not isinstance(error, RayActorError):
-        return Unavailable(f"Ray cannot reach a worker: {error}")
+    if isinstance(error, _FOR_ALL):
+        return Unavailable(f"Ray cannot start a worker: {error}")
+    if isinstance(error, OutOfMemoryError):
+        return WorkerLost(f"The process of {name} has died: its node ran out of memory.")
     return WorkerLost(f"The process of {name} has died.")
+
+
+_FOR_ALL = (ActorUnschedulableError, AuthenticationError, RuntimeEnvSetupError, TaskUnschedulableError)

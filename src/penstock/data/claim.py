@@ -60,13 +60,7 @@ def claim(journal: Place) -> Claim:
 def held(journal: Place) -> bool:
     """Whether somebody works on the output. In a bucket it takes some seconds to know."""
     if journal.is_local:
-        path = Path(journal.url) / "driver"
-        if not path.exists():
-            return False
-        with contextlib.suppress(Taken):
-            _Lock(path).free()
-            return False
-        return True
+        return _locked(Path(journal.url) / "driver")
     return _living(journal / "driver") is not None
 
 
@@ -74,18 +68,61 @@ def _me(count: int = 0, owner: str = "") -> Beat:
     return Beat(owner or uuid.uuid4().hex, socket.gethostname(), os.getpid(), count)
 
 
+def taken_over(journal: Place) -> Taken:
+    """For a driver that has lost its claim."""
+    return Taken(f"Another driver has taken over this output ('{journal.url}'), and goes on with it.")
+
+
+_LOOK_S, _LOOKS = 0.05, 10
+"""Who asks for the state of a job holds the lock for a moment, shared with others who ask."""
+
+
+def _locked(path: Path) -> bool:
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        raise _unlocked(path, error) from error
+    finally:
+        os.close(file)
+    return False
+
+
+def _unlocked(path: Path, error: OSError) -> Unavailable:
+    return Unavailable(
+        f"'{path}' cannot be locked: {error.strerror}. Write the output to a file system with locks, or to a "
+        "bucket."
+    )
+
+
 class _Lock:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            said = os.read(self._file, 4096)
+            self._lock(path)
+        except BaseException:
             os.close(self._file)
-            raise _taken(path.parent.as_posix(), said) from None
+            raise
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, msgspec.json.encode(_me()), 0)
+
+    def _lock(self, path: Path) -> None:
+        for look in range(_LOOKS):
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if look + 1 < _LOOKS:
+                    time.sleep(_LOOK_S)
+            except OSError as error:
+                raise _unlocked(path, error) from error
+        raise _taken(path.parent.as_posix(), os.read(self._file, 4096))
 
     def lost(self) -> bool:
         return False

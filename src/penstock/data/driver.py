@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from penstock.data.claim import Claim
+from penstock.data.claim import Claim, taken_over
 from penstock.data.crew import Crew, Hand, WorkerLost
 from penstock.data.index import ended_in
 from penstock.data.journal import Entry, Segment
@@ -26,7 +27,7 @@ from penstock.data.report import Tally
 from penstock.data.stop import Stop
 from penstock.data.watcher import Watcher
 from penstock.data.worker import done_of
-from penstock.errors import Error, Unavailable
+from penstock.errors import Error
 
 _LOOK_S = 0.2
 _LOSSES_IN_A_ROW = 3
@@ -89,6 +90,7 @@ class Driver:
         self._limits, self._holder = limits, holder
         self._writing = threading.Lock()
         self._errors: list[Error] = []
+        self._ended_by = Counter[str]()
         self._stopped = asyncio.Event()
 
     async def run(self, rows: Rows, *, group: bool) -> None:
@@ -117,6 +119,8 @@ class Driver:
             await asyncio.sleep(0)
         if self._queue.error is not None:
             raise self._queue.error
+        if self._holder.lost():
+            raise taken_over(self._journal)
         if self._errors and not self._queue.complete and not self._stop.asked:
             raise self._errors[-1]
 
@@ -168,14 +172,13 @@ class Driver:
         while not self._over():
             born += 1
             name = f"{self._attempt:04d}-engine-{number}" + (f"-{born}" if born > 1 else "")
-            before = self._tally.ended
             hand = self._crew.hand(self._journal, name, self._patience)
             try:
                 await self._work(hand, name, f"engine {number}")
                 break
             except WorkerLost as lost:
                 await self._bury(name, lost)
-                losses = 1 if self._tally.ended > before else losses + 1
+                losses = 1 if self._ended_by[name] else losses + 1
                 if losses >= _LOSSES_IN_A_ROW:
                     self._give_up(lost)
                     break
@@ -200,7 +203,7 @@ class Driver:
             starting.cancel()
         self._watcher.phase(label, "ready")
         self._tally.ready()
-        self._queue.join(name)
+        self._queue.join(name, label)
         room = 1
         while not self._over():
             leases = [] if self._stop.asked else self._queue.take(name, room)
@@ -213,6 +216,7 @@ class Driver:
 
     def _settle(self, name: str, done: Iterable[Done]) -> None:
         for one in self._queue.ended(name, done):
+            self._ended_by[name] += 1
             self._tally.add(one)
         self._look_at_limits()
 
@@ -256,7 +260,6 @@ class Driver:
             self._tally.running = self._queue.leased
             self._watcher.look(self._tally)
             if self._holder.lost():
-                self._errors.append(Unavailable("Another driver has taken over this output."))
                 self._stop.ask("another driver has taken over")
                 self._stop.at_once()
 

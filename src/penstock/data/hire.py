@@ -30,6 +30,10 @@ def hire(
     return Actors(config, size, address=engines.address, verbose=verbose)
 
 
+_TIMEOUT_S = 3600.0
+"""Of one request to a URL: a service that takes it and never answers must not keep the last row for ever."""
+
+
 class _Application(Alone):
     """Replicas that Ray Serve keeps on a cluster that runs already."""
 
@@ -60,4 +64,10 @@ def _url(engines: Engines, api_key: str | None) -> Backend:
     from penstock.data.backends.url import Url
 
     assert engines.url is not None
-    return Url(engines.url, api_key=api_key, model=engines.model, max_concurrency=engines.concurrency)
+    return Url(
+        engines.url,
+        api_key=api_key,
+        model=engines.model,
+        max_concurrency=engines.concurrency,
+        timeout_s=_TIMEOUT_S,
+    )

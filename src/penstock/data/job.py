@@ -23,7 +23,7 @@ from typing import TypeVar
 import msgspec
 
 from penstock.data import journal, record
-from penstock.data.claim import Claim, claim
+from penstock.data.claim import Claim, claim, taken_over
 from penstock.data.columns import columns
 from penstock.data.crew import Crew
 from penstock.data.driver import Driver, Limits
@@ -96,7 +96,7 @@ class Job:
             self._record = await asyncio.to_thread(self._opened, now)
             self._watcher.begun(self._record, self.tally)
             why = await self._all_rows(holder)
-            return await self._end(why)
+            return await self._end(why, holder)
 
     @asynccontextmanager
     async def _claimed(self) -> AsyncGenerator[Claim]:
@@ -175,13 +175,18 @@ class Job:
         self._final = await self._index()
         return sum(self._final.counts().values()) >= rows
 
-    async def _end(self, why: str) -> Report:
+    async def _end(self, why: str, holder: Claim) -> Report:
+        """Raises: Taken where another driver has the output by now: then it is that one's to write."""
         files: list[str] = []
         index = self._final if why == FINISHED else await self._index()
         if why == FINISHED:
             await asyncio.to_thread(self._check_input)
+            if holder.lost():
+                raise taken_over(self._at)
             self._watcher.said("Writing the output ...")
             files = await asyncio.to_thread(self._sink().write, index)
+        if holder.lost():
+            raise taken_over(self._at)
         told = report(self.order.output, why, index, self.tally, files, self._prices)
         done = msgspec.structs.replace(self._record, ended=why, report=told)
         await asyncio.to_thread(record.write, self._at, done)

@@ -13,10 +13,11 @@ _LONGEST_PAUSE_S = 30.0
 class Patience:
     """Limits of one row, and of the job while nothing answers.
 
-    attempts: answers that may be others next time (429, 5xx), the last of them is the row's end.
+    attempts: answers that may be others next time (5xx but 503), the last of them is the row's end.
     deaths: of engines with this row in them; then it is put aside as poison. At least 2.
     deadline_s: from its first try on, all its tries together; None for no limit.
-    outage_s: with no engine reached, until the job stops; its rows stay as they are.
+    outage_s: with no engine reached, or every request refused for now (429, 503), until the job stops; its
+    rows stay as they are. A row that alone is refused for so long has failed.
     """
 
     attempts: int = 3

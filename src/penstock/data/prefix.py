@@ -23,13 +23,17 @@ _KEPT_BYTES = 8192
 
 @dataclass(slots=True)
 class Waiting:
-    """A row that waits. begin: what the engine reads first of it. Mutable: deaths are counted."""
+    """A row that waits. begin: what the engine reads first of it. Mutable: deaths are counted.
+
+    lost_by: the engine whose process died with it last; another one gets it, where there is one.
+    """
 
     number: int
     request: Request
     key: str | None = None
     deaths: int = 0
     begin: bytes = b""
+    lost_by: str | None = None
 
 
 class _Beginning(msgspec.Struct):

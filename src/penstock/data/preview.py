@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from penstock.data.fault import failure_of
 from penstock.data.job import check_ids, check_new, found_source, with_lines
 from penstock.data.order import Asking, Order
 from penstock.data.request import Request
-from penstock.errors import Error
+from penstock.errors import BadRequest
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
@@ -39,6 +40,12 @@ class Preview:
     kinds: Counter[str] = field(default_factory=Counter[str])
     note: str = ""
 
+    def fault(self, row: int, error: Exception) -> None:
+        failure = failure_of(error, "preprocess")
+        self.kinds[failure.code] += 1
+        if len(self.faults) < _SHOWN_FAULTS:
+            self.faults.append((row, failure.message))
+
 
 def preview(order: Order, config: LLMConfig | None = None) -> Preview:
     """Raises: what a run of the order would raise before its first row."""
@@ -55,10 +62,8 @@ def preview(order: Order, config: LLMConfig | None = None) -> Preview:
         found.rows += 1
         try:
             waiting = asking.waiting(row)
-        except Error as error:
-            found.kinds[error.code] += 1
-            if len(found.faults) < _SHOWN_FAULTS:
-                found.faults.append((row.number, str(error)))
+        except Exception as error:
+            found.fault(row.number, error)
             continue
         if waiting is None:
             found.skipped += 1
@@ -68,7 +73,11 @@ def preview(order: Order, config: LLMConfig | None = None) -> Preview:
             found.same += waiting.key in keys
             keys.add(waiting.key)
         if len(found.prompts) < _SHOWN_PROMPTS:
-            found.prompts.append((row.number, _prompt(waiting.request, template)))
+            try:
+                found.prompts.append((row.number, _prompt(waiting.request, template)))
+            except Exception as error:  # what a model's template raises: roles that it does not know, say
+                found.good -= 1
+                found.fault(row.number, BadRequest(f"The model's chat template refuses the row: {error}"))
     return found
 
 

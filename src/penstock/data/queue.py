@@ -22,6 +22,9 @@ LOOK_AHEAD = 4096
 LOOK_AHEAD_BYTES = 64 << 20
 """Of their requests: pictures stop the reading sooner."""
 
+_SAME_AHEAD = 16
+"""Times as many rows that wait for the answer of an identical one: each takes little room."""
+
 _READ_ROWS, _READ_BYTES = 512, 8 << 20
 
 
@@ -61,17 +64,19 @@ class Queue:
         self._back: deque[Waiting] = deque()  # rows that a worker had already: they go first
         self._groups = Groups(apart=not group)
         self._leased: dict[str, dict[int, Waiting]] = {}
+        self._engines: dict[str, str] = {}
         self._same: dict[str, _Same] = {}
         self._answers: dict[str, int] = {}
-        self._waiting = self._waiting_bytes = 0
+        self._waiting = self._waiting_bytes = self._others = 0
         self._read = self._whole = self._closed = False
         self._news = asyncio.Event()
         self._thirst = asyncio.Event()
         self.error: BaseException | None = None
 
-    def join(self, worker: str) -> None:
-        """The worker may take rows from now on."""
+    def join(self, worker: str, engine: str | None = None) -> None:
+        """The worker may take rows from now on. engine: the same for all workers that follow one another."""
         self._leased.setdefault(worker, {})
+        self._engines[worker] = engine or worker
 
     def take(self, worker: str, room: int) -> list[Lease]:
         """At most `room` rows that `worker` runs from now on."""
@@ -106,6 +111,7 @@ class Queue:
         self._groups.leave(worker)
         for row in rows:
             row.deaths += 1
+            row.lost_by = self._engines.get(worker)
         self._again(rows)
         return rows
 
@@ -164,7 +170,9 @@ class Queue:
 
     @property
     def _enough(self) -> bool:
-        return self._waiting >= self._look_ahead or self._waiting_bytes >= LOOK_AHEAD_BYTES
+        if self._waiting >= self._look_ahead or self._waiting_bytes >= LOOK_AHEAD_BYTES:
+            return True
+        return self._others >= _SAME_AHEAD * self._look_ahead
 
     def close(self) -> None:
         """Reading ends soon; await `fill` to know when."""
@@ -182,7 +190,7 @@ class Queue:
         if not self._closed:
             for row in self._rows:
                 some.append(row)
-                size += len(row.request.body)
+                size += _size((row,))
                 if len(some) == _READ_ROWS or size >= _READ_BYTES or self._closed:
                     break
         return some or None
@@ -203,8 +211,9 @@ class Queue:
             return False
         same = self._same.setdefault(row.key, _Same(row.number, row.request))
         if same.first != row.number:
-            row.request = same.request  # its own, once more, would only take room
+            row.request, row.begin = same.request, b""  # its own, once more, would only take room
             same.others.append(row)
+            self._others += 1
         return same.first == row.number
 
     def _share_answer(self, row: Waiting, *, ok: bool) -> None:
@@ -213,10 +222,14 @@ class Queue:
             return
         if not ok and same.others:
             first = same.others.pop(0)
+            self._others -= 1
             same.first = first.number
             self._again([first])
             return
         del self._same[row.key]
+        self._others -= len(same.others)
+        if not self._enough:
+            self._thirst.set()
         if ok:
             self._answers[row.key] = same.first
             if same.others:
@@ -237,9 +250,14 @@ class Queue:
         return max(0, fair - len(self._leased[worker]))
 
     def _next(self, worker: str) -> Waiting | None:
-        return self._back.popleft() if self._back else self._groups.next(worker)
+        alone = len(self._leased) == 1
+        for index, row in enumerate(self._back):
+            if alone or row.lost_by != self._engines[worker]:
+                del self._back[index]
+                return row
+        return self._groups.next(worker)
 
 
 def _size(rows: Iterable[Waiting]) -> int:
     """Bytes of their requests."""
-    return sum(len(row.request.body) for row in rows)
+    return sum(len(row.request.body) + len(row.request.prompt or b"") for row in rows)

@@ -37,7 +37,7 @@ ENDINGS: dict[str, Form] = {
     ".csv": "csv",
 }
 _ZIPPED = ".gz"
-_BATCH_ROWS = 1024
+_BATCH_ROWS, _BATCH_BYTES = 1024, 64 << 20
 _LONGEST_FIELD = 1 << 30  # characters of a CSV cell; Python's own limit is 131,072
 
 Wanted = Callable[[int], bool]
@@ -300,7 +300,7 @@ def _parquet(where: Place, number: int, wanted: Wanted) -> _Read:
     with closing(where.open()) as file:
         parquet = pq.ParquetFile(file)
         _check_names(parquet.schema_arrow.names, where.url)
-        for batch in parquet.iter_batches(_BATCH_ROWS):
+        for batch in parquet.iter_batches(_rows_at_a_time(parquet.metadata)):
             numbers = range(number, number + batch.num_rows)
             number += batch.num_rows
             if not any(wanted(one) for one in numbers):
@@ -308,6 +308,13 @@ def _parquet(where: Place, number: int, wanted: Wanted) -> _Read:
                 continue
             for one, fields in zip(numbers, batch.to_pylist(), strict=True):
                 yield Row(one, fields) if wanted(one) else one + 1
+
+
+def _rows_at_a_time(footer: Any) -> int:
+    """As many as fit into memory together, by what they take in the file's largest group of rows."""
+    groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
+    row_bytes = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=1)
+    return int(max(1, min(_BATCH_ROWS, _BATCH_BYTES / max(1, row_bytes))))
 
 
 class _Footer(NamedTuple):

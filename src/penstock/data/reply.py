@@ -12,6 +12,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct, field
 
+from penstock.data.task import CHAT, COMPLETIONS, POOLING_PATHS
+
 Whole = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 """One that a column can hold."""
 
@@ -141,3 +143,17 @@ FORMS: dict[str, msgspec.json.Decoder[Any]] = {
     "score": msgspec.json.Decoder(Scores),
 }
 """By task. Raises: msgspec.DecodeError, which includes what has another form."""
+
+_KINDS = {CHAT: "generate", COMPLETIONS: "generate", **{path: kind for kind, path in POOLING_PATHS.items()}}
+
+
+def answers_nothing(path: str, body: bytes) -> str | None:
+    """Why a body is no answer to a request at `path`, though its status says so; None where it is one."""
+    if (kind := _KINDS.get(path)) is None:
+        return None
+    try:
+        found = FORMS[kind].decode(body)
+    except (ValueError, RecursionError) as error:
+        return f"The answer is not what the endpoint was asked for: {error}."
+    name = "choices" if kind == "generate" else "data"
+    return None if getattr(found, name) else f"The answer has no {name}."

@@ -16,6 +16,9 @@ from penstock.errors import Error
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Statuses that may be others next time."""
 
+BUSY = frozenset({429, 503})
+"""Those of them that say nothing about the request, and only ask to come later."""
+
 _SHOWN_CHARS = 2_000
 _NO_JSON = (ValueError, RecursionError)
 """msgspec's errors, one about UTF-8 and one about depth."""

@@ -17,7 +17,7 @@ from penstock.data.backend import Answer, Backend
 from penstock.data.outcome import Failure, Outcome
 from penstock.data.patience import Patience
 from penstock.data.request import Request
-from penstock.data.verdict import PASSING, failed, outcome_of
+from penstock.data.verdict import BUSY, PASSING, failed, outcome_of
 from penstock.errors import EngineDead, Error, Unavailable
 
 _LOOK_S = 0.005
@@ -116,9 +116,15 @@ class Window:
                 continue
             finally:
                 self._leave(row)
-            self._out_since, self._deaths_in_a_row = None, 0
-            if answer.status not in PASSING or row.attempts >= self.patience.attempts:
-                return outcome_of(answer, row.attempts)
+            self._deaths_in_a_row = 0
+            if answer.status in BUSY:
+                if self._waited_out(row, answer):
+                    return outcome_of(answer, row.attempts)
+            else:
+                self._out_since = row.busy_since = None
+                row.failures += 1
+                if answer.status not in PASSING or row.failures >= self.patience.attempts:
+                    return outcome_of(answer, row.attempts)
             await self._refused(row, answer)
         self._deaths_in_a_row = 0
         return self._gave_up(row, "poison_row", f"{row.deaths} engines died with this row in them.")
@@ -181,6 +187,7 @@ class Window:
         if self._revival is None and row.started >= self._born:
             self._suspected = max(len(self._flying), len(self._suspects))
             self._revival = asyncio.create_task(self._revive(death))
+            self._revival.add_done_callback(_retrieved)
         self._leave(row)
         if self._revival is not None:
             await asyncio.shield(self._revival)
@@ -208,6 +215,24 @@ class Window:
         row.unreached += 1
         await asyncio.sleep(self.patience.pause(row.unreached))
 
+    def _waited_out(self, row: _Row, answer: Answer) -> bool:
+        """Whether a row was told to come later for too long, while others were answered.
+
+        Raises: Unavailable when all were.
+        """
+        now = time.monotonic()
+        self._out_since = self._out_since or now
+        row.busy_since = row.busy_since or now
+        if now - self._out_since > self.patience.outage_s:
+            failure = outcome_of(answer, row.attempts).failure
+            why = failure.message if failure is not None else ""
+            error = Unavailable(
+                f"Every request was refused for {self.patience.outage_s:g} s (status {answer.status}): {why}"
+            )
+            self._break(error)
+            raise error
+        return now - row.busy_since > self.patience.outage_s
+
     async def _refused(self, row: _Row, answer: Answer) -> None:
         await asyncio.sleep(self.patience.pause(row.attempts, answer.retry_after_s))
         row.attempts += 1
@@ -225,16 +250,33 @@ class Window:
         return failed(Failure(code=code, message=message, stage="engine", attempts=row.attempts))
 
 
+def _retrieved(task: asyncio.Task[None]) -> None:
+    """Nobody waits for it where all rows were cancelled; asyncio would complain then."""
+    if not task.cancelled():
+        task.exception()
+
+
 class _Row:
     """One row between `run` and its end."""
 
-    __slots__ = ("attempts", "deaths", "first", "request", "started", "turn", "unreached")
+    __slots__ = (
+        "attempts",
+        "busy_since",
+        "deaths",
+        "failures",
+        "first",
+        "request",
+        "started",
+        "turn",
+        "unreached",
+    )
 
     def __init__(self, request: Request, deaths: int) -> None:
         self.request = request
         self.deaths = deaths
         self.attempts = 1
-        self.unreached = 0
+        self.failures = self.unreached = 0
+        self.busy_since: float | None = None
         self.first: float | None = None
         self.started = 0.0
         self.turn: asyncio.Future[None]

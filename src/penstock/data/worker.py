@@ -17,8 +17,9 @@ from penstock.data.backend import Backend
 from penstock.data.fault import failure_of
 from penstock.data.journal import Entry, Segment
 from penstock.data.lease import Done, Lease, Step
-from penstock.data.outcome import Outcome
+from penstock.data.outcome import Failure, Outcome
 from penstock.data.patience import Patience
+from penstock.data.reply import answers_nothing
 from penstock.data.verdict import failed
 from penstock.data.window import Window
 from penstock.engine import Progress, silent
@@ -118,7 +119,11 @@ class Worker:
     async def _ended(self, lease: Lease) -> Outcome:
         """Raises: errors of ours, for then no row can be answered; any other one is its row's."""
         try:
-            return await self._window.run(lease.request, lease.deaths)
+            end = await self._window.run(lease.request, lease.deaths)
+            if end.body is None or (fault := answers_nothing(lease.request.path, end.body)) is None:
+                return end
+            failure = Failure(code="bad_answer", message=fault, stage="engine", attempts=end.attempts)
+            return msgspec.structs.replace(end, state="failed", body=None, failure=failure)
         except Error:
             raise
         except Exception as error:
