@@ -13,6 +13,7 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
+from penstock.cli.job import config_of
 from penstock.config import LLMConfig
 from penstock.data import record
 from penstock.data.backend import Answer
@@ -30,6 +31,7 @@ from penstock.data.place import Elsewhere, place
 from penstock.data.preview import preview
 from penstock.data.reader import Row
 from penstock.data.report import Prices, Report
+from penstock.data.run import batch, continued
 from penstock.data.watcher import Watcher
 from penstock.errors import ConfigError, EngineStartFailed, Unavailable
 
@@ -664,3 +666,84 @@ async def test_a_service_that_never_answers_is_not_waited_for_without_end(monkey
     monkeypatch.setattr("penstock.data.backends.url.Url", made)
     hire(Engines(url="http://x"), None).hand(place("/nowhere"), "a", Patience())
     assert 600 <= made.call_args.kwargs["timeout_s"] <= 3600
+
+
+SIM = LLMConfig(
+    model_loading_config={"model_id": "m"},
+    llm_engine="sim",
+    engine_kwargs={"max_num_seqs": 4},
+    runtime_env={"env_vars": {"HF_TOKEN": "hf_secret", "A": "b"}},
+)
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """`batch()` with its engine in this process."""
+    monkeypatch.setattr(
+        "penstock.data.run.hire", lambda engines, config, **_: Alone(lambda: OwnEngine(config))
+    )
+
+
+def test_a_job_from_python_can_go_on_by_the_command(tmp_path: Path, monkeypatch, in_process):
+    (tmp_path / "in.jsonl").write_text('{"prompt": "x"}\n')
+    monkeypatch.chdir(tmp_path)
+    batch("in.jsonl", "out.jsonl", config=SIM, params={"stop": ("a",)}, limits=Limits(seconds=0.0))
+    order = Job.left_at(str(tmp_path / "out.jsonl"))
+    assert (order.inputs, order.output) == ((f"{tmp_path}/in.jsonl",), f"{tmp_path}/out.jsonl")
+    found = config_of(order.engines)
+    assert (found.engine_kwargs["max_num_seqs"], found.runtime_env) == (4, {"env_vars": {"A": "b"}})
+    assert "hf_secret" not in (tmp_path / "out.jsonl.journal/job.json").read_text()
+    assert batch("in.jsonl", "out.jsonl", config=SIM, params={"stop": ("a",)}).ok == 1
+
+
+def test_a_config_that_a_journal_cannot_hold_goes_on_from_python_only(tmp_path: Path, in_process):
+    (tmp_path / "in.jsonl").write_text('{"prompt": "x"}\n')
+    odd = LLMConfig(
+        model_loading_config={"model_id": "m"},
+        llm_engine="sim",
+        engine_kwargs={"prefill_tokens_per_s": float("inf")},
+    )
+    files = (str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl"))
+    batch(*files, config=odd, limits=Limits(seconds=0.0))
+    with pytest.raises(ConfigError, match=r"Go on by the same call of batch\(\)"):
+        config_of(Job.left_at(files[1]).engines)
+    assert batch(*files, config=odd).ok == 1
+
+
+def test_parameters_that_could_not_be_kept_are_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match="params: temperature is nan"):
+        batch("in.jsonl", str(tmp_path / "out.jsonl"), config=SIM, params={"temperature": float("nan")})
+
+
+async def test_no_secret_is_kept_and_the_same_command_goes_on(order):
+    asked = order(texts(1))
+    words = ("m", "--hf-token", "hush1", "--api-key=hush2", "--max-model-len", "9")
+    secret = msgspec.structs.replace(
+        asked,
+        inputs=(*asked.inputs, f"file://{asked.inputs[0]}"),
+        engines=Engines(words=words, url="http://user:hush3@host/v1"),
+    )
+    await job(secret, limits=Limits(seconds=0.0)).run()
+    assert b"hush" not in (asked.journal / "job.json").read()
+    found = record.read(asked.journal).order
+    assert found.engines.words == ("m", "--max-model-len", "9")
+    continued(found, secret)
+    with pytest.raises(ConfigError, match="keeps no passwords"):
+        record.check_resumable(found)
+
+
+async def test_an_input_by_a_signed_url_is_read_by_it(tmp_path: Path, monkeypatch):
+    """What may be shown of it opens nothing."""
+    opened: list[str] = []
+    real = Elsewhere.at.__func__
+
+    def at(cls, url: str):
+        opened.append(url)
+        return real(cls, url)
+
+    monkeypatch.setattr(Elsewhere, "at", classmethod(at))
+    place("memory://signed.jsonl?sig=s3cret").write(b'{"prompt": "x"}\n')
+    asked = Order(inputs=("memory://signed.jsonl?sig=s3cret",), output=str(tmp_path / "out.jsonl"))
+    assert (await job(asked).run()).ok == 1
+    assert set(opened) == {"memory://signed.jsonl?sig=s3cret"}
+    assert b"s3cret" not in (asked.journal / "job.json").read()

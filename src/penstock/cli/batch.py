@@ -456,9 +456,9 @@ def _absolute(order: Any) -> Any:
 
 
 def _absolute_url(path: str) -> str:
-    if "://" in path:
-        return path
-    return str(Path(path).expanduser().absolute()) + ("/" if path.endswith("/") else "")
+    from penstock.data.place import absolute
+
+    return absolute(path)
 
 
 def _absolute_path(model: str) -> str:

@@ -129,6 +129,7 @@ def _order(asked: Asked) -> tuple[Order, record.Record | None]:
         order = Job.left_at(asked.output)
         if asked.engines is not None:
             order = msgspec.structs.replace(order, engines=asked.engines)
+        record.check_resumable(order)
     before = record.read(order.journal)
     if before is not None and asked.order is not None:
         continued(before.order, order)
@@ -197,6 +198,13 @@ def config_of(engines: Engines) -> LLMConfig | None:
     if engines.url is not None or engines.app is not None:
         return None
     words = engines.words
+    if engines.config is not None:
+        return LLMConfig.model_validate(engines.config)
+    if words[1:] and not words[1].startswith("-"):
+        raise ConfigError(
+            "This job was begun from Python with a config that a journal cannot hold. Go on by the same call "
+            "of batch(), or name the model with --model."
+        )
     arguments = Arguments(
         sources=words[:1],
         engine_words=words[1:],

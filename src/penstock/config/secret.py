@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _SECRET = re.compile(r"(TOKEN|KEY|CREDENTIALS?)_?\d*$|SECRET|PASSWORD|PASSWD|ACCESS_KEY", re.IGNORECASE)
-_STARS = "*" * 10
+STARS = "*" * 10
 _LOGIN = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]*(?=@)")
 """User and password in a URL, as in `HTTPS_PROXY`."""
 _SIGNATURE = re.compile(
@@ -26,12 +26,12 @@ def masked(value: Any) -> Any:
     """`value` with stars in place of what has a secret-looking name, and of logins and signatures in URLs."""
     if isinstance(value, dict):
         entries = typing.cast("dict[Any, Any]", value)
-        return {k: _STARS if is_secret(str(k)) and v else masked(v) for k, v in entries.items()}
+        return {k: STARS if is_secret(str(k)) and v else masked(v) for k, v in entries.items()}
     if isinstance(value, list):
         return [masked(item) for item in typing.cast("list[Any]", value)]
     if not isinstance(value, str):
         return value
-    return _SIGNATURE.sub(rf"\1{_STARS}", _LOGIN.sub(_STARS, value))
+    return _SIGNATURE.sub(rf"\1{STARS}", _LOGIN.sub(STARS, value))
 
 
 def parted(variables: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:

@@ -1,6 +1,7 @@
 """What a job was asked to do: kept beside its output, so that any machine can go on with it.
 
-Read by the job and by what it is made of. It holds no secret and nothing of this machine but paths.
+Read by the job and by what it is made of. What is kept of it is `record.public`: no secret, and nothing of
+this machine but paths.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ Reuse = Literal["exact", "all", "off"]
 class Engines(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Who answers. One of: words (a model or a config, and flags, as of `penstock serve`), url, app.
 
+    config: where words are a name and a source only, what else a config from Python says, as JSON.
     replicas: engines of one's own; 0 for what the config says. concurrency: requests at a time to a URL.
     """
 
     words: tuple[str, ...] = ()
+    config: dict[str, Any] | None = None
     engine: str | None = None
     served_model_name: str | None = None
     accelerator: str | None = None

@@ -84,6 +84,14 @@ def place(url: str | os.PathLike[str]) -> Place:
     return Elsewhere.at(text) if "://" in text else Here(Path(text).expanduser().absolute())
 
 
+def absolute(path: str | os.PathLike[str]) -> str:
+    """The same from any working directory; a URL as it is. A "/" at the end, of a folder, stays."""
+    text = os.fspath(path)
+    if "://" in text:
+        return text
+    return str(Path(text).expanduser().absolute()) + ("/" if text.endswith("/") else "")
+
+
 @contextmanager
 def written(to: Place) -> Generator[IO[bytes]]:
     """A file to write; it is at `to`, whole, when the block ends, and is nowhere when the block raises."""

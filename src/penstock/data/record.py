@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.config.secret import STARS, is_secret, masked
 from penstock.data.journal import now_s
 from penstock.data.order import Order
 from penstock.data.place import Place
@@ -49,7 +50,37 @@ def read(journal: Place) -> Record | None:
 
 
 def write(journal: Place, record: Record) -> None:
-    (journal / _NAME).write(msgspec.json.format(msgspec.json.encode(record)))
+    kept = msgspec.structs.replace(record, order=public(record.order))
+    (journal / _NAME).write(msgspec.json.format(msgspec.json.encode(kept)))
+
+
+def public(order: Order) -> Order:
+    """The order as it is kept: without keys of engines, and with stars for what URLs hold of secrets."""
+    engines = msgspec.structs.replace(
+        order.engines, words=_without_keys(order.engines.words), url=masked(order.engines.url)
+    )
+    return msgspec.structs.replace(order, inputs=tuple(map(masked, order.inputs)), engines=engines)
+
+
+def _without_keys(words: tuple[str, ...]) -> tuple[str, ...]:
+    kept: list[str] = []
+    after_key = False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        is_key = word.startswith("--") and is_secret(name)
+        if not is_key and not (after_key and not word.startswith("--")):
+            kept.append(word)
+        after_key = is_key and not equals
+    return tuple(kept)
+
+
+def check_resumable(order: Order) -> None:
+    """Raises: ConfigError when a job cannot go on by what is kept of it alone."""
+    if any(STARS in url for url in (*order.inputs, order.engines.url or "")):
+        raise ConfigError(
+            f"The journal of '{order.output}' keeps no passwords and no signatures of URLs: go on by the "
+            "command, or the call, that began it."
+        )
 
 
 _MAY_DIFFER = frozenset({"engines", "lines", "limit", "attempts", "deaths", "deadline_s", "group_prefixes"})
@@ -58,6 +89,7 @@ own."""
 
 
 def differing(one: Order, other: Order) -> list[str]:
-    """Names of options in which two orders are other jobs."""
+    """Names of options in which two orders, of which the first one was kept, are other jobs."""
+    other = public(other)
     names = (field for field in Order.__struct_fields__ if field not in _MAY_DIFFER)
     return [name for name in names if getattr(one, name) != getattr(other, name)]

@@ -16,11 +16,13 @@ from penstock.data.driver import Limits
 from penstock.data.hire import hire
 from penstock.data.job import Job, found_source
 from penstock.data.order import Engines, Order, Reuse
+from penstock.data.place import absolute
 from penstock.data.record import Record
 from penstock.data.report import Prices, Report
 from penstock.data.task import Kind
+from penstock.data.values import plain
 from penstock.data.watcher import Watcher
-from penstock.errors import ConfigError, SourceNotFound
+from penstock.errors import BadRequest, ConfigError, SourceNotFound
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
@@ -34,13 +36,22 @@ def batch(
     replicas: int = 0,
     url: str | None = None,
     app: str | None = None,
+    deployment: str | None = None,
     model: str | None = None,
     api_key: str | None = None,
+    concurrency: int = 64,
+    address: str | None = None,
     task: Kind = "generate",
     prompt: str | None = None,
     system: str | None = None,
+    chat: bool = True,
     params: dict[str, Any] | None = None,
+    input_form: str | None = None,
+    limit: int | None = None,
     reuse: Reuse = "exact",
+    reuse_from: str | None = None,
+    attempts: int = 3,
+    deadline_s: float | None = None,
     limits: Limits | None = None,
     prices: Prices | None = None,
     watcher: Watcher | None = None,
@@ -49,22 +60,38 @@ def batch(
     """Runs every row of `inputs` through engines of `config`, or a service, and writes `output`.
 
     Called again after it was stopped or killed it goes on where it was; on a finished output it does nothing
-    but give the report, unless `retry_failed`. Ctrl-C stops it cleanly; what has ended is kept.
+    but give the report, unless `retry_failed`. Ctrl-C stops it cleanly; what has ended is kept. `penstock
+    batch resume OUTPUT` goes on with it, too. The arguments are the options of `penstock batch`.
     Raises: ConfigError, SourceNotFound, Taken, Unavailable, EngineStartFailed.
     """
     given = (inputs,) if isinstance(inputs, str) else tuple(inputs)
-    engines = Engines(url=url, app=app, model=model, replicas=replicas)
+    engines = Engines(
+        url=url,
+        app=app,
+        deployment=deployment,
+        model=model,
+        replicas=replicas,
+        concurrency=concurrency,
+        address=address,
+    )
     if config is not None:
-        engines = msgspec.structs.replace(engines, words=(config.model_id, config.model_source))
+        words = (config.model_id, config.model_source)
+        engines = msgspec.structs.replace(engines, words=words, config=_kept(config))
     order = Order(
-        inputs=given,
-        output=output,
+        inputs=tuple(map(absolute, given)),
+        output=absolute(output),
         engines=engines,
+        input_form=input_form,
         kind=task,
         template=prompt,
         system=system,
-        defaults=params or {},
+        chat=chat,
+        defaults=_plain(params or {}),
+        limit=limit,
         reuse=reuse,
+        reuse_from=None if reuse_from is None else absolute(reuse_from),
+        attempts=attempts,
+        deadline_s=deadline_s,
     )
     before = record.read(order.journal)
     if before is not None:
@@ -80,6 +107,27 @@ def batch(
         retry_failed=retry_failed,
     )
     return asyncio.run(_stoppable(job))
+
+
+def _plain(params: dict[str, Any]) -> dict[str, Any]:
+    """As they come back from the journal. Raises: ConfigError for what JSON cannot hold."""
+    try:
+        return {name: plain(value, name) for name, value in params.items()}
+    except BadRequest as error:
+        raise ConfigError(f"params: {error}") from error
+
+
+def _kept(config: LLMConfig) -> dict[str, Any] | None:
+    """A config as JSON, without secrets; None where it holds what JSON cannot, and only Python can go on."""
+    from penstock.config.options import without_secrets
+
+    environment, _ = without_secrets(config.runtime_env or {})
+    told = config.model_copy(update={"runtime_env": environment}) if config.runtime_env else config
+    try:
+        found = told.model_dump(mode="json", exclude_unset=True, warnings=False)
+        return found if type(config).model_validate(found) == told else None
+    except (TypeError, ValueError):
+        return None
 
 
 def settled(before: Record | None, order: Order, *, retry_failed: bool) -> Report | None:
@@ -102,7 +150,7 @@ def settled(before: Record | None, order: Order, *, retry_failed: bool) -> Repor
 
 def continued(before: Order, order: Order) -> None:
     """Raises: ConfigError when `order` would go on with a job in another way than it began."""
-    if (began := before.engines.identity) != (now := order.engines.identity):
+    if (began := before.engines.identity) != (now := record.public(order).engines.identity):
         raise ConfigError(
             f"'{order.output}' was begun with {began}, not {now}, and would hold answers of both. If that is "
             "meant, say so by `penstock batch resume`; else name another output."
