@@ -196,6 +196,7 @@ PASSING = Unavailable("The server cannot be reached.", passing=True)
 
 
 def test_lines_of_an_object_that_could_not_be_written_are_written_again(monkeypatch):
+    monkeypatch.setattr("penstock.data.journal.SYNC_S", 0.01)
     monkeypatch.setattr("penstock.data.journal._PAUSE_S", 0.001)
     folder, told = Failing(3, PASSING), threading.Event()
     segment = Segment(folder, "0001-a")
@@ -207,6 +208,7 @@ def test_lines_of_an_object_that_could_not_be_written_are_written_again(monkeypa
 
 @pytest.mark.parametrize("error", [Unavailable("Access is denied."), PASSING])
 def test_a_bucket_that_cannot_be_written_is_told_at_once_without_another_line(error, monkeypatch):
+    monkeypatch.setattr("penstock.data.journal.SYNC_S", 0.01)
     monkeypatch.setattr("penstock.data.journal._PAUSE_S", 0.001)
     monkeypatch.setattr("penstock.data.journal._OUTAGE_S", 0.01)
     broken: list[Exception] = []

@@ -93,7 +93,7 @@ _OPEN_FILES = 64
 
 
 class Index:
-    """Where the journal says how each row ended. Nine bytes a row; answers stay on the disk.
+    """Where the journal says how each row ended. Nine bytes a row, some 200 a key; answers stay on the disk.
 
     Of several ends of a row the first `ok` counts, else the last one. used: tokens of all that was answered,
     as in `Entry`, in all runs. reused: rows with another row's answer. codes: of rows that have failed.
