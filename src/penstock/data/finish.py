@@ -36,20 +36,23 @@ class RowFailed(Error):
 class Finish:
     """Batch with SAID and END -> what comes out of the pipeline."""
 
-    def __init__(self, function: Any, columns: Columns, names: Names, go_on: bool) -> None:
+    def __init__(
+        self, function: Any, columns: Columns, names: Names, go_on: bool, is_packed: bool = False
+    ) -> None:
         self._each = Each(function, "postprocess") if function is not None else None
         self._columns = columns
         self._names = names
         self._go_on = go_on
+        self._is_packed = is_packed
 
     def __call__(self, batch: Table) -> dict[str, Any]:
-        rows, said, ends = rows_of(batch), unpacked(batch, SAID), unpacked(batch, END)
+        rows, said, ends = rows_of(batch, self._is_packed), unpacked(batch, SAID), unpacked(batch, END)
         views = [self._view(*each) for each in zip(rows, said, ends, strict=True)]
         results = self._processed(views, ends)
         finished = [self._finished(*each) for each in zip(rows, views, ends, results, strict=True)]
         if not self._go_on:
             _all_ok(finished)
-        if PACKED in batch.column_names:
+        if self._is_packed:
             return {PACKED: np.array([cloudpickle.dumps(row) for row in finished], dtype=object)}
         return _as_columns(finished)
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from penstock.data.outcome import SKIPPED, Failure, Outcome, Stage
 from penstock.data.verdict import failed
-from penstock.errors import BadRequest, Error
+from penstock.errors import BadRequest, ConfigError, Error
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,9 @@ END = "__penstock_end"
 PACKED = "__penstock_row"
 """A row of a plain list, pickled."""
 
-OURS = (ASK, SAID, END, PACKED)
+_OURS = "__penstock_"
+"""How the names of our columns begin."""
+
 _AT_A_TIME = 64
 
 Row = dict[str, Any]
@@ -113,12 +115,17 @@ class Each:
 class Prepare:
     """Batch of rows -> the same, with ASK, SAID and END beside the user's columns."""
 
-    def __init__(self, function: Any, ask: Ask) -> None:
+    def __init__(self, function: Any, ask: Ask, is_packed: bool = False) -> None:
+        """is_packed: batches have one column, PACKED, which this driver wrote; else they are the user's."""
         self._each = Each(function, "preprocess") if function is not None else None
         self._ask = ask
+        self._is_packed = is_packed
 
     def __call__(self, batch: Table) -> Table:
-        rows = rows_of(batch)
+        """Raises: ConfigError when a column of the user's has a name like ours."""
+        if not self._is_packed:
+            _check_names(batch.column_names)
+        rows = rows_of(batch, self._is_packed)
         said = self._each(rows) if self._each is not None else rows
         asked = [self._asked(fields, row) for fields, row in zip(said, rows, strict=True)]
         ends = [one if isinstance(one, Outcome) else None for one in asked]
@@ -143,11 +150,20 @@ class Prepare:
             return fault(error, "preprocess")
 
 
-def rows_of(batch: Table) -> list[Row]:
-    """The user's rows in a batch."""
-    if PACKED in batch.column_names:
+def rows_of(batch: Table, is_packed: bool) -> list[Row]:
+    """The user's rows in a batch. is_packed: in the column PACKED, which this driver wrote."""
+    if is_packed:
         return [pickle.loads(row) for row in batch.column(PACKED).to_pylist()]
-    return batch.drop_columns([name for name in OURS if name in batch.column_names]).to_pylist()
+    return batch.drop_columns([name for name in batch.column_names if name.startswith(_OURS)]).to_pylist()
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """Such columns are unpickled later, so a dataset must not bring its own. Raises: ConfigError."""
+    if wrong := [name for name in names if name.startswith(_OURS)]:
+        raise ConfigError(
+            f"The dataset has the column '{wrong[0]}'. Names that begin with '{_OURS}' are reserved for the "
+            "processor; rename or drop the column."
+        )
 
 
 def packed(values: list[Any]) -> Any:

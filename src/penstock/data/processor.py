@@ -93,17 +93,18 @@ class Processor:
         if not packed:
             return []
         return [
-            pickle.loads(row[PACKED]) for row in self._in_order(self._pipeline(ray.data.from_items(packed)))
+            pickle.loads(row[PACKED])
+            for row in self._in_order(self._pipeline(ray.data.from_items(packed), is_packed=True))
         ]
 
     def log_input_column_names(self) -> None:
         """Logs what the engine needs of a row."""
         log.info("A row needs %s.", wanted(self.config.task_type))
 
-    def _pipeline(self, dataset: Dataset) -> Dataset:
+    def _pipeline(self, dataset: Dataset, is_packed: bool = False) -> Dataset:
         (preprocess, postprocess), (before, after) = self._steps, self._options
         size = self.config.batch_size
-        asked = _mapped(dataset, Prepare, preprocess, (self._station.ask,), before, size)
+        asked = _mapped(dataset, Prepare, preprocess, (self._station.ask, is_packed), before, size)
         few = min(size, max(_LEAST_ROWS, self._station.seats // _CALLS[1] * _AHEAD))
         answered = asked.repartition(target_num_rows_per_block=few).map_batches(
             EngineStage,
@@ -121,7 +122,7 @@ class Processor:
             ),
             **self._station.resources(),
         )
-        args = (self._station.columns, self._station.fields, self.config.should_continue_on_error)
+        args = (self._station.columns, self._station.fields, self.config.should_continue_on_error, is_packed)
         return _mapped(answered, Finish, postprocess, args, after, size).map_batches(
             Typed(self._station.schema), batch_format="pyarrow", zero_copy_batch=True, batch_size=None
         )
