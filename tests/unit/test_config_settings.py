@@ -33,5 +33,29 @@ def test_unknown_names_and_unreadable_values_are_told_together():
     }
 
 
+@pytest.mark.parametrize("service", ["PENSTOCK", "PENSTOCK_CACHE", "PENSTOCK_MY_GATEWAY"])
+def test_a_kubernetes_service_of_our_name_changes_nothing(service, caplog):
+    """Kubernetes sets such variables in every pod of the namespace."""
+    port = f"{service}_PORT_8000_TCP"
+    variables = {
+        f"{service}_SERVICE_HOST": "10.0.0.1",
+        f"{service}_SERVICE_PORT": "8000",
+        f"{service}_SERVICE_PORT_HTTP_METRICS": "8001",
+        f"{service}_PORT": "tcp://10.0.0.1:8000",
+        port: "tcp://10.0.0.1:8000",
+        f"{port}_PROTO": "tcp",
+        f"{port}_PORT": "8000",
+        f"{port}_ADDR": "10.0.0.1",
+    }
+    assert Settings.read(variables) == Settings.read({})
+    assert caplog.text == ""
+
+
+def test_an_unknown_name_like_none_of_ours_is_a_warning_said_once(caplog):
+    for _ in range(2):
+        assert Settings.read({"PENSTOCK_FLAVOUR": "mint"}) == Settings.read({})
+    assert caplog.text.count("PENSTOCK_FLAVOUR has no effect") == 1
+
+
 def test_the_key_is_not_shown():
     assert "k1" not in repr(Settings.read({"PENSTOCK_API_KEY": "k1"}))

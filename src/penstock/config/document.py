@@ -108,6 +108,8 @@ _NOTES: Mapping[type[BaseModel], str] = {
     model.LLMConfig: "The names of `engine_kwargs` are vLLM's own, those of its OpenAI server included "
     "(`chat_template`, `tool_call_parser`, ...). What Penstock sets itself (`model`, `served_model_name`, "
     "`tokenizer`, `host`, `port`, `api_key`) is refused with the field to use.",
+    Settings: "A misspelt name is an error, any other unknown `PENSTOCK_*` a warning. What Kubernetes "
+    "sets for Services named `penstock` or `penstock-...` is ignored.",
     deployment.RuntimeEnv: "The job's own environment, then `ray_actor_options.runtime_env`, then this one; "
     "the later wins, `env_vars` key by key. Values of names that look like secrets (`HF_TOKEN`, `*_KEY`, "
     "`*SECRET*`, `*PASSWORD*`) and URLs with a password are masked in `repr` and in messages, and reach the "

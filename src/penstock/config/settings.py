@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -10,9 +13,16 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, ConfigDict, Field, SecretStr
 
 from penstock.config.part import Part
-from penstock.config.problems import told
+from penstock.config.problems import nearest, told
+
+log = logging.getLogger(__name__)
 
 PREFIX = "PENSTOCK_"
+
+_KUBERNETES = re.compile(
+    r"PENSTOCK(_\w+)?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+)
+"""What Kubernetes sets in each pod of a namespace for Services named `penstock` or `penstock-...`."""
 
 
 def _secret(text: object) -> object:
@@ -59,8 +69,23 @@ class Settings(Part):
     def read(cls, environment: Mapping[str, str] | None = None) -> Self:
         """Reads `environment` (default: the process's).
 
-        Raises: ConfigError naming every unknown or unreadable variable.
+        An unknown name is an error where it is like a known one, else a warning: others may own it.
+        Raises: ConfigError naming every misspelt or unreadable variable.
         """
         given = os.environ if environment is None else environment
+        ours = {name: text for name, text in given.items() if name.startswith(PREFIX)}
+        known = {_variable(field) for field in cls.model_fields}
+        for name in ours.keys() - known:
+            if _KUBERNETES.fullmatch(name):
+                del ours[name]
+            elif not nearest(name.removeprefix(PREFIX), (one.removeprefix(PREFIX) for one in known)):
+                del ours[name]
+                _warn_of_unknown(name, tuple(sorted(known)))
         with told(cls):
-            return cls.model_validate({name: text for name, text in given.items() if name.startswith(PREFIX)})
+            return cls.model_validate(ours)
+
+
+@functools.cache
+def _warn_of_unknown(name: str, known: tuple[str, ...]) -> None:
+    """Once in a process."""
+    log.warning("The environment variable %s has no effect. Known: %s.", name, ", ".join(known))
