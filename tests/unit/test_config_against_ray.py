@@ -16,6 +16,7 @@ from penstock.config.deployment import (
     BackpressureOptions,
     DeploymentOptions,
     GangOptions,
+    RequestRouterOptions,
     RuntimeEnv,
 )
 from penstock.config.options import DEFAULTS
@@ -43,6 +44,7 @@ def test_deployment_options_are_serves():
     [
         (AutoscalingOptions, serve_config.AutoscalingConfig),
         (BackpressureOptions, serve_config.BackpressureConfig),
+        (RequestRouterOptions, serve_config.RequestRouterConfig),
         (GangOptions, serve_config.GangSchedulingConfig),
         (ActorOptions, RayActorOptionsSchema),
         (load.ServeApplication, ServeApplicationSchema),

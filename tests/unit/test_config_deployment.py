@@ -1,9 +1,13 @@
 """deployment_config: checked by name and by value, like the options of Serve's deployment."""
 
 import pytest
+from ray.serve.config import RequestRouterConfig
+from ray.serve.request_router import RequestRouter
 
 from penstock.config import LLMConfig
+from penstock.config.notices import warn_once
 from penstock.errors import ConfigError
+from penstock.serve import LLMServer
 
 pytestmark = pytest.mark.parity("S5")
 
@@ -83,3 +87,58 @@ def test_unset_options_are_not_filled_in():
     assert deployed(autoscaling_config={"max_replicas": 2}).deployment_config["autoscaling_config"] == {
         "max_replicas": 2
     }
+
+
+@pytest.mark.parametrize(
+    ("router", "path"),
+    [
+        ({"nonsense": 1}, "nonsense"),
+        ({"request_router_class": "my_module.MyRouter"}, "request_router_class"),
+        (RequestRouterConfig(request_router_class=RequestRouter), "request_router_class"),
+        ({"max_backoff_s": 0}, "max_backoff_s"),
+    ],
+)
+def test_a_router_that_would_have_no_effect_is_refused(router, path):
+    (told,) = problems(request_router_config=router)
+    assert told.startswith(f"deployment_config.request_router_config.{path}: ")
+
+
+def test_arguments_of_no_router_are_refused():
+    (told,) = problems(request_router_config={"request_router_kwargs": {"imbalanced_threshold": 9}})
+    assert "request_router_class" in told
+
+
+PREFIX = {
+    "request_router_class": "ray.serve.llm.request_router:PrefixCacheAffinityRouter",
+    "request_router_kwargs": {"imbalanced_threshold": 10},
+}
+
+
+def test_rays_prefix_router_is_the_default_policy_and_said_to_be(caplog):
+    warn_once.cache_clear()
+    for _ in range(2):
+        assert deployed(request_router_config=PREFIX).routing_policy == "prefix_affinity"
+    assert caplog.text.count("PrefixCacheAffinityRouter stands for") == 1
+
+
+def test_rays_prefix_router_goes_with_no_other_policy():
+    loading = {"model_id": "m"}
+    router = {"request_router_config": PREFIX}
+    with pytest.raises(ConfigError, match="routing_policy is 'round_robin'"):
+        LLMConfig(model_loading_config=loading, deployment_config=router, routing_policy="round_robin")
+
+
+@pytest.mark.parametrize("given", [{"max_backoff_s": 2.0}, RequestRouterConfig(max_backoff_s=2.0)])
+@pytest.mark.parametrize("where", ["config", "options"])
+def test_the_rest_of_a_router_config_reaches_serve(given, where):
+    options = {"request_router_config": given}
+    config = deployed(**(options if where == "config" else {}))
+    deployment = LLMServer.as_deployment(options if where == "options" else {})
+    router = deployment.bind(config)._bound_deployment._deployment_config.request_router_config
+    assert (router.max_backoff_s, router.request_router_kwargs) == (2.0, {"model_id": "m"})
+
+
+def test_a_router_given_to_the_deployment_is_refused_as_in_the_config():
+    options = {"request_router_config": {"request_router_class": "my_module.MyRouter"}}
+    with pytest.raises(ConfigError, match="routing_policy"):
+        LLMServer.as_deployment(options).bind(deployed())

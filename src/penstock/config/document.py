@@ -89,6 +89,7 @@ _SECTIONS: Sequence[tuple[str, type[BaseModel]]] = (
     ("deployment_config.autoscaling_config", deployment.AutoscalingOptions),
     ("deployment_config.ray_actor_options", deployment.ActorOptions),
     ("deployment_config.backpressure_config", deployment.BackpressureOptions),
+    ("deployment_config.request_router_config", deployment.RequestRouterOptions),
     ("deployment_config.gang_scheduling_config", deployment.GangOptions),
     ("runtime_env", deployment.RuntimeEnv),
     ("preprocessor_options", processing.PreprocessorOptions),

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self, cast, get_args
 from pydantic import Field, field_validator, model_validator
 
 from penstock.config.accelerators import Kind, Nodes, accelerator_kind
-from penstock.config.deployment import DeploymentOptions, RuntimeEnv
+from penstock.config.deployment import DeploymentOptions, RuntimeEnv, router_name
 from penstock.config.disaggregation import PrefillConfig
 from penstock.config.options import serve_options
 from penstock.config.part import Shape
@@ -153,6 +153,17 @@ class LLMConfig(Root):
         for field in ("preprocessor", "postprocessor"):
             if getattr(self, f"{field}_options") is not None and getattr(self, field) is None:
                 raise ValueError(f"{field}_options are given, but no {field}.")
+        return self
+
+    @model_validator(mode="after")
+    def _one_policy(self) -> Self:
+        if self.routing_policy == DEFAULT_POLICY:
+            return self
+        if (name := router_name(self.deployment_config.get("request_router_config"))) is not None:
+            raise ValueError(
+                f"deployment_config.request_router_config names {name}, but routing_policy is "
+                f"{self.routing_policy!r}; keep the latter."
+            )
         return self
 
     @model_validator(mode="after")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 import os
 import re
 from collections.abc import Mapping
@@ -12,10 +10,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, SecretStr
 
+from penstock.config.notices import warn_once
 from penstock.config.part import Part
 from penstock.config.problems import nearest, told
-
-log = logging.getLogger(__name__)
 
 PREFIX = "PENSTOCK_"
 
@@ -80,12 +77,7 @@ class Settings(Part):
                 del ours[name]
             elif not nearest(name.removeprefix(PREFIX), (one.removeprefix(PREFIX) for one in known)):
                 del ours[name]
-                _warn_of_unknown(name, tuple(sorted(known)))
+                names = ", ".join(sorted(known))
+                warn_once(f"The environment variable {name} has no effect. Known: {names}.")
         with told(cls):
             return cls.model_validate(ours)
-
-
-@functools.cache
-def _warn_of_unknown(name: str, known: tuple[str, ...]) -> None:
-    """Once in a process."""
-    log.warning("The environment variable %s has no effect. Known: %s.", name, ", ".join(known))

@@ -15,6 +15,7 @@ from ray import serve
 from ray.serve import Application, Deployment
 
 from penstock.config import GatewayConfig, LLMConfig
+from penstock.config.deployment import router_options
 from penstock.config.disaggregation import halves, prefill_name
 from penstock.config.options import runtime_env, without_secrets
 from penstock.config.problems import config_error
@@ -91,10 +92,10 @@ class ModelDeployment:
         self, config: LLMConfig, published: str, arguments: Mapping[str, Any], **given: Any
     ) -> Application:
         """published: the name under which gateways know its replicas."""
-        options = {
-            **self.server.get_deployment_options(config),
-            **given,
+        options = {**self.server.get_deployment_options(config), **given}
+        options |= {
             "request_router_config": {
+                **router_options(options.get("request_router_config")),
                 "request_router_class": FleetRouter,
                 "request_router_kwargs": {"model_id": published},
             },
