@@ -12,8 +12,12 @@ from typing import Any
 import pytest
 
 from penstock.config import LLMConfig
-from penstock.data.backends.own import OwnEngine, for_batch
+from penstock.data.backends.own import OwnEngine, for_batch, for_task
+from penstock.data.configs import EngineProcessorConfig
+from penstock.data.hire import hire
+from penstock.data.order import Engines
 from penstock.data.request import Request
+from penstock.data.station import station
 from penstock.engines.sim import tokenizer
 from penstock.errors import EngineDead, EngineStartFailed, Unavailable
 
@@ -98,6 +102,32 @@ def test_the_users_own_word_on_cached_tokens_stands():
         for_batch(config(enable_prompt_tokens_details=False)).engine_kwargs["enable_prompt_tokens_details"]
         is False
     )
+
+
+VLLM = {"model_loading_config": {"model_id": "m"}, "llm_engine": "vllm"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "runs"),
+    [
+        ("generate", {}),
+        ("embed", {"runner": "pooling", "convert": "embed"}),
+        ("classify", {"runner": "pooling", "convert": "classify"}),
+        ("score", {"runner": "pooling"}),
+    ],
+)
+def test_the_task_of_a_batch_is_what_its_engines_run(kind: Any, runs: dict[str, Any]):
+    model = LLMConfig(**VLLM, engine_kwargs={"seed": 1})
+    assert for_task(model, kind).engine_kwargs == {**runs, "seed": 1}
+    pipeline = station(EngineProcessorConfig(llm_config=model, task_type=kind))
+    assert pipeline.make()._config.engine_kwargs.items() >= runs.items()
+    workers = hire(Engines(), model, kind=kind)
+    assert workers._config.engine_kwargs == {**runs, "seed": 1}
+
+
+def test_the_users_own_word_on_the_runner_stands():
+    model = LLMConfig(**VLLM, engine_kwargs={"runner": "generate"})
+    assert for_task(model, "embed") == model
 
 
 @pytest.mark.parametrize(

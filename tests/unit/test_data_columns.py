@@ -128,7 +128,7 @@ def test_base64_and_numbers_are_the_same_vector():
 @pytest.mark.parity("D6")
 def test_classes_and_scores():
     judged = columns(Task("classify"), ok({"data": [{"label": "good", "probs": [0.1, 0.9]}]}))
-    assert (judged["label"], judged["probs"]) == ("good", [0.1, 0.9])
+    assert (judged["label"], judged["probs"], judged["embeddings"]) == ("good", [0.1, 0.9], [0.1, 0.9])
     scored = columns(Task("score"), ok({"data": [{"score": 0.5}, {"score": 0.25}]}))
     assert (scored["score"], scored["scores"]) == (0.5, [0.5, 0.25])
 

@@ -87,7 +87,7 @@ def _run(asked: Asked, told: int, output: Output) -> int:
         print(f"penstock batch: '{asked.output}' is finished; nothing was run.", file=output.err)
         return _ended(asked, done, output, whole=False)
     config = config_of(order.engines)
-    crew = hire(order.engines, config, api_key=asked.api_key, verbose=asked.verbose)
+    crew = hire(order.engines, config, kind=order.kind, api_key=asked.api_key, verbose=asked.verbose)
     with Meter(output.err) as meter:
         job = Job(
             order,

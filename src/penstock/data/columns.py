@@ -90,7 +90,11 @@ _OF_KIND: Mapping[Kind, Mapping[str, pa.DataType]] = {
         "num_generated_tokens": pa.int64(),
     },
     "embed": {"embeddings": pa.list_(pa.float32())},
-    "classify": {"label": pa.string(), "probs": pa.list_(pa.float64())},
+    "classify": {
+        "label": pa.string(),
+        "probs": pa.list_(pa.float64()),
+        "embeddings": pa.list_(pa.float32()),  # `probs` again, under the name of Ray Data LLM
+    },
     "score": {"score": pa.float64(), "scores": pa.list_(pa.float64())},
 }
 
@@ -236,7 +240,12 @@ def _embedded(reply: Embedded) -> Columns:
 
 def _classified(reply: Classified) -> Columns:
     first = reply.data[0]
-    return {"label": first.label, "probs": first.probs, "num_input_tokens": _prompt_tokens(reply.usage)}
+    return {
+        "label": first.label,
+        "probs": first.probs,
+        "embeddings": first.probs,
+        "num_input_tokens": _prompt_tokens(reply.usage),
+    }
 
 
 def _scored(reply: Scores) -> Columns:

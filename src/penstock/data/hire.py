@@ -8,6 +8,7 @@ from penstock.data.backend import Backend
 from penstock.data.cluster import Cluster
 from penstock.data.crew import Alone, Crew
 from penstock.data.order import Engines
+from penstock.data.task import Kind
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -15,9 +16,14 @@ if TYPE_CHECKING:
 
 
 def hire(
-    engines: Engines, config: LLMConfig | None, *, api_key: str | None = None, verbose: bool = False
+    engines: Engines,
+    config: LLMConfig | None,
+    *,
+    kind: Kind = "generate",
+    api_key: str | None = None,
+    verbose: bool = False,
 ) -> Crew:
-    """config: of engines of one's own. Raises: ConfigError."""
+    """config: of engines of one's own. kind: what they are asked for. Raises: ConfigError."""
     if engines.url is not None:
         return Alone(lambda: _url(engines, api_key))
     if engines.app is not None:
@@ -25,9 +31,10 @@ def hire(
     if config is None:
         raise ConfigError("Say who shall answer: a model or a config, a URL, or an application.")
     from penstock.data.actor import Actors
+    from penstock.data.backends.own import for_task
 
     size = engines.replicas or replicas(config)
-    return Actors(config, size, address=engines.address, verbose=verbose)
+    return Actors(for_task(config, kind), size, address=engines.address, verbose=verbose)
 
 
 _TIMEOUT_S = 3600.0

@@ -100,7 +100,7 @@ def batch(
         return done
     job = Job(
         order,
-        hire(engines, config, api_key=api_key),
+        hire(engines, config, kind=task, api_key=api_key),
         limits=limits,
         prices=prices,
         watcher=watcher,

@@ -19,7 +19,7 @@ from penstock.data.ask import request_of
 from penstock.data.backend import Backend
 from penstock.data.backends.http import PAYLOAD, Http
 from penstock.data.backends.method import called
-from penstock.data.backends.own import OwnEngine
+from penstock.data.backends.own import OwnEngine, for_task
 from penstock.data.backends.served import Served
 from penstock.data.columns import columns, schema
 from penstock.data.configs import (
@@ -94,7 +94,7 @@ def _station(config: ProcessorConfig) -> Station:
 
 
 def _engine(config: EngineProcessorConfig | vLLMEngineProcessorConfig) -> Station:
-    model = llm_config(config)
+    model = for_task(llm_config(config), config.task_type)
     task = Task(config.task_type, model=model.model_id, alone=True)
     return Station(
         task=task,

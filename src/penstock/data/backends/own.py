@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from penstock import sources
@@ -18,6 +19,7 @@ from penstock.data.backends.appetite import Appetite
 from penstock.data.backends.model import Model
 from penstock.data.backends.splice import with_fields
 from penstock.data.request import Request
+from penstock.data.task import Kind
 from penstock.engine import Load, Prepared, Progress, prepared, silent
 from penstock.errors import BadRequest, EngineDead, Unavailable
 from penstock.layers.adapters import asking_for
@@ -33,6 +35,14 @@ _STOPPED = "The engine was stopped."
 _DYING_S = 0.3  # an error this close before the engine's death is the death's
 _TOLD = "enable_prompt_tokens_details"
 _TELLING = ("vllm", "sim")  # engines that have that argument
+
+_RUNNERS: Mapping[Kind, Mapping[str, str]] = {
+    "generate": {},
+    "embed": {"runner": "pooling", "convert": "embed"},
+    "classify": {"runner": "pooling", "convert": "classify"},
+    "score": {"runner": "pooling"},
+}
+"""vLLM's arguments; by itself it runs a model that can generate for that only."""
 
 
 class OwnEngine:
@@ -152,6 +162,14 @@ def for_batch(config: LLMConfig) -> LLMConfig:
     if config.engine_name not in _TELLING:
         return config
     return config.model_copy(update={"engine_kwargs": {_TOLD: True, **config.engine_kwargs}})
+
+
+def for_task(config: LLMConfig, kind: Kind) -> LLMConfig:
+    """The same config, so that vLLM runs the model for this task, unless the user says how."""
+    kwargs = config.engine_kwargs
+    if config.engine_name != "vllm" or kwargs.keys() & {"runner", "convert"}:
+        return config
+    return config.model_copy(update={"engine_kwargs": {**_RUNNERS[kind], **kwargs}})
 
 
 def _is_cancelled() -> bool:
