@@ -125,6 +125,13 @@ def test_a_score_is_of_two_texts(names: tuple[str, str]):
 # -- parameters
 
 
+@pytest.mark.parametrize("text", [{"messages": MESSAGES}, {"prompt": "Hi"}])
+@pytest.mark.parametrize("ids", ["tokenized_prompt", "prompt_token_ids"])
+def test_ids_win_over_the_text_that_a_tokenizer_left_beside_them(ids: str, text: Any):
+    request = request_of({**text, ids: [1, 2]}, GENERATE)
+    assert (request.path, json.loads(request.body)["prompt"]) == ("/v1/completions", [1, 2])
+
+
 @pytest.mark.parity("D7")
 def test_sampling_parameters_may_stand_together_or_alone():
     assert sent(sampling_params={"temperature": 0.5}, seed=1) == {"temperature": 0.5, "seed": 1}

@@ -79,7 +79,7 @@ def _asked(given: Fields, own: Fields, task: Task) -> tuple[str, Fields, bytes |
         return POOLING_PATHS["score"], _pair(given), None
     if task.kind != "generate":
         return POOLING_PATHS[task.kind], _pooled(given, task), None
-    if given.get("messages") is not None:
+    if given.get("messages") is not None and not any(name in given for name in IDS):
         _alone("messages", given, INPUTS["generate"])
         _refuse(own, COMPLETIONS_ONLY, "`prompt`, not with `messages`")
         return CHAT, {"messages": messages.messages(given["messages"], task)}, None
@@ -104,7 +104,7 @@ def _refuse(own: Fields, names: frozenset[str], goes_with: str) -> None:
 
 
 def _text_or_ids(given: Fields) -> str | list[int]:
-    """Ids win where a tokenizer left the text beside them."""
+    """Ids win where a tokenizer left the text, or the messages, beside them."""
     for name in IDS:
         if name in given:
             return _ids(given[name], name)
