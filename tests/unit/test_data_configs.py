@@ -1,8 +1,13 @@
 """Configs of processors: what is wrong with one is said where it is written."""
 
 import pytest
+from ray.data.llm import ChatTemplateStageConfig
 
+from penstock.config.notices import warn_once
 from penstock.data import vLLMEngineProcessorConfig
+from penstock.data.configs import llm_config
+from penstock.data.station import station
+from penstock.errors import BadRequest, ConfigError
 
 
 @pytest.mark.parity("D15")
@@ -20,3 +25,80 @@ from penstock.data import vLLMEngineProcessorConfig
 def test_a_wrong_config_says_what_is_wrong(wrong, says):
     with pytest.raises(ValueError, match=says):
         vLLMEngineProcessorConfig(**wrong)
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        {"chat_template": "FIXED {{ messages }}", "chat_template_kwargs": {"thinking": False}},
+        ChatTemplateStageConfig(
+            chat_template="FIXED {{ messages }}", chat_template_kwargs={"thinking": False}, batch_size=8
+        ),
+    ],
+)
+def test_a_chat_template_of_rays_stage_is_the_engines(stage):
+    config = vLLMEngineProcessorConfig(model_source="demo", chat_template_stage=stage)
+    assert llm_config(config).engine_kwargs == {
+        "chat_template": "FIXED {{ messages }}",
+        "default_chat_template_kwargs": {"thinking": False},
+    }
+
+
+def test_the_format_of_contents_of_rays_stage_is_the_engines():
+    stage = {"enabled": True, "chat_template_content_format": "openai"}
+    config = vLLMEngineProcessorConfig(model_source="demo", prepare_multimodal_stage=stage)
+    assert llm_config(config).engine_kwargs == {"chat_template_content_format": "openai"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"chat_template_stage": {"enabled": "maybe"}}, "chat_template_stage.enabled"),
+        ({"chat_template_stage": {"chat_templat": "x"}}, "did you mean 'chat_template'"),
+        ({"tokenize_stage": {"model_source": "another"}}, "tokenizer_source"),
+        ({"tokenize_stage": 3}, "tokenize_stage"),
+        ({"has_image": "yes"}, "has_image"),
+        (
+            {"chat_template_stage": {"chat_template": "a"}, "engine_kwargs": {"chat_template": "b"}},
+            "in engine_kwargs and in a stage",
+        ),
+    ],
+)
+def test_a_stage_that_says_what_cannot_be_is_refused(wrong, says):
+    with pytest.raises(ConfigError, match=says):
+        vLLMEngineProcessorConfig(model_source="demo", **wrong)
+
+
+@pytest.mark.parametrize(
+    ("idle", "named"),
+    [
+        ({"max_concurrent_batches": 4}, "max_concurrent_batches"),
+        (
+            {"tokenize_stage": {"batch_size": 8, "num_cpus": 2}},
+            "tokenize_stage.batch_size, tokenize_stage.num_cpus",
+        ),
+        ({"detokenize": False}, "detokenize"),
+        ({"prepare_image_stage": False}, "prepare_image_stage.enabled"),
+    ],
+)
+def test_what_ray_knows_and_has_no_effect_here_is_a_warning_said_once(idle, named, caplog):
+    warn_once.cache_clear()
+    for _ in range(2):
+        vLLMEngineProcessorConfig(model_source="demo", **idle)
+    assert caplog.text.count(f"{named}: without effect") == 1
+
+
+def test_what_rays_programs_usually_say_is_no_warning(caplog):
+    usual = {"apply_chat_template": True, "tokenize": True, "detokenize": True, "has_image": True}
+    vLLMEngineProcessorConfig(model_source="demo", chat_template_stage=True, tokenize_stage={}, **usual)
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("off", [{"chat_template_stage": {"enabled": False}}, {"apply_chat_template": False}])
+def test_a_prompt_wins_over_the_messages_it_was_made_of_where_the_user_applies_the_template(off, caplog):
+    row = {"messages": [{"role": "user", "content": "Hi"}], "prompt": "<user>Hi"}
+    ask = station(vLLMEngineProcessorConfig(model_source="demo", **off)).ask
+    assert ask(row, {}).body.startswith(b'{"prompt":"<user>Hi"')
+    with pytest.raises(BadRequest, match="messages stands beside prompt"):
+        station(vLLMEngineProcessorConfig(model_source="demo")).ask(row, {})
+    assert caplog.text == ""

@@ -1,7 +1,7 @@
 """What users write about a batch processor: which engines, how many, how patient. It does nothing.
 
-Names are those that Ray Data's LLM processors made known; a name that has nothing to say here is taken, and
-its description says why.
+Names are those that Ray Data's LLM processors made known; a name that has nothing to say here is taken with a
+warning.
 """
 
 from __future__ import annotations
@@ -11,12 +11,24 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from penstock.config import LLMConfig
+from penstock.config.notices import warn_once
 from penstock.config.parts import PlacementGroupConfig
 from penstock.config.root import Root
 from penstock.data.patience import Patience
+from penstock.data.ray_stages import (
+    MediaStage,
+    ModelStage,
+    PlainStage,
+    Stage,
+    TemplateStage,
+    TextStage,
+    engine_arguments,
+)
 
 TaskName = Literal["generate", "embed", "classify", "score"]
-_PER_ROW = "Taken, and without effect: each row says by its fields what is to be done."
+_ROW_BY_ROW = "Without effect: rows go into the engine one by one, and their fields say what is to be done."
+_SIZES = ("max_concurrent_batches", "max_tasks_in_flight_per_actor")
+_SWITCHES = ("tokenize", "detokenize", "has_image")
 
 
 class ProcessorConfig(Root):
@@ -82,17 +94,65 @@ class vLLMEngineProcessorConfig(ProcessorConfig):
     )
     log_engine_metrics: bool = Field(True, description="Whether the engine keeps its numbers for /metrics.")
     max_pending_requests: int | None = Field(None, ge=1, description="Most rows in one engine at a time.")
-    max_concurrent_batches: int | None = Field(None, ge=1, description="Taken; the window takes single rows.")
-    max_tasks_in_flight_per_actor: int | None = Field(None, ge=1, description="Taken; see above.")
-    chat_template_stage: Any = Field(None, description=_PER_ROW)
-    tokenize_stage: Any = Field(None, description=_PER_ROW)
-    detokenize_stage: Any = Field(None, description=_PER_ROW)
-    prepare_multimodal_stage: Any = Field(None, description=_PER_ROW)
-    prepare_image_stage: Any = Field(None, description=_PER_ROW)
-    apply_chat_template: Any = Field(None, description=_PER_ROW)
-    tokenize: Any = Field(None, description=_PER_ROW)
-    detokenize: Any = Field(None, description=_PER_ROW)
-    has_image: Any = Field(None, description=_PER_ROW)
+    max_concurrent_batches: int | None = Field(None, ge=1, description=_ROW_BY_ROW)
+    max_tasks_in_flight_per_actor: int | None = Field(None, ge=1, description=_ROW_BY_ROW)
+    chat_template_stage: TemplateStage | None = Field(
+        None,
+        description="`chat_template` and `chat_template_kwargs` of all rows. False: a `prompt` wins over "
+        "`messages` beside it.",
+    )
+    tokenize_stage: TextStage | None = Field(None, description=_ROW_BY_ROW)
+    detokenize_stage: TextStage | None = Field(None, description=_ROW_BY_ROW)
+    prepare_multimodal_stage: MediaStage | None = Field(
+        None, description="`chat_template_content_format` of the engine; the rest has no effect."
+    )
+    prepare_image_stage: PlainStage | None = Field(None, description=_ROW_BY_ROW)
+    apply_chat_template: bool | None = Field(
+        None, description="The older way to say `chat_template_stage`, true or false."
+    )
+    tokenize: bool | None = Field(None, description=_ROW_BY_ROW)
+    detokenize: bool | None = Field(None, description=_ROW_BY_ROW)
+    has_image: bool | None = Field(None, description=_ROW_BY_ROW)
+
+    @property
+    def _stages(self) -> dict[str, Stage]:
+        values = {name: getattr(self, name) for name in type(self).model_fields if name.endswith("_stage")}
+        return {name: value for name, value in values.items() if value is not None}
+
+    @property
+    def applies_chat_template(self) -> bool:
+        """False: rows bring prompts, and messages beside them are what these were made of."""
+        stage = self.chat_template_stage
+        return self.apply_chat_template is not False and (stage is None or stage.enabled)
+
+    @model_validator(mode="after")
+    def _same_model(self) -> Self:
+        for name, stage in self._stages.items():
+            other = stage.model_source if isinstance(stage, ModelStage) else None
+            if other not in (None, self.source):
+                raise ValueError(
+                    f"{name}.model_source is {other!r}, but the engine uses its own tokenizer and chat "
+                    "template. Leave it out; another tokenizer is `tokenizer_source` of an "
+                    "EngineProcessorConfig."
+                )
+        if twice := engine_arguments(self.chat_template_stage, self.prepare_multimodal_stage).keys() & (
+            self.engine_kwargs.keys()
+        ):
+            raise ValueError(f"{', '.join(sorted(twice))}: in engine_kwargs and in a stage; keep the former.")
+        return self
+
+    @model_validator(mode="after")
+    def _tell(self) -> Self:
+        """What Ray's programs may say although it changes nothing here."""
+        idle = [name for name in _SIZES if getattr(self, name) is not None]
+        idle += [name for name in _SWITCHES if getattr(self, name) is False]
+        for name, stage in self._stages.items():
+            idle += stage.without_effect(name)
+        if idle:
+            warn_once(
+                f"vLLMEngineProcessorConfig: {', '.join(idle)}: {_ROW_BY_ROW[0].lower()}{_ROW_BY_ROW[1:]}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_model(self) -> Self:
@@ -158,7 +218,8 @@ def llm_config(config: EngineProcessorConfig | vLLMEngineProcessorConfig) -> LLM
         group = PlacementGroupConfig(bundle_per_worker=config.resources_per_bundle)
     values: dict[str, Any] = {
         "model_loading_config": {"model_id": config.source, "model_source": config.source},
-        "engine_kwargs": config.engine_kwargs,
+        "engine_kwargs": engine_arguments(config.chat_template_stage, config.prepare_multimodal_stage)
+        | config.engine_kwargs,
         "log_engine_metrics": config.log_engine_metrics,
         "accelerator_type": config.accelerator_type,
         "runtime_env": config.runtime_env,

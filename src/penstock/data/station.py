@@ -99,7 +99,7 @@ def _engine(config: EngineProcessorConfig | vLLMEngineProcessorConfig) -> Statio
     return Station(
         task=task,
         make=partial(OwnEngine, model),
-        ask=partial(request, task),
+        ask=partial(request_of_prompt if _has_prompts(config) else request, task),
         columns=partial(answered, task),
         fields=partial(field_names, task=task),
         schema=schema(task),
@@ -209,6 +209,18 @@ def request(task: Task, fields: Fields, row: Fields) -> Request:
     """
     ours = field_names(fields, task)
     return request_of({name: fields[name] for name in fields if name in ours or name not in row}, task)
+
+
+def request_of_prompt(task: Task, fields: Fields, row: Fields) -> Request:
+    """The same; where a prompt stands beside the messages that it was made of, it is the input."""
+    if fields.get("prompt") is not None:
+        fields = {name: value for name, value in fields.items() if name != "messages"}
+    return request(task, fields, row)
+
+
+def _has_prompts(config: ProcessorConfig) -> bool:
+    """Whether the user applies the chat template."""
+    return isinstance(config, vLLMEngineProcessorConfig) and not config.applies_chat_template
 
 
 def answered(task: Task, outcome: Outcome, fields: Fields) -> dict[str, Any]:

@@ -1,0 +1,83 @@
+"""The stages of `ray.data.llm` as options of a processor: which of them mean something here.
+
+There each stage is an operator of its own. Here the engine does their work row by row, so a chat template is
+the engine's, and sizes of stages have no effect.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field
+
+from penstock.config.part import Part
+
+_EFFECTIVE = {
+    "enabled",
+    "model_source",
+    "chat_template",
+    "chat_template_kwargs",
+    "chat_template_content_format",
+}
+
+
+class Stage(Part):
+    """Options that every stage has."""
+
+    _may_be_off: ClassVar[bool] = False
+    enabled: bool = True
+    batch_size: int | None = Field(None, ge=1)
+    concurrency: int | tuple[int, int] | None = None
+    runtime_env: dict[str, Any] | None = None
+    num_cpus: float | None = Field(None, ge=0)
+    memory: float | None = Field(None, ge=0)
+
+    @classmethod
+    def of(cls, given: object) -> object:
+        """Ray takes a switch, a dict, or an object of its own."""
+        if isinstance(given, bool):
+            return cls.model_validate({"enabled": given})
+        return given.model_dump(exclude_unset=True) if isinstance(given, BaseModel) else given
+
+    def without_effect(self, stage: str) -> list[str]:
+        """The options of this stage that are set and have no effect."""
+        idle = sorted(f"{stage}.{name}" for name in self.model_fields_set - _EFFECTIVE)
+        return idle if self.enabled or self._may_be_off else [f"{stage}.enabled", *idle]
+
+
+class ModelStage(Stage):
+    """A stage with the model's tokenizer."""
+
+    model_source: str | None = None
+
+
+class ChatTemplateStage(ModelStage):
+    """How messages become a prompt. Not enabled: rows bring prompts."""
+
+    _may_be_off = True
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class MultimodalStage(Stage):
+    """How pictures and the like are read out of messages."""
+
+    model_config_kwargs: dict[str, Any] | None = None
+    chat_template_content_format: Literal["auto", "string", "openai"] | None = None
+    apply_sys_msg_formatting: bool | None = None
+
+
+TextStage = Annotated[ModelStage, BeforeValidator(ModelStage.of)]
+TemplateStage = Annotated[ChatTemplateStage, BeforeValidator(ChatTemplateStage.of)]
+MediaStage = Annotated[MultimodalStage, BeforeValidator(MultimodalStage.of)]
+PlainStage = Annotated[Stage, BeforeValidator(Stage.of)]
+
+
+def engine_arguments(template: ChatTemplateStage | None, media: MultimodalStage | None) -> dict[str, Any]:
+    """What the stages say, as arguments of vLLM."""
+    said = {
+        "chat_template": template and template.chat_template,
+        "default_chat_template_kwargs": template and template.chat_template_kwargs,
+        "chat_template_content_format": media and media.chat_template_content_format,
+    }
+    return {name: value for name, value in said.items() if value is not None}
