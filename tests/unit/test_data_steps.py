@@ -1,13 +1,19 @@
 """The steps around a pipeline's engines, on single batches: what goes in, and what is read out of it."""
 
+import json
 import pickle
 
 import pyarrow as pa
 import pytest
 
+from penstock.config import LLMConfig
+from penstock.data.configs import EngineProcessorConfig
 from penstock.data.finish import Finish
 from penstock.data.outcome import Outcome
-from penstock.data.prepare import END, PACKED, SAID, Prepare, packed
+from penstock.data.patience import Patience
+from penstock.data.prepare import END, PACKED, SAID, Prepare, packed, unpacked
+from penstock.data.stage import EngineStage
+from penstock.data.station import station
 from penstock.errors import ConfigError
 
 SEEN = []
@@ -51,3 +57,80 @@ def test_a_postprocess_step_unpickles_no_row_of_the_users(loud):
 def test_rows_of_a_plain_list_travel_packed():
     asked = Prepare(None, request, is_packed=True)(pa.table({PACKED: [pickle.dumps({"text": "a"})]}))
     assert [pickle.loads(row) for row in asked.column(SAID).to_pylist()] == [{"text": "a"}]
+
+
+def sim(**options):
+    speed = {"step_base_ms": 0, "step_per_request_ms": 0, "prefill_tokens_per_s": float("inf")}
+    kwargs = {"max_model_len": 512, "kv_tokens": 65536, **speed, **options}
+    return LLMConfig(model_loading_config={"model_id": "sim"}, llm_engine="sim", engine_kwargs=kwargs)
+
+
+def outcomes(config, journal, rows, program=None):
+    """Of rows, through an engine of their own with a journal."""
+    found = station(EngineProcessorConfig(llm_config=config), program)
+    stage = EngineStage(found.make, Patience(), journal=str(journal), identity=found.identity, run=found.run)
+    return unpacked(stage(Prepare(None, found.ask)(pa.Table.from_pylist(rows))), END)
+
+
+def texts(ends):
+    return [json.loads(bytes(end.body))["choices"][0]["text"] for end in ends]
+
+
+GREEDY = {"max_tokens": 9, "temperature": 0.0}
+DRAWN = {"max_tokens": 9, "temperature": 1.0}
+
+
+@pytest.mark.parametrize("params", [GREEDY, DRAWN])
+def test_a_journal_answers_the_same_row_for_the_same_model_only(tmp_path, params):
+    rows = [{"prompt": f"row {n}", **params} for n in range(3)]
+    first = outcomes(sim(), tmp_path, rows)
+    again = outcomes(sim(max_num_seqs=2), tmp_path, rows)
+    assert [end.took_s for end in again] == [end.took_s for end in first]  # the very same ones
+    assert texts(outcomes(sim(reply="another model"), tmp_path, rows)) == ["another model"] * 3
+
+
+def test_a_journal_gives_an_answer_that_was_drawn_to_one_row_only(tmp_path):
+    rows = [{"prompt": "row", "n_th": n // 2, **DRAWN} for n in range(6)]
+    first, again = outcomes(sim(), tmp_path, rows), outcomes(sim(), tmp_path, rows)
+    assert sorted(end.took_s for end in again) == sorted(end.took_s for end in first)
+
+
+def test_a_journal_gives_an_answer_that_is_always_the_same_to_all(tmp_path):
+    row = {"prompt": "row", **GREEDY}
+    (first,) = outcomes(sim(), tmp_path, [row])
+    again = outcomes(sim(), tmp_path, [row, {**row, "n_th": 1}])
+    assert {end.took_s for end in again} == {first.took_s}
+
+
+def test_a_journal_answers_the_same_program_only(tmp_path):
+    async def one(row, llm):
+        return {"said": "one"}
+
+    async def other(row, llm):
+        return {"said": "other"}
+
+    said = []
+    for program in (one, other, one):
+        (end,) = outcomes(sim(), tmp_path, [{"item": 1}], program)
+        said.append(json.loads(bytes(end.body))["output"]["said"])
+    assert said == ["one", "other", "one"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"model_loading_config": {"model_id": "m", "model_source": "another"}},
+        {"engine_kwargs": {"quantization": "fp8"}},
+        {"engine_kwargs": {"chat_template": "x"}},
+        {"lora_config": {"dynamic_lora_loading_path": "/adapters"}},
+        {"preprocessor": "my:Preprocessor"},
+    ],
+)
+def test_what_answers_depend_on_is_in_a_models_identity(other):
+    mine = {"model_loading_config": {"model_id": "m"}}
+    assert identity(**mine | other) != identity(**mine)
+    assert identity(**mine, engine_kwargs={"gpu_memory_utilization": 0.5}) == identity(**mine)
+
+
+def identity(**values):
+    return station(EngineProcessorConfig(llm_config=LLMConfig(**values))).identity

@@ -1,8 +1,8 @@
 """What a pipeline has been answered, by content: so that no answer is asked for twice, whoever died.
 
 Ray Data runs a task again when its actor dies, and a user runs a pipeline again when its driver did. Both
-find here what was there already: the same request, the first, second ... of its kind in its batch. Each actor
-writes a segment of its own, in the form of a job's journal.
+find here what was there already: the same request to the same model, and where its answer was drawn at random
+the same row, too. Each actor writes a segment of its own, in the form of a job's journal.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import asyncio
 import hashlib
 import tempfile
 import uuid
-from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,19 @@ import cloudpickle
 
 from penstock.data.index import answered, end_at, segments
 from penstock.data.journal import Entry, Segment
+from penstock.data.order import reusable
 from penstock.data.outcome import Outcome
 from penstock.data.place import place
-from penstock.data.request import Request
+from penstock.data.request import Request, digest
 from penstock.errors import Error
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """digest: of what is asked. is_drawn: another time the answer would be another one."""
+
+    digest: str
+    is_drawn: bool
 
 
 class Memory:
@@ -33,26 +43,28 @@ class Memory:
         """Raises: JournalBroken, Unavailable."""
         folder = place(url)
         self._spool = tempfile.TemporaryDirectory(prefix="penstock-")
-        self._found: dict[str, tuple[Path, int]] = {}
+        self._found: defaultdict[str, list[tuple[Path, int]]] = defaultdict(list)
         for file in segments(folder, Path(self._spool.name)):
-            self._found |= {key: (file, at) for key, at in answered(file)}
+            for key, at in answered(file):
+                self._found[key].append((file, at))
         self._unkept: set[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = set()
         self._segment = Segment(folder, f"pipeline-{uuid.uuid4().hex}", self._broke)
 
-    async def answer(self, key: str, ask: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
+    async def answer(self, key: Key, ask: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
         """The kept answer, or that of `ask`, which is kept when this returns.
 
+        Of answers that were drawn each is given once.
         Raises: Unavailable when it cannot be kept.
         """
-        if key in self._found:
-            return await asyncio.to_thread(end_at, *self._found[key])
+        if found := self._found.get(key.digest):
+            return await asyncio.to_thread(end_at, *(found.pop() if key.is_drawn else found[-1]))
         outcome = await ask()
         if outcome.state == "ok":
             loop = asyncio.get_running_loop()
             one = (loop, kept := loop.create_future())
             self._unkept.add(one)
             try:
-                entry = Entry(row=0, end=outcome, key=key)
+                entry = Entry(row=0, end=outcome, key=key.digest)
                 self._segment.keep(entry, lambda: _settle(loop, kept, None))
                 await kept
             finally:
@@ -78,22 +90,13 @@ def _settle(loop: asyncio.AbstractEventLoop, kept: asyncio.Future[None], error: 
     loop.call_soon_threadsafe(settle)
 
 
-def keys(asks: Sequence[Any]) -> list[str]:
-    """One for each row of a batch: its content, and which of several like it in the batch it is."""
-    seen: Counter[str] = Counter()
-    found: list[str] = []
-    for ask in asks:
-        digest = _digest(ask)
-        found.append(f"{digest}-{seen[digest]}")
-        seen[digest] += 1
-    return found
+def key_of(ask: Any, row: Any, salt: bytes) -> Key:
+    """salt: of the model that is asked. row: the user's, all of it."""
+    if isinstance(ask, Request) and reusable(ask):
+        return Key(digest(ask, salt), is_drawn=False)
+    drawn = salt + _hash(row)
+    return Key(digest(ask, drawn) if isinstance(ask, Request) else _hash((drawn, ask)).hex(), is_drawn=True)
 
 
-def _digest(ask: Any) -> str:
-    whole = hashlib.blake2b(digest_size=16)
-    is_one = isinstance(ask, Request)
-    parts = (ask.path, ask.model, ask.body, ask.prompt) if is_one else (cloudpickle.dumps(ask),)
-    for part in parts:
-        data = part.encode() if isinstance(part, str) else part or b""
-        whole.update(len(data).to_bytes(8, "big") + data)
-    return whole.hexdigest()
+def _hash(value: Any) -> bytes:
+    return hashlib.blake2b(cloudpickle.dumps(value), digest_size=16).digest()

@@ -6,8 +6,6 @@ this machine but paths.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import string
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -18,7 +16,7 @@ from penstock.data.ask import request_of
 from penstock.data.place import Place, place
 from penstock.data.prefix import Waiting, beginning
 from penstock.data.reader import Row
-from penstock.data.request import Request
+from penstock.data.request import Request, digest
 from penstock.data.task import Kind, Task
 from penstock.errors import BadRequest, ConfigError
 
@@ -157,10 +155,7 @@ class Asking:
             return None
         if self._order.reuse == "exact" and not reusable(request):
             return None
-        digest = hashlib.blake2b(self._salt, digest_size=12)
-        for part in (request.path.encode(), (request.model or "").encode(), request.body):
-            digest.update(len(part).to_bytes(8, "big") + part)
-        return base64.b64encode(digest.digest()).decode()
+        return digest(request, self._salt)
 
 
 def _who(engines: Engines) -> tuple[str | None, ...]:

@@ -154,7 +154,13 @@ def rows_of(batch: Table, is_packed: bool) -> list[Row]:
     """The user's rows in a batch. is_packed: in the column PACKED, which this driver wrote."""
     if is_packed:
         return [pickle.loads(row) for row in batch.column(PACKED).to_pylist()]
-    return batch.drop_columns([name for name in batch.column_names if name.startswith(_OURS)]).to_pylist()
+    ours = [name for name in batch.column_names if name.startswith(_OURS)]
+    return batch.drop_columns(ours).to_pylist()
+
+
+def users_columns(batch: Table) -> Table:
+    """The batch without what our steps put beside the user's rows."""
+    return batch.drop_columns([name for name in (ASK, SAID, END) if name in batch.column_names])
 
 
 def _check_names(names: Sequence[str]) -> None:

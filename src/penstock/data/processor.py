@@ -119,6 +119,7 @@ class Processor:
                 self._station.run,
                 self.config.journal,
                 self._station.most,
+                self._station.identity,
             ),
             **self._station.resources(),
         )

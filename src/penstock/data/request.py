@@ -5,6 +5,9 @@ Made from what the user's preprocessing returned; read by the backends. It knows
 
 from __future__ import annotations
 
+import base64
+import hashlib
+
 import msgspec
 
 
@@ -20,3 +23,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes
     model: str | None = None
     prompt: bytes | None = None
+
+
+def digest(request: Request, salt: bytes) -> str:
+    """The same for the same request. salt: who is asked, and what else must not share an answer."""
+    found = hashlib.blake2b(salt, digest_size=12)
+    prompt = () if request.prompt is None else (request.prompt,)
+    for part in (request.path.encode(), (request.model or "").encode(), request.body, *prompt):
+        found.update(len(part).to_bytes(8, "big") + part)
+    return base64.b64encode(found.digest()).decode()

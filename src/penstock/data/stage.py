@@ -16,10 +16,10 @@ from typing import Any
 import uvloop
 
 from penstock.data.backend import Backend
-from penstock.data.memory import Memory, keys
+from penstock.data.memory import Memory, key_of
 from penstock.data.outcome import Outcome
 from penstock.data.patience import Patience
-from penstock.data.prepare import ASK, END, Table, packed, unpacked
+from penstock.data.prepare import ASK, END, Table, packed, unpacked, users_columns
 from penstock.data.window import Window
 
 Run = Callable[[Any, Window], Coroutine[Any, Any, Any]]
@@ -42,9 +42,13 @@ class EngineStage:
         run: Run = asked,
         journal: str | None = None,
         most: int | None = None,
+        identity: bytes = b"",
     ) -> None:
-        """Returns when the backend is ready. Raises: what its `start` raises."""
-        self._run = run
+        """Returns when the backend is ready. identity: of the model, for the journal.
+
+        Raises: what the backend's `start` raises.
+        """
+        self._run, self._identity = run, identity
         self._memory = Memory(journal) if journal is not None else None
         self._loop = uvloop.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True, name="rows").start()
@@ -58,17 +62,20 @@ class EngineStage:
         return Window(backend, patience, alone=alone, most=most)
 
     def __call__(self, batch: Table) -> Table:
-        ends = self._wait(self._ends(unpacked(batch, ASK), unpacked(batch, END)))
+        rows = [None] * len(batch) if self._memory is None else users_columns(batch).to_pylist()
+        ends = self._wait(self._ends(unpacked(batch, ASK), unpacked(batch, END), rows))
         return batch.drop_columns([ASK, END]).append_column(END, packed(ends))
 
-    async def _ends(self, asks: list[Any], ends: list[Outcome | None]) -> list[Outcome]:
-        return await asyncio.gather(*map(self._end, asks, ends, keys(asks)))
+    async def _ends(self, asks: list[Any], ends: list[Outcome | None], rows: list[Any]) -> list[Outcome]:
+        return await asyncio.gather(*map(self._end, asks, ends, rows))
 
-    async def _end(self, ask: Any, end: Outcome | None, key: str) -> Outcome:
+    async def _end(self, ask: Any, end: Outcome | None, row: Any) -> Outcome:
         if end is not None:
             return end
         run = partial(self._run, ask, self._window)
-        return await (run() if self._memory is None else self._memory.answer(key, run))
+        if self._memory is None:
+            return await run()
+        return await self._memory.answer(key_of(ask, row, self._identity), run)
 
     def __del__(self) -> None:
         """Ray Data's way to end an actor's work: the engine is stopped with it."""

@@ -6,6 +6,7 @@ engine's actor.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +20,7 @@ from penstock.data.ask import request_of
 from penstock.data.backend import Backend
 from penstock.data.backends.http import PAYLOAD, Http
 from penstock.data.backends.method import called
-from penstock.data.backends.own import OwnEngine, for_task
+from penstock.data.backends.own import OwnEngine, engine_identity, for_task
 from penstock.data.backends.served import Served
 from penstock.data.columns import columns, schema
 from penstock.data.configs import (
@@ -53,6 +54,7 @@ class Station:
 
     columns: of the outcome and of what preprocessing returned. fields: names of the request among those.
     seats: rows that the engine, or the fleet, runs at a time.
+    identity: of what answers; a journal holds its answers for nobody else.
     """
 
     task: Task
@@ -66,6 +68,7 @@ class Station:
     seats: int = _SEATS_OF_A_FLEET
     most: int | None = None
     run: Run = asked
+    identity: bytes = b""
 
 
 def station(config: ProcessorConfig, program: Program | None = None) -> Station:
@@ -80,6 +83,7 @@ def station(config: ProcessorConfig, program: Program | None = None) -> Station:
         fields=none_of_them,
         schema=program_schema(),
         run=partial(run_program, program, found.task),
+        identity=found.identity + _source(program),
     )
 
 
@@ -106,6 +110,7 @@ def _engine(config: EngineProcessorConfig | vLLMEngineProcessorConfig) -> Statio
         resources=partial(engine_resources, model),
         seats=int(model.engine_kwargs.get("max_num_seqs") or _SEATS),
         most=config.max_pending_requests if isinstance(config, vLLMEngineProcessorConfig) else None,
+        identity=_identity("engine", config.task_type, engine_identity(model)),
     )
 
 
@@ -120,6 +125,7 @@ def _served(config: ServeDeploymentProcessorConfig) -> Station:
         schema=schema(task),
         resources=small,
         alone=False,
+        identity=_identity("served", config.task_type, config.app_name, config.deployment_name),
     )
 
 
@@ -164,7 +170,20 @@ def _http(config: HttpRequestProcessorConfig) -> Station:
         schema=schema(task),
         resources=small,
         alone=False,
+        identity=_identity("http", config.task_type, config.url, config.model),
     )
+
+
+def _identity(*parts: object) -> bytes:
+    return msgspec.json.encode(parts, order="sorted")
+
+
+def _source(program: Program) -> bytes:
+    """A program's text: another one's rows have another output."""
+    try:
+        return inspect.getsource(program).encode()
+    except (OSError, TypeError):  # typed into a console, or an object
+        return f"{program.__module__}.{getattr(program, '__qualname__', type(program).__qualname__)}".encode()
 
 
 def payload_or_request(task: Task, fields: Fields, row: Fields) -> Request:

@@ -44,6 +44,28 @@ _RUNNERS: Mapping[Kind, Mapping[str, str]] = {
 }
 """vLLM's arguments; by itself it runs a model that can generate for that only."""
 
+_ADAPTERS = {"dynamic_lora_loading_path", "adapters"}
+_HOOKS = ("preprocessor", "preprocessor_options", "postprocessor", "postprocessor_options")
+_SIZES = frozenset(
+    {
+        "block_size",
+        "cpu_offload_gb",
+        "data_parallel_size",
+        "disable_log_stats",
+        "distributed_executor_backend",
+        "enable_chunked_prefill",
+        "enable_prefix_caching",
+        "enforce_eager",
+        "gpu_memory_utilization",
+        "kv_cache_memory_bytes",
+        "max_num_batched_tokens",
+        "max_num_seqs",
+        "pipeline_parallel_size",
+        "tensor_parallel_size",
+    }
+)
+"""Engine arguments that say how fast an engine answers, not what."""
+
 
 class OwnEngine:
     """One engine, made anew by `start` after each death."""
@@ -170,6 +192,19 @@ def for_task(config: LLMConfig, kind: Kind) -> LLMConfig:
     if config.engine_name != "vllm" or kwargs.keys() & {"runner", "convert"}:
         return config
     return config.model_copy(update={"engine_kwargs": {**_RUNNERS[kind], **kwargs}})
+
+
+def engine_identity(config: LLMConfig) -> dict[str, object]:
+    """What of a config its answers depend on, as JSON can hold it: neither sizes nor places."""
+    kwargs = config.engine_kwargs
+    hooks = {name: getattr(config, name) for name in _HOOKS}
+    return {
+        "model": config.model_loading_config.model_dump(),
+        "engine": config.engine_name,
+        "adapters": config.lora_config and config.lora_config.model_dump(include=_ADAPTERS),
+        "engine_kwargs": {name: str(value) for name, value in kwargs.items() if name not in _SIZES},
+        **{name: str(getattr(hook, "__qualname__", hook)) for name, hook in hooks.items()},
+    }
 
 
 def _is_cancelled() -> bool:
