@@ -49,6 +49,17 @@ async def test_a_file_is_answered_by_a_service_and_then_left_alone(served: Serve
     assert "is finished; nothing was run" in err
 
 
+async def test_a_batch_runs_where_a_loop_runs_already_as_in_a_notebook(served: Served, rows: Path):
+    await served.replica("m", step_base_ms=0.1)
+    await served.gateway("m")
+
+    async def cell():
+        return batch(str(rows), f"{rows.parent}/out.jsonl", url=served.url)
+
+    report = await asyncio.to_thread(asyncio.run, cell())
+    assert (report.ok, report.failed) == (300, 0)
+
+
 async def test_a_killed_driver_goes_on_where_it_was(served: Served, rows: Path, command):
     replica = await served.replica("m", step_base_ms=40)
     await served.gateway("m")

@@ -128,7 +128,7 @@ def application(**options: Any) -> Any:
 
 async def test_a_shared_engine_is_there_for_as_long_as_it_is_needed(methods: Method):
     shared = SharedEngine(application(), "shared")
-    names = await asyncio.to_thread(shared.start)
+    names = shared.start()  # on a running loop, as in a notebook
     assert names.arguments == {"app_name": "shared", "deployment_name": "LLMServer:m"}
     completions = Method(**names.arguments, dtypes={"CompletionRequest": CompletionRequest})
     await completions.start()

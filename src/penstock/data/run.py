@@ -6,6 +6,7 @@ import asyncio
 import signal
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +62,8 @@ def batch(
 
     Called again after it was stopped or killed it goes on where it was; on a finished output it does nothing
     but give the report, unless `retry_failed`. Ctrl-C stops it cleanly; what has ended is kept. `penstock
-    batch resume OUTPUT` goes on with it, too. The arguments are the options of `penstock batch`.
+    batch resume OUTPUT` goes on with it, too. The arguments are the options of `penstock batch`. It works in
+    notebooks, too.
     Raises: ConfigError, SourceNotFound, Taken, Unavailable, EngineStartFailed.
     """
     given = (inputs,) if isinstance(inputs, str) else tuple(inputs)
@@ -106,7 +108,11 @@ def batch(
         watcher=watcher,
         retry_failed=retry_failed,
     )
-    return asyncio.run(_stoppable(job))
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(_stoppable(job))
+    return _beside_the_loop(job)
 
 
 def _plain(params: dict[str, Any]) -> dict[str, Any]:
@@ -167,6 +173,23 @@ def continued(before: Order, order: Order) -> None:
             f"'{order.output}' was begun with {name} = {began!r}, not {now!r}. "
             "Go on as it was begun (`penstock batch resume`), or name another output."
         )
+
+
+def _beside_the_loop(job: Job) -> Report:
+    """For notebooks, where this thread's loop runs already: the job has a thread and a loop of its own."""
+    loop = asyncio.new_event_loop()
+
+    def work() -> Report:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            return runner.run(_stoppable(job))
+
+    with ThreadPoolExecutor(1, "batch") as thread:
+        done = thread.submit(work)
+        while True:
+            try:
+                return done.result()
+            except KeyboardInterrupt:  # Ctrl-C, or the notebook's button
+                loop.call_soon_threadsafe(job.stop.ask, signal.SIGINT.name)
 
 
 async def _stoppable(job: Job) -> Report:

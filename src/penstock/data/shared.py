@@ -6,7 +6,6 @@ is, the user says: `penstock.serve.build_llm_deployment(config)` makes one of a 
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -63,7 +62,7 @@ class SharedEngine:
         self._deployed = True
         try:
             serve.run(self._application, name=self.app_name, route_prefix=None)
-            found = asyncio.run(cluster.find(self.app_name))
+            found = cluster.lookup(self.app_name)
         except RuntimeError as error:  # Serve's own
             why = self._why() or str(error)
             self.stop()

@@ -44,25 +44,11 @@ class Deployment:
             raise EngineStartFailed(f"{self} cannot start: {status.message[:_SHOWN_CHARS]}")
 
 
-async def find(app: str, name: str | None = None) -> Deployment:
+def lookup(app: str, name: str | None = None) -> Deployment:
     """The deployment `name` of `app`; without a name, the one of it that serves a model.
 
     Raises: Unavailable where no Ray runs; ConfigError with the names that there are.
     """
-    return await asyncio.to_thread(_find, app, name)
-
-
-def is_no_method(cause: BaseException) -> bool:
-    """Whether Serve means that the deployment has none of the name."""
-    return isinstance(cause, RayServeException) and "does not exist" in str(cause)
-
-
-def node_id() -> str:
-    """Of this process."""
-    return ray.get_runtime_context().get_node_id()
-
-
-def _find(app: str, name: str | None) -> Deployment:
     _connect()
     applications = _applications()
     if app not in applications:
@@ -73,6 +59,21 @@ def _find(app: str, name: str | None) -> Deployment:
     if name not in names:
         raise ConfigError(f"Application '{app}' has no deployment '{name}'; {_listed('it has', names)}.")
     return Deployment(app, name, cast("DeploymentHandle[Any]", serve.get_deployment_handle(name, app)))
+
+
+async def find(app: str, name: str | None = None) -> Deployment:
+    """`lookup` without blocking the loop."""
+    return await asyncio.to_thread(lookup, app, name)
+
+
+def is_no_method(cause: BaseException) -> bool:
+    """Whether Serve means that the deployment has none of the name."""
+    return isinstance(cause, RayServeException) and "does not exist" in str(cause)
+
+
+def node_id() -> str:
+    """Of this process."""
+    return ray.get_runtime_context().get_node_id()
 
 
 def _only_model(app: str, names: list[str]) -> str:
