@@ -15,12 +15,11 @@ from penstock.cli.batch import batch
 from penstock.cli.bench import BENCH_HELP, bench
 from penstock.cli.ctl import ctl
 from penstock.cli.failure import fail
-from penstock.errors import Error
+from penstock.errors import ConfigError, Error
 
 app = typer.Typer(
     name="penstock",
     help="One fleet of LLM engines on Ray, for online serving and offline batch.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -61,11 +60,14 @@ Starts neither Ray nor a model, and needs no GPU.
 
 @app.callback(invoke_without_command=True)
 def penstock(
+    context: typer.Context,
     show_version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
     if show_version:
         print(f"penstock {__version__}")
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 @app.command(help=_SERVE_HELP, context_settings={"ignore_unknown_options": True})
@@ -133,12 +135,17 @@ def serve(
 
 
 def _serve(arguments: Arguments, told: int) -> int:
+    from penstock.cli import early
     from penstock.cli.arguments import plan
     from penstock.cli.port import refuse_silent, refuse_taken
     from penstock.cli.serve import run
 
     try:
-        planned = plan(arguments)
+        try:
+            planned = plan(arguments)
+        except ConfigError as error:
+            raise early.with_all_faults(error, arguments) from error
+        planned = early.checked(planned, arguments)
         refuse_taken(planned.gateway.host, planned.gateway.port or DEFAULT_PORT)
         if arguments.address:
             refuse_silent(arguments.address)

@@ -18,7 +18,7 @@ from penstock.errors import ConfigError
 
 DEFAULT_PORT = 8000
 _SHARE = 0.001  # of Ray's unit resource of a node: ties an actor to it and limits nobody
-_YAML = (".yaml", ".yml")
+YAML = (".yaml", ".yml")
 KINDS = ("auto", "cpu", "gpu")
 
 
@@ -122,7 +122,7 @@ def plan(arguments: Arguments) -> Plan:
 
 def _source(word: str, arguments: Arguments) -> str | dict[str, Any]:
     """A file's name as it is; a model as the config that it stands for."""
-    if word.endswith(_YAML) or Path(word).is_file():
+    if word.endswith(YAML) or Path(word).is_file():
         if arguments.served_model_name:
             raise ConfigError(
                 f"--served-model-name names a model given by id or folder; {word} names its own."

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from penstock import hook
+from penstock import hook, sources
 from penstock.cli.placement import placement_of
 from penstock.config import Application, LLMConfig, load_applications, source
 from penstock.config.disaggregation import halves
@@ -22,6 +22,21 @@ _BAD_CONFIG = 2
 
 def check(files: Sequence[str]) -> int:
     """Exit code: 0 when `files` can be served, 2 when they have faults, which go to stderr.
+
+    Raises: EngineStartFailed when the engine is installed but cannot be asked.
+    """
+    applications, problems, notices = faults(files)
+    for file, application in applications:
+        try:
+            _print(file, application)
+        except ConfigError as error:  # a placement that cannot work
+            problems += error.problems or [str(error)]
+    _tell(problems, notices)
+    return _BAD_CONFIG if problems else 0
+
+
+def faults(files: Sequence[str]) -> tuple[list[tuple[str, Application]], list[str], Sequence[str]]:
+    """What the files describe, every fault in them, and what could not be checked.
 
     Raises: EngineStartFailed when the engine is installed but cannot be asked.
     """
@@ -43,13 +58,12 @@ def check(files: Sequence[str]) -> int:
     problems += [*findings.problems, *_policy_problems(asked)]
     for config in asked:
         problems += [*hook.problems(config), *callback.problems(config)]
-    for file, application in applications:
-        try:
-            _print(file, application)
-        except ConfigError as error:  # a placement that cannot work
-            problems += error.problems or [str(error)]
-    _tell(problems, findings.notices)
-    return _BAD_CONFIG if problems else 0
+    return applications, problems, [*findings.notices, *_not_here(asked)]
+
+
+def _not_here(configs: Sequence[LLMConfig]) -> list[str]:
+    """Folders that may be on the nodes that will run it."""
+    return [text for config in configs if config.engine_name != "sim" for text in sources.missing(config)]
 
 
 def _policy_problems(configs: Sequence[LLMConfig]) -> list[str]:

@@ -6,6 +6,7 @@ this file asks neither Ray nor a driver.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,6 +25,8 @@ TYPE_SHARE = 0.001
 """Ray gives a node one unit of its type; a share so small ties bundles to the type without limiting them."""
 
 _DEVICES = ("nvidia[0-9]*", "kfd")  # NVIDIA's devices, AMD's one
+_OTHER_DEVICES = ("dxg", "dri/renderD*", "accel*")
+"""Of which Ray may make a GPU; we do not look what they are."""
 
 
 def accelerator_kind(config: LLMConfig, nodes: Nodes | None = None) -> Kind:
@@ -62,7 +65,11 @@ def _gpus_asked(config: LLMConfig) -> bool | None:
 def _gpu_present(nodes: Nodes | None) -> bool:
     if nodes is not None:
         return any(node.get("GPU", 0) > 0 for node in nodes)
-    return any(next(Path("/dev").glob(pattern), None) is not None for pattern in _DEVICES)
+    return _any_device(_DEVICES)
+
+
+def _any_device(patterns: Sequence[str]) -> bool:
+    return any(next(Path("/dev").glob(pattern), None) is not None for pattern in patterns)
 
 
 def check_accelerator(config: LLMConfig, nodes: Nodes) -> str | None:
@@ -75,6 +82,13 @@ def check_accelerator(config: LLMConfig, nodes: Nodes) -> str | None:
     if wanted is None or any(node.get(TYPE_PREFIX + wanted, 0) > 0 for node in nodes):
         return None
     return _missing(config, repr(wanted), nodes)
+
+
+def missing_here(config: LLMConfig) -> str | None:
+    """A sentence when `config` needs a GPU and this machine, alone, has certainly none."""
+    if accelerator_kind(config) == "cpu" or _any_device((*_DEVICES, *_OTHER_DEVICES)):
+        return None
+    return _missing(config, "a GPU", [{"CPU": os.cpu_count() or 1}])
 
 
 def _missing(config: LLMConfig, what: str, nodes: Nodes) -> str:

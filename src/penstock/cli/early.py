@@ -1,0 +1,54 @@
+"""What can be told of a plan before Ray starts: mistakes that would else cost a minute."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Sequence
+
+from penstock import sources
+from penstock.cli.arguments import OPTIONS, YAML, Arguments, Plan
+from penstock.cli.check import faults
+from penstock.cli.engine_arguments import read_engine_words
+from penstock.config import LLMConfig
+from penstock.config.accelerators import missing_here
+from penstock.config.disaggregation import halves
+from penstock.config.problems import config_error
+from penstock.errors import ConfigError
+
+_ALIKE = 0.8
+"""Of an engine's flag and one of our options: so the user is answered before Ray starts, not beside it."""
+
+
+def with_all_faults(error: ConfigError, arguments: Arguments) -> ConfigError:
+    """The error, and what `penstock check` finds in the same files."""
+    files = [word for word in arguments.sources if word.endswith(YAML) and os.path.isfile(word)]
+    _, found, _ = faults(files)
+    return config_error(dict.fromkeys([*(error.problems or [str(error)]), *found]))
+
+
+def checked(plan: Plan, arguments: Arguments) -> Plan:
+    """The plan, with its engine's arguments read where that is quick or one looks like an option of ours.
+
+    Raises: ConfigError for what this machine lacks, where the cluster is this machine alone.
+    """
+    if arguments.address is None:
+        configs = [half for config in plan.configs for half in halves(config)]
+        problems = [text for config in configs if (text := missing_here(config)) is not None]
+        problems += [text for config in plan.configs for text in _missing_folders(config)]
+        if problems:
+            raise config_error(dict.fromkeys(problems))
+    if not plan.engine_words:
+        return plan
+    (config,) = plan.configs
+    is_slow = config.engine_name == "vllm"  # it takes seconds, so it is asked while Ray starts
+    return plan if is_slow and not _looks_like_ours(plan.engine_words) else read_engine_words(plan)
+
+
+def _missing_folders(config: LLMConfig) -> list[str]:
+    return [] if config.engine_name == "sim" else sources.missing(config)
+
+
+def _looks_like_ours(words: Sequence[str]) -> bool:
+    flags = [word.partition("=")[0] for word in words if word.startswith("--")]
+    return any(difflib.get_close_matches(flag, OPTIONS, 1, _ALIKE) for flag in flags)
