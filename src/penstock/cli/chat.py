@@ -11,8 +11,8 @@ import sys
 from collections.abc import Generator, Iterator
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any, TextIO
-from urllib.parse import urlsplit
 
+from penstock.cli.address import parsed
 from penstock.errors import Error, Unauthorized, Unavailable
 
 Message = dict[str, str]
@@ -24,11 +24,12 @@ class Service:
     """An OpenAI-compatible service at `url`, with or without the `/v1`."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
+        """Raises: ConfigError where the URL is none."""
+        parts = parsed(url)
+        self.url = f"{parts.scheme}://{parts.netloc}{parts.path}"
         self._secure = parts.scheme == "https"
         self._netloc = parts.netloc
-        self._prefix = urlsplit(self.url).path + "/v1"
+        self._prefix = parts.path + "/v1"
         self._headers = {"content-type": "application/json"}
         if api_key:
             self._headers["authorization"] = f"Bearer {api_key}"

@@ -9,11 +9,12 @@ import json
 import sys
 from contextlib import closing
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from typing import Annotated, Any
-from urllib.parse import quote, urlsplit
+from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
 import typer
 
+from penstock.cli.address import parsed
 from penstock.cli.arguments import DEFAULT_PORT
 from penstock.cli.failure import fail
 from penstock.errors import ConfigError, Error, NotFound, Unauthorized, Unavailable
@@ -29,7 +30,7 @@ PENSTOCK_ADMIN_KEY, and the same must be set here.
 - `penstock ctl sleep --model qwen`
 - `penstock ctl update-weights /models/qwen-v2 v2`
 """,
-    no_args_is_help=True,
+    no_args_is_help=False,
     rich_markup_mode="markdown",
 )
 
@@ -43,7 +44,7 @@ AdminKey = Annotated[
 Model = Annotated[str | None, typer.Option(help="Which model.", show_default="the only one")]
 Replica = Annotated[str | None, typer.Option(help="One replica only, by its id.", show_default="all")]
 Timeout = Annotated[float, typer.Option(help="Seconds to wait; what is set goes on to be tried after it.")]
-Mode = Annotated[str, typer.Option(help="What becomes of running requests: `wait`, `keep` or `abort`.")]
+Mode = Annotated[Literal["wait", "keep", "abort"], typer.Option(help="What becomes of running requests.")]
 
 _URL = f"http://127.0.0.1:{DEFAULT_PORT}"
 _TIMEOUT_S = 300.0
@@ -64,7 +65,9 @@ def sleep(
     model: Model = None,
     replica: Replica = None,
     timeout: Timeout = _TIMEOUT_S,
-    level: Annotated[int, typer.Option(help="1 keeps what makes waking up fast, 2 keeps nothing.")] = 1,
+    level: Annotated[
+        int, typer.Option(min=1, max=2, help="1 keeps what makes waking up fast, 2 keeps nothing.")
+    ] = 1,
     mode: Mode = "wait",
 ) -> None:
     """Give the engine's memory back; it takes no requests until `wakeup`."""
@@ -223,9 +226,9 @@ def _asked(
 def _answer(
     url: str, admin_key: str | None, method: str, path: str, body: dict[str, Any] | None, timeout_s: float
 ) -> dict[str, Any]:
-    parts = urlsplit(url if "://" in url else f"http://{url}")
+    parts = parsed(url)
     connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    where = f"{parts.path.rstrip('/').removesuffix('/v1')}/admin/{path}"
+    where = f"{parts.path}/admin/{path}"
     headers = {"content-type": "application/json"}
     if admin_key:
         headers["authorization"] = f"Bearer {admin_key}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+import tempfile
+import traceback
 from typing import NoReturn
 
 from penstock.errors import ConfigError, Error
@@ -29,5 +31,17 @@ def reason(text: str) -> str:
 
 def fail(command: str, error: Error) -> NoReturn:
     """Tells the user and exits: 2 for a mistake in what was written, 1 for anything else."""
-    print(f"penstock {command}: {error}", file=sys.stderr)
+    print(f"{f'penstock {command}'.strip()}: {error}", file=sys.stderr)
     sys.exit(2 if isinstance(error, ConfigError) else 1)
+
+
+def crashed(error: BaseException) -> int:
+    """Tells the user of an error that no command expects: a fault of ours. Returns the exit code."""
+    with tempfile.NamedTemporaryFile("w", prefix="penstock-", suffix=".log", delete=False) as log:
+        log.writelines(traceback.format_exception(error))
+    what = f"{type(error).__name__}: {error}".partition("\n")[0][:_LONGEST]
+    print(
+        f"penstock: A fault of Penstock itself ({what}). The traceback is in {log.name}; please report it.",
+        file=sys.stderr,
+    )
+    return 1

@@ -18,11 +18,12 @@ import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Generator
 from types import FrameType
 
 import psutil
+
+from penstock.cli.failure import crashed
 
 STOPS = tuple(
     signum
@@ -119,8 +120,8 @@ def _exit_with(work: Work, told: int) -> None:
         code = work(told)
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 1
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        code = crashed(error)
     finally:
         with contextlib.suppress(OSError):
             sys.stdout.flush()
