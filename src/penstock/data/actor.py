@@ -28,8 +28,8 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from penstock.config import LLMConfig
-from penstock.config.options import runtime_env, without_secrets
 from penstock.config.placement import place as placement_of
+from penstock.data.backends.build import actor_options, own_engine
 from penstock.data.cluster import Cluster
 from penstock.data.crew import Hand, WorkerLost
 from penstock.data.journal import Segment
@@ -82,11 +82,8 @@ class Actors:
     def _options(self) -> tuple[tuple[list[dict[str, float]], str], dict[str, Any]]:
         """Bundles with their strategy, and the actor's own options."""
         placement = placement_of(self._config)
-        environment, _ = without_secrets(runtime_env(self._config))
-        options = {name: value for name, value in placement.actor.items() if value not in (None, {}, [])}
-        if environment:
-            options["runtime_env"] = environment
-        return ([dict(bundle) for bundle in placement.bundles], placement.strategy), options
+        bundles = [dict(bundle) for bundle in placement.bundles]
+        return (bundles, placement.strategy), actor_options(self._config, placement)
 
 
 class _Actor:
@@ -120,8 +117,6 @@ class _Actor:
         return _encode(await self._worker.stop())
 
     def _made(self, config: LLMConfig, journal: str, segment: str, patience: Patience) -> Worker:
-        from penstock.data.backends.own import OwnEngine
-
         where = place(journal)
         if where.is_local and not where.exists():
             node = ray.util.get_node_ip_address()
@@ -129,9 +124,7 @@ class _Actor:
                 f"'{journal}' is not there on the node {node}, where an engine runs. Write the output to a "
                 "bucket, or to a folder that all nodes share."
             )
-        _, secrets = without_secrets(config.runtime_env or {})
-        os.environ.update(secrets)
-        return Worker(OwnEngine(config), partial(Segment, where, segment), patience)
+        return Worker(own_engine(config), partial(Segment, where, segment), patience)
 
 
 class _ActorHand:

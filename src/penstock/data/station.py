@@ -15,12 +15,13 @@ from typing import Any, cast
 import msgspec
 
 from penstock.config.accelerators import Nodes
-from penstock.config.placement import gang_size, place, spans_nodes
+from penstock.config.placement import gang_size, spans_nodes
 from penstock.data.ask import request_of
 from penstock.data.backend import Backend
+from penstock.data.backends.build import own_engine, single_actor_options
 from penstock.data.backends.http import PAYLOAD, Http
 from penstock.data.backends.method import called
-from penstock.data.backends.own import OwnEngine, engine_identity, for_task
+from penstock.data.backends.own import engine_identity, for_task
 from penstock.data.backends.served import Served
 from penstock.data.columns import columns, schema
 from penstock.data.configs import (
@@ -102,7 +103,7 @@ def _engine(config: EngineProcessorConfig | vLLMEngineProcessorConfig) -> Statio
     task = Task(config.task_type, model=model.model_id, alone=True)
     return Station(
         task=task,
-        make=partial(OwnEngine, model),
+        make=partial(own_engine, model),
         ask=partial(request_of_prompt if _has_prompts(config) else request, task),
         columns=partial(answered, task),
         fields=partial(field_names, task=task),
@@ -268,7 +269,6 @@ async def run_program(program: Program, task: Task, row: Fields, window: Window)
 def engine_resources(config: Any) -> dict[str, Any]:
     """Ray's options of one actor with an engine of `config` on this cluster.
 
-    An engine on CPU reserves none, so that a pipeline runs on two cores.
     Raises: Unsupported when the engine needs several nodes, or others beside it.
     """
     nodes = _nodes()
@@ -282,16 +282,7 @@ def engine_resources(config: Any) -> dict[str, Any]:
             f"The engine of '{config.model_id}' needs several nodes, which a pipeline's own cannot have: "
             "serve it (penstock serve, serve.run) and name it with ServeDeploymentProcessorConfig."
         )
-    found = place(config, nodes)
-    whole = dict(found.bundles[0]) if found.bundles else {}
-    options: dict[str, Any] = {"num_gpus": whole.pop("GPU", 0), "num_cpus": whole.pop("CPU", 0)}
-    if memory := whole.pop("memory", None):
-        options["memory"] = memory
-    if whole:
-        options["resources"] = whole
-    if config.runtime_env:
-        options["runtime_env"] = dict(config.runtime_env)
-    return options
+    return single_actor_options(config, nodes)
 
 
 def _nodes() -> Nodes | None:
