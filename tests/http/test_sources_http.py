@@ -80,3 +80,29 @@ def test_a_web_server_that_is_down_is_told_without_the_login_of_its_url():
     with pytest.raises(DownloadFailed) as caught:
         sources.fetch("http://me:secret@127.0.0.1:9/model", tries=1)  # the port of "discard"
     assert str(caught.value) == "'http://127.0.0.1:9/model' cannot be read: the server cannot be reached."
+
+
+@pytest.mark.parametrize("name", ["../../../../outside", "..%2f..%2foutside", "sub/../../outside"])
+def test_no_server_writes_outside_of_the_cache(url: str, tmp_path: Path, name: str):
+    evil = tmp_path / "web" / "evil"
+    evil.mkdir()
+    (evil / "index.html").write_text(f'<a href="config.json">a</a> <a href="{name}">b</a>')
+    (evil / "config.json").write_text("{}")
+    for place in (tmp_path / "web", tmp_path):
+        (place / "outside").write_text("theirs")
+    before = {path for path in tmp_path.rglob("*") if "cache" not in path.parts}
+    try:
+        folder = sources.fetch(f"{url}/evil")
+    except (SourceNotFound, DownloadFailed):
+        pass
+    else:
+        assert all(path.resolve().is_relative_to(folder) for path in folder.rglob("*"))
+    cached = [path for path in (tmp_path / "cache").rglob("outside*") if path.is_file()]
+    assert {path for path in tmp_path.rglob("*") if "cache" not in path.parts} == before
+    assert cached == []
+
+
+@pytest.mark.parametrize("to", ["../outside", "a/../../outside"])
+def test_extra_files_stay_in_the_models_folder(url: str, to: str):
+    with pytest.raises(SourceNotFound, match="not below its own folder"):
+        sources.fetch_all(f"{url}/model", [(f"{url}/model/config.json", to)])

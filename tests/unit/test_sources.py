@@ -210,3 +210,27 @@ def test_weights_come_in_one_format():
     ]
     assert sources.model_files(names) == ["config.json", "model.safetensors", "t.json"]
     assert "pytorch_model.bin" in sources.model_files(["config.json", "pytorch_model.bin"])
+
+
+def test_a_version_appears_when_all_of_it_is_on_the_disk(adapters: str, monkeypatch: pytest.MonkeyPatch):
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    folder = sources.fetch(adapters)
+    below = [path.relative_to(folder).as_posix() for path in folder.rglob("*")]
+    assert {f"{folder}.partial/{name}" for name in below} | {f"{folder}.partial"} <= set(synced)
+    assert synced[-1] == str(folder.parent)
+
+
+def test_only_files_that_end_are_read(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").write_text("x")
+    assert sources.read(str(tmp_path / "file")) == b"x"
+    for source in ("/dev/zero", str(tmp_path / "pipe"), str(tmp_path), f"zip://a::file://{tmp_path}/file"):
+        with pytest.raises(SourceNotFound):
+            sources.read(source)

@@ -76,8 +76,11 @@ class Slot:
 
     def publish(self, version: str) -> Path:
         """The partial folder becomes the version; older ones that nobody uses go."""
-        folder = self.folder / version
-        (self.folder / f"{version}{_PARTIAL}").rename(folder)
+        folder, partial = self.folder / version, self.folder / f"{version}{_PARTIAL}"
+        for path in (*partial.rglob("*"), partial):  # a power cut must not leave a version that is not whole
+            _sync(path)
+        partial.rename(folder)
+        _sync(self.folder)
         self._sweep(folder)
         return folder
 
@@ -94,3 +97,12 @@ class Slot:
         if not self.folder.is_dir():
             return []
         return [path for path in self.folder.iterdir() if path.is_dir() and path.suffix != _PARTIAL]
+
+
+def _sync(path: Path) -> None:
+    """What was written to a file, or which names a folder has, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

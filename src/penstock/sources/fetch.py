@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatch
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from penstock.errors import DownloadFailed, Error, SourceNotFound
@@ -189,7 +189,19 @@ def _wanted(store: Store, extra: Sequence[Extra], only: Only | None, tries: int)
             alone = other.shown.endswith(f"/{file.name}")
             name = to if alone and not to.endswith("/") else f"{to.rstrip('/')}/{file.name}"
             wanted[name] = Wanted(other, file, name)
+    for one in wanted.values():
+        _check_name(one)
     return list(wanted.values())
+
+
+def _check_name(wanted: Wanted) -> None:
+    """Servers say what their files are called. Raises: SourceNotFound for a path out of the folder."""
+    path = PurePosixPath(wanted.name)
+    if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in wanted.name:
+        raise SourceNotFound(
+            f"'{wanted.store.shown}' names the file {wanted.name!r}, which is not below its own folder; "
+            "nothing was downloaded."
+        )
 
 
 def _version(wanted: Iterable[Wanted]) -> str:

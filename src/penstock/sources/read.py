@@ -44,11 +44,17 @@ def _bytes(source: str) -> bytes:
         with _client(scheme, where.partition("/")[0], _environment()).open_input_stream(where) as stream:
             return stream.read()
     if scheme in ("", "file"):
-        path = Path(unquote(urlsplit(source).path) if scheme else source)
-        if path.is_dir():
-            raise FileNotFoundError(source)
-        return path.read_bytes()
+        return _file(Path(unquote(urlsplit(source).path) if scheme else source))
+    if "::" in source:  # fsspec's way to name a URL within another
+        raise FileNotFoundError(source)
     return url.read(source)
+
+
+def _file(path: Path) -> bytes:
+    """Only of a file that ends: a pipe or a device would be read for ever."""
+    if not path.is_file():
+        raise FileNotFoundError(str(path))
+    return path.read_bytes()
 
 
 @cache
