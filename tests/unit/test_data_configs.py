@@ -4,7 +4,11 @@ import pytest
 from ray.data.llm import ChatTemplateStageConfig
 
 from penstock.config.notices import warn_once
-from penstock.data import vLLMEngineProcessorConfig
+from penstock.data import (
+    HttpRequestProcessorConfig,
+    ServeDeploymentProcessorConfig,
+    vLLMEngineProcessorConfig,
+)
 from penstock.data.configs import llm_config
 from penstock.data.station import station
 from penstock.errors import BadRequest, ConfigError
@@ -102,3 +106,18 @@ def test_a_prompt_wins_over_the_messages_it_was_made_of_where_the_user_applies_t
     with pytest.raises(BadRequest, match="messages stands beside prompt"):
         station(vLLMEngineProcessorConfig(model_source="demo")).ask(row, {})
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        vLLMEngineProcessorConfig(model_source="demo", read_files=False),
+        ServeDeploymentProcessorConfig(read_files=False),
+        HttpRequestProcessorConfig(url="http://host", read_files=False),
+    ],
+)
+def test_rows_of_strangers_have_no_file_read(config):
+    picture = {"type": "image_url", "image_url": {"url": "/etc/hostname"}}
+    row = {"messages": [{"role": "user", "content": [picture]}]}
+    with pytest.raises(BadRequest, match="files are not read here"):
+        station(config).ask(row, {})

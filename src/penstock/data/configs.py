@@ -50,6 +50,11 @@ class ProcessorConfig(Root):
     )
     row_deadline_s: float | None = Field(None, gt=0, description="For one row, all its tries together.")
     outage_s: float = Field(300.0, gt=0, description="With no engine reached, until the pipeline ends.")
+    read_files: bool = Field(
+        True,
+        description="Whether pictures and the like that rows name by path or bucket are read here. False for "
+        "rows of strangers, who would otherwise have this cluster's files read.",
+    )
     journal: str | None = Field(
         None,
         description="Folder or bucket URL where each answer is kept as it comes; the same pipeline run again "

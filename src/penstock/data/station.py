@@ -100,7 +100,7 @@ def _station(config: ProcessorConfig) -> Station:
 
 def _engine(config: EngineProcessorConfig | vLLMEngineProcessorConfig) -> Station:
     model = for_task(llm_config(config), config.task_type)
-    task = Task(config.task_type, model=model.model_id, alone=True)
+    task = Task(config.task_type, model=model.model_id, alone=True, read_files=config.read_files)
     return Station(
         task=task,
         make=partial(own_engine, model),
@@ -116,7 +116,7 @@ def _engine(config: EngineProcessorConfig | vLLMEngineProcessorConfig) -> Statio
 
 
 def _served(config: ServeDeploymentProcessorConfig) -> Station:
-    task = Task(config.task_type)
+    task = Task(config.task_type, read_files=config.read_files)
     return Station(
         task=task,
         make=partial(Served, config),
@@ -161,7 +161,7 @@ def is_call(fields: Fields) -> bool:
 
 
 def _http(config: HttpRequestProcessorConfig) -> Station:
-    task = Task(config.task_type, token_ids=False)
+    task = Task(config.task_type, token_ids=False, read_files=config.read_files)
     return Station(
         task=task,
         make=partial(Http, config),
