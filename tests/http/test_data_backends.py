@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from email.utils import formatdate
-from time import time
+from time import monotonic, time
 from typing import Any
 
 import pytest
@@ -16,8 +16,10 @@ from backend_contract import CHAT, COMPLETIONS, FACTS, OPTIONS, REQUESTS, config
 from served import Served
 
 from penstock.data.backend import Backend
+from penstock.data.backends.http import Http
 from penstock.data.backends.own import OwnEngine
 from penstock.data.backends.url import Url
+from penstock.data.configs import HttpRequestProcessorConfig
 from penstock.data.patience import Patience
 from penstock.data.request import Request
 from penstock.data.window import Window
@@ -135,6 +137,33 @@ async def test_of_several_models_none_is_chosen():
         assert json.loads((await asked.ask(Request(path=COMPLETIONS, body=b"{}", model="b"))).body) == {
             "model": "b"
         }
+
+
+async def test_a_service_that_wants_one_of_several_models_named_ends_the_job_with_their_names():
+    async def models(request: web.Request) -> web.Response:
+        if request.path == "/v1/models":
+            return web.json_response({"data": [{"id": "a"}, {"id": "b"}]})
+        return web.Response(status=200 if b"model" in await request.read() else 404)
+
+    async with service(models) as base, started(Url(base)) as asked:
+        with pytest.raises(ConfigError, match=r"serves 'a', 'b'.*--model"):
+            await asked.ask(Request(path=COMPLETIONS, body=b"{}"))
+        await asked.ask(Request(path=COMPLETIONS, body=b"{}", model="b"))
+        alone = await asked.ask(Request(path=COMPLETIONS, body=b"{}"))  # other rows name theirs
+        assert alone.status == 404
+
+
+@pytest.mark.parametrize("kinds", [("",), ("", COMPLETIONS)])
+async def test_the_actors_of_a_pipeline_share_its_requests_per_second(kinds: tuple[str, ...]):
+    async def ok(request: web.Request) -> web.Response:
+        return web.Response(body=b"{}")
+
+    async with service(ok) as base:
+        config = HttpRequestProcessorConfig(url=base, model="m", qps=40, concurrency=(1, 2))
+        async with started(Http(config)) as actor:
+            began = monotonic()
+            await asyncio.gather(*(actor.ask(Request(path=path, body=b"{}")) for path in kinds * 6))
+            assert monotonic() - began >= (6 * len(kinds) - 1) / 20
 
 
 async def test_nobody_there_is_unavailable_with_the_url_and_no_secret(free_port: int):

@@ -70,6 +70,11 @@ class ProcessorConfig(Root):
         return value
 
     @property
+    def most_actors(self) -> int:
+        """The largest that the pool becomes."""
+        return self.concurrency[1] if isinstance(self.concurrency, tuple) else self.concurrency
+
+    @property
     def patience(self) -> Patience:
         return Patience(self.max_attempts, self.max_deaths, self.row_deadline_s, self.outage_s)
 
@@ -199,7 +204,12 @@ class HttpRequestProcessorConfig(ProcessorConfig):
     model: str | None = Field(None, description="For requests that name none.")
     headers: dict[str, str] = Field({}, description="Sent with every request.")
     api_key: str | None = Field(None, description="Sent as a bearer token.")
-    qps: float | None = Field(None, gt=0, description="Most requests per second of the whole pipeline.")
+    qps: float | None = Field(
+        None,
+        gt=0,
+        description="Most requests per second of the whole pipeline; each of its actors (`concurrency`) has "
+        "its share.",
+    )
     max_retries: int | None = Field(None, ge=0, description="The older way to say max_attempts - 1.")
     base_retry_wait_time_in_s: float = Field(1.0, gt=0, description="Seconds before the second try.")
     timeout_s: float = Field(600.0, gt=0, description="For one try.")

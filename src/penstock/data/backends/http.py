@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.data.backend import Answer
+from penstock.data.backends.pace import Pace
 from penstock.data.backends.url import Url
 from penstock.data.configs import HttpRequestProcessorConfig
 from penstock.data.request import Request
@@ -16,13 +17,15 @@ class Http:
     """Which kind the rows are is known when they come, so the service is asked for its model only then."""
 
     def __init__(self, config: HttpRequestProcessorConfig) -> None:
+        pace = Pace(config.qps / config.most_actors if config.qps else None)
+
         def url(raw: bool) -> Url:
             return Url(
                 config.url,
                 headers=config.headers,
                 api_key=config.api_key,
                 model=config.model,
-                qps=config.qps,
+                pace=pace,
                 max_concurrency=config.max_in_flight,
                 timeout_s=config.timeout_s,
                 raw=raw,

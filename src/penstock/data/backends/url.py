@@ -23,6 +23,7 @@ from penstock.errors import BadRequest, ConfigError, DeadlineExceeded, Error, Un
 from penstock.openai.errors import envelope
 
 _TOO_MANY = (429, 503)
+_WRONG = (400, 404, 422)
 _MODELS = "/v1/models"
 _VERSION = re.compile(r"/v\d\w*(/|$)")
 
@@ -31,7 +32,7 @@ class Url:
     """A service at `url`, with or without its `/v1`; with `raw` each body goes to exactly this URL.
 
     model: for rows that name none; without it the one that the service lists, if it is one.
-    qps: requests a second, evenly spaced. max_concurrency: at a time; less while it answers 429 or 503.
+    pace: of its requests. max_concurrency: at a time; less while it answers 429 or 503.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Url:
         headers: Mapping[str, str] | None = None,
         api_key: str | None = None,
         model: str | None = None,
-        qps: float | None = None,
+        pace: Pace | None = None,
         max_concurrency: int = 64,
         timeout_s: float | None = None,
         raw: bool = False,
@@ -53,10 +54,12 @@ class Url:
         self._model = model
         self._timeout_s = timeout_s
         self._raw = raw
-        self._pace = Pace(qps)
+        self._pace = pace or Pace(None)
         self._width = Width(max_concurrency)
         self._wire: Wire | None = None
         self._in_flight = 0
+        self._several: list[str] = []
+        self._accepted = False
 
     async def start(self, progress: Progress = silent) -> None:
         """Raises: Unavailable when the service is not reached, ConfigError when it refuses the key."""
@@ -90,6 +93,7 @@ class Url:
             self._width.refused(sent_at, answer.retry_after_s)
         else:
             self._width.bore()
+        self._check_named(request, answer)
         return answer
 
     def load(self) -> Load:
@@ -99,6 +103,20 @@ class Url:
     def room(self, in_flight: int) -> int:
         free, turns = max(0, self._width.now - in_flight), self._pace.open()
         return free if turns is None else min(free, turns)
+
+    def _check_named(self, request: Request, answer: Answer) -> None:
+        """Of several models a service may have a default. Where it has none, all rows would fail alike.
+
+        Raises: ConfigError.
+        """
+        self._accepted |= answer.status == 200
+        if request.model or self._accepted or not self._several or answer.status not in _WRONG:
+            return
+        raise ConfigError(
+            f"{self._shown} refuses a row that names no model; it serves "
+            f"{', '.join(map(repr, self._several))}. Choose one for all rows (--model, or model=), or name "
+            "one in each row."
+        )
 
     async def _post(self, wire: Wire, request: Request) -> Answer:
         """Raises: Unavailable."""
@@ -144,7 +162,10 @@ class Url:
         except (msgspec.DecodeError, msgspec.ValidationError):
             return None
         names = [card.id for card in listed.data if card.parent is None]
-        return names[0] if len(names) == 1 else None
+        if len(names) == 1:
+            return names[0]
+        self._several = names
+        return None
 
 
 class _Card(msgspec.Struct):
