@@ -16,8 +16,10 @@ from penstock.data.backends.own import OwnEngine, for_batch, for_task
 from penstock.data.configs import EngineProcessorConfig
 from penstock.data.hire import hire
 from penstock.data.order import Engines
+from penstock.data.patience import Patience
 from penstock.data.request import Request
 from penstock.data.station import station
+from penstock.data.window import Window
 from penstock.engines.sim import tokenizer
 from penstock.errors import EngineDead, EngineStartFailed, Unavailable
 
@@ -84,6 +86,23 @@ async def test_the_configs_own_preprocessor_is_asked_as_in_a_replica(make: Any):
     engine = await make(preprocessor=louder)
     answer = await engine.ask(Request(path=COMPLETIONS, body=b'{"prompt": "hello"}'))
     assert b"HELLO" in answer.body
+
+
+def careless(request: dict[str, Any]) -> Any:
+    return ({"prompt": "x"}, {"temprature": 1}) if "pair" in request["prompt"] else request["no_such"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [("one", "preprocessor of this model raised KeyError: 'no_such'"), ("pair", "temprature")],
+)
+async def test_what_the_authors_preprocessor_raises_is_the_rows_end_at_once(
+    make: Any, prompt: str, said: str
+):
+    window = Window(await make(preprocessor=careless), Patience())
+    end = await window.run(Request(path=COMPLETIONS, body=json.dumps({"prompt": prompt}).encode()))
+    assert (end.failure.code, end.attempts) == ("own_code_failed", 1)
+    assert said in end.failure.message
 
 
 async def test_a_row_is_answered_with_the_model_of_the_config(make: Any):

@@ -6,8 +6,10 @@ import threading
 import pytest
 
 from penstock.config import LLMConfig
+from penstock.data.parameters import PARAMETERS
 from penstock.errors import BadRequest, ConfigError, Error, PromptTooLong
 from penstock.hook import PREPROCESSOR, Context, Hook, meant, problems
+from penstock.hook.meaning import SAMPLING
 
 pytestmark = pytest.mark.parity("X13")
 
@@ -181,6 +183,8 @@ def test_sampling_parameters_come_beside_an_engine_prompt():
         {"model": "m", "prompt": "x", "multi_modal_data": {}},
         ({"messages": []}, {}),
         ({"prompt": "x"}, 3),
+        ({"prompt": "x"}, {"temprature": 1}),
+        {"prompt": 5},
         {"prompt_token_ids": "abc"},
         {"prompt_token_ids": [[1, 2]]},
         {"prompt_token_ids": [1.5]},
@@ -189,3 +193,15 @@ def test_sampling_parameters_come_beside_an_engine_prompt():
 def test_anything_else_is_refused_with_what_is_allowed(returned):
     with pytest.raises(TypeError, match="engine prompt"):
         meant(returned, CHAT)
+
+
+def test_a_misspelt_sampling_parameter_and_a_prompt_of_another_type_are_named():
+    with pytest.raises(TypeError, match="'temprature'; did it mean 'temperature'"):
+        meant(({"prompt": "x"}, {"temprature": 1}), CHAT)
+    with pytest.raises(TypeError, match="a 'prompt' of type int"):
+        meant({"prompt": 5}, CHAT)
+    assert meant(({"prompt": "x"}, {"engines_own": 1}), CHAT).sampling == {"engines_own": 1}
+
+
+def test_sampling_parameters_are_those_of_batch_rows():
+    assert PARAMETERS["generate"].keys() == SAMPLING

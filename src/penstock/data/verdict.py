@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.data.backend import Answer
 from penstock.data.outcome import Failure, Outcome
-from penstock.errors import Error
+from penstock.errors import Error, OwnCodeFailed
 
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Statuses that may be others next time."""
@@ -19,9 +19,17 @@ PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 BUSY = frozenset({429, 503})
 """Those of them that say nothing about the request, and only ask to come later."""
 
+_OWN_FAULT = OwnCodeFailed.code.encode()
 _SHOWN_CHARS = 2_000
 _NO_JSON = (ValueError, RecursionError)
 """msgspec's errors, one about UTF-8 and one about depth."""
+
+
+def may_pass(answer: Answer) -> bool:
+    """Whether another try may end otherwise. The user's own code fails again on the same row."""
+    if answer.status not in PASSING:
+        return False
+    return _OWN_FAULT not in answer.body or _envelope(answer.body).get("code") != OwnCodeFailed.code
 
 
 def outcome_of(answer: Answer, attempts: int) -> Outcome:

@@ -17,7 +17,7 @@ from penstock.data.backend import Answer, Backend
 from penstock.data.outcome import Failure, Outcome
 from penstock.data.patience import Patience
 from penstock.data.request import Request
-from penstock.data.verdict import BUSY, PASSING, failed, outcome_of
+from penstock.data.verdict import BUSY, failed, may_pass, outcome_of
 from penstock.errors import EngineDead, Error, Unavailable
 
 _LOOK_S = 0.005
@@ -123,7 +123,7 @@ class Window:
             else:
                 self._out_since = row.busy_since = None
                 row.failures += 1
-                if answer.status not in PASSING or row.failures >= self.patience.attempts:
+                if not may_pass(answer) or row.failures >= self.patience.attempts:
                     return outcome_of(answer, row.attempts)
             await self._refused(row, answer)
         self._deaths_in_a_row = 0

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
+
+authors_ask: ContextVar[bool] = ContextVar("authors_ask", default=False)
+"""Whether the running task asks for the hooks' own author, as batch does: what fails is told, not hidden."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import BadRequest, Error, OwnCodeFailed
 from penstock.hook import find
-from penstock.hook.context import Context
+from penstock.hook.context import Context, authors_ask
 from penstock.hook.threads import Threads
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Hook:
 
 
 def fault(what: str, error: Exception, request_id: str, *, clients: bool = True) -> Error:
-    """`error` of the user's code as an answer. What is not the client's fault is logged, and not told.
+    """`error` of the user's code as an answer. What is no client's fault only the log and the author see.
 
     clients: a ValueError is about what the client sent.
     """
@@ -69,6 +69,8 @@ def fault(what: str, error: Exception, request_id: str, *, clients: bool = True)
         return error
     if clients and isinstance(error, ValueError) and str(error):
         return BadRequest(str(error)[:_SHOWN_CHARACTERS])
+    if authors_ask.get():
+        return OwnCodeFailed(f"{what} raised {type(error).__name__}: {error}"[:_SHOWN_CHARACTERS])
     log.error("%s failed on request %s", what, request_id, exc_info=error)
     return OwnCodeFailed(f"{what} failed; the log of its replica says why.")
 

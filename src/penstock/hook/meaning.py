@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import index
@@ -22,6 +23,66 @@ PROMPT_KEYS = frozenset(
 )
 """A dict of these alone, with one of the first three, is a prompt for the engine."""
 
+SAMPLING = frozenset(
+    {
+        "add_generation_prompt",
+        "add_special_tokens",
+        "allowed_token_ids",
+        "bad_words",
+        "best_of",
+        "cache_salt",
+        "chat_template",
+        "chat_template_kwargs",
+        "continue_final_message",
+        "echo",
+        "frequency_penalty",
+        "ignore_eos",
+        "include_reasoning",
+        "include_stop_str_in_output",
+        "length_penalty",
+        "logit_bias",
+        "logprob_token_ids",
+        "logprobs",
+        "max_completion_tokens",
+        "max_tokens",
+        "media_io_kwargs",
+        "min_p",
+        "min_tokens",
+        "mm_processor_kwargs",
+        "n",
+        "parallel_tool_calls",
+        "presence_penalty",
+        "priority",
+        "prompt_logprobs",
+        "reasoning_effort",
+        "repetition_detection",
+        "repetition_penalty",
+        "response_format",
+        "return_token_ids",
+        "seed",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "stop",
+        "stop_token_ids",
+        "structured_outputs",
+        "suffix",
+        "temperature",
+        "thinking_token_budget",
+        "tool_choice",
+        "tools",
+        "top_k",
+        "top_logprobs",
+        "top_p",
+        "truncate_prompt_tokens",
+        "truncation_side",
+        "use_beam_search",
+        "vllm_xargs",
+        "watermarking",
+    }
+)
+"""Parameters that engines know. Others pass, unless they look like one of these."""
+
+_ALIKE = 0.8
 _INPUTS = ("messages", "prompt", "input")
 _ENGINE_ONLY = ("multi_modal_data", "prompt_token_ids")
 
@@ -51,6 +112,8 @@ def meant(returned: Any, request: Mapping[str, Any]) -> Meant:
     found = cast("Mapping[str, Any]", returned)
     if is_prompt(found):
         return Meant(request, _plain(found))
+    if PROMPT_KEYS.issuperset(found) and "prompt" in found and "prompt" not in request:
+        raise _unclear(f"returned a 'prompt' of type {type(found['prompt']).__name__}, not a text")
     if beside := [name for name in _ENGINE_ONLY if name in found]:
         raise _unclear(f"returned {beside[0]!r} beside fields of a request")
     if any(name in request and name not in found for name in _INPUTS):
@@ -84,7 +147,11 @@ def _pair(returned: tuple[Any, ...]) -> tuple[Mapping[str, Any], Mapping[str, An
         raise _unclear("returned a pair whose first is no engine prompt")
     if not isinstance(sampling, Mapping | None):
         raise _unclear(f"returned a pair whose second is a {type(sampling).__name__}")
-    return cast("Mapping[str, Any]", prompt), cast("Mapping[str, Any]", sampling or {})
+    given = cast("Mapping[str, Any]", sampling or {})
+    for name in given.keys() - SAMPLING:
+        if close := difflib.get_close_matches(str(name), SAMPLING, 1, _ALIKE):
+            raise _unclear(f"returned the sampling parameter {name!r}; did it mean {close[0]!r}?")
+    return cast("Mapping[str, Any]", prompt), given
 
 
 def _unclear(what: str) -> TypeError:

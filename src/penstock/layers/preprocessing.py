@@ -15,6 +15,7 @@ import msgspec
 from penstock.engine import ASGIApp, Prepared, Prompt, Receive, Scope, Send, prepared
 from penstock.errors import BadRequest, Error, OwnCodeFailed
 from penstock.hook import Context, Meant, meant
+from penstock.hook.context import authors_ask
 from penstock.layers import exchange, generation
 from penstock.layers.hooks import Asked, context_of
 
@@ -131,6 +132,8 @@ def stand_in(ours: Prepared, path: str) -> dict[str, Any]:
 
 
 def _useless(error: Exception, context: Context) -> OwnCodeFailed:
+    if authors_ask.get():
+        return OwnCodeFailed(str(error))
     log.error("What the preprocessor made of request %s cannot be used: %s", context.request_id, error)
     return OwnCodeFailed(
         "The preprocessor of this model returned what cannot be used; the log of its replica says why."

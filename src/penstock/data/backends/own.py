@@ -22,6 +22,7 @@ from penstock.data.request import Request
 from penstock.data.task import Kind
 from penstock.engine import Load, Prepared, Progress, prepared, silent
 from penstock.errors import BadRequest, EngineDead, Unavailable
+from penstock.hook.context import authors_ask
 from penstock.layers.adapters import asking_for
 from penstock.layers.preprocessing import GENERATING, stand_in
 from penstock.openai.errors import form
@@ -142,6 +143,7 @@ class OwnEngine:
             headers, body = self._headers(request), self._body(request)
         except BadRequest as error:
             return Answer(error.status, form(request.path).envelope(error))
+        authors_ask.set(True)
         answer = await call(model.app, request.path, body, headers)
         try:
             whole = Answer(answer.status, await answer.read())
