@@ -177,6 +177,14 @@ def test_a_per_worker_bundle_is_repeated_for_all_workers():
     assert worker_bundles(config(group, TP2), "gpu") == [{"GPU": 1, "CPU": 4}] * 2
 
 
+def test_bundles_of_gpus_that_are_spread_are_bundles_of_cpus_on_cpu(monkeypatch):
+    monkeypatch.setenv("PENSTOCK_ACCELERATOR", "cpu")
+    group = {"bundles": [{"GPU": 1}] * 3, "strategy": "SPREAD"}
+    placed = place(config(placement_group_config=group, engine_kwargs={"tensor_parallel_size": 3}))
+    assert [bundle["CPU"] for bundle in placed.bundles] == [2, 1, 1]
+    assert not any(bundle.get("GPU") for bundle in placed.bundles)
+
+
 def test_a_spread_over_several_bundles_spans_nodes():
     group = {"placement_group_config": {"bundle_per_worker": {"GPU": 1}, "strategy": "STRICT_SPREAD"}}
     placed = place(config(group, TP2))

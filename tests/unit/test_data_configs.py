@@ -11,6 +11,7 @@ from penstock.data import (
 )
 from penstock.data.configs import llm_config
 from penstock.data.station import station
+from penstock.engines.vllm import lora
 from penstock.errors import BadRequest, ConfigError
 
 
@@ -121,3 +122,14 @@ def test_rows_of_strangers_have_no_file_read(config):
     row = {"messages": [{"role": "user", "content": [picture]}]}
     with pytest.raises(BadRequest, match="files are not read here"):
         station(config).ask(row, {})
+
+
+def test_max_loras_of_rays_programs_are_the_adapters_of_one_engine():
+    kwargs = {"enable_lora": True, "max_loras": 1}
+    config = vLLMEngineProcessorConfig(
+        model_source="demo", engine_kwargs=kwargs, dynamic_lora_loading_path="/adapters"
+    )
+    model = llm_config(config)
+    assert model.lora_config.max_num_adapters_per_replica == 1
+    assert model.engine_kwargs == {"enable_lora": True}
+    assert lora.faults(model) == []

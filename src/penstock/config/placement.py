@@ -126,7 +126,9 @@ def place(config: LLMConfig, nodes: Nodes | None = None) -> Placement:
     group = config.placement_group_config
     strategy = group.strategy if group is not None else "PACK"
     if spans_nodes(config, nodes):
-        merged = merge_replica_actor_and_child_actor_bundles(worker_bundles(config, kind), _as_bundle(actor))
+        # On CPU nothing may be left of a bundle of GPUs, and Ray takes no empty one.
+        each = [bundle if any(bundle.values()) else {"CPU": 1} for bundle in worker_bundles(config, kind)]
+        merged = merge_replica_actor_and_child_actor_bundles(each, _as_bundle(actor))
         return Placement(actor, merged, strategy)
     if kind == "cpu":
         return _on_cpu(config, actor)

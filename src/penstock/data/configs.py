@@ -241,5 +241,9 @@ def llm_config(config: EngineProcessorConfig | vLLMEngineProcessorConfig) -> LLM
         "placement_group_config": group,
     }
     if config.dynamic_lora_loading_path is not None:
-        values["lora_config"] = {"dynamic_lora_loading_path": config.dynamic_lora_loading_path}
+        lora: dict[str, Any] = {"dynamic_lora_loading_path": config.dynamic_lora_loading_path}
+        kwargs = dict(values["engine_kwargs"])
+        if "max_loras" in kwargs:  # in Ray's programs the one way to say it; the engine needs room for more
+            lora["max_num_adapters_per_replica"] = kwargs.pop("max_loras")
+        values |= {"lora_config": lora, "engine_kwargs": kwargs}
     return LLMConfig(**{name: value for name, value in values.items() if value is not None})
