@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.config import LLMConfig
 from penstock.config.disaggregation import halves
 from penstock.config.processing import own_deployment
+from penstock.data.cluster import started
 from penstock.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -52,8 +53,6 @@ class Cluster:
         """
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
-        import ray  # after the environment is set, and only when there is something to start
-
         self.own = address is None
         self._started_serve = False
         wishes: dict[str, Any] = {
@@ -67,7 +66,7 @@ class Cluster:
                 wishes["object_store_memory"] = _OBJECT_STORE_BYTES
             wishes["include_dashboard"] = False
         try:
-            context: Any = ray.init(**wishes)
+            context = started(**wishes)
         except (ConnectionError, ValueError) as error:
             if self.own:
                 raise
