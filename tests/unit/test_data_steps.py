@@ -59,6 +59,17 @@ def test_rows_of_a_plain_list_travel_packed():
     assert [pickle.loads(row) for row in asked.column(SAID).to_pylist()] == [{"text": "a"}]
 
 
+def test_rows_that_fail_alike_are_logged_once(caplog):
+    def bad(row):
+        raise ZeroDivisionError(row["n"])
+
+    batch = pa.Table.from_pylist([{"n": n} for n in range(5)])
+    for _ in range(2):  # each task has a step of its own
+        ends = unpacked(Prepare(bad, request)(batch), END)
+    assert [end.failure.message for end in ends] == [f"ZeroDivisionError: {n}" for n in range(5)]
+    assert caplog.text.count("ZeroDivisionError") == 1
+
+
 def sim(**options):
     speed = {"step_base_ms": 0, "step_per_request_ms": 0, "prefill_tokens_per_s": float("inf")}
     kwargs = {"max_model_len": 512, "kv_tokens": 65536, **speed, **options}

@@ -38,6 +38,8 @@ _OURS = "__penstock_"
 """How the names of our columns begin."""
 
 _AT_A_TIME = 64
+_logged: set[tuple[Stage, type[Exception]]] = set()
+"""Kinds of failures that this process has logged."""
 
 Row = dict[str, Any]
 Table = Any
@@ -108,7 +110,14 @@ class Each:
         return await asyncio.gather(*(one(row) for row in rows))
 
     def _fault(self, error: Exception) -> Outcome:
-        log.warning("A row failed in %s: %s: %s", self._stage, type(error).__name__, error)
+        if (kind := (self._stage, type(error))) not in _logged:
+            _logged.add(kind)
+            log.warning(
+                "A row failed in %s: %s: %s. Others that fail so say it in `error` only.",
+                self._stage,
+                type(error).__name__,
+                error,
+            )
         return fault(error, self._stage)
 
 
