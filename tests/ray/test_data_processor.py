@@ -220,6 +220,8 @@ def test_nothing_in_is_nothing_out():
     processor = build_processor(engines(), preprocess=ask)
     assert processor([]) == []
     assert processor(ray.data.from_items([])).take_all() == []
+    table = processor(pd.DataFrame({"item": []}))
+    assert (len(table), {"item", "generated_text", "error"} <= set(table.columns)) == (0, True)
 
 
 async def two_engines(folder):

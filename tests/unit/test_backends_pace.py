@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 
 import pytest
 
 from penstock.data.backends.pace import Pace, Width
 from penstock.data.backends.url import Url, _endpoint, _parsed
+from penstock.data.request import Request
 from penstock.errors import ConfigError, Unavailable
 
 CHAT = "/v1/chat/completions"
@@ -43,8 +45,6 @@ def test_what_is_no_url_is_refused_with_an_example(url: str):
 
 
 async def test_who_asks_before_the_start_is_told_so_without_secrets():
-    from penstock.data.request import Request
-
     with pytest.raises(Unavailable) as told:
         await Url("http://me:secret@h/v1?key=secret").ask(Request(path=CHAT, body=b"{}"))
     assert "http://h/v1" in str(told.value)
@@ -103,3 +103,9 @@ def test_who_asks_to_be_left_alone_is():
     width = Width(8)
     width.refused(time.monotonic(), 30.0)
     assert width.now == 0
+
+
+@pytest.mark.parametrize("url", ["http://[::1]:8000/v1", "http://host/v1", "https://10.0.0.1:1/v1"])
+async def test_an_address_is_shown_as_it_is_written(url: str):
+    with pytest.raises(Unavailable, match=re.escape(url)):
+        await Url(url.replace("://", "://me:secret@") + "?key=secret").ask(Request(path="/", body=b"{}"))

@@ -133,3 +133,10 @@ def test_max_loras_of_rays_programs_are_the_adapters_of_one_engine():
     assert model.lora_config.max_num_adapters_per_replica == 1
     assert model.engine_kwargs == {"enable_lora": True}
     assert lora.faults(model) == []
+
+
+def test_no_credential_of_a_service_is_shown():
+    headers = {"Authorization": "Bearer hidden", "Cookie": "hidden", "X-Team": "blue"}
+    shown = repr(HttpRequestProcessorConfig(url="http://host", api_key="hidden", headers=headers))
+    assert "hidden" not in shown
+    assert "blue" in shown

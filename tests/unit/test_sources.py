@@ -189,6 +189,7 @@ def test_a_killed_downloader_leaves_neither_lock_nor_half_a_folder(tmp_path: Pat
         (OSError("AWS Error NETWORK_CONNECTION during HeadObject: curlCode: 7, Could not connect"),
          "cannot be reached", True),
         (OSError(28, "No space left on device"), "no space left", False),
+        (PermissionError(13, "Permission denied", "/models/a"), "no permission for /models/a", False),
         (ConnectionResetError(104, "Connection reset by peer"), "connection was lost", True),
         (TimeoutError(), "did not answer in time", True),
     ],

@@ -23,7 +23,7 @@ class Part(BaseModel):
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         """Pydantic's hook for `repr` and `str`: secrets are masked."""
         for name, value in super().__repr_args__():
-            yield name, masked(value)
+            yield name, masked({name: value})[name]
 
 
 @dataclass(frozen=True, slots=True)

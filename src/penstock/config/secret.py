@@ -7,7 +7,9 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-_SECRET = re.compile(r"(TOKEN|KEY|CREDENTIALS?)_?\d*$|SECRET|PASSWORD|PASSWD|ACCESS_KEY", re.IGNORECASE)
+_SECRET = re.compile(
+    r"(TOKEN|KEY|CREDENTIALS?)_?\d*$|SECRET|PASSWORD|PASSWD|ACCESS_KEY|AUTHORIZATION|COOKIE", re.IGNORECASE
+)
 STARS = "*" * 10
 _LOGIN = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]*(?=@)")
 """User and password in a URL, as in `HTTPS_PROXY`."""

@@ -88,7 +88,7 @@ class Processor:
         if isinstance(rows, Dataset):
             return self._pipeline(rows)
         if isinstance(rows, pd.DataFrame):
-            return self._pipeline(ray.data.from_pandas(rows)).to_pandas() if len(rows) else rows.copy()
+            return self._pipeline(ray.data.from_pandas(rows)).to_pandas() if len(rows) else self._empty(rows)
         packed = [{PACKED: pickle.dumps(row)} for row in rows]
         if not packed:
             return []
@@ -127,6 +127,13 @@ class Processor:
         return _mapped(answered, Finish, postprocess, args, after, size).map_batches(
             Typed(self._station.schema), batch_format="pyarrow", zero_copy_batch=True, batch_size=None
         )
+
+    def _empty(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Without rows only a postprocess knows which columns it would give."""
+        if self._steps[1] is not None:
+            return rows.copy()
+        names = [name for name in self._station.schema.names if name not in rows.columns]
+        return rows.reindex(columns=[*rows.columns, *names])
 
     def _in_order(self, dataset: Dataset) -> list[dict[str, Any]]:
         dataset.context.execution_options.preserve_order = True

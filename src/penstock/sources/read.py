@@ -15,7 +15,7 @@ from penstock.sources.store import shown
 from penstock.sources.trouble import pause_s, told
 
 _TRIES = 3
-_BUCKETS = ("s3", "gs")
+_BUCKETS = ("s3", "gs", "gcs")
 
 
 def read(source: str) -> bytes:

@@ -82,7 +82,7 @@ def told(error: BaseException) -> Trouble:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Trouble("there is no space left on the disk")
     if isinstance(error, PermissionError):
-        return Trouble("this user may not write there") if error.filename else _DENIED
+        return Trouble(f"this user has no permission for {error.filename}") if error.filename else _DENIED
     if isinstance(error, ImportError):
         return Trouble(f"a package for it is not installed ({error})")
     return _by_class(error) or _by_status(error) or _by_text(error) or _other(error)

@@ -207,5 +207,4 @@ def _endpoint(base: SplitResult, path: str) -> str:
 
 def _shown(url: SplitResult) -> str:
     """Without what may be secret."""
-    port = f":{url.port}" if url.port else ""
-    return f"{url.scheme}://{url.hostname}{port}{url.path}"
+    return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"
