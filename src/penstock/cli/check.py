@@ -6,7 +6,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from penstock import hook, sources
+from penstock import hook
+from penstock.cli.early import missing_folders
 from penstock.cli.placement import placement_of
 from penstock.config import Application, LLMConfig, load_applications, source
 from penstock.config.disaggregation import halves
@@ -63,7 +64,7 @@ def faults(files: Sequence[str]) -> tuple[list[tuple[str, Application]], list[st
 
 def _not_here(configs: Sequence[LLMConfig]) -> list[str]:
     """Folders that may be on the nodes that will run it."""
-    return [text for config in configs if config.engine_name != "sim" for text in sources.missing(config)]
+    return [text for config in configs for text in missing_folders(config)]
 
 
 def _policy_problems(configs: Sequence[LLMConfig]) -> list[str]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
-from penstock import sources
 from penstock.cli.arguments import OPTIONS, YAML, Arguments, Plan
-from penstock.cli.check import faults
 from penstock.cli.engine_arguments import read_engine_words
 from penstock.config import LLMConfig
 from penstock.config.accelerators import missing_here
@@ -22,6 +21,8 @@ _ALIKE = 0.8
 
 def with_all_faults(error: ConfigError, arguments: Arguments) -> ConfigError:
     """The error, and what `penstock check` finds in the same files."""
+    from penstock.cli.check import faults
+
     files = [word for word in arguments.sources if word.endswith(YAML) and os.path.isfile(word)]
     _, found, _ = faults(files)
     return config_error(dict.fromkeys([*(error.problems or [str(error)]), *found]))
@@ -35,7 +36,7 @@ def checked(plan: Plan, arguments: Arguments) -> Plan:
     if arguments.address is None:
         configs = [half for config in plan.configs for half in halves(config)]
         problems = [text for config in configs if (text := missing_here(config)) is not None]
-        problems += [text for config in plan.configs for text in _missing_folders(config)]
+        problems += [text for config in plan.configs for text in missing_folders(config)]
         if problems:
             raise config_error(dict.fromkeys(problems))
     if not plan.engine_words:
@@ -45,8 +46,27 @@ def checked(plan: Plan, arguments: Arguments) -> Plan:
     return plan if is_slow and not _looks_like_ours(plan.engine_words) else read_engine_words(plan)
 
 
-def _missing_folders(config: LLMConfig) -> list[str]:
-    return [] if config.engine_name == "sim" else sources.missing(config)
+def missing_folders(config: LLMConfig) -> list[str]:
+    """A sentence for each folder of this machine that the config names and that is not there.
+
+    None where nothing reads it, or the user's own code may make it.
+    """
+    calls = config.callback_config is not None and config.callback_config.callback_class is not None
+    if config.engine_name == "sim" or config.server_cls is not None or calls:
+        return []
+    loading = config.model_loading_config
+    named = {"model_source": config.model_source, "tokenizer_source": loading.tokenizer_source}
+    paths = {
+        field: Path(source.removeprefix("file://")).expanduser()
+        for field, source in named.items()
+        if isinstance(source, str) and source.startswith(("/", "./", "../", "~", "file://"))
+    }
+    where = config.place / "model_loading_config"
+    return [
+        (where / field).says(f"'{path}' does not exist on this machine.")
+        for field, path in paths.items()
+        if not path.exists()
+    ]
 
 
 def _looks_like_ours(words: Sequence[str]) -> bool:

@@ -8,7 +8,7 @@ which files of a repository are weights twice. All calls block: use them in thre
 from penstock.sources.fetch import Only, children, fetch, fetch_all, fetch_stamped, stamp
 from penstock.sources.hold import hold
 from penstock.sources.hub import use_fast_transfers
-from penstock.sources.model import brought, is_here, missing
+from penstock.sources.model import brought, is_here
 from penstock.sources.read import read
 from penstock.sources.weights import model_files, tokenizer_files
 
@@ -21,7 +21,6 @@ __all__ = [
     "fetch_stamped",
     "hold",
     "is_here",
-    "missing",
     "model_files",
     "read",
     "stamp",

@@ -53,28 +53,6 @@ def brought(config: LLMConfig, files: Only = model_files, watch: Watch = silent)
     return config.model_copy(update={"model_loading_config": loading.model_copy(update=given)})
 
 
-def missing(config: LLMConfig) -> list[str]:
-    """A sentence for each folder of this machine that the config names and that is not there.
-
-    None where the user's own code may make it.
-    """
-    if config.server_cls is not None or (config.callback_config and config.callback_config.callback_class):
-        return []
-    loading = config.model_loading_config
-    named = {"model_source": config.model_source, "tokenizer_source": loading.tokenizer_source}
-    paths = {
-        field: Path(source.removeprefix("file://")).expanduser()
-        for field, source in named.items()
-        if isinstance(source, str) and source.startswith(("/", "./", "../", "~", "file://"))
-    }
-    where = config.place / "model_loading_config"
-    return [
-        (where / field).says(f"'{path}' does not exist on this machine.")
-        for field, path in paths.items()
-        if not path.exists()
-    ]
-
-
 def _is_ours(source: str, config: LLMConfig) -> bool:
     if Path(source).expanduser().exists():
         return False
