@@ -7,6 +7,7 @@ from penstock.config.notices import warn_once
 from penstock.data import (
     HttpRequestProcessorConfig,
     ServeDeploymentProcessorConfig,
+    build_processor,
     vLLMEngineProcessorConfig,
 )
 from penstock.data.configs import llm_config
@@ -140,3 +141,10 @@ def test_no_credential_of_a_service_is_shown():
     shown = repr(HttpRequestProcessorConfig(url="http://host", api_key="hidden", headers=headers))
     assert "hidden" not in shown
     assert "blue" in shown
+
+
+@pytest.mark.parametrize("step", ["preprocess", "postprocess"])
+def test_options_that_a_step_sets_itself_are_refused(step):
+    options = {f"{step}_map_kwargs": {"batch_format": "pandas", "num_cpus": 1}}
+    with pytest.raises(ConfigError, match=f"{step}_map_kwargs: batch_format cannot be set"):
+        build_processor(vLLMEngineProcessorConfig(model_source="demo"), **options)

@@ -24,6 +24,7 @@ from penstock.data.prepare import PACKED, Prepare
 from penstock.data.program import Program
 from penstock.data.stage import EngineStage
 from penstock.data.station import station
+from penstock.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,18 @@ _LEAST_ROWS, _CALLS = 8, (4, 64)
 _FULL = 2
 """Of a pool that may grow, so many times what its engines take at once is sent to them: Ray Data adds one
 where 1.75 times as much is."""
+
+_OWN = frozenset(
+    {
+        "batch_format",
+        "zero_copy_batch",
+        "fn_args",
+        "fn_kwargs",
+        "fn_constructor_args",
+        "fn_constructor_kwargs",
+    }
+)
+"""Options of `map_batches` that our steps set."""
 
 
 def build_processor(
@@ -79,6 +92,8 @@ class Processor:
         preprocess_options: Mapping[str, Any],
         postprocess_options: Mapping[str, Any],
     ) -> None:
+        _check_options("preprocess_map_kwargs", preprocess_options)
+        _check_options("postprocess_map_kwargs", postprocess_options)
         self.config = config
         self._station = station(config, program)
         self._steps = preprocess, postprocess
@@ -138,6 +153,15 @@ class Processor:
     def _in_order(self, dataset: Dataset) -> list[dict[str, Any]]:
         dataset.context.execution_options.preserve_order = True
         return dataset.take_all()
+
+
+def _check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Raises: ConfigError for what the steps say themselves."""
+    if own := sorted(_OWN & options.keys()):
+        raise ConfigError(
+            f"{name}: {', '.join(own)} cannot be set, for rows reach your function as dicts. Options of Ray "
+            "Data's map can: num_cpus, num_gpus, memory, concurrency, batch_size, ..."
+        )
 
 
 def _pool(config: ProcessorConfig, wanted_calls: int) -> ActorPoolStrategy:
