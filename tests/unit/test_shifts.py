@@ -31,7 +31,7 @@ class Serve:
             membership, "follow", lambda model, handle, seen: self.seen.update({handle: seen})
         )
 
-    async def ask(self, gateway: str, told: Any, known: Any) -> dict[str, str]:
+    async def ask(self, gateway: str, told: Any, known: Any, wait_s: float) -> dict[str, str]:
         self.told = told
         await asyncio.sleep(0.005)
         return dict(self.wanted)
@@ -42,6 +42,11 @@ class Serve:
         for member in self.table.members("m"):
             self.table.hello(member, HELLO)
             self.table.report(member, Report())
+
+    async def until_followed(self, application: str) -> None:
+        async with asyncio.timeout(10):
+            while application not in self.seen:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0.005)
 
     async def until(self, application: str, opened: int) -> None:
         async with asyncio.timeout(10):
@@ -54,13 +59,12 @@ async def test_a_move_waits_for_what_the_replicas_before_it_have_open(monkeypatc
     shifts = Shifts(there.table, {"m": "own"}, lambda name, application: application, there.ask)
     shifts.start()
     try:
+        await there.until_followed("own")
         there.runs("own", "old")
         (old,) = there.table.ready("m")
         before = there.table.take(old)
         there.wanted = {"m": "next"}
-        async with asyncio.timeout(10):
-            while "next" not in there.seen:  # noqa: ASYNC110 - nothing tells of it
-                await asyncio.sleep(0.005)
+        await there.until_followed("next")
         there.runs("next", "new")
         await there.until("next", 1)
         (new,) = there.table.ready("m")
@@ -68,5 +72,39 @@ async def test_a_move_waits_for_what_the_replicas_before_it_have_open(monkeypatc
         there.table.give_back(before)
         there.table.take(new)
         await there.until("next", 0)
+    finally:
+        shifts.close()
+
+
+async def test_a_new_gateway_sends_a_moved_model_nowhere_but_where_it_was_moved(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    there = Serve(monkeypatch)
+    there.wanted = {"m": "next"}
+    shifts = Shifts(there.table, {"m": "own"}, lambda name, application: application, there.ask)
+    shifts.start()
+    try:
+        await there.until_followed("own")
+        there.runs("own", "old")
+        assert not there.table.ready("m")
+        there.runs("next", "new")
+        await there.until("next", 0)
+        assert [replica.id for replica in there.table.ready("m")] == ["new"]
+    finally:
+        shifts.close()
+
+
+async def test_a_model_that_was_moved_to_what_is_gone_is_answered_at_home(monkeypatch: pytest.MonkeyPatch):
+    def find(name: str, application: str) -> str:
+        raise KeyError(application)
+
+    there = Serve(monkeypatch)
+    there.wanted = {"m": "next"}
+    shifts = Shifts(there.table, {"m": "own"}, find, there.ask)
+    shifts.start()
+    try:
+        await there.until_followed("own")
+        there.runs("own", "old")
+        assert [replica.id for replica in there.table.ready("m")] == ["old"]
     finally:
         shifts.close()

@@ -25,6 +25,7 @@ from penstock.errors import BadRequest, ModelNotFound
 from penstock.serve import ledger
 from penstock.serve.desired import (
     CHANGES,
+    FOLLOW_S,
     SHIFT,
     Desired,
     Moved,
@@ -43,9 +44,6 @@ from penstock.serve.turns import Turns
 log = logging.getLogger(__name__)
 
 NAME = "LLMControl"
-
-FOLLOW_S = 3.0
-"""How long a replica's question stays open without news."""
 
 _GONE_S = 3 * FOLLOW_S
 _FIRST_S = 5.0  # for replicas to speak up after control was restarted

@@ -117,6 +117,9 @@ class _Rpc(msgspec.Struct, forbid_unknown_fields=True):
     kwargs: dict[str, Any] = {}
 
 
+FOLLOW_S = 3.0
+"""How long a follower's question to control stays open without news."""
+
 WARN_AFTER = 30
 """Control that has not answered so many times in a row is worth a warning: it was not just restarted."""
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from penstock.config.options import deployment_name
 from penstock.serve import membership
-from penstock.serve.desired import WARN_AFTER, Moved
+from penstock.serve.desired import FOLLOW_S, WARN_AFTER, Moved
 from penstock.serve.membership import Members
 from penstock.serve.table import Replica, Table
 
@@ -25,9 +25,12 @@ log = logging.getLogger(__name__)
 
 _LOOK_S = 0.1
 _AGAIN_S = 1.0
+_FIRST_S = 10.0
+"""A gateway that starts waits so long for control before it lets its own application answer."""
 
-Ask = Callable[[str, Mapping[str, Moved], Mapping[str, str]], Awaitable[Mapping[str, str]]]
-"""Control's `route`: who asks, where its models are, where they shall be as far as it knows; gives that."""
+Ask = Callable[[str, Mapping[str, Moved], Mapping[str, str], float], Awaitable[Mapping[str, str]]]
+"""Control's `route`: who asks, where its models are, where they shall be as far as it knows, and how long to
+wait for other news, in seconds; gives where they shall be."""
 
 Find = Callable[[str, str], Any]
 """A handle to a deployment, by its name and application."""
@@ -59,8 +62,6 @@ class Shifts:
 
     def start(self) -> None:
         """Begins to follow membership and control."""
-        for model, known in self._models.items():
-            self._watch(model, "", known.handles[""])
         self._following = asyncio.create_task(self._follow())
 
     def close(self) -> None:
@@ -77,11 +78,28 @@ class Shifts:
         """To all whose replicas may be in the table."""
         return list(self._models[model].handles.values())
 
+    async def _begin(self) -> None:
+        """Models that were moved before this gateway started are not answered by its own application."""
+        try:
+            async with asyncio.timeout(_FIRST_S):
+                self._wanted = dict(await self._ask(self._id, self._told(), {}, 0.0))
+        except Exception as error:  # Serve's and Ray's
+            log.warning("Control does not answer (%s: %s).", type(error).__name__, error)
+        for model, known in self._models.items():
+            if application := self._wanted.get(model):
+                try:
+                    await self._reach(model, application)
+                    known.current = application
+                except Exception as error:  # Serve's: the application has been deleted
+                    log.warning("%s stays where it is: %s", model, error)
+            self._watch(model, "", known.handles[""])
+
     async def _follow(self) -> None:
+        await self._begin()
         unanswered = 0
         while True:
             try:
-                self._obey(await self._ask(self._id, self._told(), self._wanted))
+                self._obey(await self._ask(self._id, self._told(), self._wanted, FOLLOW_S))
                 unanswered = 0
             except Exception as error:  # Serve's and Ray's: control is restarted, or moves
                 unanswered += 1
@@ -111,10 +129,7 @@ class Shifts:
     async def _move(self, model: str, application: str) -> None:
         """Ends without a move when another one is wanted meanwhile."""
         known = self._models[model]
-        if application not in known.handles:
-            name = deployment_name(model)
-            known.handles[application] = await asyncio.to_thread(self._find, name, application)
-            self._watch(model, application, known.handles[application])
+        await self._reach(model, application)
         while not self._is_ready(model, application):
             if self._wanted.get(model, "") != application:
                 return
@@ -125,6 +140,13 @@ class Shifts:
         known.current = application
         self._show(model, application)
         log.info("%s: answered by %s now", model, application or "this application")
+
+    async def _reach(self, model: str, application: str) -> None:
+        """Follows the replicas of another application, too. Raises: what Serve raises where there is none."""
+        handles = self._models[model].handles
+        if application not in handles:
+            handles[application] = await asyncio.to_thread(self._find, deployment_name(model), application)
+            self._watch(model, application, handles[application])
 
     def _is_ready(self, model: str, application: str) -> bool:
         members = self._models[model].members.get(application, {})

@@ -16,8 +16,8 @@ from typing import Any
 
 from penstock.engine import Engine, Manner
 from penstock.errors import Conflict, Error, Unsupported
-from penstock.serve.control import FOLLOW_S
 from penstock.serve.desired import (
+    FOLLOW_S,
     WARN_AFTER,
     Actual,
     Desired,
