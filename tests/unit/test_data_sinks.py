@@ -267,6 +267,13 @@ def test_only_what_this_output_left_is_swept(tmp_path: Path, rows):
     assert (tmp_path / other).exists()
 
 
+def test_a_csv_file_without_rows_has_a_header(tmp_path: Path):
+    (tmp_path / "in.jsonl").write_text("")
+    written(tmp_path, "in.jsonl", "out.csv", [])
+    with (tmp_path / "out.csv").open() as file:
+        assert "generated_text" in next(csv.reader(file))
+
+
 def test_truth_values_of_a_csv_file_are_those_of_json(tmp_path: Path):
     (tmp_path / "in.jsonl").write_text('{"a": true}\n{"a": null}\n')
     written(tmp_path, "in.jsonl", "out.csv", [ok()] * 2)

@@ -100,10 +100,14 @@ class _File:
     """On a disk: the kernel has a line at once, the disk within a second."""
 
     def __init__(self, path: Path, broken: Callable[[Error], None]) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        """Raises: Unavailable."""
         self._path, self._broken = path, broken
         self._error: Unavailable | None = None
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        except OSError as error:
+            raise _unwritable(str(self._path), error) from error
         self._dirty, self._ended = threading.Event(), threading.Event()
         self._syncing = threading.Thread(target=self._sync, name="journal", daemon=True)
         self._syncing.start()

@@ -94,18 +94,21 @@ def absolute(path: str | os.PathLike[str]) -> str:
 
 @contextmanager
 def written(to: Place) -> Generator[IO[bytes]]:
-    """A file to write; it is at `to`, whole, when the block ends, and is nowhere when the block raises."""
-    folder = Path(to.url).parent if to.is_local else None
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-    name = f".{Path(to.url).name}.{uuid.uuid4().hex[:8]}.unfinished"
-    path = (folder or Path(tempfile.gettempdir())) / name
+    """A file to write; it is at `to`, whole, when the block ends, and is nowhere when the block raises.
+
+    Raises: Unavailable, as when the disk is full.
+    """
+    folder = Path(to.url).parent if to.is_local else Path(tempfile.gettempdir())
+    path = folder / f".{Path(to.url).name}.{uuid.uuid4().hex[:8]}.unfinished"
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         with path.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         to.take(path)
+    except OSError as error:
+        raise Unavailable(f"'{to.url}' cannot be written: {error.strerror or error}.") from error
     finally:
         path.unlink(missing_ok=True)
 
