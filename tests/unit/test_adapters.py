@@ -337,6 +337,7 @@ async def test_asking_for_nonsense_lists_the_source_once(tmp_path: Path, monkeyp
         asked = await asyncio.gather(*(kept.use(f"no{n}") for n in range(50)), return_exceptions=True)
         assert all("There are: 'a', 'b'" in str(error) for error in asked)
         assert len(listed) == 1
+        assert not kept.adapters._source._fetching._threads  # none of those that fetch was kept busy
 
 
 class Copying(AdapterDownloader):

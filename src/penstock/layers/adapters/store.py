@@ -189,7 +189,9 @@ class Store:
 
     def _remember(self, name: str, error: Error) -> None:
         now = time.monotonic()
-        self._failures = {one: failure for one, failure in self._failures.items() if failure[0] > now}
+        while self._failures and next(iter(self._failures.values()))[0] <= now:  # the oldest is the first
+            del self._failures[next(iter(self._failures))]
+        self._failures.pop(name, None)
         self._failures[name] = now + _FAILURE_KEPT_S, error
 
     # -- room
