@@ -48,7 +48,7 @@ def said(answer: httpx.Response) -> str:
         "poet ",
         "po%65t",
         "p\u00f6et",
-        "x" * 5000,
+        "x" * 500,
         "*",
     ],
 )
@@ -61,6 +61,16 @@ async def test_an_odd_name_is_404_with_the_known_ones(served: Served, tmp_path: 
     assert "There are: 'clerk', 'poet'." in odd.json()["error"]["message"]
     assert len(odd.text) < 500
     assert said(plain).startswith("[poet@")
+
+
+async def test_a_name_that_no_model_can_have_is_404(served: Served, tmp_path: Path):
+    await served.gateway(ModelCard("m", 1, adapter_slots=4))
+    await served.replica(reply="fine", lora=folder_of(tmp_path, "poet"))
+    async with served.http() as http:
+        odd = await ask(http, f"m:{'x' * 5000}")
+    assert (odd.status_code, odd.json()["error"]["code"]) == (404, "model_not_found")
+    assert "longer than 512" in odd.json()["error"]["message"]
+    assert len(odd.text) < 500
 
 
 async def test_models_with_adapters_of_the_same_name_keep_apart(served: Served, tmp_path: Path):
