@@ -1,5 +1,5 @@
 # Two targets do everything on a fresh machine: `make serve` and `make test`.
-.PHONY: serve test test-all coverage check models fast-models bench docs sglang clean
+.PHONY: serve test test-all fuzz coverage check models fast-models bench docs sglang clean
 .DEFAULT_GOAL := help
 
 # Where Python may not write bytecode, as in many images, each start of an engine compiles 20 s anew.
@@ -12,6 +12,7 @@ help:
 	@echo "make serve     set up, then serve the embedded model on http://127.0.0.1:8000"
 	@echo "make test      set up, then the tests of the fast tier (T=path or options for some)"
 	@echo "make test-all  set up, then all tests"
+	@echo "make fuzz      set up, then odd requests, bytes and batch jobs for MINUTES=30"
 	@echo "make coverage  set up, then the lines of src/ that the fast tier runs (FULL=1: all tests)"
 	@echo "make check     set up, then format, lint, types, directions of imports, features without a test"
 	@echo "make models    set up, then the small models that tests use"
@@ -42,6 +43,12 @@ endif
 test-all: $(READY) sglang
 	@$(MAKE) models >/dev/null 2>&1 &
 	$(PYTEST) --full --write-costs $(WORKERS)
+
+FUZZ := $(wildcard tests/*/test_*fuzz.py) tests/http/test_batch_bucket.py
+MINUTES := 30
+fuzz: $(READY)
+	end=$$(($$(date +%s) + 60 * $(MINUTES))); while [ $$(date +%s) -lt $$end ]; do \
+		$(PYTEST) -x -q --timeout 0 --hypothesis-profile fuzz $(T) $(FUZZ) || exit 1; done
 
 # Every process that tests start is measured, but for those that are killed.
 coverage: export COVERAGE_FILE := $(CURDIR)/build/coverage/data

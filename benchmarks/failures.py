@@ -1,12 +1,13 @@
-"""What a user notices when an engine or a replica is killed or stopped under load, with one and with two.
+"""What a user notices when a process of the service is killed or stopped under load.
 
-    python -m benchmarks.failures [--victim engine,replica,stalled] [--replicas 1,2] [--kills 3] [--json FILE]
+    python -m benchmarks.failures [--victim engine,gateway,...] [--replicas 1,2] [--kills 3] [--json FILE]
     python -m benchmarks.failures --gang --victim engine,replica --replicas 2
 
 `penstock serve` runs, the load generator asks, SIGKILL hits one process, or SIGSTOP an engine ("stalled");
-when all replicas are back, one more. The gateway's own /health, asked every 10 ms, says when one left its
-rotation and when all were back. "--gang": replicas that compute together (`data_parallel_size`) and end
-together; they are out when none is in rotation.
+when all is as before, one more. The gateway's own /health, asked every 10 ms, says when a replica left its
+rotation and when all were back; while it does not answer, none is in rotation. Serve's controller and the
+deployment that keeps desired state take no requests: they are back when their successor runs. "--gang":
+replicas that compute together (`data_parallel_size`) and end together; they are out when none is in rotation.
 """
 
 from __future__ import annotations
@@ -34,12 +35,28 @@ from benchmarks.table import Row, markdown
 from benchmarks.workload import EXECUTORS, MODEL_ID, Workload
 from recipes import shelf
 
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A kind of process, by its title, and the signal that hits it.
+
+    is_replica: it, or an engine of one. takes_requests: without it requests wait or fail.
+    """
+
+    title: re.Pattern[str]
+    signal: signal.Signals = signal.SIGKILL
+    is_replica: bool = False
+    takes_requests: bool = True
+
+
 _ENGINE = re.compile(r"VLLM::EngineCore|penstock\.engines\.vllm\.core")
-_REPLICA = re.compile(r"ray::ServeReplica:.*:LLMServer")
 VICTIMS = {
-    "engine": (_ENGINE, signal.SIGKILL),
-    "replica": (_REPLICA, signal.SIGKILL),
-    "stalled": (_ENGINE, signal.SIGSTOP),
+    "engine": Victim(_ENGINE, is_replica=True),
+    "replica": Victim(re.compile(r"ray::ServeReplica:.*:LLMServer"), is_replica=True),
+    "stalled": Victim(_ENGINE, signal.SIGSTOP, is_replica=True),
+    "gateway": Victim(re.compile(r"ray::ServeReplica:.*:LLMRouter")),
+    "control": Victim(re.compile(r"ray::ServeReplica:.*:LLMControl"), takes_requests=False),
+    "controller": Victim(re.compile(r"ray::ServeController"), takes_requests=False),
 }
 
 _UNDISTURBED_S, _AFTERWARDS_S = 5.0, 3.0
@@ -101,9 +118,11 @@ class Rotation:
 
     def _look(self) -> None:
         while not self._ended.wait(_LOOK_S):
-            with contextlib.suppress(OSError, http.client.HTTPException, ValueError, KeyError):
+            try:
                 count = _ready(self._port)
-                self._seen.append((time.monotonic(), count))
+            except (OSError, http.client.HTTPException, ValueError, KeyError):
+                count = 0
+            self._seen.append((time.monotonic(), count))
 
 
 def _ready(port: int) -> int:
@@ -177,15 +196,17 @@ def _kill_under_load(
 ) -> Outcome:
     load = Generator(running.port, workload, streams=options.streams, warmup_s=0.0, seconds=_LOAD_LIMIT_S)
     time.sleep(_UNDISTURBED_S)
-    pattern, how = VICTIMS[outcome.victim]
-    victim = _find(running.processes(), pattern)
-    replica = victim if outcome.victim == "replica" else victim.parents()[0]
-    engines = [p for p in processes.descendants(replica) if processes.kind_of(processes.title(p)) == "engine"]
+    hit = VICTIMS[outcome.victim]
+    victim = _find(running.processes(), hit.title)
+    engines = _engines(victim) if hit.is_replica else []
     moved, killed_at = _moved(running.port), time.monotonic()
-    victim.send_signal(how)
-    without = range(1 if options.gang else outcome.replicas)
-    out_at = rotation.first(without, killed_at, _OUT_LIMIT_S)
-    back_at = rotation.first((outcome.replicas,), out_at, _BACK_LIMIT_S) if out_at else None
+    victim.send_signal(hit.signal)
+    if hit.takes_requests:
+        without = range(1 if options.gang or not hit.is_replica else outcome.replicas)
+        out_at = rotation.first(without, killed_at, _OUT_LIMIT_S)
+        back_at = rotation.first((outcome.replicas,), out_at, _BACK_LIMIT_S) if out_at else None
+    else:
+        out_at, back_at = killed_at, _successor(running, hit.title, victim.pid)
     engines_left = len(processes.wait_ended(engines, 0.0))
     time.sleep(_AFTERWARDS_S)
     load.stop()
@@ -195,12 +216,28 @@ def _kill_under_load(
         good=seen.figures["requests_all"],
         failures=seen.failures,
         statuses=seen.figures["statuses"],
-        moved=_moved(running.port) - moved,
+        moved=_moved(running.port) - (moved if outcome.victim != "gateway" else 0),
         longest_silence_s=seen.figures["longest_silence_s"],
         out_after_s=out_at and out_at - killed_at,
         back_after_s=back_at and back_at - killed_at,
         engines_left=engines_left,
     )
+
+
+def _engines(victim: psutil.Process) -> list[psutil.Process]:
+    """The engine's processes of the replica that `victim` is, or belongs to."""
+    replica = victim if VICTIMS["replica"].title.search(processes.title(victim)) else victim.parents()[0]
+    return [p for p in processes.descendants(replica) if processes.kind_of(processes.title(p)) == "engine"]
+
+
+def _successor(running: Running, title: re.Pattern[str], pid: int) -> float | None:
+    """When another process with such a title than `pid` was first seen."""
+    deadline = time.monotonic() + _BACK_LIMIT_S
+    while time.monotonic() < deadline:
+        if any(p.pid != pid and title.search(processes.title(p)) for p in running.processes()):
+            return time.monotonic()
+        time.sleep(_LOOK_S)
+    return None
 
 
 def _find(candidates: list[psutil.Process], pattern: re.Pattern[str]) -> psutil.Process:
@@ -232,7 +269,7 @@ def _row(outcome: Outcome) -> Row:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.failures", description=_FIRST_LINE)
     add = parser.add_argument
-    add("--victim", type=choices(list(VICTIMS)), default=list(VICTIMS), help="engine, replica, stalled")
+    add("--victim", type=choices(list(VICTIMS)), default=list(VICTIMS), help=", ".join(VICTIMS))
     add("--replicas", type=numbers, default=[1, 2], metavar="N,N", help="replicas to run with")
     add("--kills", type=int, default=3, help="kills in each life of penstock serve")
     add("--streams", type=int, default=16, help="concurrent requests")

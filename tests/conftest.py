@@ -7,12 +7,18 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, Phase, settings
 from tests.ports import unused
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; its children would, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 logging.getLogger("penstock").setLevel(logging.WARNING)  # vLLM changes the root's where it is imported
+
+_ALWAYS = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+settings.register_profile("fuzz", max_examples=1000, **_ALWAYS)
+settings.register_profile("suite", max_examples=30, derandomize=True, phases=[Phase.generate], **_ALWAYS)
+settings.load_profile("suite")
 
 pytest_plugins = ["tests.tiers", "tests.costs"]
 
