@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import logging
 
 import pytest
 from served import NODE, Served, chat, until
@@ -140,6 +141,23 @@ async def test_a_client_that_goes_ends_its_request_in_the_engine(served: Served,
         await until(lambda: replica.engine.load().running == 0, limit_s=1.0)
         metrics = (await http.get("/metrics")).text
     assert 'penstock_requests_total{model="m",status="gone"} 1.0' in metrics
+
+
+async def test_a_client_that_goes_with_requests_sent_ahead_is_no_error(
+    served: Served, caplog: pytest.LogCaptureFixture
+):
+    await served.gateway("m")
+    replica = await served.replica(step_base_ms=20)
+    body = json.dumps(chat(**LONG)).encode()
+    _, writer = await asyncio.open_connection("127.0.0.1", served.port.number)
+    writer.write((b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body) * 2)
+    await until(lambda: replica.engine.load().running == 1)
+    writer.transport.abort()
+    await until(lambda: replica.engine.load().running == 0, limit_s=1.0)
+    async with served.http() as http:
+        metrics = (await http.get("/metrics")).text
+    assert 'penstock_requests_total{model="m",status="gone"} 1.0' in metrics
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def test_the_deadline_before_the_first_byte_is_504(served: Served):

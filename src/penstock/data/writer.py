@@ -56,7 +56,7 @@ class JsonLines:
 
 
 class Csv:
-    """The columns of all rows, or of none those that are known; what is no text or number is written as JSON."""
+    """The columns of all rows, or all that are known; what is no text or number is written as JSON."""
 
     def shape(self, rows: Iterable[Record], known: Mapping[str, Any]) -> list[str]:
         return list(dict.fromkeys(name for row in rows for name in row)) or list(known)

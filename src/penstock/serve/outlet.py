@@ -99,7 +99,10 @@ class Outlet:
     # -- for the port
 
     def lost(self) -> None:
-        """The connection has ended."""
+        """The connection has ended. Uvicorn tells only the request that came last."""
+        if not self.over:
+            self._cycle.disconnected = True
+            self._cycle.message_event.set()
         if self._gone is not None:
             self._gone()
 
@@ -112,6 +115,8 @@ class Outlet:
 
     def write(self, data: bytes) -> None:
         """The first is the answer's head: it leaves with the second, or when the loop comes round."""
+        if self._transport.is_closing():  # uvloop raises where asyncio drops it
+            return
         if self._head is not None:
             head, self._head = self._head, None
             self._transport.writelines([head, data])
