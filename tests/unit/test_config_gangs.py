@@ -58,6 +58,13 @@ def test_its_replicas_are_told_and_chosen_among():
     assert ModelCard.of(config(2)).scales
 
 
+def test_its_bundles_on_gpus_are_told_with_where_gangs_lie():
+    spread = {"gang_scheduling_config": {"gang_size": 2, "gang_placement_strategy": "SPREAD"}}
+    gpu = {"accelerator_config": {"kind": "gpu"}}
+    assert dict(placement_of(config(2, **gpu)))["bundles"].endswith("], each gang PACK")
+    assert dict(placement_of(config(2, **gpu, deployment_config=spread)))["bundles"].endswith("SPREAD")
+
+
 def test_one_engine_is_no_gang():
     found = options(1, num_replicas=3)
     assert found["num_replicas"] == 3

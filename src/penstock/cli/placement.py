@@ -30,7 +30,7 @@ def placement_of(config: LLMConfig) -> Iterator[tuple[str, str]]:
     yield "replicas", _replicas(options)
     yield "actor", _resources(_actor(options))
     if bundles := options.get("placement_group_bundles"):
-        yield "bundles", _bundles(bundles, options["placement_group_strategy"])
+        yield "bundles", _bundles(bundles, _strategy(options))
     else:
         yield "bundles", "none; the actor's own resources are all"
     for field in (PREPROCESSOR, POSTPROCESSOR):
@@ -80,6 +80,13 @@ def _bundles(bundles: list[dict[str, float]], strategy: str) -> str:
     kinds = [_resources(bundle) for bundle in bundles]
     counted = [f"{kinds.count(kind)} x [{kind}]" for kind in dict.fromkeys(kinds)]
     return f"{', '.join(counted)}, {strategy}"
+
+
+def _strategy(options: Mapping[str, Any]) -> str:
+    gang = options.get("gang_scheduling_config")
+    if gang is None:
+        return options["placement_group_strategy"]
+    return f"each gang {gang.get('gang_placement_strategy', 'PACK')}"
 
 
 def _resources(bundle: Mapping[str, float]) -> str:
