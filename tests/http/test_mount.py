@@ -199,6 +199,7 @@ async def test_failures_are_logged_as_json_with_the_request_id(
     served: Served, capsys: pytest.CaptureFixture[str]
 ):
     logger = logging.getLogger("penstock")
+    level = logger.level
     await served.gateway("m", log_format="json", wait_for_replica_s=0.05)
     try:
         async with served.http(headers={"x-request-id": "find-me"}) as http:
@@ -208,7 +209,7 @@ async def test_failures_are_logged_as_json_with_the_request_id(
         for handler in [h for h in logger.handlers if isinstance(h.formatter, log.JSONLines)]:
             logger.removeHandler(handler)
         logger.propagate = True
-        logger.setLevel(logging.NOTSET)
+        logger.setLevel(level)
     [line] = [json.loads(line) for line in capsys.readouterr().err.splitlines() if "find-me" in line]
     assert (line["request_id"], line["status"], line["model"]) == ("find-me", "503", "m")
     assert (line["level"], line["path"], line["code"]) == ("WARNING", "/v1/chat/completions", "unavailable")

@@ -197,7 +197,7 @@ def test_from_the_command_line(zoo: Zoo):
     assert lacks.returncode == 1
     assert "has no operation 'collective_rpc'" in lacks.stdout
     wrong = zoo.ctl("sleep", "--level", "3", "--model", SLOW)
-    assert (wrong.returncode, wrong.stdout) == (1, "")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "level" in wrong.stderr
     strange = zoo.ctl("rpc", "method", "text")
     assert strange.returncode == 2

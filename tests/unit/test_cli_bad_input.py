@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -28,6 +31,15 @@ URLS = ["", "http://", "ftp://host", "http://host:port", "http://[::1", "http://
 
 
 @pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """As it was before, when a command has changed it for those that it starts."""
+    with mock.patch.dict(os.environ):
+        for name in ("RAY_ADDRESS", "PENSTOCK_API_KEY", "PENSTOCK_ADMIN_KEY"):
+            os.environ.pop(name, None)
+        yield
+
+
+@pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, content in FILES.items():
         (tmp_path / name).write_bytes(content)
@@ -36,8 +48,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "path", [*sys.path])
     # The guard of `serve` ends every descendant of its process, here the engines of other tests.
     monkeypatch.setattr(processes, "guarded", lambda work, stop_s: work(0))
-    for name in ("RAY_ADDRESS", "PENSTOCK_API_KEY", "PENSTOCK_ADMIN_KEY"):
-        monkeypatch.delenv(name, raising=False)
     return tmp_path
 
 

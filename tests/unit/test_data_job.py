@@ -23,7 +23,7 @@ from penstock.data.crew import Alone, WorkerLost
 from penstock.data.driver import Limits
 from penstock.data.hire import hire
 from penstock.data.job import Job, side_by_side
-from penstock.data.memory import Memory
+from penstock.data.memory import Key, Memory
 from penstock.data.order import Engines, Order
 from penstock.data.outcome import Outcome
 from penstock.data.patience import Patience
@@ -562,7 +562,7 @@ async def test_a_pipeline_whose_journal_breaks_is_told():
         memory = Memory("memory://memory-breaks")
         patch.setattr(Elsewhere, "write", Mock(side_effect=error))
         with pytest.raises(Unavailable, match="The credentials have expired"):
-            await asyncio.wait_for(memory.answer("key", ask), 60)
+            await asyncio.wait_for(memory.answer(Key("key", is_drawn=False), ask), 60)
 
 
 @pytest.mark.parametrize("body", [b'{"choices": []}', b'{"data": []}', b'{"choices": [{"index": "x"}]}'])

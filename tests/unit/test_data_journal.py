@@ -127,7 +127,7 @@ def test_each_run_has_a_number_of_its_own(tmp_path: Path):
 
 def test_no_two_processes_write_one_segment(tmp_path: Path):
     Segment(place(tmp_path), "0001-a").close()
-    with pytest.raises(FileExistsError):
+    with pytest.raises(Unavailable, match="File exists"):
         Segment(place(tmp_path), "0001-a")
 
 
