@@ -23,8 +23,8 @@ from penstock.errors import DownloadFailed, Error, ModelNotFound, SourceNotFound
 log = logging.getLogger(__name__)
 
 _NAMED = 20  # adapters named in an error
-_NAMES_KEPT_S, _NAMES_WAIT_S = 1.0, 3.0
-"""Whoever asks for nonsense lists nothing each time, and keeps no thread that fetches busy."""
+_NAMES_KEPT_S, _NAMES_WAIT_S = 5.0, 3.0
+"""Whoever asks for nonsense lists nothing each time, and keeps busy no thread that fetches."""
 _FETCHES, _LOOKS = 16, 8
 """Threads. Of their own: downloads that hang must not hold up what else runs in the loop's threads."""
 
@@ -88,9 +88,7 @@ class Source:
     async def fetch(self, name: str) -> tuple[Path, str | None]:
         """Its folder and its stamp. Raises: ModelNotFound with the names that there are, DownloadFailed."""
         own = type(self._downloader).load_model_from_config is not AdapterDownloader.load_model_from_config
-        if not own and await self._is_unlisted(name):
-            raise await self._not_found(name)
-        before = await self.stamp(name) if own else None
+        before = await self.stamp(name) if own or await self._is_unlisted(name) else None
         found = await self._ask(self._fetching, self._downloader.load_model_from_config, name)
         return Path(getattr(found, "local_path", found)), getattr(found, "stamp", before)
 
@@ -139,14 +137,14 @@ class Source:
         return ModelNotFound(f"{base}. There are: {known}{more}.", param="model")
 
     async def _is_unlisted(self, name: str) -> bool:
-        """False where it cannot be known."""
+        """Whether it is new, or nonsense; False where that cannot be known."""
         try:
             return name not in await self._known()
         except (Error, TimeoutError):
             return False
 
     async def _known(self) -> list[str]:
-        """Names, as they were a moment ago. Raises: as `names`; TimeoutError."""
+        """Names, as they were a few seconds ago at most. Raises: as `names`; TimeoutError."""
         async with asyncio.timeout(_NAMES_WAIT_S), self._listing:
             if time.monotonic() >= self._listed[0]:
                 names = await self.names()
