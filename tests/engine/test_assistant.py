@@ -110,8 +110,8 @@ async def test_streamed_calls_join_to_the_same(assistant: Served):
 async def test_a_required_call_is_made_where_none_is_wanted(assistant: Served):
     free = await said(assistant, SUM, tools=[WEATHER])
     assert free["message"]["content"] == "The sum is 5."
-    strict = {"name": "get_weather", "parameters": CITIES, "strict": True}
-    asked = {"tools": [{"type": "function", "function": strict}], "tool_choice": "required"}
+    weather = {"name": "get_weather", "parameters": CITIES}
+    asked = {"tools": [{"type": "function", "function": weather}], "tool_choice": "required"}
     forced = calls(await said(assistant, SUM, **asked, parallel_tool_calls=False))
     assert forced in ([("get_weather", {"city": "Paris"})], [("get_weather", {"city": "Rome"})])
 

@@ -26,6 +26,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor import Executor
 
 from penstock.engines.vllm import limits, transfer
+from penstock.engines.vllm.forced import hold_arguments
 from penstock.engines.vllm.lane import open_lanes
 from penstock.engines.vllm.prompts import take_prepared
 from penstock.engines.vllm.responses import keep_responses
@@ -117,6 +118,7 @@ async def build_app(llm: AsyncLLM, plan: Plan) -> FastAPI:
     tell_reasons()
     limits.hold(app.state)
     verify_messages(app.state)
+    hold_arguments(app.state)
     answer_texts(app)
     take_prepared(llm.renderer, llm.model_config)
     envs.enable_envs_cache()  # else each request reads the environment dozens of times, as vLLM's core knows

@@ -36,10 +36,10 @@ Answer = Callable[..., Awaitable[Any]]
 
 def hold(state: Any) -> None:
     """Gives the servings in the state of vLLM's app their limits."""
-    _before(state, "openai_serving_completion", "create_completion", _check_completion)
-    _before(state, "openai_serving_chat_batch", "create_batch_chat_completion", _check_chats)
-    _before(state, "serving_tokenization", "create_tokenize", _check_text)
-    _before(state, "serving_tokenization", "create_detokenize", _check_tokens)
+    before(state, "openai_serving_completion", "create_completion", _check_completion)
+    before(state, "openai_serving_chat_batch", "create_batch_chat_completion", _check_chats)
+    before(state, "serving_tokenization", "create_tokenize", _check_text)
+    before(state, "serving_tokenization", "create_detokenize", _check_tokens)
 
 
 def check_form(asked: Any) -> None:
@@ -94,7 +94,8 @@ def _parts(schema: Any) -> Iterator[Any]:
             waiting += part
 
 
-def _before(state: Any, name: str, method: str, check: Callable[[Any], None]) -> None:
+def before(state: Any, name: str, method: str, check: Callable[[Any], None]) -> None:
+    """Has the method of a serving in the state of vLLM's app call `check` with the request first."""
     serving = getattr(state, name, None)
     if serving is None:
         return

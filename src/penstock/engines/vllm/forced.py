@@ -1,0 +1,44 @@
+"""A tool call that a request forces has arguments that fit the tool's schema.
+
+vLLM holds only tools with `strict` to their schemas. Of others it makes sure that a call comes, but its
+arguments may be any JSON, where clients expect an object, and fail. Only importing `front` imports this file:
+it imports vLLM.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+
+from penstock.engines.vllm import limits, structure
+
+
+def hold_arguments(state: Any) -> None:
+    """Of chats and messages in the state of vLLM's app."""
+    for serving in ("openai_serving_chat", "anthropic_serving_messages"):
+        limits.before(state, serving, "create_chat_completion", be_strict)
+
+
+def be_strict(request: Any) -> None:
+    """Where a call is forced, about tools that do not say whether they are `strict`, and can be."""
+    if request.tool_choice in (None, "none", "auto"):
+        return
+    functions = [tool.function for tool in request.tools or () if tool.function.parameters]
+    if functions and _fits(limits.check_form, {"anyOf": [function.parameters for function in functions]}):
+        for function in functions:
+            if function.strict is None and _fits(_check, function.parameters):
+                function.strict = True
+
+
+def _fits(check: Any, schema: dict[str, Any]) -> bool:
+    try:
+        check(StructuredOutputsParams(json=schema))
+    except VLLMValidationError:
+        return False
+    return True
+
+
+def _check(form: StructuredOutputsParams) -> None:
+    structure.check(SamplingParams(structured_outputs=form))
