@@ -169,3 +169,11 @@ async def test_closing_the_listener_ends_the_link_at_once(served: Served):
     closing = asyncio.create_task(replica.listener.close())
     await until(lambda: not served.table.ready("m"))
     await closing
+
+
+async def test_a_replica_keeps_nothing_of_gateways_whose_requests_have_ended(served: Served):
+    await served.gateway("m")
+    replica = await served.replica()
+    async with served.http() as http:
+        assert (await http.post("/v1/chat/completions", json=chat(max_tokens=1))).status_code == 200
+    await until(lambda: not replica.listener._guard._by_gateway)

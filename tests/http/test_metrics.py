@@ -1,9 +1,11 @@
 """/metrics and /health: ours, and the engines' own under their replica's name."""
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from served import Served, chat
 
 from penstock.config import LLMConfig
+from penstock.serve import fleet
 from penstock.serve.cards import ModelCard
 
 
@@ -108,6 +110,15 @@ async def test_a_replica_without_metrics_does_not_spoil_the_others(served: Serve
     replica = await served.replica()
     made = (await samples(served))["vllm:num_requests_running"]
     assert [labels["replica"] for labels, _ in made] == [replica.address.replica_id]
+
+
+async def test_metrics_that_are_too_large_are_left_out_whole(served: Served, monkeypatch: pytest.MonkeyPatch):
+    await served.gateway("m")
+    await served.replica()
+    monkeypatch.setattr(fleet, "_MOST_BYTES", 100)
+    found = await samples(served)
+    assert "penstock_open_requests" in found
+    assert "vllm:num_requests_running" not in found
 
 
 async def test_replicas_and_queues_are_shown(served: Served):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from served import NODE, Served, sim_config, until
 
 from penstock.config.disaggregation import PrefillConfig
-from penstock.serve import membership
+from penstock.serve import membership, prefilling
 from penstock.serve.prefilling import Prefillers
 
 pytestmark = pytest.mark.parity("S24")
@@ -35,5 +36,39 @@ async def test_an_answer_is_taken_where_the_weights_are_the_same(
         assert b"text_completion" in (await halves.ask(SCOPE, BODY) or b"")
         weights = "other"
         assert await halves.ask(SCOPE, BODY) is None, "its cache fits no longer"
+    finally:
+        await halves.close()
+
+
+async def test_a_warm_up_that_takes_too_long_is_ended_in_the_engine(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+):
+    """Else a fetch from a prefill replica that died would stay there."""
+    seen: list[Any] = []
+    monkeypatch.setattr(membership, "follow", lambda model, handle, tell: seen.append(tell))
+    monkeypatch.setattr(prefilling, "_WARM_LIMIT_S", 1.0)
+    ended = asyncio.Event()
+
+    async def prefill(scope: Any, receive: Any, send: Any) -> None:
+        kind = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 200, "headers": kind})
+        await send({"type": "http.response.body", "body": b'{"kv_transfer_params": {"from": "there"}}'})
+
+    async def hanging(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        try:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        finally:
+            ended.set()
+
+    replica = await served.app(prefill)
+    config = sim_config("m").model_copy(update={"prefill": PrefillConfig()})
+    halves = Prefillers(config, SimpleNamespace(), hanging, lambda: "default", NODE)
+    await halves.start()
+    try:
+        seen[0]({replica.address.replica_id: replica.address})
+        async with asyncio.timeout(20):
+            await ended.wait()
     finally:
         await halves.close()

@@ -1,12 +1,13 @@
 """The gateway's small decisions, each by itself: bodies, paths, headers, events, merged metrics."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
 from penstock.config import GatewayConfig, LLMConfig
 from penstock.errors import BadRequest, ConfigError, MethodNotAllowed, ModelNotFound, NotFound, TooLarge
-from penstock.serve import admin, body, headers, routes, scrape
+from penstock.serve import admin, body, headers, relay, routes, scrape
 from penstock.serve.cards import Catalogue, ModelCard
 from penstock.serve.deployments import LLMRouter
 from penstock.serve.relay import whole_events
@@ -308,3 +309,16 @@ def test_gateway_processes_are_replicas_of_its_deployment(given: dict[str, objec
     scaling = made._deployment_config.autoscaling_config
     assert (scaling.max_replicas if scaling else made.num_replicas) == processes
     assert made.init_args[2].processes == processes
+
+
+async def test_a_replica_that_refuses_a_new_connection_was_not_at_work():
+    """Its kept one had ended: it leaves, and no request was lost on it."""
+
+    class Leaving:
+        async def connect(self):
+            raise ConnectionRefusedError
+
+    reply = SimpleNamespace(timing=Timing())
+    with pytest.raises(relay.ReplicaFailed) as failed:
+        await relay._ask_anew(Leaving(), b"", body.Body(body.Room(0)), reply)
+    assert not failed.value.worked

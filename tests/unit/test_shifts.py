@@ -9,7 +9,7 @@ import pytest
 
 from penstock.door.address import Address
 from penstock.door.link import Hello, Report
-from penstock.serve import membership
+from penstock.serve import membership, shift
 from penstock.serve.desired import Moved
 from penstock.serve.shift import Shifts
 from penstock.serve.table import Table
@@ -108,3 +108,21 @@ async def test_a_model_that_was_moved_to_what_is_gone_is_answered_at_home(monkey
         assert [replica.id for replica in there.table.ready("m")] == ["old"]
     finally:
         shifts.close()
+
+
+async def test_control_that_never_answers_is_worth_a_warning_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    async def ask(*_: Any) -> dict[str, str]:
+        raise TypeError("ask() takes 3 positional arguments but 4 were given")
+
+    monkeypatch.setattr(shift, "_AGAIN_S", 0)
+    shifts = Shifts(Serve(monkeypatch).table, {"m": "own"}, lambda name, application: application, ask)
+    shifts.start()
+    try:
+        async with asyncio.timeout(10):
+            while "asking again" not in caplog.text:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0)
+    finally:
+        shifts.close()
+    assert "TypeError: ask() takes 3 positional arguments" in caplog.text
