@@ -313,6 +313,16 @@ async def drain(deltas: AsyncGenerator[Delta, None]) -> int:
     return len([delta async for delta in deltas])
 
 
+async def test_one_that_died_can_be_started_again():
+    engine = SimEngine(config())
+    await engine.start()
+    engine.die()
+    await engine.stop()
+    await engine.start()
+    await engine.check_health()
+    await engine.stop()
+
+
 async def test_it_dies_after_as_many_tokens_as_told():
     engine = SimEngine(config(die_after_tokens=5))
     await engine.start()

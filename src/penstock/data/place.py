@@ -1,7 +1,8 @@
 """Where bytes lie: a path of this machine, `s3://`, `gs://`, or any URL that fsspec knows.
 
-Readers, the journal and sinks stand on it. What is written under a name is there wholly or not at all, also
-when this process is killed meanwhile. All calls block: use them in threads.
+Readers, the journal and sinks stand on it. On a disk and in a bucket, what is written under a name is there
+wholly or not at all, also when this process is killed meanwhile; of other file systems that fsspec knows
+(hdfs, sftp, smb) this is not known. All calls block: use them in threads.
 """
 
 from __future__ import annotations

@@ -72,6 +72,7 @@ class SimEngine(Lacking):
         """Raises: EngineStartFailed when `start_error` or a step of the user's says so."""
         if self._task:
             return
+        self._died.clear()
         await prepared(self._config, progress, fetch=False)
         progress("load")
         await asyncio.sleep(self.options.start_delay_s)
@@ -215,7 +216,7 @@ class SimEngine(Lacking):
         return self._scheduler.counts
 
     def die(self, reason: str = "The simulated engine died.") -> None:
-        """End as an engine does whose process is killed. It stays dead."""
+        """End as an engine does whose process is killed. It stays dead until it is stopped and started."""
         if not self._died.is_set():
             self._death = reason
             self._died.set()
