@@ -313,6 +313,14 @@ async def drain(deltas: AsyncGenerator[Delta, None]) -> int:
     return len([delta async for delta in deltas])
 
 
+async def test_a_text_that_would_hold_up_others_is_refused():
+    engine = SimEngine(config())
+    await engine.start()
+    with pytest.raises(BadRequest, match="characters"):
+        await drain(engine.generate("a " * tokenizer.MOST_CHARS, {}))
+    await engine.stop()
+
+
 async def test_one_that_died_can_be_started_again():
     engine = SimEngine(config())
     await engine.start()

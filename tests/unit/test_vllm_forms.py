@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from pydantic_core import to_json
 from vllm.entrypoints.anthropic.api_router import create_messages
 from vllm.entrypoints.openai.chat_completion.api_router import create_chat_completion
 from vllm.entrypoints.openai.completion.api_router import create_completion
+from vllm.entrypoints.openai.responses.api_router import create_responses
+from vllm.entrypoints.pooling.embed.api_router import create_embedding
+from vllm.entrypoints.serve.tokenize.api_router import tokenize as create_tokenize
 
 from penstock.engines.vllm import forms
 from penstock.errors import BadRequest
@@ -35,3 +39,21 @@ def test_a_field_that_a_form_fails_on_is_named(endpoint: Any, body: dict[str, An
 @pytest.mark.parametrize("body", [b"{", b"[]", to_json({"messages": MESSAGES}), to_json({"messages": []})])
 def test_a_request_that_its_form_reads_or_refuses_failed_elsewhere(body: bytes):
     forms.blame(create_chat_completion, body)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body"),
+    [
+        (create_chat_completion, {"messages": [1] * 500}),
+        (create_responses, {"input": [1] * 500}),
+        (create_responses, {"input": [{"role": "user", "content": [{"type": "x"}] * 500}]}),
+        (create_messages, {"messages": [1] * 500}),
+        (create_tokenize, {"messages": [1] * 500}),
+        (create_embedding, {"messages": [1] * 500}),
+    ],
+)
+def test_a_list_fails_at_its_first_wrong_item(endpoint: Any, body: dict[str, Any]):
+    forms.fail_at_first_item()
+    with pytest.raises(ValidationError) as refused:
+        forms.of(endpoint).validate_python({"model": "m", "max_tokens": 3} | body)
+    assert refused.value.error_count() < 500

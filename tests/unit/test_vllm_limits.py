@@ -9,6 +9,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
 from penstock.engines.vllm import limits, structure
+from penstock.errors import BadRequest
 
 TEXT = {"type": "string"}
 
@@ -67,3 +68,38 @@ def test_a_schema_that_is_nothing_but_itself_is_refused(schema: Any):
 
 def test_a_schema_that_holds_itself_is_taken():
     checked(json={"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}})
+
+
+MANY = limits.MOST_ITEMS + 1
+
+
+@pytest.mark.parametrize(
+    ("path", "request_"),
+    [
+        ("/v1/chat/completions", {"messages": [1] * MANY}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [1] * MANY}]}),
+        ("/v1/chat/completions", {"prompt": [1] * MANY}),
+        ("/v1/responses", {"input": [1] * MANY}),
+        ("/v1/completions", {"prompt": [True] * MANY}),
+        ("/v1/completions", {"prompt": [[1], [None] * MANY]}),
+        ("/v1/embeddings", {"input": ["a"] * MANY}),
+        ("/v1/embeddings", {"input": "a", "extra": {str(number): 1 for number in range(MANY)}}),
+        ("/v1/embeddings", [[[]] * MANY]),
+    ],
+)
+def test_more_members_than_can_be_looked_at_are_refused(path: str, request_: Any):
+    with pytest.raises(BadRequest, match="more than 50,000 members"):
+        limits.check_items(path, request_)
+
+
+@pytest.mark.parametrize(
+    ("path", "request_"),
+    [
+        ("/v1/completions", {"prompt": [1] * MANY}),
+        ("/v1/completions", {"prompt": [[1] * MANY, [2] * MANY]}),
+        ("/v1/embeddings", {"input": [1] * MANY}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}] * 10_000}),
+    ],
+)
+def test_token_ids_and_long_chats_are_not_too_many(path: str, request_: Any):
+    limits.check_items(path, request_)

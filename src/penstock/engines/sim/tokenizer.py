@@ -14,8 +14,19 @@ _PIECE = re.compile(r"[\x00-\x7f][\x21-\x7e]{0,3}|[^\x00-\x7f]")
 """One ASCII character and what follows of its word, or one other character: never more than four bytes."""
 
 
+MOST_CHARS = 1 << 21
+"""Of one text: a longer one would hold up others for more than a moment."""
+
+
 def encode(text: str) -> list[int]:
-    """Token ids of `text`: the piece's bytes behind a leading 1, read as a number below 2**33."""
+    """Token ids of `text`: the piece's bytes behind a leading 1, read as a number below 2**33.
+
+    Raises: BadRequest when it is too long.
+    """
+    if len(text) > MOST_CHARS:
+        raise BadRequest(
+            f"The text has {len(text):,} characters; the simulator takes {MOST_CHARS:,} at most."
+        )
     return [int.from_bytes(b"\1" + piece.encode(errors="replace")) for piece in _PIECE.findall(text)]
 
 

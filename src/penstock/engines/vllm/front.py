@@ -25,7 +25,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor import Executor
 
-from penstock.engines.vllm import limits, transfer
+from penstock.engines.vllm import forms, limits, transfer
 from penstock.engines.vllm.forced import hold_arguments
 from penstock.engines.vllm.lane import open_lanes
 from penstock.engines.vllm.prompts import take_prepared
@@ -111,6 +111,7 @@ async def build_app(llm: AsyncLLM, plan: Plan) -> FastAPI:
     if thoughts := args.structured_outputs_config.reasoning_parser:
         read_alone(thoughts)
     tasks = await llm.get_supported_tasks()
+    forms.fail_at_first_item()
     app = vllm_app.build_app(args, tasks, llm.model_config)
     await init_app_state(llm, app.state, args, tasks)
     open_lanes(app.state)

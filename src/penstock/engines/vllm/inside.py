@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from penstock.engine import INSIDE, ASGIApp, Message, Receive, Scope, Send
-from penstock.engines.vllm import forms
+from penstock.engines.vllm import forms, limits
 
 log = logging.getLogger(__name__)
 
@@ -69,16 +69,25 @@ class Inside:
         self._short.state = app.state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        form = self._forms.get(scope["path"]) if _is_ours(scope) else None
-        if form is None:
+        if not _is_json(scope):
             return await self._long(scope, receive, send)
         try:
             body = await Request(scope, receive).body()
         except ClientDisconnect:
             return None
         try:
-            scope[_ASKED] = form.validate_python(from_json(body))
-        except Exception:  # whatever vLLM's forms raise
+            request = from_json(body)
+        except ValueError:
+            return await self._long(scope, _again(body, receive), send)
+        if len(body) > 2 * limits.MOST_ITEMS:  # each takes two bytes at least
+            limits.check_items(scope["path"], request)
+        form = self._forms.get(scope["path"]) if _is_ours(scope) else None
+        if form is not None:
+            try:
+                scope[_ASKED] = form.validate_python(request)
+            except Exception:  # whatever vLLM's forms raise
+                form = None
+        if form is None:
             return await self._long(scope, _again(body, receive), send)
         return await self._short(scope, receive, send)
 
@@ -126,13 +135,16 @@ def _again(body: bytes, receive: Receive) -> Receive:
     return received
 
 
+def _is_json(scope: Scope) -> bool:
+    if scope["type"] != "http" or scope["method"] != "POST":
+        return False
+    kind, _, _ = dict(scope["headers"]).get(b"content-type", b"").partition(b";")
+    return kind.strip().lower() == b"application/json"
+
+
 def _is_ours(scope: Scope) -> bool:
     """Whether nothing in it is for those layers: of a browser's page it is told who may read the answer."""
-    if scope["type"] != "http" or scope["method"] != "POST" or INSIDE not in scope.get("extensions", ()):
-        return False
-    fields = dict(scope["headers"])
-    kind, _, _ = fields.get(b"content-type", b"").partition(b";")
-    return kind.strip() == b"application/json" and b"origin" not in fields
+    return INSIDE in scope.get("extensions", ()) and b"origin" not in dict(scope["headers"])
 
 
 def _middleware(app: FastAPI) -> set[str]:

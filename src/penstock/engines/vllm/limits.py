@@ -12,6 +12,8 @@ from typing import Any, cast
 
 from vllm.exceptions import VLLMValidationError
 
+from penstock.errors import BadRequest
+
 MOST_ANSWERS = 512
 """Prompts of a completion times its `n`; conversations of a batch of chats."""
 
@@ -30,6 +32,13 @@ MOST_LITERAL = 1 << 13
 MOST_REGEX = 1 << 12
 """Characters of a grammar, of one text in a schema or a choice, of a regex or pattern: what they cost grows
 with the square of it and worse."""
+
+MOST_ITEMS = 50_000
+"""Members of all objects and lists of a request together, token ids not counted."""
+
+_IDS = frozenset({"prompt", "prompt_token_ids", "tokens", "input"})
+_ITEMS_ONLY = ("/v1/chat/", "/v1/responses", "/v1/messages")
+"""Whose fields hold no token ids."""
 
 Answer = Callable[..., Awaitable[Any]]
 
@@ -53,6 +62,34 @@ def check_form(asked: Any) -> None:
     for form in (asked.json, asked.structural_tag):
         if form:
             _check_schema(form)
+
+
+def check_items(path: str, request: Any) -> None:
+    """request: as JSON. Raises: BadRequest for more than can be looked at in a moment."""
+    waiting, count = [request], 0
+    if isinstance(request, dict) and not path.startswith(_ITEMS_ONLY):
+        fields = cast("dict[str, Any]", request)
+        waiting = [value for name, value in fields.items() if name not in _IDS or not _is_ids(value)]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict | list):
+            part = cast("dict[str, Any] | list[Any]", part)
+            count += len(part)
+            if count > MOST_ITEMS:
+                raise BadRequest(
+                    f"The request has more than {MOST_ITEMS:,} members of objects and lists. Send it in "
+                    "several requests."
+                )
+            waiting += part.values() if isinstance(part, dict) else part
+
+
+def _is_ids(value: Any) -> bool:
+    """One prompt's, or several prompts'."""
+    if not isinstance(value, list):
+        return False
+    value = cast("list[Any]", value)
+    prompts = value if set(map(type, value)) == {list} and len(value) <= MOST_ITEMS else [value]
+    return all(set(map(type, ids)) <= {int} for ids in prompts)
 
 
 def _check_schema(schema: Any) -> None:
