@@ -135,13 +135,13 @@ def requests(draw: st.DrawFn) -> tuple[str, Json]:
     body = deepcopy(draw(st.sampled_from(REQUESTS[path])))
     for _ in range(draw(st.sampled_from([1, 1, 2]))):
         *above, key = draw(st.sampled_from([*places(body), *fields(path)]))
-        inner = body
-        for step in above:
-            inner = inner[step] if isinstance(inner, list) else inner.setdefault(step, {})
-            if not isinstance(inner, dict | list):
-                break
-        else:
-            inner[key] = deepcopy(draw(st.sampled_from(ODD)))
+        inner, odd = body, deepcopy(draw(st.sampled_from(ODD)))
+        try:
+            for step in above:
+                inner = inner.setdefault(step, {}) if isinstance(inner, dict) else inner[step]
+            inner[key] = odd
+        except TypeError:  # an odd value stands above
+            pass
     return path, body
 
 
