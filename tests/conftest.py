@@ -16,7 +16,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jo
 logging.getLogger("penstock").setLevel(logging.WARNING)  # vLLM changes the root's where it is imported
 
 _ALWAYS = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
-settings.register_profile("fuzz", max_examples=1000, **_ALWAYS)
+settings.register_profile("fuzz", max_examples=10_000, **_ALWAYS)
 settings.register_profile("suite", max_examples=30, derandomize=True, phases=[Phase.generate], **_ALWAYS)
 settings.load_profile("suite")
 

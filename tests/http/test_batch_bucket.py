@@ -66,7 +66,7 @@ def s3() -> Iterator[S3]:
         yield server
 
 
-@settings(max_examples=settings().max_examples // 10)
+@settings(max_examples=min(settings().max_examples // 10, 20))
 @given(job=jobs(), kills_s=st.lists(st.floats(0.1, 2), max_size=2))
 async def test_each_row_of_a_killed_job_in_a_bucket_ends_once(
     served: Served, s3: S3, job: Job, kills_s: list[float]

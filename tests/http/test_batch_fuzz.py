@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from batch_commands import journal, journaled, processes, run_prompts
-from hypothesis import given
+from hypothesis import given, settings
 from random_jobs import NONE, Fault, Job, jobs, read
 from served import Served
 
@@ -25,6 +25,7 @@ pytestmark = pytest.mark.parity("D13")
 LIMIT_S = 60
 
 
+@settings(max_examples=min(settings().max_examples, 200))
 @given(job=jobs())
 async def test_each_row_of_a_broken_job_ends_once_in_order_with_its_own_answer(served: Served, job: Job):
     if served.port is None:
