@@ -154,6 +154,15 @@ async def test_the_same_refusal_of_what_is_no_json(
     assert short.status_code >= 400
 
 
+async def test_half_a_surrogate_is_no_json(assistant: Served) -> None:
+    body = b'{"model": "m", "prompt": "a", "structured_outputs": "\\ud800"}'
+    answer = await assistant.http.post(
+        COMPLETIONS, content=body, headers={"content-type": "application/json"}
+    )
+    assert answer.status_code == 400
+    assert "not valid JSON" in answer.json()["error"]["message"]
+
+
 async def test_a_page_is_told_whether_it_may_read_the_answer(assistant: Served) -> None:
     body = {"model": MODEL_ID, **HELLO}
     with long_ways(assistant) as paths:

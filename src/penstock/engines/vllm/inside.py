@@ -22,6 +22,7 @@ from starlette.routing import Route
 
 from penstock.engine import INSIDE, ASGIApp, Message, Receive, Scope, Send
 from penstock.engines.vllm import forms, limits
+from penstock.errors import BadRequest
 
 log = logging.getLogger(__name__)
 
@@ -75,10 +76,12 @@ class Inside:
             body = await Request(scope, receive).body()
         except ClientDisconnect:
             return None
+        if not body:
+            return await self._long(scope, _again(body, receive), send)
         try:
             request = from_json(body)
-        except ValueError:
-            return await self._long(scope, _again(body, receive), send)
+        except ValueError as error:  # half a surrogate, too, which Python's own reader takes
+            raise BadRequest(f"The request body is not valid JSON: {error}.") from None
         if len(body) > 2 * limits.MOST_ITEMS:  # each takes two bytes at least
             limits.check_items(scope["path"], request)
         form = self._forms.get(scope["path"]) if _is_ours(scope) else None
