@@ -24,8 +24,10 @@ import time
 from collections.abc import Container
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
+import yaml
 
 from benchmarks import processes
 from benchmarks.command import add_common, choices, cleaned_up, numbers, refuse_strangers, say
@@ -161,7 +163,11 @@ def _measure(victim: str, replicas: int, options: argparse.Namespace) -> list[Ou
 
     def command(workload: Workload, port: int, folder: Path) -> list[str]:
         more = [] if options.gang else ["--replicas", str(replicas)]
-        return [*penstock_serve(workload, port, folder), *more]
+        words = penstock_serve(workload, port, folder)
+        if options.processes > 1:
+            _with_processes(folder / "bench.yaml", replicas, port, options.processes)
+            return [*words[: words.index("--port")]]
+        return [*words, *more]
 
     say(f"replicas: {replicas}; hit: {victim}")
     model = shelf.made("moe") if options.gang else options.model
@@ -187,6 +193,16 @@ def _measure(victim: str, replicas: int, options: argparse.Namespace) -> list[Ou
     return [*outcomes[:-1], replace(outcomes[-1], left_over=stopped.left_over)]
 
 
+def _with_processes(config: Path, replicas: int, port: int, count: int) -> None:
+    """Makes an application of a model's config: one that shares its port among gateways."""
+    model: dict[str, Any] = yaml.safe_load(config.read_text())
+    model["deployment_config"] = {"num_replicas": replicas}
+    args = {"llm_configs": [model], "gateway": {"port": port, "processes": count}}
+    builder = "penstock.serve.builders:build_openai_app"
+    application = {"name": "bench", "import_path": builder, "args": args}
+    config.write_text(yaml.safe_dump({"applications": [application]}))
+
+
 def _kill_under_load(
     outcome: Outcome,
     running: Running,
@@ -201,7 +217,7 @@ def _kill_under_load(
     engines = _engines(victim) if hit.is_replica else []
     moved, killed_at = _moved(running.port), time.monotonic()
     victim.send_signal(hit.signal)
-    if hit.takes_requests:
+    if hit.takes_requests and not (outcome.victim == "gateway" and options.processes > 1):
         without = range(1 if options.gang or not hit.is_replica else outcome.replicas)
         out_at = rotation.first(without, killed_at, _OUT_LIMIT_S)
         back_at = rotation.first((outcome.replicas,), out_at, _BACK_LIMIT_S) if out_at else None
@@ -274,6 +290,7 @@ def _options() -> argparse.Namespace:
     add("--kills", type=int, default=3, help="kills in each life of penstock serve")
     add("--streams", type=int, default=16, help="concurrent requests")
     add("--gang", action="store_true", help="replicas that compute together, of a model with experts")
+    add("--processes", type=int, default=1, help="gateways on one port; one of them is hit")
     add("--executor", choices=EXECUTORS, default="uni", help="vLLM's executor")
     add_common(parser)
     # Long answers: nearly every stream is in the middle of one when it is hit.

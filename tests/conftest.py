@@ -20,7 +20,7 @@ settings.register_profile("fuzz", max_examples=10_000, **_ALWAYS)
 settings.register_profile("suite", max_examples=30, derandomize=True, phases=[Phase.generate], **_ALWAYS)
 settings.load_profile("suite")
 
-pytest_plugins = ["tests.tiers", "tests.costs"]
+pytest_plugins = ["tests.tiers", "tests.costs", "tests.limits"]
 
 
 @pytest.fixture

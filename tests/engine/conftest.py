@@ -55,6 +55,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("under_test", names, indirect=True, scope="session")
 
 
+@pytest_asyncio.fixture(loop_scope="session")
+async def as_before(request: pytest.FixtureRequest) -> AsyncIterator[None]:
+    """Wakes and resumes an engine that a failed test has left asleep or paused."""
+    yield
+    for name in {"under_test", "demo", "assistant"} & set(request.fixturenames):
+        engine = request.getfixturevalue(name).engine
+        if engine.is_sleeping():
+            await engine.wakeup()
+        if engine.is_paused():
+            await engine.resume()
+
+
 @pytest.fixture(scope="session")
 def under_test(request: pytest.FixtureRequest) -> Served:
     return request.getfixturevalue(FIXTURES[request.param])

@@ -28,7 +28,11 @@ from penstock import demo_model
 from penstock.engines.vllm.engine import VLLMEngine
 from penstock.errors import BadRequest, Conflict, DeadlineExceeded, EngineStartFailed, Unsupported
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.parity("S25")]
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.parity("S25"),
+    pytest.mark.usefixtures("as_before"),
+]
 
 
 async def test_a_kept_pause_stands_still_and_loses_nothing(under_test: Served):

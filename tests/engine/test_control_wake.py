@@ -10,7 +10,12 @@ from controlling import (
 )
 from enginetest import CONFIGS, Served
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.parity("S25"), pytest.mark.full]
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.parity("S25"),
+    pytest.mark.usefixtures("as_before"),
+    pytest.mark.full,
+]
 
 dear = pytest.mark.parametrize("under_test", [name for name in CONFIGS if name != "sim"], indirect=True)
 

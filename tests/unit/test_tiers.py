@@ -1,6 +1,9 @@
 """The two tiers: what runs by default, what runs when it is named, and what runs in one process."""
 
+import asyncio
+
 import pytest
+from tests.limits import limited
 
 pytest_plugins = ["pytester"]
 
@@ -73,3 +76,8 @@ def test_tests_go_together_by_the_fixtures_that_they_use(tree: pytest.Pytester):
         "test_asks_each[vllm]": "demo",
     }
     assert [group(item) for item in items][:2] == ["demo", "assistant"]  # what takes longest goes first
+
+
+async def test_a_test_that_waits_for_ever_ends():
+    with pytest.raises(TimeoutError):
+        await limited(asyncio.Event().wait, 0.01)()
