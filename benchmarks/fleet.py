@@ -101,11 +101,11 @@ class Gateway(Child):
 async def _serve_replica(app: str, options: dict[str, Any]) -> dict[str, Any]:
     from benchmarks.plain import Plain
     from penstock.config import LLMConfig
-    from penstock.door import link
     from penstock.engine import Load
     from penstock.engines.sim.engine import SimEngine
     from penstock.serve.guard import Facts
     from penstock.serve.listener import Listener
+    from penstock.transport import link
 
     load: Any = Load
     if app == "sim":
@@ -130,11 +130,11 @@ async def _serve_gateway(
     replicas: list[dict[str, Any]], port: int, share_port: bool, config: dict[str, Any]
 ) -> dict[str, Any]:
     from penstock.config import GatewayConfig
-    from penstock.door.address import Address
     from penstock.serve.cards import ModelCard
     from penstock.serve.gateway import Gateway, serve_on
     from penstock.serve.sharing import Family
     from penstock.serve.table import Table
+    from penstock.transport.address import Address
 
     table = Table(_NODE)
     gateway = Gateway(GatewayConfig(**config), [ModelCard(MODEL_ID, 1, max_ongoing_requests=10**6)], table)

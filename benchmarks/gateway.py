@@ -216,12 +216,12 @@ def pick(scale: float) -> Section:
 
 def _pick_times(name: str, replicas: int, times: int) -> Iterator[float]:
     """Of a policy with a table that is full of ready replicas, in the middle of its work."""
-    from penstock.door.address import Address
-    from penstock.door.link import Hello, Report
     from penstock.serve.routing import Asked, policy
     from penstock.serve.routing.asked import Learns
     from penstock.serve.routing.blocks import blocks, home
     from penstock.serve.table import Table
+    from penstock.transport.address import Address
+    from penstock.transport.link import Hello, Report
 
     table, chosen = Table("node"), policy(name)
     learns = chosen if isinstance(chosen, Learns) else None

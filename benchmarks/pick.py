@@ -16,8 +16,6 @@ import msgspec
 
 from benchmarks.table import markdown
 from penstock.config.routing import POLICIES
-from penstock.door.address import Address
-from penstock.door.link import Adapters, Hello, Report
 from penstock.serve import body
 from penstock.serve.cards import ModelCard
 from penstock.serve.routing import Asked, Policy, policy
@@ -25,6 +23,8 @@ from penstock.serve.routing.asked import Learns
 from penstock.serve.routing.memory import ENTRIES
 from penstock.serve.routing.reading import Reading
 from penstock.serve.table import Table
+from penstock.transport.address import Address
+from penstock.transport.link import Adapters, Hello, Report
 
 COUNTS = (1, 10, 100, 1_000)
 _PROMPT_BYTES = 4_000

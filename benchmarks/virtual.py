@@ -15,8 +15,6 @@ from statistics import fmean
 
 from benchmarks.prompts import BYTES_PER_TOKEN, Turn, Workload
 from benchmarks.slots import Slots
-from penstock.door import link
-from penstock.door.address import Address
 from penstock.engines.sim.batch import Batch, Sequence
 from penstock.engines.sim.options import SimOptions
 from penstock.engines.sim.reply import Reply
@@ -26,6 +24,8 @@ from penstock.serve.routing import policy
 from penstock.serve.routing.asked import Learns
 from penstock.serve.routing.reading import Reading
 from penstock.serve.table import Replica, Table, Taken
+from penstock.transport import link
+from penstock.transport.address import Address
 
 MODEL_ID = "m"
 _ARRIVE_WITHIN_S = 5.0

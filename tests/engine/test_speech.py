@@ -26,7 +26,6 @@ from enginetest import MODEL_ID, vllm_config
 from models import model
 
 from penstock.config import GatewayConfig
-from penstock.door import link
 from penstock.serve import LLMServer
 from penstock.serve.cards import ModelCard
 from penstock.serve.gateway import Gateway
@@ -35,6 +34,7 @@ from penstock.serve.listener import Listener
 from penstock.serve.openai_api_models import ErrorResponse, TranscriptionRequest
 from penstock.serve.port import serve_on
 from penstock.serve.table import Table
+from penstock.transport import link
 from recipes.speech.voice import RATE, speak
 
 pytestmark = [

@@ -11,8 +11,6 @@ import openai
 import replica_process
 
 from penstock.config import GatewayConfig, LLMConfig
-from penstock.door import link
-from penstock.door.address import Address
 from penstock.engine import ASGIApp, Load
 from penstock.engines.sim.engine import SimEngine
 from penstock.layers.adapters import Layer, Source, Store
@@ -23,6 +21,8 @@ from penstock.serve.guard import Adapters, Facts
 from penstock.serve.listener import Listener
 from penstock.serve.port import Port, serve_on
 from penstock.serve.table import Table
+from penstock.transport import link
+from penstock.transport.address import Address
 
 NODE = "this-node"
 

@@ -11,11 +11,11 @@ import pytest
 from bucket import s3_server
 from served import Replica, Served, chat, until
 
-from penstock.door.link import ADAPTER
 from penstock.engine import Receive, Scope, Send
 from penstock.layers.adapters import store
 from penstock.serve.cards import ModelCard
 from penstock.serve.routes import ENGINE_PATHS
+from penstock.transport.link import ADAPTER
 
 pytestmark = pytest.mark.parity("S21", "X14")
 

@@ -8,9 +8,9 @@ import logging
 import pytest
 from served import NODE, Served, chat, until
 
-from penstock.door.connection import Connection, connect
-from penstock.serve import headers
-from penstock.serve.pool import Pool
+from penstock.transport import headers
+from penstock.transport.connection import Connection, connect
+from penstock.transport.pool import Pool
 
 pytestmark = pytest.mark.parity("X3")
 

@@ -7,10 +7,10 @@ import signal
 import pytest
 from served import NODE, Replica, Served, chat, until
 
-from penstock.door import link
-from penstock.door.connection import Connection, connect
 from penstock.engine import Load
 from penstock.serve.port import Port
+from penstock.transport import link
+from penstock.transport.connection import Connection, connect
 
 
 async def words(replica: Replica, gateway_id: str = "g") -> asyncio.Queue[link.Hello | link.Report]:

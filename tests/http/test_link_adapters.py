@@ -7,11 +7,11 @@ import asyncio
 import pytest
 from served import NODE, Served, Slots, until
 
-from penstock.door import link
-from penstock.door.connection import connect
 from penstock.engine import Receive, Scope, Send
 from penstock.serve.cards import ModelCard
 from penstock.serve.listener import Listener
+from penstock.transport import link
+from penstock.transport.connection import connect
 
 pytestmark = pytest.mark.parity("X14")
 

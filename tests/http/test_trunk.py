@@ -6,8 +6,8 @@ import httpx
 import pytest
 from served import Served, chat, until
 
-from penstock.door.connection import STREAM, Connection
-from penstock.serve.trunk import Receiver, Sender
+from penstock.transport.connection import STREAM, Connection
+from penstock.transport.multiplexer import Receiver, Sender
 
 SSE = [(b"content-type", b"text/event-stream")]
 CHAT = "/v1/chat/completions"

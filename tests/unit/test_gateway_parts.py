@@ -7,7 +7,7 @@ import pytest
 
 from penstock.config import GatewayConfig, LLMConfig
 from penstock.errors import BadRequest, ConfigError, MethodNotAllowed, ModelNotFound, NotFound, TooLarge
-from penstock.serve import admin, body, headers, relay, routes, scrape
+from penstock.serve import admin, body, relay, routes, scrape
 from penstock.serve.cards import Catalogue, ModelCard
 from penstock.serve.deployments import LLMRouter
 from penstock.serve.relay import whole_events
@@ -15,6 +15,7 @@ from penstock.serve.reply import Reply
 from penstock.serve.request import Request
 from penstock.serve.routes import By
 from penstock.serve.timing import Timing
+from penstock.transport import headers
 
 FORM = "multipart/form-data; boundary=ab"
 

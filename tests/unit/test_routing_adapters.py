@@ -7,11 +7,11 @@ from collections import Counter
 
 import pytest
 
-from penstock.door.address import Address
-from penstock.door.link import Adapters, Hello, Report
 from penstock.serve.routing import Asked, policy
 from penstock.serve.routing.adapters import LOAD_TOKENS
 from penstock.serve.table import REQUEST_TOKENS, Replica, Table, Taken
+from penstock.transport.address import Address
+from penstock.transport.link import Adapters, Hello, Report
 
 pytestmark = pytest.mark.parity("S21", "X14")
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from penstock.door.address import Address
 from penstock.serve.routing.blocks import ENDS
 from penstock.serve.routing.memory import Memory
 from penstock.serve.table import Replica
+from penstock.transport.address import Address
 
 TOKENS = 1024  # of a prompt of 4 KB
 BLOCKS = sum(1 for end in ENDS if end <= 4 * TOKENS)

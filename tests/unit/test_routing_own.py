@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.door.address import Address
-from penstock.door.link import Report
 from penstock.serve.candidates import Candidates
 from penstock.serve.routing import Asked, Pick, policy
 from penstock.serve.routing.own import Own
 from penstock.serve.table import Replica, Table
+from penstock.transport.address import Address
+from penstock.transport.link import Report
 
 PAGE = Path(__file__).parents[2] / "docs/routing.md"
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from penstock.config.routing import POLICIES
-from penstock.door.address import Address
-from penstock.door.link import Hello, Report
 from penstock.serve.routing import Asked, Pick, Policy, policy
 from penstock.serve.routing.asked import Learns
 from penstock.serve.routing.balance import ALWAYS, OVER_SHARE
 from penstock.serve.routing.blocks import blocks, home
 from penstock.serve.table import Replica, Table, Taken, Tried
+from penstock.transport.address import Address
+from penstock.transport.link import Hello, Report
 
 pytestmark = pytest.mark.parity("S20")
 

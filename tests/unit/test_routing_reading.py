@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from penstock.door.address import Address
-from penstock.door.link import Hello
 from penstock.serve import body
 from penstock.serve.cards import Catalogue, ModelCard
 from penstock.serve.routing import Asked, policy
 from penstock.serve.routing.blocks import ENDS, LOOKED_AT, blocks, home
 from penstock.serve.routing.reading import Reading
 from penstock.serve.table import Table
+from penstock.transport.address import Address
+from penstock.transport.link import Hello
 
 LONG = "It was a dark and stormy night. " * 100
 PIXELS = "data:image/png;base64," + "iVBORw0KGgo" * 500

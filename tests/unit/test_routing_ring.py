@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from penstock.door.address import Address
 from penstock.serve.routing.ring import Ring, hash_of
 from penstock.serve.table import Replica
+from penstock.transport.address import Address
 
 KEYS = [hash_of(f"key {i}") for i in range(5000)]
 

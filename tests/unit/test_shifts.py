@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from penstock.door.address import Address
-from penstock.door.link import Hello, Report
 from penstock.serve import membership, shift
 from penstock.serve.desired import Moved
 from penstock.serve.shift import Shifts
 from penstock.serve.table import Table
+from penstock.transport.address import Address
+from penstock.transport.link import Hello, Report
 
 pytestmark = pytest.mark.parity("S24")
 

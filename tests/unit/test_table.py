@@ -2,11 +2,11 @@
 
 import random
 
-from penstock.door.address import Address
-from penstock.door.link import Hello, Report
 from penstock.serve.routing.asked import Asked
 from penstock.serve.routing.power_of_two import PowerOfTwo
 from penstock.serve.table import REQUEST_TOKENS, Replica, Table, Tried
+from penstock.transport.address import Address
+from penstock.transport.link import Hello, Report
 
 HELLO = Hello(model_id="m", pid=1, version="0", max_model_len=64)
 

@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from penstock.door.connection import Headers
 from penstock.errors import EngineDead
 from penstock.metrics import GatewayMetrics, ModelMetrics
-from penstock.serve import headers, kept, relay, timing
+from penstock.serve import kept, relay, timing
 from penstock.serve.admission import Line
 from penstock.serve.body import Body
 from penstock.serve.cards import ModelCard
@@ -25,6 +24,8 @@ from penstock.serve.reply import Reply
 from penstock.serve.routing import policy
 from penstock.serve.routing.reading import Reading
 from penstock.serve.table import Replica, Table, Tried
+from penstock.transport import headers
+from penstock.transport.connection import Headers
 
 log = logging.getLogger(__name__)
 

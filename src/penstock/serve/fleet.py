@@ -11,10 +11,9 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from penstock.door import link
-from penstock.serve import headers
-from penstock.serve.pool import Pool
 from penstock.serve.table import Replica, Table
+from penstock.transport import headers, link
+from penstock.transport.pool import Pool
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,6 @@ import msgspec
 from penstock import errors
 from penstock.config import GatewayConfig
 from penstock.config.disaggregation import prefill_name
-from penstock.door.connection import Headers
 from penstock.engine import Receive, Scope, Send
 from penstock.serve import admin, body, kept, routes, scrape, timing
 from penstock.serve.body import Body, Room
@@ -36,6 +35,7 @@ from penstock.serve.request import Request
 from penstock.serve.routes import By, Route
 from penstock.serve.table import Table
 from penstock.serve.waking import Waking
+from penstock.transport.connection import Headers
 
 if TYPE_CHECKING:
     from penstock.serve.tracing import Tracing

@@ -18,10 +18,6 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.door import link
-from penstock.door.address import Address
-from penstock.door.connection import STREAM
-from penstock.door.link import ADAPTER
 from penstock.engine import (
     DEFAULT_WEIGHTS,
     INSIDE,
@@ -39,8 +35,12 @@ from penstock.engine import (
 from penstock.engine import watch as watching
 from penstock.errors import EngineDead, Error, Unavailable
 from penstock.openai.errors import envelope, headers
-from penstock.serve import outlet, trunk
-from penstock.serve.trunk import Sender
+from penstock.serve import outlet
+from penstock.transport import link, multiplexer
+from penstock.transport.address import Address
+from penstock.transport.connection import STREAM
+from penstock.transport.link import ADAPTER
+from penstock.transport.multiplexer import Sender
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ class Guard:
         gateway = fields.get(link.GATEWAY, b"")
         if scope["path"] == link.PATH:
             return await self._talk(gateway, receive, send)
-        if scope["path"] == trunk.PATH:
+        if scope["path"] == multiplexer.PATH:
             return await self._carry(gateway, receive, send)
         if scope["path"] == link.ADAPTERS_PATH:
             return await _list(send, self._adapters)

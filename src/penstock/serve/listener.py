@@ -13,12 +13,12 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 
-from penstock.door.address import Address
 from penstock.engine import ASGIApp
 from penstock.errors import Unavailable
 from penstock.serve.connections import Connections
 from penstock.serve.guard import Facts, Guard
 from penstock.serve.port import Port, bind
+from penstock.transport.address import Address
 
 _TURN_AWAY_S = 0.5  # draining: gateways know within milliseconds; what is on its way to us is still served
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from penstock.door import link
 from penstock.serve.cards import ModelCard
 from penstock.serve.fleet import Fleet
 from penstock.serve.table import Replica, Table
+from penstock.transport import link
 
 log = logging.getLogger(__name__)
 

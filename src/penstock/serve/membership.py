@@ -21,7 +21,7 @@ from ray.serve.request_router import (
     RunningReplica,
 )
 
-from penstock.door.address import Address
+from penstock.transport.address import Address
 
 Members = Mapping[str, Address]
 ADAPTERS = "adapters"

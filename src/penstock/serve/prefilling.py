@@ -18,8 +18,6 @@ from ray.serve.handle import DeploymentHandle
 from penstock.call import call
 from penstock.config import GatewayConfig, LLMConfig
 from penstock.config.disaggregation import prefill_half, prefill_name
-from penstock.door.address import Address
-from penstock.door.link import WEIGHTS
 from penstock.engine import DEFAULT_WEIGHTS, ASGIApp, Scope
 from penstock.layers import exchange
 from penstock.layers.prefill import WHERE, for_prefill
@@ -28,6 +26,8 @@ from penstock.serve.cards import ModelCard
 from penstock.serve.gateway import Gateway
 from penstock.serve.membership import Members
 from penstock.serve.table import Table
+from penstock.transport.address import Address
+from penstock.transport.link import WEIGHTS
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import os
 
 from penstock.engine import ASGIApp, Message, Receive, Scope, Send
 from penstock.serve.coalesce import Coalesced
-from penstock.serve.headers import REQUEST_ID
+from penstock.transport.headers import REQUEST_ID
 
 
 class Proxied:

@@ -6,14 +6,14 @@ can still give it. A stream is passed on in whole events, so that it can be ende
 
 from __future__ import annotations
 
-from penstock.door import link
-from penstock.door.connection import Connection, Head
 from penstock.errors import Error, OwnCodeFailed
 from penstock.serve import timing
 from penstock.serve.body import Body
-from penstock.serve.headers import to_client
-from penstock.serve.pool import Pool
 from penstock.serve.reply import Reply
+from penstock.transport import link
+from penstock.transport.connection import Connection, Head
+from penstock.transport.headers import to_client
+from penstock.transport.pool import Pool
 
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 _MOST_HELD_BYTES = 1 << 20

@@ -11,13 +11,13 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from penstock.door.connection import Headers
 from penstock.engine import Send
 from penstock.errors import Error
 from penstock.metrics import Buckets
 from penstock.openai import errors as wire
 from penstock.serve.outlet import Outlet
 from penstock.serve.timing import Timing
+from penstock.transport.connection import Headers
 
 _LAST_WORD_S = 5.0  # for the error event, when the client reads slowly or not at all
 _ONE_PIECE_S = 0.0005  # what comes closer together was made by one step of the engine

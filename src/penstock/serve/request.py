@@ -11,14 +11,15 @@ from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, quote
 
-from penstock.door.connection import Headers
 from penstock.engine import Receive, Scope
 from penstock.errors import BadRequest, Error, MethodNotAllowed, Unauthorized
 from penstock.metrics import RouteMetrics
-from penstock.serve import headers, limits, outlet
+from penstock.serve import limits, outlet
 from penstock.serve.reply import ClientGone, Reply
 from penstock.serve.routes import Route, below
 from penstock.serve.timing import Timing
+from penstock.transport import headers
+from penstock.transport.connection import Headers
 
 if TYPE_CHECKING:
     from penstock.serve.tracing import Trace

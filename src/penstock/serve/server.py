@@ -27,7 +27,6 @@ from penstock import autoscaling, lifeline, progress
 from penstock.call import batched, call, events
 from penstock.config import GatewayConfig, LLMConfig
 from penstock.config.placement import gang_size
-from penstock.door import link
 from penstock.engine import HOST, ASGIApp, Delta, Engine, Prompt, Receive, Scope, Send, gang, kept_here
 from penstock.engines import engine_class
 from penstock.errors import BadRequest, ConfigError, EngineStartFailed, Error
@@ -37,7 +36,7 @@ from penstock.layers.adapters.source import Downloader
 from penstock.layers.hooks import Asked
 from penstock.layers.stack import stacked
 from penstock.openai.errors import form
-from penstock.serve import cluster, control, environment, headers, upload
+from penstock.serve import cluster, control, environment, upload
 from penstock.serve.desired import Group, News, Outcome, Told
 from penstock.serve.endpoints import OwnEndpoints, paths
 from penstock.serve.gang import Line, join
@@ -49,6 +48,7 @@ from penstock.serve.prefilling import Prefillers
 from penstock.serve.preprocessor import Remote
 from penstock.serve.standalone import Front, Through
 from penstock.serve.steward import Steward
+from penstock.transport import headers, link
 
 if TYPE_CHECKING:
     from penstock.serve.openai_api_models import RawRequestInfo

@@ -11,12 +11,12 @@ from dataclasses import replace
 from starlette.responses import Response
 
 from penstock.config import GatewayConfig, LLMConfig
-from penstock.door.address import Address
 from penstock.engine import Receive, Scope, Send
 from penstock.serve.cards import ModelCard
 from penstock.serve.gateway import Gateway
 from penstock.serve.proxied import behind_serve
 from penstock.serve.table import Table
+from penstock.transport.address import Address
 
 
 class Front:

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock.door.address import Address
-from penstock.door.link import Adapters, Hello, Report
 from penstock.serve.candidates import Candidates
+from penstock.transport.address import Address
+from penstock.transport.link import Adapters, Hello, Report
 
 REQUEST_TOKENS = 256
 """What an open request weighs beside prompt tokens that wait: about a hundred more tokens to make, each a

@@ -18,9 +18,9 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from penstock.door.connection import Headers
 from penstock.errors import Error
 from penstock.serve.timing import GATEWAY, REPLICA, STREAM
+from penstock.transport.connection import Headers
 
 if TYPE_CHECKING:
     from penstock.serve.request import Request

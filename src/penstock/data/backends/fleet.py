@@ -20,11 +20,11 @@ from penstock.data.backends.member import Member
 from penstock.data.backends.splice import with_fields
 from penstock.data.backends.wire import Cut, Heard, NotReached
 from penstock.data.request import Request
-from penstock.door import link
-from penstock.door.address import Address
 from penstock.engine import Load, Progress, silent
 from penstock.errors import BadRequest, ConfigError, EngineDead, EngineStartFailed, Unavailable
 from penstock.openai.errors import form
+from penstock.transport import link
+from penstock.transport.address import Address
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ import msgspec
 
 from penstock.data.backends.appetite import Appetite
 from penstock.data.backends.wire import Cut, Heard, NotReached
-from penstock.door import link
-from penstock.door.address import Address
-from penstock.door.connection import Connection, connect
 from penstock.engine import Load
+from penstock.transport import link
+from penstock.transport.address import Address
+from penstock.transport.connection import Connection, connect
 
 log = logging.getLogger(__name__)
 

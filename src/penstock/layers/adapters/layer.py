@@ -12,11 +12,11 @@ from contextlib import AsyncExitStack
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
-from penstock.door.link import ADAPTER
 from penstock.engine import ASGIApp, Message, Receive, Scope, Send, using_adapter
 from penstock.errors import Error
 from penstock.layers import exchange
 from penstock.layers.adapters.store import Store
+from penstock.transport.link import ADAPTER
 
 
 class Layer:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.door.address import Address
-from penstock.door.connection import Connection, connect
 from penstock.serve.port import KEEP_ALIVE_S
-from penstock.serve.trunk import Receiver
+from penstock.transport.address import Address
+from penstock.transport.connection import Connection, connect
+from penstock.transport.multiplexer import Receiver
 
 _IDLE_S = KEEP_ALIVE_S - 15  # let go of a connection well before the replica does
 

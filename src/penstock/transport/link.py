@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from penstock import __version__
-from penstock.door.connection import Connection
+from penstock.transport.connection import Connection
 
 PATH = "/_penstock/link"
 ADAPTERS_PATH = "/_penstock/adapters"  # GET: names of the adapters that a request may name, as a JSON list

@@ -7,10 +7,10 @@ import uuid
 from collections.abc import Mapping
 from urllib.parse import quote
 
-from penstock.door import link
-from penstock.door.connection import Headers
-from penstock.door.link import ADAPTER
 from penstock.errors import BadRequest
+from penstock.transport import link
+from penstock.transport.connection import Headers
+from penstock.transport.link import ADAPTER
 
 REQUEST_ID = b"x-request-id"
 _OWN = b"x-penstock-"

@@ -13,9 +13,9 @@ import asyncio
 import itertools
 import struct
 
-from penstock.door import link
-from penstock.door.connection import STREAM, Connection
 from penstock.engine import Receive, Send
+from penstock.transport import link
+from penstock.transport.connection import STREAM, Connection
 
 PATH = "/_penstock/trunk"
 

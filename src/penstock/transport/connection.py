@@ -16,7 +16,7 @@ from typing import cast
 
 import httptools
 
-from penstock.door.address import Address
+from penstock.transport.address import Address
 
 _HIGH_WATER_BYTES = 64 * 1024  # unread; above it the socket is not read, so a slow client costs no memory
 _CONNECT_S = 3.0
