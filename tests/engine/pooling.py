@@ -13,7 +13,7 @@ import numpy as np
 from enginetest import MODEL_ID, listening, vllm_config
 from models import model
 
-from penstock.call import call
+from penstock.asgi_client import call
 from penstock.data.ask import request_of
 from penstock.data.backend import Answer
 from penstock.data.columns import columns

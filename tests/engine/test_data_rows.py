@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from enginetest import BLOCK_SIZE, WINDOW, Served
 
-from penstock.call import call
+from penstock.asgi_client import call
 from penstock.data.ask import request_of
 from penstock.data.backend import Answer
 from penstock.data.columns import columns, schema

@@ -18,7 +18,7 @@ from child import Flood
 from enginetest import MODEL_ID, Served, child_config, serve, until
 from tests.models import model
 
-from penstock.call import call
+from penstock.asgi_client import call
 from penstock.engine import Delta, Prepared, prepared, using_adapter
 from penstock.engines.process.engine import ProcessEngine
 from penstock.errors import (

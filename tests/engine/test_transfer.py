@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 from prometheus_client import REGISTRY
 
-from penstock.call import call
+from penstock.asgi_client import call
 from penstock.config import LLMConfig
 from penstock.config.disaggregation import prefill_half
 from penstock.engines.vllm.engine import VLLMEngine

@@ -26,7 +26,7 @@ from models import model
 from seeing import BLUE_SQUARE, RED_CIRCLE, TOKEN, asked, clip, filmed, refused, said, shown
 from tests.pictures import data_url, encoded
 
-from penstock.call import call
+from penstock.asgi_client import call
 from penstock.data.ask import request_of
 from penstock.data.backend import Answer
 from penstock.data.columns import columns
@@ -35,7 +35,7 @@ from penstock.data.verdict import outcome_of
 from penstock.engine import Prepared
 from penstock.engine import prepared as prompt_of_task
 from penstock.errors import BadRequest
-from penstock.hook import PREPROCESSOR, Hook
+from penstock.hooks import PREPROCESSOR, Hook
 from penstock.layers.preprocessing import Preprocessing
 from recipes.vision.lessons import TOOL
 from recipes.vision.pictures import draw

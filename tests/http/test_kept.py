@@ -7,7 +7,7 @@ import pytest
 from served import Served, until
 
 from penstock.engine import Load, kept_here
-from penstock.openai.kept import new_id
+from penstock.openai.response_ids import new_id
 from penstock.serve.cards import ModelCard
 
 pytestmark = pytest.mark.parity("X8")

@@ -7,7 +7,7 @@ from recording import server
 from served import chat, until
 
 from penstock.config import LLMConfig
-from penstock.hook import POSTPROCESSOR, Hook
+from penstock.hooks import POSTPROCESSOR, Hook
 from penstock.layers.postprocessing import Postprocessing
 
 pytestmark = pytest.mark.parity("X13")

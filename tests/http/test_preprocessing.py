@@ -11,8 +11,8 @@ from served import chat
 from penstock.config import LLMConfig
 from penstock.engines.sim import tokenizer
 from penstock.errors import BadRequest
-from penstock.hook import PREPROCESSOR, Hook
-from penstock.layers import exchange
+from penstock.hooks import PREPROCESSOR, Hook
+from penstock.layers import asgi
 from penstock.layers.generation import Generation
 from penstock.layers.preprocessing import Preprocessing
 from penstock.serve.cards import ModelCard
@@ -33,7 +33,7 @@ NOT_MET = {
 
 
 async def received(receive):
-    return exchange.parsed(await exchange.read(receive))
+    return asgi.parsed(await asgi.read(receive))
 
 
 class Vision:
@@ -235,7 +235,7 @@ async def test_sampling_parameters_go_by_each_endpoints_own_names(served):
 
     async def app(scope, receive, send):
         got.append(await received(receive))
-        await exchange.answer(send, {})
+        await asgi.answer(send, {})
 
     pair = {"prompt": "x"}, {"max_tokens": 7, "stop": ["."]}
     config = LLMConfig(model_loading_config={"model_id": "m"}, preprocessor=lambda request: pair)

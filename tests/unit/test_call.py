@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from penstock.call import batched, call, events
+from penstock.asgi_client import batched, call, events
 
 
 async def echo(scope, receive, send):

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.call import call
+from penstock.asgi_client import call
 from penstock.config import LLMConfig
 from penstock.data.backend import Answer
 from penstock.data.fault import error_of, failure_of

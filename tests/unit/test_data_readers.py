@@ -174,7 +174,7 @@ def test_a_bucket_that_breaks_off_is_read_on_from_the_same_row(monkeypatch):
                 raise OSError("AWS Error NETWORK_CONNECTION during GetObject: curlCode: 56")
             return super().readinto(memoryview(buffer)[: 1 << 19])
 
-    monkeypatch.setattr("penstock.sources.trouble.pause_s", lambda attempt: 0.0)
+    monkeypatch.setattr("penstock.sources.failures.pause_s", lambda attempt: 0.0)
     place("memory://breaking/a.jsonl").write(
         b"".join(b'{"a": %d, "pad": "%s"}\n' % (row, b"x" * 1000) for row in range(3000))
     )

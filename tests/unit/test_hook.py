@@ -8,8 +8,8 @@ import pytest
 from penstock.config import LLMConfig
 from penstock.data.parameters import PARAMETERS
 from penstock.errors import BadRequest, ConfigError, Error, PromptTooLong
-from penstock.hook import PREPROCESSOR, Context, Hook, meant, problems
-from penstock.hook.meaning import SAMPLING
+from penstock.hooks import PREPROCESSOR, Context, Hook, meant, problems
+from penstock.hooks.result import SAMPLING
 
 pytestmark = pytest.mark.parity("X13")
 

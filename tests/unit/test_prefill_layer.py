@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock.call import call
-from penstock.layers import exchange
+from penstock.asgi_client import call
+from penstock.layers import asgi
 from penstock.layers.adapters import asking_for
 from penstock.layers.prefill import Prefill
 
@@ -22,7 +22,7 @@ class Engine:
     """An app that says what it was asked."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await exchange.answer(send, exchange.parsed(await exchange.read(receive)))
+        await asgi.answer(send, asgi.parsed(await asgi.read(receive)))
 
 
 class Elsewhere:

@@ -7,7 +7,7 @@ from ray import serve
 
 from penstock.config import LLMConfig
 from penstock.errors import Unavailable
-from penstock.hook import Context
+from penstock.hooks import Context
 from penstock.serve.preprocessor import Remote, application
 
 pytestmark = pytest.mark.parity("X13")

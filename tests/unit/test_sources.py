@@ -14,7 +14,7 @@ import pytest
 
 from penstock import sources
 from penstock.errors import DownloadFailed, SourceNotFound
-from penstock.sources import trouble
+from penstock.sources import failures
 
 
 @pytest.fixture(autouse=True)
@@ -195,7 +195,7 @@ def test_a_killed_downloader_leaves_neither_lock_nor_half_a_folder(tmp_path: Pat
     ],
 )  # fmt: skip
 def test_errors_of_clients_are_told_apart(error: Exception, said: str, passing: bool):
-    told = trouble.told(error)
+    told = failures.told(error)
     assert said in told.why
     assert told.passing == passing
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from penstock import hook
+from penstock import hooks
 from penstock.cli.early import missing_folders
 from penstock.cli.placement import placement_of
 from penstock.config import Application, LLMConfig, load_applications, source
@@ -58,7 +58,7 @@ def faults(files: Sequence[str]) -> tuple[list[tuple[str, Application]], list[st
     findings = check_arguments(asked)
     problems += [*findings.problems, *_policy_problems(asked)]
     for config in asked:
-        problems += [*hook.problems(config), *callback.problems(config)]
+        problems += [*hooks.problems(config), *callback.problems(config)]
     return applications, problems, [*findings.notices, *_not_here(asked)]
 
 

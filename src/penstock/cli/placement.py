@@ -8,7 +8,7 @@ from typing import Any
 from penstock.config import LLMConfig
 from penstock.config.placement import executor, workers
 from penstock.config.processing import own_deployment
-from penstock.hook import POSTPROCESSOR, PREPROCESSOR
+from penstock.hooks import POSTPROCESSOR, PREPROCESSOR
 
 _SHAPES = {
     "tensor_parallel_size": "tensor",

@@ -21,8 +21,8 @@ from typing import IO, Any, Protocol, TypeVar
 from urllib.parse import unquote
 
 from penstock.errors import SourceNotFound, Unavailable
-from penstock.sources import trouble
-from penstock.sources.store import File, shown
+from penstock.sources import failures
+from penstock.sources.protocol import File, shown
 
 _T = TypeVar("_T")
 _TRIES = 4
@@ -286,9 +286,9 @@ class Elsewhere:
             try:
                 return call()
             except Exception as error:
-                told = trouble.told(error)
+                told = failures.told(error)
                 if told.passing and attempt < _TRIES:
-                    time.sleep(trouble.pause_s(attempt))
+                    time.sleep(failures.pause_s(attempt))
                     continue
                 kind = SourceNotFound if told.missing else Unavailable
                 raise kind(f"'{self.url}' cannot be {what}: {told.why}.", passing=told.passing) from error

@@ -23,8 +23,8 @@ import msgspec
 
 from penstock.data.place import Place, found, place
 from penstock.errors import ConfigError, Error, SourceNotFound, Unavailable
-from penstock.sources import trouble
-from penstock.sources.store import shown
+from penstock.sources import failures as trouble
+from penstock.sources.protocol import shown
 
 Form = Literal["jsonl", "parquet", "csv"]
 

@@ -17,7 +17,7 @@ import msgspec
 
 from penstock.engine import ASGIApp, Delta, Engine, Logprob, Prompt, Receive, Scope, Send, prepared
 from penstock.errors import BadRequest, Error
-from penstock.layers import exchange
+from penstock.layers import asgi
 from penstock.openai.errors import CONTENT_TYPE, error_event
 
 log = logging.getLogger(__name__)
@@ -101,12 +101,12 @@ class Generation:
         if scope["type"] != "http" or scope["path"] != PATH or scope["method"] != "POST":
             return await self._app(scope, receive, send)
         try:
-            body = await exchange.read(receive)
-            return await exchange.while_connected(receive, self._answer(scope, body, send))
-        except exchange.ClientGone:
+            body = await asgi.read(receive)
+            return await asgi.while_connected(receive, self._answer(scope, body, send))
+        except asgi.ClientGone:
             return None
         except Error as error:
-            return await exchange.refuse(send, error, PATH)
+            return await asgi.refuse(send, error, PATH)
 
     async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
         """Raises: Error, before the first byte only."""

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from penstock.engine import Scope
-from penstock.hook import Context
+from penstock.hooks import Context
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig

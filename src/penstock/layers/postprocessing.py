@@ -15,8 +15,8 @@ import msgspec
 
 from penstock.engine import ASGIApp, Message, Receive, Scope, Send, shortcut
 from penstock.errors import Error
-from penstock.hook import Context, Hook
-from penstock.layers import exchange
+from penstock.hooks import Context, Hook
+from penstock.layers import asgi
 from penstock.layers.hooks import context_of
 from penstock.layers.preprocessing import PATHS
 from penstock.openai.errors import form
@@ -91,7 +91,7 @@ class _Answer:
             given = await self._hook(msgspec.json.decode(b"".join(self._held)), self._context)
             body = msgspec.json.encode(_answer(given))
         except Exception as error:
-            await exchange.refuse(self._send, self._hook.fault(error, self._context), self._context.path)
+            await asgi.refuse(self._send, self._hook.fault(error, self._context), self._context.path)
             return
         kept = [field for field in self._start["headers"] if field[0].lower() != b"content-length"]
         headers = [*kept, (b"content-length", b"%d" % len(body))]

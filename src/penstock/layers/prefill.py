@@ -14,7 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from penstock.engine import ASGIApp, Receive, Scope, Send
-from penstock.layers import exchange
+from penstock.layers import asgi
 from penstock.layers.adapters import adapter_of
 
 log = logging.getLogger(__name__)
@@ -52,18 +52,18 @@ class Prefill:
         if scope["type"] != "http" or scope["method"] != "POST":
             return await self._app(scope, receive, send)
         try:
-            body = await exchange.read(receive)
-            request = exchange.parsed(body)
+            body = await asgi.read(receive)
+            request = asgi.parsed(body)
             if request is not None:
                 changed = forget(request)
                 if scope["path"] in _ONE_TOKEN and self._pays(request, len(body)):
-                    where = await exchange.while_connected(receive, self._where(scope, request))
+                    where = await asgi.while_connected(receive, self._where(scope, request))
                     if where is not None:
                         changed, request[WHERE] = True, where
                 body = msgspec.json.encode(request) if changed else body
-        except exchange.ClientGone:
+        except asgi.ClientGone:
             return None
-        return await self._app(*exchange.with_body(scope, receive, body), send)
+        return await self._app(*asgi.with_body(scope, receive, body), send)
 
     def _pays(self, request: Mapping[str, Any], body_bytes: int) -> bool:
         """Whether the prompt is long, and one that is read by one sequence alone: a cache is fetched once."""
@@ -86,7 +86,7 @@ class Prefill:
         if adapter := adapter_of(scope):
             request = {**request, "model": f"{self._model_id}:{adapter}"}
         body = msgspec.json.encode(for_prefill(scope["path"], request))
-        answer = exchange.parsed(await self._ask(scope, body) or b"")
+        answer = asgi.parsed(await self._ask(scope, body) or b"")
         where = (answer or {}).get(WHERE)
         if where is None and answer is not None:
             log.warning("a prefill replica answered without %s", WHERE)

@@ -14,9 +14,9 @@ import msgspec
 
 from penstock.engine import ASGIApp, Prepared, Prompt, Receive, Scope, Send, prepared
 from penstock.errors import BadRequest, Error, OwnCodeFailed
-from penstock.hook import Context, Meant, meant
-from penstock.hook.context import authors_ask
-from penstock.layers import exchange, generation
+from penstock.hooks import Context, Meant, meant
+from penstock.hooks.context import authors_ask
+from penstock.layers import asgi, generation
 from penstock.layers.hooks import Asked, context_of
 
 if TYPE_CHECKING:
@@ -73,16 +73,16 @@ class Preprocessing:
         if scope["type"] != "http" or scope["path"] not in PATHS or scope["method"] != "POST":
             return await self._app(scope, receive, send)
         try:
-            body = await exchange.read(receive)
-            request = exchange.parsed(body)
+            body = await asgi.read(receive)
+            request = asgi.parsed(body)
             if request is not None:  # else the engine's app says what is wrong with it
-                found = await exchange.while_connected(receive, self._meant(scope, request))
+                found = await asgi.while_connected(receive, self._meant(scope, request))
                 body = _encoded(found, context_of(scope, self._config))
-        except exchange.ClientGone:
+        except asgi.ClientGone:
             return None
         except Error as error:
-            return await exchange.refuse(send, error, scope["path"])
-        return await self._app(*exchange.with_body(scope, receive, body), send)
+            return await asgi.refuse(send, error, scope["path"])
+        return await self._app(*asgi.with_body(scope, receive, body), send)
 
     async def _meant(self, scope: Scope, request: Mapping[str, Any]) -> Meant:
         context = context_of(scope, self._config)

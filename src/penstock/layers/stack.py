@@ -14,7 +14,7 @@ from penstock.layers.preprocessing import Preprocessing
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
-    from penstock.hook import Hook
+    from penstock.hooks import Hook
 
 
 def stacked(

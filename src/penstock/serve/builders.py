@@ -13,7 +13,7 @@ from typing import Any
 
 from ray.serve import Application
 
-from penstock import hook
+from penstock import hooks
 from penstock.config import LLMConfig, LLMServingArgs, check_accelerator
 from penstock.config.problems import config_error
 from penstock.engines import callback
@@ -83,7 +83,9 @@ def _check(configs: Sequence[LLMConfig]) -> None:
 
 
 def _hooks(configs: Sequence[LLMConfig]) -> list[str]:
-    return [problem for config in configs for problem in (*hook.problems(config), *callback.problems(config))]
+    return [
+        problem for config in configs for problem in (*hooks.problems(config), *callback.problems(config))
+    ]
 
 
 def _missing_accelerators(configs: Sequence[LLMConfig]) -> list[str]:

@@ -25,8 +25,8 @@ from starlette.responses import Response
 
 from penstock.engine import ASGIApp, Receive, Scope, Send
 from penstock.errors import BadRequest, Error
-from penstock.hook import Threads, fault, takes_two
-from penstock.layers import exchange
+from penstock.hooks import Threads, fault, takes_two
+from penstock.layers import asgi
 from penstock.layers.hooks import context_of
 from penstock.openai.errors import form
 from penstock.serve.routes import RESERVED
@@ -79,11 +79,11 @@ class OwnEndpoints:
         if method is None or scope["method"] != "POST":
             return await self._app(scope, receive, send)
         try:
-            body = await exchange.read(receive)
-            scope, again = exchange.with_body(scope, receive, body)
+            body = await asgi.read(receive)
+            scope, again = asgi.with_body(scope, receive, body)
             work = self._answer(method, body, scope, again, _Counted(send, scope["path"]))
-            await exchange.while_connected(receive, work)
-        except exchange.ClientGone:
+            await asgi.while_connected(receive, work)
+        except asgi.ClientGone:
             return None
 
     async def _answer(
@@ -123,7 +123,7 @@ class _Counted:
         if self._begun:
             await self._send({"type": "http.response.body", "body": form(self._path).event(error)})
         else:
-            await exchange.refuse(self._send, error, self._path)
+            await asgi.refuse(self._send, error, self._path)
 
 
 def _wants_http(method: Callable[..., Any]) -> bool:
@@ -135,7 +135,7 @@ def _wants_http(method: Callable[..., Any]) -> bool:
 
 
 def _object(body: bytes) -> dict[str, Any]:
-    found = exchange.parsed(body)
+    found = asgi.parsed(body)
     if found is None:
         raise BadRequest("The body must be a JSON object.")
     return found
@@ -147,7 +147,7 @@ async def _send(given: Any, scope: Scope, receive: Receive, send: Send) -> None:
     elif isinstance(given, Response):
         await given(scope, receive, send)
     else:
-        await exchange.answer(send, _plain(given))
+        await asgi.answer(send, _plain(given))
 
 
 async def _stream(events: AsyncGenerator[Any, None], send: Send) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.errors import NotFound
-from penstock.openai.kept import keeper_of
+from penstock.openai.response_ids import keeper_of
 from penstock.serve.body import Fields
 from penstock.serve.routes import Route
 from penstock.serve.table import Replica, Table

@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 from ray.serve.handle import DeploymentHandle
 
-from penstock.call import call
+from penstock.asgi_client import call
 from penstock.config import GatewayConfig, LLMConfig
 from penstock.config.disaggregation import prefill_half, prefill_name
 from penstock.engine import DEFAULT_WEIGHTS, ASGIApp, Scope
-from penstock.layers import exchange
+from penstock.layers import asgi
 from penstock.layers.prefill import WHERE, for_prefill
 from penstock.serve import membership
 from penstock.serve.cards import ModelCard
@@ -116,7 +116,7 @@ class Prefillers:
                 table.set_members(self._model_id, {address.replica_id: address})
                 asked = msgspec.json.encode(for_prefill(_WARM_PATH, prompt))
                 answer = await self._asked(gateway, _WARM_PATH, asked, {})
-                if where := (exchange.parsed(answer or b"") or {}).get(WHERE):
+                if where := (asgi.parsed(answer or b"") or {}).get(WHERE):
                     fetch = msgspec.json.encode({**prompt, WHERE: where})
                     reply = await call(self._engine_app, _WARM_PATH, fetch)
                     try:

@@ -25,7 +25,7 @@ from penstock.config import LLMConfig
 from penstock.config.options import deployment_name, runtime_env, with_uris, without_secrets
 from penstock.config.processing import own_deployment, timeout_s
 from penstock.errors import Error, Overloaded, OwnCodeFailed, Unavailable
-from penstock.hook import PREPROCESSOR, Context, Hook
+from penstock.hooks import PREPROCESSOR, Context, Hook
 from penstock.serve import cluster, environment, parcel
 
 log = logging.getLogger(__name__)

@@ -24,13 +24,13 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from penstock import autoscaling, lifeline, progress
-from penstock.call import batched, call, events
+from penstock.asgi_client import batched, call, events
 from penstock.config import GatewayConfig, LLMConfig
 from penstock.config.placement import gang_size
 from penstock.engine import HOST, ASGIApp, Delta, Engine, Prompt, Receive, Scope, Send, gang, kept_here
 from penstock.engines import engine_class
 from penstock.errors import BadRequest, ConfigError, EngineStartFailed, Error
-from penstock.hook import POSTPROCESSOR, PREPROCESSOR, Hook
+from penstock.hooks import POSTPROCESSOR, PREPROCESSOR, Hook
 from penstock.layers.adapters import Source, Store, asking_for
 from penstock.layers.adapters.source import Downloader
 from penstock.layers.hooks import Asked

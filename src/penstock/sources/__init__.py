@@ -6,10 +6,10 @@ which files of a repository are weights twice. All calls block: use them in thre
 """
 
 from penstock.sources.fetch import Only, children, fetch, fetch_all, fetch_stamped, stamp
-from penstock.sources.hold import hold
+from penstock.sources.fetch_model import brought, is_here
 from penstock.sources.hub import use_fast_transfers
-from penstock.sources.model import brought, is_here
-from penstock.sources.read import read
+from penstock.sources.pin import hold
+from penstock.sources.read_bytes import read
 from penstock.sources.weights import model_files, tokenizer_files
 
 __all__ = [

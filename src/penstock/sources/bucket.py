@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from pyarrow import fs
 
-from penstock.sources.store import Count, File
+from penstock.sources.protocol import Count, File
 
 _PART_BYTES = 64 << 20
 _READ_BYTES = 16 << 20

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from penstock.config import Settings
 from penstock.errors import DownloadFailed
-from penstock.sources.hold import LOCK, is_held, marked
+from penstock.sources.pin import LOCK, is_held, marked
 
 _LOOK_S = 0.1
 _KEPT_S = 600.0

@@ -12,11 +12,11 @@ from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from penstock.errors import DownloadFailed, Error, SourceNotFound
-from penstock.sources import trouble
+from penstock.sources import failures
 from penstock.sources.cache import Slot
 from penstock.sources.folder import Folder
 from penstock.sources.hub import Hub, is_hub_id
-from penstock.sources.store import File, Store, cause, digest, shown
+from penstock.sources.protocol import File, Store, cause, digest, shown
 from penstock.sources.transfer import Wanted, Watch, silent, transfer
 
 log = logging.getLogger(__name__)
@@ -122,14 +122,14 @@ def _store(source: str) -> Store:
 
 
 def _url(source: str) -> Store:
-    from penstock.sources.url import Url
+    from penstock.sources.fsspec_store import Url
 
     try:
         return Url(source)
     except (ImportError, ValueError) as error:
         raise SourceNotFound(f"'{shown(source)}' cannot be read: {error}.") from error
     except Exception as error:  # some file systems connect at once
-        told = trouble.told(error)
+        told = failures.told(error)
         sentence = f"'{shown(source)}' cannot be read: {told.why}."
         raise DownloadFailed(sentence, passing=told.passing) from None
 
@@ -142,14 +142,14 @@ def _asked(store: Store, ask: Callable[[], Answer], tries: int) -> Answer:
         except Error:
             raise
         except Exception as error:
-            told = trouble.told(error)
+            told = failures.told(error)
             if told.missing:
                 raise SourceNotFound(f"'{store.shown}' was not found: {told.why}.") from cause(store, error)
             if not told.passing or attempt == tries:
                 after = f" after {attempt} tries" if attempt > 1 else ""
                 sentence = f"'{store.shown}' cannot be read{after}: {told.why}."
                 raise DownloadFailed(sentence, passing=told.passing) from cause(store, error)
-            time.sleep(trouble.pause_s(attempt))
+            time.sleep(failures.pause_s(attempt))
     raise AssertionError("tries is at least 1")
 
 
@@ -227,7 +227,7 @@ def _download(slot: Slot, wanted: Sequence[Wanted], tries: int, deadline: float,
             _check_unchanged(wanted, slot.shown, tries)
             return slot.publish(version)
     except OSError as error:
-        why = trouble.told(error).why
+        why = failures.told(error).why
         raise DownloadFailed(f"'{slot.shown}' cannot be put into {slot.folder}: {why}.") from error
 
 

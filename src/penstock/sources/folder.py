@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from penstock.sources.store import Count, File
+from penstock.sources.protocol import Count, File
 
 
 class Folder:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.sources.store import Count, File
+from penstock.sources.protocol import Count, File
 
 log = logging.getLogger(__name__)
 

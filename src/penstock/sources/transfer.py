@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.errors import DownloadFailed
-from penstock.sources import trouble
-from penstock.sources.store import File, Store, cause
+from penstock.sources import failures
+from penstock.sources.protocol import File, Store, cause
 
 Watch = Callable[[int, int], None]
 """Is told bytes that are here and bytes in all, from any thread. What it raises ends the download."""
@@ -166,16 +166,16 @@ class _Job:
         whole = self.start == 0 and self.end == self.landing.size_bytes
         here = self.landing.unfinished.stat().st_size if whole else came
         if here != self.end - self.start:
-            raise trouble.ShortFile(f"{here} of {self.end - self.start} bytes came")
+            raise failures.ShortFile(f"{here} of {self.end - self.start} bytes came")
 
     def _judge(self, error: Exception, attempt: int) -> None:
         """Returns when another try may help, after a pause."""
-        told = trouble.told(error)
+        told = failures.told(error)
         if not told.passing or attempt == self.tries:
             after = f" after {attempt} tries" if attempt > 1 else ""
             sentence = f"The download of {self._what} failed{after}: {told.why}."
             raise DownloadFailed(sentence) from cause(self.wanted.store, error)
-        self.arrived.stopped.wait(trouble.pause_s(attempt))
+        self.arrived.stopped.wait(failures.pause_s(attempt))
 
     @property
     def _what(self) -> str:

@@ -12,7 +12,7 @@ import ray
 from penstock.engine import ASGIApp, Engine, Progress
 from penstock.engines import engine_class
 from penstock.errors import EngineStartFailed, Error
-from penstock.hook import POSTPROCESSOR, PREPROCESSOR, Hook
+from penstock.hooks import POSTPROCESSOR, PREPROCESSOR, Hook
 from penstock.layers.adapters import Source, Store
 from penstock.layers.stack import stacked
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from penstock import sources
-from penstock.call import call
+from penstock.asgi_client import call
 from penstock.data.backend import Answer
 from penstock.data.backends.appetite import Appetite
 from penstock.data.backends.model import Model
@@ -22,7 +22,7 @@ from penstock.data.request import Request
 from penstock.data.task import Kind
 from penstock.engine import Load, Prepared, Progress, prepared, silent
 from penstock.errors import BadRequest, EngineDead, Unavailable
-from penstock.hook.context import authors_ask
+from penstock.hooks.context import authors_ask
 from penstock.layers.adapters import asking_for
 from penstock.layers.preprocessing import GENERATING, stand_in
 from penstock.openai.errors import form

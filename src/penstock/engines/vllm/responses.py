@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.engine import kept_here
 from penstock.engines.vllm import structure
-from penstock.openai.kept import new_id
+from penstock.openai.response_ids import new_id
 
 MOST_RESPONSES = 1000
 MOST_BYTES = 256 << 20

@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote_to_bytes
 
 from penstock.engine import ASGIApp, Message, Receive, Scope, Send, using_adapter
 from penstock.errors import Error
-from penstock.layers import exchange
+from penstock.layers import asgi
 from penstock.layers.adapters.store import Store
 from penstock.transport.link import ADAPTER
 
@@ -36,7 +36,7 @@ class Layer:
             try:
                 key = await (using if self._store.has(name) else early.unless_gone(using))
             except Error as error:
-                return await exchange.refuse(send, error, scope["path"])
+                return await asgi.refuse(send, error, scope["path"])
             except _Gone:
                 return None
             before = using_adapter.set(key)

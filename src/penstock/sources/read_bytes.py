@@ -10,9 +10,9 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from penstock.errors import DownloadFailed, SourceNotFound
-from penstock.sources import bucket, url
-from penstock.sources.store import shown
-from penstock.sources.trouble import pause_s, told
+from penstock.sources import bucket, fsspec_store
+from penstock.sources.failures import pause_s, told
+from penstock.sources.protocol import shown
 
 _TRIES = 3
 _BUCKETS = ("s3", "gs", "gcs")
@@ -47,7 +47,7 @@ def _bytes(source: str) -> bytes:
         return _file(Path(unquote(urlsplit(source).path) if scheme else source))
     if "::" in source:  # fsspec's way to name a URL within another
         raise FileNotFoundError(source)
-    return url.read(source)
+    return fsspec_store.read(source)
 
 
 def _file(path: Path) -> bytes:

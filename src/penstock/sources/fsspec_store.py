@@ -9,7 +9,7 @@ import fsspec
 from fsspec.callbacks import Callback
 from fsspec.core import url_to_fs
 
-from penstock.sources.store import Count, File, shown
+from penstock.sources.protocol import Count, File, shown
 
 _VERSIONS = (
     "ETag",

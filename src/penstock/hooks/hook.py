@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import BadRequest, Error, OwnCodeFailed
-from penstock.hook import find
-from penstock.hook.context import Context, authors_ask
-from penstock.hook.threads import Threads
+from penstock.hooks import loading
+from penstock.hooks.context import Context, authors_ask
+from penstock.hooks.threads import Threads
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
@@ -26,8 +26,8 @@ class Hook:
     def __init__(self, config: LLMConfig, field: str) -> None:
         """field: `preprocessor` or `postprocessor`. Raises: ConfigError when it cannot be made."""
         self._field = field
-        self._ask = find.made(config, field)
-        self._takes_context = find.takes_two(self._ask)
+        self._ask = loading.made(config, field)
+        self._takes_context = loading.takes_two(self._ask)
         self._waits = _is_async(self._ask)
         self._threads = Threads(field)
 
@@ -53,7 +53,7 @@ class Hook:
 
     def fault(self, error: Exception, context: Context) -> Error:
         """`error` of the user's code as an answer."""
-        clients = self._field == find.PREPROCESSOR
+        clients = self._field == loading.PREPROCESSOR
         return fault(f"The {self._field} of this model", error, context.request_id, clients=clients)
 
     def _call(self, value: Any, context: Context) -> Any:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from penstock.config.parts import BucketSource
 from penstock.sources.fetch import Only, fetch, fetch_all
-from penstock.sources.hold import hold
 from penstock.sources.hub import is_hub_id
+from penstock.sources.pin import hold
 from penstock.sources.transfer import Watch, silent
 from penstock.sources.weights import model_files, tokenizer_files
 

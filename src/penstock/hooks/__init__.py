@@ -3,11 +3,11 @@
 It knows neither Ray nor HTTP nor an engine: the replica, a deployment of its own and batch call the same.
 """
 
-from penstock.hook.context import Context
-from penstock.hook.find import POSTPROCESSOR, PREPROCESSOR, problems, takes_two
-from penstock.hook.hook import Hook, fault
-from penstock.hook.meaning import Meant, meant
-from penstock.hook.threads import Threads
+from penstock.hooks.context import Context
+from penstock.hooks.hook import Hook, fault
+from penstock.hooks.loading import POSTPROCESSOR, PREPROCESSOR, problems, takes_two
+from penstock.hooks.result import Meant, meant
+from penstock.hooks.threads import Threads
 
 __all__ = [
     "POSTPROCESSOR",
