@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from benchmarks.table import markdown
-from penstock.config.routing import POLICIES
+from penstock.config.schema.routing import POLICIES
 from penstock.serve import body
 from penstock.serve.cards import ModelCard
 from penstock.serve.routing import Asked, Policy, policy

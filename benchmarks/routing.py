@@ -21,7 +21,7 @@ from benchmarks.command import choices, numbers, say
 from benchmarks.prompts import WORKLOADS, Workload
 from benchmarks.table import markdown
 from benchmarks.virtual import Fleet, Plan, Tally, closed_loop
-from penstock.config.routing import POLICIES
+from penstock.config.schema.routing import POLICIES
 from penstock.engines.sim.options import SimOptions
 
 BASELINE = "power_of_two"

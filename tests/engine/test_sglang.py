@@ -20,7 +20,7 @@ from enginetest import MODEL_ID, SGLANG, Served, serve, sglang_config, until
 from models import model
 from safetensors.torch import load_file, save_file
 
-from penstock.config.parts import LoraConfig
+from penstock.config.schema.sections import LoraConfig
 from penstock.engine import Delta, Prepared, prepared
 from penstock.engines import engine_class
 from penstock.errors import (

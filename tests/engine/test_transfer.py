@@ -16,7 +16,7 @@ from prometheus_client import REGISTRY
 
 from penstock.asgi_client import call
 from penstock.config import LLMConfig
-from penstock.config.disaggregation import prefill_half
+from penstock.config.derive.prefill import prefill_half
 from penstock.engines.vllm.engine import VLLMEngine
 from penstock.layers.prefill import WHERE, for_prefill
 

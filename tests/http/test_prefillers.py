@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from served import NODE, Served, sim_config, until
 
-from penstock.config.disaggregation import PrefillConfig
+from penstock.config.derive.prefill import PrefillConfig
 from penstock.serve import membership, prefilling
 from penstock.serve.prefilling import Prefillers
 

@@ -9,8 +9,10 @@ from ray.runtime_env import RuntimeEnv as RayRuntimeEnv
 from ray.serve import config as serve_config
 from ray.serve.schema import RayActorOptionsSchema, ServeApplicationSchema, ServeDeploySchema
 
-from penstock.config import LLMConfig, load
-from penstock.config.deployment import (
+from penstock.config import LLMConfig
+from penstock.config.derive.serve_options import DEFAULTS
+from penstock.config.loading import load
+from penstock.config.schema.deployment import (
     ActorOptions,
     AutoscalingOptions,
     BackpressureOptions,
@@ -19,8 +21,7 @@ from penstock.config.deployment import (
     RequestRouterOptions,
     RuntimeEnv,
 )
-from penstock.config.options import DEFAULTS
-from penstock.config.parts import PlacementGroupConfig
+from penstock.config.schema.sections import PlacementGroupConfig
 
 REMOVED = {"_func_or_class", "version"}
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from annotated_types import Ge, Le
 
-from penstock.config.annotations import choices, describe, members, shape
+from penstock.config.messages.type_names import choices, describe, members, shape
 
 
 class Colour(enum.Enum):

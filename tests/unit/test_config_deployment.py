@@ -5,7 +5,7 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import RequestRouter
 
 from penstock.config import LLMConfig
-from penstock.config.notices import warn_once
+from penstock.config.messages.notices import warn_once
 from penstock.errors import ConfigError
 from penstock.serve import LLMServer
 

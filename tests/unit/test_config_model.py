@@ -11,7 +11,7 @@ import pytest
 
 import penstock
 from penstock.config import GatewayConfig, LLMConfig, LoraConfig, ModelLoadingConfig
-from penstock.config.part import Part
+from penstock.config.schema.strict import Part
 from penstock.errors import ConfigError
 
 pytestmark = pytest.mark.parity("S2")

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.config import LLMConfig
-from penstock.config.options import AUTOSCALING, DEFAULTS, deployment_name
+from penstock.config.derive.serve_options import AUTOSCALING, DEFAULTS, deployment_name
 
 pytestmark = pytest.mark.parity("S5")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.config import LLMConfig
-from penstock.config.placement import (
+from penstock.config.derive.placement import (
     executor,
     merge_replica_actor_and_child_actor_bundles,
     place,

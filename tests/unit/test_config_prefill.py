@@ -4,7 +4,7 @@ import pytest
 
 from penstock.cli.cluster import cpus_needed
 from penstock.config import LLMConfig, LLMServingArgs
-from penstock.config.disaggregation import CONNECTOR, halves, prefill_half
+from penstock.config.derive.prefill import CONNECTOR, halves, prefill_half
 from penstock.errors import ConfigError
 
 pytestmark = pytest.mark.parity("S24", "S3")

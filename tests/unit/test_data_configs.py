@@ -3,7 +3,7 @@
 import pytest
 from ray.data.llm import ChatTemplateStageConfig
 
-from penstock.config.notices import warn_once
+from penstock.config.messages.notices import warn_once
 from penstock.data import (
     HttpRequestProcessorConfig,
     ServeDeploymentProcessorConfig,

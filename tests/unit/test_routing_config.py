@@ -3,8 +3,8 @@
 import pytest
 
 from penstock.config import LLMConfig
-from penstock.config.load import load_configs
-from penstock.config.routing import POLICIES
+from penstock.config.loading.load import load_configs
+from penstock.config.schema.routing import POLICIES
 from penstock.errors import ConfigError
 from penstock.serve import LLMRouter, build_openai_app
 from penstock.serve.cards import ModelCard

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.config.routing import POLICIES
+from penstock.config.schema.routing import POLICIES
 from penstock.serve.routing import Asked, Pick, Policy, policy
 from penstock.serve.routing.asked import Learns
 from penstock.serve.routing.balance import ALWAYS, OVER_SHARE

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from penstock.config import GatewayConfig, LLMConfig, LLMServingArgs, load_applications
-from penstock.config.model import DEMO_MODEL_ID, DEMO_SOURCE
+from penstock.config.schema.model import DEMO_MODEL_ID, DEMO_SOURCE
 from penstock.errors import ConfigError
 
 DEFAULT_PORT = 8000

@@ -9,11 +9,12 @@ from typing import Any
 from penstock import hooks
 from penstock.cli.early import missing_folders
 from penstock.cli.placement import placement_of
-from penstock.config import Application, LLMConfig, load_applications, source
-from penstock.config.disaggregation import halves
-from penstock.config.gateway import FORMS
-from penstock.config.place import Place
-from penstock.config.routing import POLICIES
+from penstock.config import Application, LLMConfig, load_applications
+from penstock.config.derive.prefill import halves
+from penstock.config.loading import yaml_source
+from penstock.config.messages.location import Place
+from penstock.config.schema.gateway import FORMS
+from penstock.config.schema.routing import POLICIES
 from penstock.engines import callback
 from penstock.engines.check import check_arguments
 from penstock.errors import ConfigError, Error
@@ -105,7 +106,7 @@ def _tell(problems: Sequence[str], notices: Sequence[str]) -> None:
 def _readable_models(file: str) -> list[LLMConfig]:
     """What a file with faults still says to engines, so that their arguments are checked in the same run."""
     try:
-        found = source.read(file)
+        found = yaml_source.read(file)
     except Error:
         return []
     models: list[LLMConfig] = []

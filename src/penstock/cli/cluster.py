@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import LLMConfig
-from penstock.config.disaggregation import halves
-from penstock.config.processing import own_deployment
+from penstock.config.derive.prefill import halves
+from penstock.config.schema.processing import own_deployment
 from penstock.data.cluster import started
 from penstock.errors import Unavailable
 

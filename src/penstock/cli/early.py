@@ -10,9 +10,9 @@ from pathlib import Path
 from penstock.cli.arguments import OPTIONS, YAML, Arguments, Plan
 from penstock.cli.engine_arguments import read_engine_words
 from penstock.config import LLMConfig
-from penstock.config.accelerators import missing_here
-from penstock.config.disaggregation import halves
-from penstock.config.problems import config_error
+from penstock.config.derive.accelerators import missing_here
+from penstock.config.derive.prefill import halves
+from penstock.config.messages.problems import config_error
 from penstock.errors import ConfigError
 
 _ALIKE = 0.8

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from penstock.cli.arguments import OPTIONS, Plan
-from penstock.config.problems import config_error, nearest, told
+from penstock.config.messages.problems import config_error, nearest, told
 from penstock.engines.check import check_arguments, options_form
 from penstock.errors import ConfigError
 

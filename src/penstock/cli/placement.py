@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from penstock.config import LLMConfig
-from penstock.config.placement import executor, workers
-from penstock.config.processing import own_deployment
+from penstock.config.derive.placement import executor, workers
+from penstock.config.schema.processing import own_deployment
 from penstock.hooks import POSTPROCESSOR, PREPROCESSOR
 
 _SHAPES = {

@@ -1,10 +1,10 @@
 """Configuration: what users write, and what follows from it. Imports neither Ray nor an engine."""
 
-from penstock.config.accelerators import accelerator_kind, check_accelerator
-from penstock.config.gateway import GatewayConfig, LLMServingArgs
-from penstock.config.load import Application, load_applications, load_configs
-from penstock.config.model import LLMConfig
-from penstock.config.parts import (
+from penstock.config.derive.accelerators import accelerator_kind, check_accelerator
+from penstock.config.loading.load import Application, load_applications, load_configs
+from penstock.config.schema.gateway import GatewayConfig, LLMServingArgs
+from penstock.config.schema.model import LLMConfig
+from penstock.config.schema.sections import (
     AcceleratorConfig,
     BucketSource,
     CallbackConfig,
@@ -13,7 +13,7 @@ from penstock.config.parts import (
     OnDemandConfig,
     PlacementGroupConfig,
 )
-from penstock.config.settings import Settings
+from penstock.config.schema.settings import Settings
 
 __all__ = [
     "AcceleratorConfig",

@@ -13,12 +13,15 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from penstock.config import deployment, disaggregation, gateway, load, model, parts, processing, routing
-from penstock.config.annotations import describe
-from penstock.config.options import DEFAULTS
-from penstock.config.part import Shape
-from penstock.config.problems import REFUSED
-from penstock.config.settings import Settings
+from penstock.config.derive import prefill
+from penstock.config.derive.serve_options import DEFAULTS
+from penstock.config.loading import load
+from penstock.config.messages.problems import REFUSED
+from penstock.config.messages.type_names import describe
+from penstock.config.schema import deployment, gateway, model, processing, routing
+from penstock.config.schema import sections as parts
+from penstock.config.schema.settings import Settings
+from penstock.config.schema.strict import Shape
 
 _INTRODUCTION = """\
 # Configuration
@@ -96,7 +99,7 @@ _SECTIONS: Sequence[tuple[str, type[BaseModel]]] = (
     ("postprocessor_options", processing.PostprocessorOptions),
     ("lora_config", parts.LoraConfig),
     ("on_demand", parts.OnDemandConfig),
-    ("prefill", disaggregation.PrefillConfig),
+    ("prefill", prefill.PrefillConfig),
     ("callback_config", parts.CallbackConfig),
     ("experimental_configs", parts.ExperimentalConfigs),
     ("The gateway: `GatewayConfig`", gateway.GatewayConfig),
@@ -164,7 +167,7 @@ def _default(field: FieldInfo) -> str:
 def _defaults() -> str:
     rows = "\n".join(f"| `{name}` | `{value}` |" for name, value in DEFAULTS.items())
     return f"""\
-Defaults that are not Serve's (why, in `penstock/config/options.py`):
+Defaults that are not Serve's (why, in `penstock/config/derive/serve_options.py`):
 
 | option | default |
 |---|---|

@@ -28,7 +28,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from penstock.config import LLMConfig
-from penstock.config.placement import place as placement_of
+from penstock.config.derive.placement import place as placement_of
 from penstock.data.backends.build import actor_options, own_engine
 from penstock.data.cluster import Cluster
 from penstock.data.crew import Hand, WorkerLost

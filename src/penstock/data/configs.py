@@ -11,9 +11,9 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from penstock.config import LLMConfig
-from penstock.config.notices import warn_once
-from penstock.config.parts import PlacementGroupConfig
-from penstock.config.root import Root
+from penstock.config.messages.notices import warn_once
+from penstock.config.schema.root import Root
+from penstock.config.schema.sections import PlacementGroupConfig
 from penstock.data.patience import Patience
 from penstock.data.ray_stages import (
     MediaStage,

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from penstock.config.part import Part
+from penstock.config.schema.strict import Part
 
 _EFFECTIVE = {
     "enabled",

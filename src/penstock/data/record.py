@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.config.secret import STARS, is_secret, masked
+from penstock.config.messages.redact import STARS, is_secret, masked
 from penstock.data.journal import now_s
 from penstock.data.order import Order
 from penstock.data.place import Place

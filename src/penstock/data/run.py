@@ -125,7 +125,7 @@ def _plain(params: dict[str, Any]) -> dict[str, Any]:
 
 def _kept(config: LLMConfig) -> dict[str, Any] | None:
     """A config as JSON, without secrets; None where it holds what JSON cannot, and only Python can go on."""
-    from penstock.config.options import without_secrets
+    from penstock.config.derive.serve_options import without_secrets
 
     environment, _ = without_secrets(config.runtime_env or {})
     told = config.model_copy(update={"runtime_env": environment}) if config.runtime_env else config

@@ -14,8 +14,8 @@ from typing import Any, cast
 
 import msgspec
 
-from penstock.config.accelerators import Nodes
-from penstock.config.placement import gang_size, spans_nodes
+from penstock.config.derive.accelerators import Nodes
+from penstock.config.derive.placement import gang_size, spans_nodes
 from penstock.data.ask import request_of
 from penstock.data.backend import Backend
 from penstock.data.backends.build import own_engine, single_actor_options

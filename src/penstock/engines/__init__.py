@@ -28,7 +28,9 @@ def engine_class(config: LLMConfig) -> type[Engine]:
 
     Raises: ConfigError when that cannot be imported.
     """
-    from penstock.config.settings import Settings  # here: engines' own processes import this package, too
+    from penstock.config.schema.settings import (
+        Settings,  # here: engines' own processes import this package, too
+    )
 
     override = Settings.read().engine_cls
     if override is None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.config import LLMConfig, Settings
-from penstock.config.disaggregation import to_check
-from penstock.config.part import Part
-from penstock.config.problems import Faults, told
+from penstock.config.derive.prefill import to_check
+from penstock.config.messages.problems import Faults, told
+from penstock.config.schema.strict import Part
 from penstock.engines.vllm import check as vllm
 from penstock.engines.vllm.check import Findings
 

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from penstock.config.options import runtime_env
+from penstock.config.derive.serve_options import runtime_env
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:

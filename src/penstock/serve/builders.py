@@ -15,7 +15,7 @@ from ray.serve import Application
 
 from penstock import hooks
 from penstock.config import LLMConfig, LLMServingArgs, check_accelerator
-from penstock.config.problems import config_error
+from penstock.config.messages.problems import config_error
 from penstock.engines import callback
 from penstock.engines.check import check_arguments
 from penstock.serve import cluster

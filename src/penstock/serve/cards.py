@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import msgspec
 
 from penstock.config import LLMConfig
-from penstock.config.options import DEFAULTS, autoscaling
-from penstock.config.placement import gang_size
-from penstock.config.routing import DEFAULT_POLICY, SESSION_HEADER
+from penstock.config.derive.placement import gang_size
+from penstock.config.derive.serve_options import DEFAULTS, autoscaling
+from penstock.config.schema.routing import DEFAULT_POLICY, SESSION_HEADER
 from penstock.errors import BadRequest, ConfigError, ModelNotFound, NotFound
 from penstock.serve import limits
 

@@ -19,8 +19,8 @@ import msgspec
 import ray
 from ray import serve
 
-from penstock.config.options import deployment_name
-from penstock.config.settings import Settings
+from penstock.config.derive.serve_options import deployment_name
+from penstock.config.schema.settings import Settings
 from penstock.errors import BadRequest, ModelNotFound
 from penstock.serve import ledger
 from penstock.serve.desired import (

@@ -15,10 +15,10 @@ from ray import serve
 from ray.serve import Application, Deployment
 
 from penstock.config import GatewayConfig, LLMConfig
-from penstock.config.deployment import router_options
-from penstock.config.disaggregation import halves, prefill_name
-from penstock.config.options import runtime_env, without_secrets
-from penstock.config.problems import config_error
+from penstock.config.derive.prefill import halves, prefill_name
+from penstock.config.derive.serve_options import runtime_env, without_secrets
+from penstock.config.messages.problems import config_error
+from penstock.config.schema.deployment import router_options
 from penstock.errors import ConfigError
 from penstock.serve import cluster, control, preprocessor
 from penstock.serve.cards import ModelCard

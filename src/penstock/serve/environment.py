@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from penstock import sources
-from penstock.config.secret import parted
+from penstock.config.messages.redact import parted
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig

@@ -17,7 +17,7 @@ import msgspec
 
 from penstock import errors
 from penstock.config import GatewayConfig
-from penstock.config.disaggregation import prefill_name
+from penstock.config.derive.prefill import prefill_name
 from penstock.engine import Receive, Scope, Send
 from penstock.serve import admin, body, kept, routes, scrape, timing
 from penstock.serve.body import Body, Room

@@ -17,7 +17,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from penstock.config import GatewayConfig
-from penstock.config.disaggregation import prefill_name
+from penstock.config.derive.prefill import prefill_name
 from penstock.engine import ASGIApp
 from penstock.errors import Error
 from penstock.serve import membership

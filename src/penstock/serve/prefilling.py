@@ -17,7 +17,7 @@ from ray.serve.handle import DeploymentHandle
 
 from penstock.asgi_client import call
 from penstock.config import GatewayConfig, LLMConfig
-from penstock.config.disaggregation import prefill_half, prefill_name
+from penstock.config.derive.prefill import prefill_half, prefill_name
 from penstock.engine import DEFAULT_WEIGHTS, ASGIApp, Scope
 from penstock.layers import asgi
 from penstock.layers.prefill import WHERE, for_prefill

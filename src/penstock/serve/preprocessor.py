@@ -22,8 +22,8 @@ from ray.serve.exceptions import (
 from ray.serve.handle import DeploymentHandle
 
 from penstock.config import LLMConfig
-from penstock.config.options import deployment_name, runtime_env, with_uris, without_secrets
-from penstock.config.processing import own_deployment, timeout_s
+from penstock.config.derive.serve_options import deployment_name, runtime_env, with_uris, without_secrets
+from penstock.config.schema.processing import own_deployment, timeout_s
 from penstock.errors import Error, Overloaded, OwnCodeFailed, Unavailable
 from penstock.hooks import PREPROCESSOR, Context, Hook
 from penstock.serve import cluster, environment, parcel

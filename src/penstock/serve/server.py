@@ -26,7 +26,7 @@ from starlette.responses import Response
 from penstock import autoscaling, lifeline, progress
 from penstock.asgi_client import batched, call, events
 from penstock.config import GatewayConfig, LLMConfig
-from penstock.config.placement import gang_size
+from penstock.config.derive.placement import gang_size
 from penstock.engine import HOST, ASGIApp, Delta, Engine, Prompt, Receive, Scope, Send, gang, kept_here
 from penstock.engines import engine_class
 from penstock.errors import BadRequest, ConfigError, EngineStartFailed, Error

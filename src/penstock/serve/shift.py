@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from penstock.config.options import deployment_name
+from penstock.config.derive.serve_options import deployment_name
 from penstock.serve import membership
 from penstock.serve.desired import FOLLOW_S, WARN_AFTER, Moved
 from penstock.serve.membership import Members

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.config.parts import BucketSource
+from penstock.config.schema.sections import BucketSource
 from penstock.sources.fetch import Only, fetch, fetch_all
 from penstock.sources.hub import is_hub_id
 from penstock.sources.pin import hold

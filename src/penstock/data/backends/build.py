@@ -9,9 +9,9 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from penstock.config.accelerators import Nodes, accelerator_kind
-from penstock.config.options import runtime_env, without_secrets
-from penstock.config.placement import Placement, place
+from penstock.config.derive.accelerators import Nodes, accelerator_kind
+from penstock.config.derive.placement import Placement, place
+from penstock.config.derive.serve_options import runtime_env, without_secrets
 from penstock.data.backends.own import OwnEngine
 
 if TYPE_CHECKING:

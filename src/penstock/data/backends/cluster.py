@@ -16,7 +16,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatusOverview
 
-from penstock.config.options import NAME_PREFIX
+from penstock.config.derive.serve_options import NAME_PREFIX
 from penstock.errors import ConfigError, EngineStartFailed, Unavailable
 
 _NO_START = "REPLICA_STARTUP_FAILED"

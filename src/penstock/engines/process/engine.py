@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.config.problems import told
+from penstock.config.messages.problems import told
 from penstock.engine import (
     ASGIApp,
     Delta,

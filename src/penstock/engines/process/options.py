@@ -8,8 +8,8 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from penstock.config.part import Part
-from penstock.config.problems import unknown
+from penstock.config.messages.problems import unknown
+from penstock.config.schema.strict import Part
 
 PLACEHOLDERS = ("api_key", "host", "model", "model_id", "port", "python")
 """What stands in braces in `command` and `environment`, and is replaced when the child is started."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.config.problems import told
+from penstock.config.messages.problems import told
 from penstock.engine import Delta, Load, Manner, Progress, Prompt, plain_name, using_adapter, watched
 from penstock.engines import foreign
 from penstock.engines.edge import Edge

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ConfigDict, Field, model_validator
 
-from penstock.config.part import Part
+from penstock.config.schema.strict import Part
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig

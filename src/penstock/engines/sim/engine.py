@@ -12,7 +12,7 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.config.problems import told
+from penstock.config.messages.problems import told
 from penstock.engine import (
     DEFAULT_WEIGHTS,
     ASGIApp,

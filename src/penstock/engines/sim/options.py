@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from penstock.config.part import Part
+from penstock.config.schema.strict import Part
 
 
 class SimOptions(Part):

@@ -17,7 +17,7 @@ from typing import Any
 
 import pydantic_core
 
-from penstock.config.secret import masked
+from penstock.config.messages.redact import masked
 
 
 def find(question: str) -> dict[str, Any] | None:

@@ -20,10 +20,10 @@ from vllm.config import SpeculativeConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import FrontendArgs
 
-from penstock.config.annotations import choices, describe, members, shape
-from penstock.config.place import Path, Place
-from penstock.config.problems import config_error, described, nearest, unknown
-from penstock.config.secret import is_secret
+from penstock.config.messages.location import Path, Place
+from penstock.config.messages.problems import config_error, described, nearest, unknown
+from penstock.config.messages.redact import is_secret
+from penstock.config.messages.type_names import choices, describe, members, shape
 from penstock.engines.vllm.question import is_opaque, to_json
 from penstock.engines.vllm.refused import REFUSED
 

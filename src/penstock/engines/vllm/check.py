@@ -18,9 +18,9 @@ from typing import Any
 from pydantic_core import SchemaValidator, ValidationError
 
 from penstock.config import LLMConfig
-from penstock.config.place import Place
-from penstock.config.placement import gang_size
-from penstock.config.problems import config_error
+from penstock.config.derive.placement import gang_size
+from penstock.config.messages.location import Place
+from penstock.config.messages.problems import config_error
 from penstock.engines.vllm import answers, lora
 from penstock.engines.vllm.question import to_json
 from penstock.errors import EngineStartFailed

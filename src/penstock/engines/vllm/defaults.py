@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 
-from penstock.config.placement import workers
+from penstock.config.derive.placement import workers
 from penstock.engines.vllm import lora
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.config.problems import config_error
+from penstock.config.messages.problems import config_error
 from penstock.engine import (
     DEFAULT_WEIGHTS,
     ASGIApp,

@@ -16,9 +16,9 @@ from pydantic import TypeAdapter
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from penstock.config.annotations import shape
-from penstock.config.place import Path
-from penstock.config.problems import unknown
+from penstock.config.messages.location import Path
+from penstock.config.messages.problems import unknown
+from penstock.config.messages.type_names import shape
 from penstock.engines.vllm.arguments import HELP, engine_arguments, faults, frontend_arguments
 from penstock.engines.vllm.refused import REFUSED
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from penstock import sources
 from penstock.config import LLMConfig
-from penstock.config.parts import ADAPTER_NAME
+from penstock.config.schema.sections import ADAPTER_NAME
 from penstock.errors import DownloadFailed, Error, ModelNotFound, SourceNotFound
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.config.parts import LoraConfig
+from penstock.config.schema.sections import LoraConfig
 from penstock.engine import Engine
 from penstock.errors import AdapterBroken, BadRequest, Error, ModelNotFound, Overloaded
 from penstock.layers.adapters.source import Source

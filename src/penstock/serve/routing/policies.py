@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock.config import LLMConfig
-from penstock.config.routing import POLICIES
+from penstock.config.schema.routing import POLICIES
 from penstock.errors import ConfigError
 from penstock.serve.routing.affinity import AdapterAffinity, SessionAffinity
 from penstock.serve.routing.asked import Policy

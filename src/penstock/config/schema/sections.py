@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
-from penstock.config.part import BRANCH, Part
+from penstock.config.schema.strict import BRANCH, Part
 
 ADAPTER_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}$"
 """One folder's name that file systems take; nothing that leads out of the folder of all adapters."""

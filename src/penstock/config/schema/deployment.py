@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
-from penstock.config.notices import warn_once
-from penstock.config.part import Part, Shape
-from penstock.config.place import Place
-from penstock.config.problems import told
+from penstock.config.messages.location import Place
+from penstock.config.messages.notices import warn_once
+from penstock.config.messages.problems import told
+from penstock.config.schema.strict import Part, Shape
 
 _PLACEMENT = (
     "must not be set in deployment_config; set `placement_group_config` of the LLMConfig, "

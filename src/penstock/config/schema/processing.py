@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import Field
 
-from penstock.config.deployment import DeploymentOptions
-from penstock.config.part import Part
+from penstock.config.schema.deployment import DeploymentOptions
+from penstock.config.schema.strict import Part
 
 _PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field, field_validator
 
-from penstock.config.deployment import DeploymentOptions, RuntimeEnv
-from penstock.config.options import deployment_name
-from penstock.config.part import Shape
-from penstock.config.parts import AcceleratorConfig, EngineSizes, PlacementGroupConfig
-from penstock.config.root import Root
+from penstock.config.derive.serve_options import deployment_name
+from penstock.config.schema.deployment import DeploymentOptions, RuntimeEnv
+from penstock.config.schema.root import Root
+from penstock.config.schema.sections import AcceleratorConfig, EngineSizes, PlacementGroupConfig
+from penstock.config.schema.strict import Shape
 
 if TYPE_CHECKING:
-    from penstock.config.model import LLMConfig
+    from penstock.config.schema.model import LLMConfig
 
 KV_TRANSFER = "kv_transfer_config"
 

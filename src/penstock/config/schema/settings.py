@@ -10,9 +10,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, SecretStr
 
-from penstock.config.notices import warn_once
-from penstock.config.part import Part
-from penstock.config.problems import nearest, told
+from penstock.config.messages.notices import warn_once
+from penstock.config.messages.problems import nearest, told
+from penstock.config.schema.strict import Part
 
 PREFIX = "PENSTOCK_"
 

@@ -8,14 +8,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, SecretStr, ValidationInfo, field_validator
 
-from penstock.config import source
-from penstock.config.deployment import DeploymentOptions
-from penstock.config.model import LLMConfig
-from penstock.config.part import Shape
-from penstock.config.place import Place
-from penstock.config.problems import Faults, told
-from penstock.config.root import Root
-from penstock.config.settings import Settings
+from penstock.config.loading import yaml_source
+from penstock.config.messages.location import Place
+from penstock.config.messages.problems import Faults, told
+from penstock.config.schema.deployment import DeploymentOptions
+from penstock.config.schema.model import LLMConfig
+from penstock.config.schema.root import Root
+from penstock.config.schema.settings import Settings
+from penstock.config.schema.strict import Shape
 from penstock.errors import ConfigError
 
 
@@ -169,7 +169,7 @@ def _model(entry: Any, place: Place, seen: dict[str, Place], faults: Faults) -> 
 
 def _from_file(name: str, place: Place) -> tuple[Any, Place]:
     try:
-        found = source.read(name, File(place.file).parent if place.file else None)
+        found = yaml_source.read(name, File(place.file).parent if place.file else None)
     except ConfigError as error:
         if error.problems:
             raise

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from penstock.config.placement import gang_size
-from penstock.config.problems import config_error
+from penstock.config.derive.placement import gang_size
+from penstock.config.messages.problems import config_error
 
 if TYPE_CHECKING:
-    from penstock.config.model import LLMConfig
+    from penstock.config.schema.model import LLMConfig
 
 _AUTO = {"min_replicas": 1, "max_replicas": 100}
 _SCALED = {"min_replicas": 1, "max_replicas": 1}

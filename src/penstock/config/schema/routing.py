@@ -9,8 +9,8 @@ import re
 
 from pydantic import Field
 
-from penstock.config.part import Part
-from penstock.config.problems import unknown
+from penstock.config.messages.problems import unknown
+from penstock.config.schema.strict import Part
 
 POLICIES = (
     "prefix_affinity",

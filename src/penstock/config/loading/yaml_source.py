@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from penstock.config.place import Path, Place
-from penstock.config.problems import config_error, nearest
+from penstock.config.messages.location import Path, Place
+from penstock.config.messages.problems import config_error, nearest
 from penstock.errors import ConfigError
 
 

@@ -18,9 +18,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from penstock.config.part import BRANCH, Shape
-from penstock.config.place import Path, Place
-from penstock.config.secret import is_secret, masked
+from penstock.config.messages.location import Path, Place
+from penstock.config.messages.redact import is_secret, masked
+from penstock.config.schema.strict import BRANCH, Shape
 from penstock.errors import ConfigError
 
 REFUSED = "Refused:"

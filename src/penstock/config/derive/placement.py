@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.config.accelerators import TYPE_PREFIX, TYPE_SHARE, Kind, Nodes, accelerator_kind
+from penstock.config.derive.accelerators import TYPE_PREFIX, TYPE_SHARE, Kind, Nodes, accelerator_kind
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from penstock.config.model import LLMConfig
+    from penstock.config.schema.model import LLMConfig
 
 Bundle = dict[str, float]
 

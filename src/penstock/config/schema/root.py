@@ -6,9 +6,9 @@ from typing import Any, Self
 
 from pydantic import PrivateAttr
 
-from penstock.config.part import Part
-from penstock.config.place import Place
-from penstock.config.problems import told
+from penstock.config.messages.location import Place
+from penstock.config.messages.problems import told
+from penstock.config.schema.strict import Part
 
 
 class Root(Part):

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from penstock.config.problems import nearest
-from penstock.config.settings import Settings
+from penstock.config.messages.problems import nearest
+from penstock.config.schema.settings import Settings
 
 if TYPE_CHECKING:
-    from penstock.config.model import LLMConfig
+    from penstock.config.schema.model import LLMConfig
 
 Kind = Literal["cpu", "gpu"]
 Nodes = Sequence[Mapping[str, float]]

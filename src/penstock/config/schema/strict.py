@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 from pydantic_core import core_schema
 
-from penstock.config.secret import masked
+from penstock.config.messages.redact import masked
 
 BRANCH = "~"
 """Tags of union branches start with it, so that they can be told from keys of the file."""

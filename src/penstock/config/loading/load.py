@@ -13,13 +13,13 @@ from typing import Any, TypeAlias
 
 from pydantic import Field, field_validator
 
-from penstock.config import source
-from penstock.config.gateway import FORMS, LLMServingArgs
-from penstock.config.model import LLMConfig
-from penstock.config.part import Part
-from penstock.config.place import Place
-from penstock.config.problems import Faults
-from penstock.config.root import Root
+from penstock.config.loading import yaml_source
+from penstock.config.messages.location import Place
+from penstock.config.messages.problems import Faults
+from penstock.config.schema.gateway import FORMS, LLMServingArgs
+from penstock.config.schema.model import LLMConfig
+from penstock.config.schema.root import Root
+from penstock.config.schema.strict import Part
 
 One: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | LLMConfig"
 
@@ -104,7 +104,7 @@ class _Reading:
     def applications(self, given: Any) -> list[Application]:
         data, place = given, Place()
         if isinstance(given, str | os.PathLike):
-            found = source.read(given)
+            found = yaml_source.read(given)
             data, place = found.data, found.place
         if isinstance(data, Mapping) and "applications" in data:
             return self._serve_file(data, place)

@@ -12,12 +12,18 @@ from typing import Annotated, Any, Literal, Self, cast, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from penstock.config.accelerators import Kind, Nodes, accelerator_kind
-from penstock.config.deployment import DeploymentOptions, RuntimeEnv, router_name
-from penstock.config.disaggregation import PrefillConfig
-from penstock.config.options import serve_options
-from penstock.config.part import Shape
-from penstock.config.parts import (
+from penstock.config.derive.accelerators import Kind, Nodes, accelerator_kind
+from penstock.config.derive.placement import executor
+from penstock.config.derive.prefill import PrefillConfig
+from penstock.config.derive.serve_options import serve_options
+from penstock.config.loading.env_vars import with_variables
+from penstock.config.messages.location import Place
+from penstock.config.messages.problems import unknown
+from penstock.config.schema.deployment import DeploymentOptions, RuntimeEnv, router_name
+from penstock.config.schema.processing import PostprocessorOptions, PreprocessorOptions, checked_hook
+from penstock.config.schema.root import Root
+from penstock.config.schema.routing import DEFAULT_POLICY, RoutingConfig, checked_policy
+from penstock.config.schema.sections import (
     AcceleratorConfig,
     BucketSource,
     CallbackConfig,
@@ -28,13 +34,7 @@ from penstock.config.parts import (
     OnDemandConfig,
     PlacementGroupConfig,
 )
-from penstock.config.place import Place
-from penstock.config.placement import executor
-from penstock.config.problems import unknown
-from penstock.config.processing import PostprocessorOptions, PreprocessorOptions, checked_hook
-from penstock.config.root import Root
-from penstock.config.routing import DEFAULT_POLICY, RoutingConfig, checked_policy
-from penstock.config.variables import with_variables
+from penstock.config.schema.strict import Shape
 from penstock.errors import ConfigError
 
 DEMO_MODEL_ID = "penstock-demo"
