@@ -40,7 +40,11 @@ _TITLES = {
     "replica": "a replica of the service",
     "core": "vLLM's engine core",
 }
-_PROCESSES = {"actor": "ray::_Actor", "replica": "ray::ServeReplica:", "core": "penstock.engines.vllm.core"}
+_PROCESSES = {
+    "actor": "ray::_Actor",
+    "replica": "ray::ServeReplica:",
+    "core": "penstock.engines.vllm.core.process",
+}
 _OPTIONS = {"step_base_ms": 5, "max_num_seqs": 32}
 _START_S, _RUN_S = 180.0, 300.0
 

@@ -14,7 +14,7 @@ from models import model
 
 from penstock.config import LLMConfig, load_configs
 from penstock.engines.check import check_arguments
-from penstock.engines.vllm.check import parse_flags
+from penstock.engines.vllm.arguments.check import parse_flags
 from penstock.errors import ConfigError
 
 pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
@@ -180,9 +180,9 @@ applications:
 
 PROGRAM = """
 import json, sys
-from penstock.engines.vllm.arguments import engine_arguments, frontend_arguments, split
-from penstock.engines.vllm.flags import parse
-from penstock.engines.vllm.refused import REFUSED
+from penstock.engines.vllm.arguments.schema import engine_arguments, frontend_arguments, split
+from penstock.engines.vllm.arguments.flags import parse
+from penstock.engines.vllm.arguments.refused import REFUSED
 from penstock.errors import ConfigError
 asked = json.load(sys.stdin)
 engine, frontend = split(asked["split"])

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from penstock.engines.vllm.fetch import Connection, Refused, is_public
+from penstock.engines.vllm.media.fetch import Connection, Refused, is_public
 
 pytestmark = pytest.mark.parity("S23")
 

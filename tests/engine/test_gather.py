@@ -14,7 +14,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.request import Request
 
-from penstock.engines.vllm.gather import Gathered
+from penstock.engines.vllm.core.token_buffer import Gathered
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -17,7 +17,7 @@ from fastapi import FastAPI, Request
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import PlainTextResponse
 
-from penstock.engines.vllm.inside import Inside
+from penstock.engines.vllm.frontend.direct_routes import Inside
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -37,7 +37,7 @@ def row(table: str, start: str) -> list[str]:
     [
         ("VLLM::EngineCore", "engine"),
         ("VLLM::Worker", "engine"),
-        ("python -P -m penstock.engines.vllm.core", "engine"),
+        ("python -P -m penstock.engines.vllm.core.process", "engine"),
         ("python -m vllm.entrypoints.openai.api_server --port 1", "front"),
         ("ray::ServeReplica:penstock:LLMServer:bench", "front"),
         ("ray::ServeReplica:penstock:LLMRouter", "gateway"),

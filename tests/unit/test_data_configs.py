@@ -12,7 +12,7 @@ from penstock.data import (
 )
 from penstock.data.configs import llm_config
 from penstock.data.station import station
-from penstock.engines.vllm import lora
+from penstock.engines.vllm.arguments import lora
 from penstock.errors import BadRequest, ConfigError
 
 

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from penstock.config import LLMConfig
-from penstock.engines.vllm import answers
-from penstock.engines.vllm.check import check_arguments, parse_flags
-from penstock.engines.vllm.question import is_opaque, to_json
+from penstock.engines.vllm.arguments import answer_cache
+from penstock.engines.vllm.arguments.check import check_arguments, parse_flags
+from penstock.engines.vllm.arguments.question import is_opaque, to_json
 from penstock.errors import EngineStartFailed
 
 
@@ -66,11 +66,11 @@ def test_a_failure_is_not_kept(broken_vllm):
     question = {"engine_kwargs": [{"max_model_len": 1}]}
     with pytest.raises(EngineStartFailed):
         check_arguments([config(max_model_len=1)])
-    assert answers.find(to_json(question)) is None
+    assert answer_cache.find(to_json(question)) is None
 
 
 def test_what_plainly_fits_is_not_asked_about(broken_vllm):
-    answers.keep("plain arguments", {"max_model_len": {"type": "int", "ge": -1}})
+    answer_cache.keep("plain arguments", {"max_model_len": {"type": "int", "ge": -1}})
     assert check_arguments([config(max_model_len=1), config(max_model_len=-1)]).problems == ()
     for doubtful in (config(max_model_len=-2), config(max_model_len="1"), config(max_modl_len=1)):
         with pytest.raises(EngineStartFailed):
@@ -78,31 +78,31 @@ def test_what_plainly_fits_is_not_asked_about(broken_vllm):
 
 
 def test_an_answer_is_kept():
-    answers.keep("question", {"faults": [[]]})
-    assert answers.find("question") == {"faults": [[]]}
+    answer_cache.keep("question", {"faults": [[]]})
+    assert answer_cache.find("question") == {"faults": [[]]}
 
 
 def test_another_question_has_no_answer():
-    answers.keep("question", {"faults": []})
-    assert answers.find("another") is None
+    answer_cache.keep("question", {"faults": []})
+    assert answer_cache.find("another") is None
 
 
 def test_another_environment_of_vllm_has_no_answer(monkeypatch):
-    answers.keep("question", {"faults": []})
+    answer_cache.keep("question", {"faults": []})
     monkeypatch.setenv("VLLM_PLUGINS", "mine")
-    assert answers.find("question") is None
+    assert answer_cache.find("question") is None
 
 
 def test_an_answer_with_a_secret_is_not_kept():
-    answers.keep("question", {"kwargs": {"hf_token": "hf_1"}})
-    assert answers.find("question") is None
+    answer_cache.keep("question", {"kwargs": {"hf_token": "hf_1"}})
+    assert answer_cache.find("question") is None
 
 
 def test_a_cache_folder_that_cannot_be_made_is_no_failure(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    answers.keep("question", {"faults": []})
-    assert answers.find("question") is None
+    answer_cache.keep("question", {"faults": []})
+    assert answer_cache.find("question") is None
 
 
 def test_python_objects_travel_as_marks():
@@ -112,9 +112,8 @@ def test_python_objects_travel_as_marks():
 
 
 def test_asking_does_not_import_vllm():
-    code = (
-        "import sys, penstock.engines.vllm.check; print(*sorted({'ray', 'torch', 'vllm'} & set(sys.modules)))"
-    )
+    heavy = "{'ray', 'torch', 'vllm'}"
+    code = f"import sys, penstock.engines.vllm.arguments.check; print(*sorted({heavy} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )

@@ -14,7 +14,7 @@ from vllm.entrypoints.openai.responses.api_router import create_responses
 from vllm.entrypoints.pooling.embed.api_router import create_embedding
 from vllm.entrypoints.serve.tokenize.api_router import tokenize as create_tokenize
 
-from penstock.engines.vllm import forms
+from penstock.engines.vllm.frontend import request_models
 from penstock.errors import BadRequest
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -32,13 +32,13 @@ IMAGE = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image"
 )
 def test_a_field_that_a_form_fails_on_is_named(endpoint: Any, body: dict[str, Any], param: str):
     with pytest.raises(BadRequest, match=param) as refused:
-        forms.blame(endpoint, to_json({"model": "m", "max_tokens": 3} | body))
+        request_models.blame(endpoint, to_json({"model": "m", "max_tokens": 3} | body))
     assert refused.value.facts["param"] == param
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", to_json({"messages": MESSAGES}), to_json({"messages": []})])
 def test_a_request_that_its_form_reads_or_refuses_failed_elsewhere(body: bytes):
-    forms.blame(create_chat_completion, body)
+    request_models.blame(create_chat_completion, body)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_request_that_its_form_reads_or_refuses_failed_elsewhere(body: bytes):
     ],
 )
 def test_a_list_fails_at_its_first_wrong_item(endpoint: Any, body: dict[str, Any]):
-    forms.fail_at_first_item()
+    request_models.fail_at_first_item()
     with pytest.raises(ValidationError) as refused:
-        forms.of(endpoint).validate_python({"model": "m", "max_tokens": 3} | body)
+        request_models.of(endpoint).validate_python({"model": "m", "max_tokens": 3} | body)
     assert refused.value.error_count() < 500

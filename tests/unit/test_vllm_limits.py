@@ -8,7 +8,7 @@ import pytest
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
-from penstock.engines.vllm import limits, structure
+from penstock.engines.vllm.frontend import limits, structured_output
 from penstock.errors import BadRequest
 
 TEXT = {"type": "string"}
@@ -23,7 +23,7 @@ def values(count: int) -> list[str]:
 
 
 def checked(**form: Any) -> None:
-    structure.check(SamplingParams(structured_outputs=StructuredOutputsParams(**form)))
+    structured_output.check(SamplingParams(structured_outputs=StructuredOutputsParams(**form)))
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,9 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
 import penstock
-from penstock.engines.vllm import errors, structure
-from penstock.engines.vllm.defaults import Shape, with_defaults
+from penstock.engines.vllm import errors
+from penstock.engines.vllm.arguments.defaults import Shape, with_defaults
+from penstock.engines.vllm.frontend import structured_output
 from penstock.errors import BadRequest
 
 pytestmark = pytest.mark.parity("S22", "S16")
@@ -29,7 +30,7 @@ UNMATCHED = {"type": "structural_tag", "structures": [{"begin": "<a>", "schema":
 
 @pytest.fixture(scope="module", autouse=True)
 def reasons() -> None:
-    structure.tell_reasons()
+    structured_output.tell_reasons()
 
 
 @pytest.fixture(scope="module")

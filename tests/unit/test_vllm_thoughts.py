@@ -16,7 +16,7 @@ from vllm.parser.parser_manager import ParserManager
 from vllm.reasoning import ReasoningParserManager
 
 import penstock
-from penstock.engines.vllm import thoughts
+from penstock.engines.vllm.frontend import reasoning_stream
 
 pytestmark = pytest.mark.parity("S11", "X8")
 
@@ -60,7 +60,7 @@ def streamed(parser: Any, tokenizer: Any, ids: list[int], ends: list[int]) -> tu
 
 @pytest.mark.parametrize("name", ["deepseek_r1", "ernie45", "holo2", "hy_v4", "qwen3"])
 def test_every_cut_gives_the_same_thoughts_and_text(tokenizer: Any, name: str):
-    thoughts.read_alone(name)
+    reasoning_stream.read_alone(name)
     parser_class: Any = ParserManager.get_parser(reasoning_parser_name=name)
     for said, parts in SAYINGS.items():
         ids = tokenizer.encode(said, add_special_tokens=False)
@@ -70,16 +70,16 @@ def test_every_cut_gives_the_same_thoughts_and_text(tokenizer: Any, name: str):
 
 def test_a_parser_is_changed_once_and_one_that_reads_tokens_itself_never():
     own = ReasoningParserManager.get_reasoning_parser("qwen3")
-    thoughts.read_alone("qwen3")
+    reasoning_stream.read_alone("qwen3")
     assert ReasoningParserManager.get_reasoning_parser("qwen3") is own
-    thoughts.read_alone("deepseek_r1")
+    reasoning_stream.read_alone("deepseek_r1")
     ours = ReasoningParserManager.get_reasoning_parser("deepseek_r1")
-    thoughts.read_alone("deepseek_r1")
+    reasoning_stream.read_alone("deepseek_r1")
     assert ReasoningParserManager.get_reasoning_parser("deepseek_r1") is ours
 
 
 def test_a_delta_whose_text_lacks_its_mark_is_left_whole(tokenizer: Any):
     parser = ReasoningParserManager.get_reasoning_parser("deepseek_r1")(tokenizer)
     mark = tokenizer.convert_tokens_to_ids("<think>")
-    assert list(thoughts.cut(parser, "so", [mark, 7])) == [("so", [mark, 7])]
-    assert list(thoughts.cut(parser, "<think>so", [mark, 7])) == [("<think>", [mark]), ("so", [7])]
+    assert list(reasoning_stream.cut(parser, "so", [mark, 7])) == [("so", [mark, 7])]
+    assert list(reasoning_stream.cut(parser, "<think>so", [mark, 7])) == [("<think>", [mark]), ("so", [7])]

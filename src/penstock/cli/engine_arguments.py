@@ -38,7 +38,7 @@ def _own_options(words: Sequence[str]) -> list[str]:
 
 
 def _vllm(words: Sequence[str]) -> dict[str, Any]:
-    from penstock.engines.vllm.check import parse_flags
+    from penstock.engines.vllm.arguments.check import parse_flags
 
     return parse_flags(words)
 

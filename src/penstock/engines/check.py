@@ -8,8 +8,8 @@ from penstock.config import LLMConfig, Settings
 from penstock.config.derive.prefill import to_check
 from penstock.config.messages.problems import Faults, told
 from penstock.config.schema.strict import Part
-from penstock.engines.vllm import check as vllm
-from penstock.engines.vllm.check import Findings
+from penstock.engines.vllm.arguments import check as vllm
+from penstock.engines.vllm.arguments.check import Findings
 
 __all__ = ["Findings", "check_arguments", "options_form"]
 

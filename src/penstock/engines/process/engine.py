@@ -35,12 +35,12 @@ from penstock.engines import foreign, peft
 from penstock.engines.edge import Edge
 from penstock.engines.lacking import Lacking
 from penstock.engines.prepared import prepared
-from penstock.engines.process import completion, first, gauges
+from penstock.engines.process import completion, gauges, readiness
 from penstock.engines.process.child import Child
-from penstock.engines.process.first import NotReady
 from penstock.engines.process.gate import Gate
 from penstock.engines.process.gauges import Gauges
 from penstock.engines.process.options import ProcessOptions, filled
+from penstock.engines.process.readiness import NotReady
 from penstock.engines.process.relay import Names, Relay
 from penstock.engines.process.wire import BROKEN, Wire
 from penstock.engines.watchdog import STUCK_S, Watchdog
@@ -284,7 +284,7 @@ class ProcessEngine(Lacking):
         self._child = child = Child(command, environment, options.stop_grace_s)
         wire = Wire(_HOST, port, api_key)
         try:
-            await first.unless_ended(child, self._ready(wire, progress))
+            await readiness.unless_ended(child, self._ready(wire, progress))
         except BaseException as error:
             await wire.close()
             await self._end()
@@ -298,12 +298,12 @@ class ProcessEngine(Lacking):
 
     async def _ready(self, wire: Wire, progress: Progress) -> None:
         """Raises: NotReady."""
-        await first.answer(wire, self.options.ready_path)
+        await readiness.answer(wire, self.options.ready_path)
         name = self.names(None).childs
         if self.options.warm_up:
             progress("warm up")
-            await first.token(wire, name)
-        self._window = self.options.max_model_len or await first.window(wire, name)
+            await readiness.token(wire, name)
+        self._window = self.options.max_model_len or await readiness.window(wire, name)
         self._gauges = await self._seen(wire)
         for adapter, path in self._adapters.items():
             await self._load(wire, adapter, path)
@@ -355,7 +355,7 @@ class ProcessEngine(Lacking):
     async def _breakage(self) -> Error:
         """What it means that a connection broke."""
         if self._child is not None:
-            await asyncio.wait({self._child.ended}, timeout=first.DYING_S)
+            await asyncio.wait({self._child.ended}, timeout=readiness.DYING_S)
         if self._refusal is not None:
             return EngineDead(self._refusal)
         if self._asleep:

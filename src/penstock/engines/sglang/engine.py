@@ -21,8 +21,8 @@ from penstock.engine import Delta, Load, Manner, Progress, Prompt, plain_name, u
 from penstock.engines import foreign
 from penstock.engines.edge import Edge
 from penstock.engines.process.engine import ProcessEngine
-from penstock.engines.process.first import NotReady
 from penstock.engines.process.gauges import Gauges
+from penstock.engines.process.readiness import NotReady
 from penstock.engines.process.relay import Names, Relay
 from penstock.engines.process.wire import BROKEN, Wire
 from penstock.engines.sglang import deltas, errors, metrics, parameters, server

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.engines.process.first import NotReady
 from penstock.engines.process.gauges import Gauges
+from penstock.engines.process.readiness import NotReady
 from penstock.engines.process.wire import BROKEN, Wire
 
 _FELT_LIMIT_S = 5.0

@@ -33,11 +33,13 @@ from penstock.engine import (
 )
 from penstock.engines.edge import Edge
 from penstock.engines.prepared import prepared
-from penstock.engines.vllm import environment, errors, lora, reason
-from penstock.engines.vllm.defaults import Shape, with_defaults
-from penstock.engines.vllm.endpoints import absence
-from penstock.engines.vllm.imports import uncollected
-from penstock.engines.vllm.launch import Core
+from penstock.engines.vllm import errors
+from penstock.engines.vllm.arguments import environment, lora
+from penstock.engines.vllm.arguments.defaults import Shape, with_defaults
+from penstock.engines.vllm.core import failure_reason as reason
+from penstock.engines.vllm.core.imports import uncollected
+from penstock.engines.vllm.core.launch import Core
+from penstock.engines.vllm.frontend.endpoints import absence
 from penstock.engines.vllm.version import check_installed
 from penstock.engines.watchdog import Watchdog
 from penstock.errors import EngineDead, EngineStartFailed, Error
@@ -47,10 +49,10 @@ if TYPE_CHECKING:
 
     from penstock.config import LLMConfig
     from penstock.engines.vllm.adapters import Adapters
-    from penstock.engines.vllm.front import Plan
+    from penstock.engines.vllm.frontend.app import Plan
+    from penstock.engines.vllm.frontend.stats import Scheduled
+    from penstock.engines.vllm.frontend.timing import TimedLLM
     from penstock.engines.vllm.operations import Operations
-    from penstock.engines.vllm.stats import Scheduled
-    from penstock.engines.vllm.timing import TimedLLM
 
 log = logging.getLogger(__name__)
 
@@ -124,11 +126,11 @@ class VLLMEngine:
             raise _failed(self._config, await core.ended) from None
 
     async def _connect(self, core: Core, plan: Plan) -> None:
-        from penstock.engines.vllm import front
         from penstock.engines.vllm.adapters import Adapters
-        from penstock.engines.vllm.inside import Inside
+        from penstock.engines.vllm.frontend import app as front
+        from penstock.engines.vllm.frontend.direct_routes import Inside
+        from penstock.engines.vllm.frontend.stats import Scheduled
         from penstock.engines.vllm.operations import Operations
-        from penstock.engines.vllm.stats import Scheduled
 
         self._scheduled = Scheduled()
         self._llm = llm = front.connect(plan, core.input_address, core.output_address, self._scheduled)
@@ -239,7 +241,7 @@ class VLLMEngine:
     ) -> AsyncGenerator[RequestOutput, None]:
         """vLLM's stream for a prompt that it has checked and tokenized."""
         from penstock.engines.vllm.deltas import sampling
-        from penstock.engines.vllm.prompts import parsed
+        from penstock.engines.vllm.frontend.prepared_prompts import parsed
 
         assert self._llm is not None
         assert self._adapters is not None
@@ -382,11 +384,12 @@ def _plan(config: LLMConfig, shape: Shape, gang: Gang | None) -> Plan:
     """Imports vLLM, which takes seconds, and has it check the arguments."""
     with uncollected():
         check_installed()
-        from penstock.engines.vllm import arguments, front
+        from penstock.engines.vllm.arguments import schema
+        from penstock.engines.vllm.frontend import app as front
 
     if found := lora.faults(config):
         raise config_error(found)
-    engine, frontend = arguments.split(with_defaults(config.engine_kwargs, shape), config.place)
+    engine, frontend = schema.split(with_defaults(config.engine_kwargs, shape), config.place)
     tokenizer = config.model_loading_config.tokenizer_source
     engine = {
         **engine,
@@ -403,13 +406,13 @@ def _is_local(config: LLMConfig) -> bool:
 
 
 def _download(plan: Plan) -> None:
-    from penstock.engines.vllm import front
+    from penstock.engines.vllm.frontend import app as front
 
     front.download(plan)
 
 
 def _import_rest(plan: Plan) -> None:
-    from penstock.engines.vllm import front
+    from penstock.engines.vllm.frontend import app as front
 
     with uncollected():
         front.import_rest(plan)

@@ -15,9 +15,10 @@ from typing import Any
 
 from penstock.engine import DEFAULT_WEIGHTS, Manner
 from penstock.engines import peft
-from penstock.engines.vllm import errors, reason
+from penstock.engines.vllm import errors
 from penstock.engines.vllm.adapters import Adapters
-from penstock.engines.vllm.timing import TimedLLM
+from penstock.engines.vllm.core import failure_reason
+from penstock.engines.vllm.frontend.timing import TimedLLM
 from penstock.errors import (
     BadRequest,
     Conflict,
@@ -127,7 +128,7 @@ class Operations:
         except Exception as error:
             await self._end_core()
             raise EngineStartFailed(
-                f"The engine cannot wake up as it was: {reason.describe(error).rstrip('.')}."
+                f"The engine cannot wake up as it was: {failure_reason.describe(error).rstrip('.')}."
             ) from error
         except BaseException:
             await self._end_core()

@@ -19,7 +19,7 @@ from vllm.outputs import RequestOutput
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from penstock.engine import Shortcut, shortcut
-from penstock.engines.vllm.timing import collector
+from penstock.engines.vllm.frontend.timing import collector
 
 log = logging.getLogger(__name__)
 

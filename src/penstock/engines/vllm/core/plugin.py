@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from penstock import lifeline
-from penstock.engines.vllm import progress, reason
+from penstock.engines.vllm.core import failure_reason, nixl_progress
 
 OWNER = "_PENSTOCK_ENGINE_OWNER"
 """Process id of the owner, in the environment of the core and its workers."""
@@ -21,7 +21,7 @@ def register() -> None:
     owner = os.environ.get(OWNER)
     if owner is None:
         return
-    lifeline.tie_to(int(owner), reason.forget)
-    reason.record()
-    if progress.RESTS in os.environ:
-        progress.rest()
+    lifeline.tie_to(int(owner), failure_reason.forget)
+    failure_reason.record()
+    if nixl_progress.RESTS in os.environ:
+        nixl_progress.rest()

@@ -16,7 +16,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.structured_output import backend_xgrammar
 
-from penstock.engines.vllm import limits
+from penstock.engines.vllm.frontend import limits
 
 _check: Callable[[SamplingParams], None] = backend_xgrammar.validate_xgrammar_grammar
 _check_tag: Callable[..., None] = protocol.validate_structural_tag_payload

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from penstock.engines.vllm.defaults import Shape
+from penstock.engines.vllm.arguments.defaults import Shape
 
 MEDIA_CONNECTOR = "penstock"
 """The name of `media.Media` in vLLM's registry of readers of URLs."""

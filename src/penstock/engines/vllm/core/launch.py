@@ -20,12 +20,13 @@ from typing import Any
 import psutil
 
 from penstock.engine import Gang
-from penstock.engines.vllm import plugin, reason, transfer
+from penstock.engines.vllm.core import failure_reason as reason
+from penstock.engines.vllm.core import kv_transfer, plugin
 from penstock.errors import EngineDead
 
 _GRACE_S = 5.0
 _LINGER_MS = 500
-_MODULE = "penstock.engines.vllm.core"
+_MODULE = "penstock.engines.vllm.core.process"
 
 
 class Core:
@@ -77,7 +78,7 @@ class Core:
             "executor_class": executor_class,
             "handshake_address": self._address("handshake"),
             # vLLM adds to it for its workers while it makes the config.
-            "environment": {**os.environ, **transfer.prepared(vllm_config)},
+            "environment": {**os.environ, **kv_transfer.prepared(vllm_config)},
         }
         return bytes(ForkingPickler.dumps(order))
 

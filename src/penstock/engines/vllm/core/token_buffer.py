@@ -16,7 +16,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, PauseMode
 from vllm.v1.engine.core import DPEngineCoreProc
 from vllm.v1.request import Request
 
-from penstock.engines.vllm.sockets import AttentiveCore
+from penstock.engines.vllm.core.sockets import AttentiveCore
 
 _PIECE = 16
 """Tokens. Of the cost of each a sixteenth stays; counters of tokens lag by so many for each request."""

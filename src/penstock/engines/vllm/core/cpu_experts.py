@@ -16,7 +16,7 @@ from torch import distributed
 from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 
-from penstock.engines.vllm.pipeline import StageWorker
+from penstock.engines.vllm.core.cpu_pipeline import StageWorker
 
 Tensors = torch.Tensor | list[torch.Tensor]
 

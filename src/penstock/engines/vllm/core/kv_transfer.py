@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from penstock.engine import HOST
-from penstock.engines.vllm import progress
+from penstock.engines.vllm.core import nixl_progress
 from penstock.errors import EngineStartFailed
 
 _DOOR_HOST, _DOOR_PORT = "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"
@@ -37,7 +37,10 @@ def prepared(vllm_config: Any) -> dict[str, str]:
     transfer.engine_id = uuid.uuid4().hex
     ours = {_DOOR_HOST: os.environ.get(HOST, "localhost"), _DOOR_PORT: str(_free_port())}
     if vllm_config.device_config.device_type == "cpu" and _uses_nixl(transfer):
-        ours |= {progress.RESTS: "1", _UNRELEASED: "1024"}  # vLLM sets it as long as nobody has imported NIXL
+        ours |= {
+            nixl_progress.RESTS: "1",
+            _UNRELEASED: "1024",
+        }  # vLLM sets it as long as nobody has imported NIXL
     return {name: value for name, value in ours.items() if name not in os.environ}
 
 

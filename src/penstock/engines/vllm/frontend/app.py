@@ -25,16 +25,17 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor import Executor
 
-from penstock.engines.vllm import forms, limits, transfer
-from penstock.engines.vllm.forced import hold_arguments
-from penstock.engines.vllm.lane import open_lanes
-from penstock.engines.vllm.prompts import take_prepared
-from penstock.engines.vllm.responses import keep_responses
-from penstock.engines.vllm.stats import Scheduled, Scheduler
-from penstock.engines.vllm.structure import tell_reasons, verify_messages
-from penstock.engines.vllm.thoughts import read_alone
-from penstock.engines.vllm.timing import TimedLLM
-from penstock.engines.vllm.transcripts import answer_texts
+from penstock.engines.vllm.core import kv_transfer
+from penstock.engines.vllm.frontend import limits, request_models
+from penstock.engines.vllm.frontend.fast_stream import open_lanes
+from penstock.engines.vllm.frontend.forced_tools import hold_arguments
+from penstock.engines.vllm.frontend.prepared_prompts import take_prepared
+from penstock.engines.vllm.frontend.reasoning_stream import read_alone
+from penstock.engines.vllm.frontend.response_store import keep_responses
+from penstock.engines.vllm.frontend.stats import Scheduled, Scheduler
+from penstock.engines.vllm.frontend.structured_output import tell_reasons, verify_messages
+from penstock.engines.vllm.frontend.timing import TimedLLM
+from penstock.engines.vllm.frontend.transcript_text import answer_texts
 from penstock.errors import EngineStartFailed
 
 
@@ -62,7 +63,7 @@ def plan(engine_arguments: Mapping[str, Any], frontend_arguments: Mapping[str, A
             f"data_parallel_size {parallel.data_parallel_size} is for as many replicas that Ray Serve starts "
             "together; one engine by itself has none. Leave it out here."
         )
-    transfer.check(vllm_config)
+    kv_transfer.check(vllm_config)
     return Plan(engine_args, frontend_args, vllm_config, Executor.get_class(vllm_config))
 
 
@@ -77,7 +78,7 @@ def import_rest(plan: Plan) -> None:
     """What the front needs once the core is ready, done while the core loads the model."""
     import_module("vllm.entrypoints.launchers.api_server.app_state")
     import_module("vllm.entrypoints.launchers.app")
-    import_module("penstock.engines.vllm.media")  # registers itself
+    import_module("penstock.engines.vllm.media.connector")  # registers itself
     if not plan.vllm_config.model_config.skip_tokenizer_init:
         cached_tokenizer_from_config(plan.vllm_config.model_config)
 
@@ -111,7 +112,7 @@ async def build_app(llm: AsyncLLM, plan: Plan) -> FastAPI:
     if thoughts := args.structured_outputs_config.reasoning_parser:
         read_alone(thoughts)
     tasks = await llm.get_supported_tasks()
-    forms.fail_at_first_item()
+    request_models.fail_at_first_item()
     app = vllm_app.build_app(args, tasks, llm.model_config)
     await init_app_state(llm, app.state, args, tasks)
     open_lanes(app.state)

@@ -14,8 +14,8 @@ import aiohttp
 from vllm.exceptions import VLLMClientError, VLLMValidationError
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector, MediaIO
 
-from penstock.engines.vllm.environment import MEDIA_CONNECTOR
-from penstock.engines.vllm.fetch import Connection, Refused
+from penstock.engines.vllm.arguments.environment import MEDIA_CONNECTOR
+from penstock.engines.vllm.media.fetch import Connection, Refused
 
 _SHOWN = 100
 _ADDRESS_IN_MEMORY = re.compile(r" <[^>]* at 0x[0-9a-f]+>")

@@ -1,4 +1,4 @@
-"""What `check` starts: `python -m penstock.engines.vllm.respond` answers one question and ends."""
+"""What `check` starts: `python -m penstock.engines.vllm.arguments.respond` answers one question and ends."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 import os
 import sys
 
-from penstock.engines.vllm.arguments import faults, has_experts, plain
-from penstock.engines.vllm.flags import parse
+from penstock.engines.vllm.arguments.flags import parse
+from penstock.engines.vllm.arguments.schema import faults, has_experts, plain
 
 
 def main() -> None:

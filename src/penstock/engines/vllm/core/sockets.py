@@ -17,7 +17,7 @@ from vllm.v1.engine import EngineCoreRequest, core
 from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.serial_utils import MsgpackDecoder
 
-from penstock.engines.vllm import reason
+from penstock.engines.vllm.core import failure_reason
 
 log = init_logger("vllm.penstock.sockets")
 
@@ -68,13 +68,13 @@ class AttentiveCore(EngineCoreProc):
     def _send_engine_dead(self) -> None:
         """The base calls it while it handles what ends the core; the front, once told, asks for that."""
         if (error := sys.exception()) is not None:
-            reason.leave(error)
+            failure_reason.leave(error)
         super()._send_engine_dead()
 
 
 def _end(what: str, error: BaseException) -> NoReturn:
     """Of the process, now: the front sees it, and says why."""
     log.error("The thread that %s has failed.", what, exc_info=error)
-    failure = RuntimeError(f"the core's thread that {what} failed: {reason.describe(error)}")
-    reason.leave(failure)
+    failure = RuntimeError(f"the core's thread that {what} failed: {failure_reason.describe(error)}")
+    failure_reason.leave(failure)
     os._exit(1)

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from penstock.engine import INSIDE, ASGIApp, Message, Receive, Scope, Send
-from penstock.engines.vllm import forms, limits
+from penstock.engines.vllm.frontend import limits, request_models
 from penstock.errors import BadRequest
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Inside:
                 "Requests take the long way through vLLM's app, for the sake of %s", ", ".join(others)
             )
             endpoints = {}
-        self._forms = {path: forms.of(endpoint) for path, endpoint in endpoints.items()}
+        self._forms = {path: request_models.of(endpoint) for path, endpoint in endpoints.items()}
         self._short = Starlette(
             routes=[Route(path, partial(_answer, one), methods=["POST"]) for path, one in endpoints.items()],
             exception_handlers=app.exception_handlers,
@@ -120,10 +120,10 @@ class Inside:
             await self._app(scope, heard, said)
         except Exception:
             if failed:
-                forms.blame(endpoint, bytes(body))
+                request_models.blame(endpoint, bytes(body))
             raise
         if failed:
-            forms.blame(endpoint, bytes(body))
+            request_models.blame(endpoint, bytes(body))
         for message in failed:
             await send(message)
 

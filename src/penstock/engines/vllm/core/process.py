@@ -1,4 +1,4 @@
-"""The engine core's process: `python -m penstock.engines.vllm.core`, started by `launch`.
+"""The engine core's process: `python -m penstock.engines.vllm.core.process`, started by `launch`.
 
 It imports what the core needs while the replica imports vLLM's front, then reads its order from standard
 input and runs vLLM's own core with it. Workers that vLLM spawns import this file as their main module, so it
@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from penstock.engines.vllm import plugin, reason
-from penstock.engines.vllm.imports import uncollected
+from penstock.engines.vllm.core import failure_reason, plugin
+from penstock.engines.vllm.core.imports import uncollected
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def run(order: Mapping[str, Any]) -> int:
     """vLLM's core, until it is told to stop. Gives the process's exit status; leaves a failure's reason."""
     from vllm.v1.engine import core
 
-    from penstock.engines.vllm.gather import GatheringCore, GatheringMember
+    from penstock.engines.vllm.core.token_buffer import GatheringCore, GatheringMember
 
     # `run_engine_core` makes one of whatever has these names.
     core.EngineCoreProc, core.DPEngineCoreProc = GatheringCore, GatheringMember
@@ -59,13 +59,13 @@ def run(order: Mapping[str, Any]) -> int:
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 0
     except Exception as error:
-        reason.leave(error)
+        failure_reason.leave(error)
         return 1
     return 0
 
 
 def _lead(order: Mapping[str, Any]) -> Any:
-    from penstock.engines.vllm.lead import lead
+    from penstock.engines.vllm.core.leader import lead
 
     return lead(order["vllm_config"], order["handshake_address"])
 

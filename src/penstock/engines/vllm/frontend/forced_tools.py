@@ -12,7 +12,7 @@ from typing import Any
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
-from penstock.engines.vllm import limits, structure
+from penstock.engines.vllm.frontend import limits, structured_output
 
 
 def hold_arguments(state: Any) -> None:
@@ -41,4 +41,4 @@ def _fits(check: Any, schema: dict[str, Any]) -> bool:
 
 
 def _check(form: StructuredOutputsParams) -> None:
-    structure.check(SamplingParams(structured_outputs=form))
+    structured_output.check(SamplingParams(structured_outputs=form))

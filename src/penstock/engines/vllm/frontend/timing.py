@@ -17,7 +17,7 @@ from vllm.v1.engine.output_processor import RequestOutputCollector
 from vllm.v1.metrics.stats import RequestStateStats
 
 from penstock.engine import Spent, watched
-from penstock.engines.vllm.prompts import refuse_unprepared
+from penstock.engines.vllm.frontend.prepared_prompts import refuse_unprepared
 
 collector: ContextVar[RequestOutputCollector | None] = ContextVar("collector", default=None)
 """Of the request that the running task has handed to the engine last."""

@@ -21,8 +21,8 @@ from penstock.config import LLMConfig
 from penstock.config.derive.placement import gang_size
 from penstock.config.messages.location import Place
 from penstock.config.messages.problems import config_error
-from penstock.engines.vllm import answers, lora
-from penstock.engines.vllm.question import to_json
+from penstock.engines.vllm.arguments import answer_cache, lora
+from penstock.engines.vllm.arguments.question import to_json
 from penstock.errors import EngineStartFailed
 
 _TIME_LIMIT_S = 180.0
@@ -63,7 +63,7 @@ def check_arguments(configs: Sequence[LLMConfig]) -> Findings:
 
 def _faults(configs: Sequence[LLMConfig]) -> list[list[tuple[list[str | int], str]]]:
     """What is wrong with the arguments of each, by path. Asks about those that are not plainly right."""
-    plain = answers.find(_PLAIN) or {}
+    plain = answer_cache.find(_PLAIN) or {}
     doubted = [
         {name: value for name, value in config.engine_kwargs.items() if not _fits(plain.get(name), value)}
         for config in configs
@@ -71,7 +71,7 @@ def _faults(configs: Sequence[LLMConfig]) -> list[list[tuple[list[str | int], st
     if not any(doubted):
         return [[] for _ in configs]
     answer = _ask({"engine_kwargs": doubted})
-    answers.keep(_PLAIN, answer["plain"])
+    answer_cache.keep(_PLAIN, answer["plain"])
     return answer["faults"]
 
 
@@ -137,16 +137,16 @@ def _told(place: Place, path: Sequence[str | int], text: str) -> str:
 
 def _ask(question: Mapping[str, Any]) -> dict[str, Any]:
     text = to_json(question)
-    kept = answers.find(text)
+    kept = answer_cache.find(text)
     if kept is not None:
         return kept
     answer = _fresh(question)
-    answers.keep(text, answer)
+    answer_cache.keep(text, answer)
     return answer
 
 
 def _fresh(question: Mapping[str, Any]) -> dict[str, Any]:
-    command = [sys.executable, "-m", "penstock.engines.vllm.respond"]
+    command = [sys.executable, "-m", "penstock.engines.vllm.arguments.respond"]
     try:
         done = subprocess.run(
             command,

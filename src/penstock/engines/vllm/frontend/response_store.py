@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.engine import kept_here
-from penstock.engines.vllm import structure
+from penstock.engines.vllm.frontend import structured_output
 from penstock.openai.response_ids import new_id
 
 MOST_RESPONSES = 1000
@@ -38,7 +38,9 @@ class Kept:
     async def create(self, request: Any, raw_request: Any = None) -> Any:
         """The id is ours, whatever the body says: a client's own could replace another's response."""
         if request.stream or request.background:
-            structure.verify(self._serving, request)  # vLLM looks at it only when the answer has begun
+            structured_output.verify(
+                self._serving, request
+            )  # vLLM looks at it only when the answer has begun
         self._recall(request)
         request.request_id = new_id(kept_here.get())
         if request.store:

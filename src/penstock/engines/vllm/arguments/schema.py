@@ -24,8 +24,8 @@ from penstock.config.messages.location import Path, Place
 from penstock.config.messages.problems import config_error, described, nearest, unknown
 from penstock.config.messages.redact import is_secret
 from penstock.config.messages.type_names import choices, describe, members, shape
-from penstock.engines.vllm.question import is_opaque, to_json
-from penstock.engines.vllm.refused import REFUSED
+from penstock.engines.vllm.arguments.question import is_opaque, to_json
+from penstock.engines.vllm.arguments.refused import REFUSED
 
 Fault = tuple[Path, str]
 
