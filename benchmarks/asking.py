@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.workload import MODEL_ID
-from penstock.bench.client import Client
-from penstock.bench.stream import Body, Stream
-from penstock.bench.target import Target
+from penstock.bench.load.client import Client
+from penstock.bench.load.stream import Body, Stream
+from penstock.bench.load.target import Target
 from recipes.adapters.answers import ANSWERS, BASE_ANSWERS
 
 TRAINED = tuple(ANSWERS)

@@ -17,16 +17,16 @@ from typing import Any
 import pytest
 from served import Served, until
 
-from penstock.bench.client import Client
-from penstock.bench.crew import Measured
-from penstock.bench.drive import Drive, Plan
-from penstock.bench.figures import Figures
-from penstock.bench.figures import figures as figures_of
-from penstock.bench.probe import probe
-from penstock.bench.report import Files, measure
-from penstock.bench.session import Result, Watcher, run
-from penstock.bench.settings import Settings, Words
-from penstock.bench.work import Writer
+from penstock.bench.load.client import Client
+from penstock.bench.load.conversations import Writer
+from penstock.bench.load.driver import Drive, Plan
+from penstock.bench.load.workers import Measured
+from penstock.bench.report.command import Files, measure
+from penstock.bench.run.figures import Figures
+from penstock.bench.run.figures import figures as figures_of
+from penstock.bench.run.probe import probe
+from penstock.bench.run.session import Result, Watcher, run
+from penstock.bench.run.settings import Settings, Words
 from penstock.engine import Receive, Scope, Send
 from penstock.errors import ConfigError, Error, ModelNotFound, Unauthorized, Unavailable
 

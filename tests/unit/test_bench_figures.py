@@ -6,14 +6,14 @@ from typing import Any
 import numpy
 import pytest
 
-from penstock.bench.crew import Measured
-from penstock.bench.figures import Figures, Spread, figures
-from penstock.bench.load import Level
-from penstock.bench.outcome import UNFINISHED, Outcome, Timing, pack, unpack
-from penstock.bench.pulse import Strain
-from penstock.bench.series import distributions, first_tokens, over_time
-from penstock.bench.slo import SLO
-from penstock.bench.table import remarks
+from penstock.bench.load.arrivals import Level
+from penstock.bench.load.client_health import Strain
+from penstock.bench.load.outcome import UNFINISHED, Outcome, Timing, pack, unpack
+from penstock.bench.load.workers import Measured
+from penstock.bench.report.series import distributions, first_tokens, over_time
+from penstock.bench.report.table import remarks
+from penstock.bench.run.figures import Figures, Spread, figures
+from penstock.bench.run.slo import SLO
 
 TEN_S = Level(0, concurrency=1, warmup_s=2.0, seconds=10.0)
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from penstock.bench.length import Length
-from penstock.bench.load import Level, arrivals
-from penstock.bench.settings import Settings, Words
-from penstock.bench.slo import SLO
-from penstock.bench.target import Target
-from penstock.bench.text import Ruler, Tape
-from penstock.bench.trace import read_trace
-from penstock.bench.work import Form, Work, Writer
+from penstock.bench.load.arrivals import Level, arrivals
+from penstock.bench.load.conversations import Form, Work, Writer
+from penstock.bench.load.lengths import Length
+from penstock.bench.load.target import Target
+from penstock.bench.load.text import Ruler, Tape
+from penstock.bench.load.trace import read_trace
+from penstock.bench.run.settings import Settings, Words
+from penstock.bench.run.slo import SLO
 from penstock.errors import ConfigError
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.bench.stream import Stream
+from penstock.bench.load.stream import Stream
 
 ROLE = b'data: {"choices":[{"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
 TOKEN = b'data: {"choices":[{"delta":{"content":"x"},"finish_reason":null}]}\n\n'

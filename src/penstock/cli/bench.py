@@ -173,8 +173,8 @@ def bench(
         ),
     ] = False,
 ) -> None:
-    from penstock.bench.report import Files, measure
-    from penstock.bench.settings import Words
+    from penstock.bench.report.command import Files, measure
+    from penstock.bench.run.settings import Words
 
     words = Words(
         url=url,

@@ -12,13 +12,13 @@ from dataclasses import asdict, fields
 from importlib.resources import files
 from typing import Any
 
-from penstock.bench.crew import Measured
-from penstock.bench.figures import Figures
-from penstock.bench.record import to_json
-from penstock.bench.series import distributions, first_tokens, over_time
-from penstock.bench.session import Result
-from penstock.bench.settings import Words
-from penstock.bench.table import COMPARED, HEAD, cells, client, compared, remarks, rows, summary, title
+from penstock.bench.load.workers import Measured
+from penstock.bench.report.record import to_json
+from penstock.bench.report.series import distributions, first_tokens, over_time
+from penstock.bench.report.table import COMPARED, HEAD, cells, client, compared, remarks, rows, summary, title
+from penstock.bench.run.figures import Figures
+from penstock.bench.run.session import Result
+from penstock.bench.run.settings import Words
 
 
 def to_html(result: Result) -> str:

@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
-from penstock.bench.client import Client, NotHTTP, Unreachable
-from penstock.bench.settings import Settings
-from penstock.bench.stream import Body, Stream
-from penstock.bench.target import Target
-from penstock.bench.text import Ruler, Tape
-from penstock.bench.work import Form, Work
+from penstock.bench.load.client import Client, NotHTTP, Unreachable
+from penstock.bench.load.conversations import Form, Work
+from penstock.bench.load.stream import Body, Stream
+from penstock.bench.load.target import Target
+from penstock.bench.load.text import Ruler, Tape
+from penstock.bench.run.settings import Settings
 from penstock.errors import ConfigError, Error, ModelNotFound, Unauthorized, Unavailable
 
 _TRIAL_TOKENS = 4

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.bench.page import to_html
-from penstock.bench.record import to_json, write_records
-from penstock.bench.screen import Screen
-from penstock.bench.session import Result, run
-from penstock.bench.settings import Settings, Words
-from penstock.bench.table import print_tables
+from penstock.bench.report.page import to_html
+from penstock.bench.report.progress import Screen
+from penstock.bench.report.record import to_json, write_records
+from penstock.bench.report.table import print_tables
+from penstock.bench.run.session import Result, run
+from penstock.bench.run.settings import Settings, Words
 from penstock.errors import ConfigError
 
 _STOPPED = 130  # what a shell gives for SIGINT

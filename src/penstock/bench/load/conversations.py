@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
-from penstock.bench.length import Length
-from penstock.bench.text import Ruler, Tape
-from penstock.bench.trace import HASH_BLOCK_TOKENS, Arrival
+from penstock.bench.load.lengths import Length
+from penstock.bench.load.text import Ruler, Tape
+from penstock.bench.load.trace import HASH_BLOCK_TOKENS, Arrival
 
 
 @dataclass(frozen=True, slots=True)

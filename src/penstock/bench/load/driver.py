@@ -7,12 +7,12 @@ import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
 
-from penstock.bench.client import Client, NotHTTP, Unreachable
-from penstock.bench.load import WARMING, Level, arrivals
-from penstock.bench.outcome import UNFINISHED, Outcome
-from penstock.bench.stream import Stream
-from penstock.bench.target import Target
-from penstock.bench.work import Request, Work, Writer
+from penstock.bench.load.arrivals import WARMING, Level, arrivals
+from penstock.bench.load.client import Client, NotHTTP, Unreachable
+from penstock.bench.load.conversations import Request, Work, Writer
+from penstock.bench.load.outcome import UNFINISHED, Outcome
+from penstock.bench.load.stream import Stream
+from penstock.bench.load.target import Target
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
 

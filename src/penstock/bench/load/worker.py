@@ -17,12 +17,12 @@ from multiprocessing.connection import Connection as Pipe
 
 import uvloop
 
-from penstock.bench.client import Client
-from penstock.bench.drive import Drive, Plan
-from penstock.bench.load import Level
-from penstock.bench.outcome import pack
-from penstock.bench.pulse import Pulse, Strain
-from penstock.bench.work import Writer
+from penstock.bench.load.arrivals import Level
+from penstock.bench.load.client import Client
+from penstock.bench.load.client_health import Pulse, Strain
+from penstock.bench.load.conversations import Writer
+from penstock.bench.load.driver import Drive, Plan
+from penstock.bench.load.outcome import pack
 
 _REPORT_S = 0.2
 

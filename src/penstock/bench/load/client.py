@@ -14,7 +14,7 @@ from typing import Protocol, cast
 
 import httptools
 
-from penstock.bench.target import Target
+from penstock.bench.load.target import Target
 
 _CONNECT_S = 10.0
 _KINDS: list[tuple[type[OSError], str]] = [

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.bench.figures import BUSY, LATE_S, Failure, Figures, Spread
-from penstock.bench.session import Result
+from penstock.bench.run.figures import BUSY, LATE_S, Failure, Figures, Spread
+from penstock.bench.run.session import Result
 
 _WIDTH = 110
 HEAD = ("", "mean", "p50", "p90", "p95", "p99", "max")

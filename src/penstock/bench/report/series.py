@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from penstock.bench.crew import Measured
-from penstock.bench.figures import Figures, percentile
-from penstock.bench.outcome import UNFINISHED, Outcome, Timing
+from penstock.bench.load.outcome import UNFINISHED, Outcome, Timing
+from penstock.bench.load.workers import Measured
+from penstock.bench.run.figures import Figures, percentile
 
 _BINS = 150
 _POINTS = 1_500

@@ -14,11 +14,11 @@ from typing import Any
 
 import psutil
 
-from penstock.bench.drive import Plan
-from penstock.bench.load import Level
-from penstock.bench.outcome import Outcome, unpack
-from penstock.bench.pulse import Strain
-from penstock.bench.worker import Report, Run, Stop, main
+from penstock.bench.load.arrivals import Level
+from penstock.bench.load.client_health import Strain
+from penstock.bench.load.driver import Plan
+from penstock.bench.load.outcome import Outcome, unpack
+from penstock.bench.load.worker import Report, Run, Stop, main
 from penstock.errors import Error
 
 _LEAD_S = 0.1  # from the word to the start of a level

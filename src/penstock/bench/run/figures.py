@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from penstock.bench.crew import Measured
-from penstock.bench.load import Level
-from penstock.bench.outcome import UNFINISHED, Outcome, Timing
-from penstock.bench.slo import SLO
+from penstock.bench.load.arrivals import Level
+from penstock.bench.load.outcome import UNFINISHED, Outcome, Timing
+from penstock.bench.load.workers import Measured
+from penstock.bench.run.slo import SLO
 
 BUSY = 0.8
 """Share of a core from which on a worker is taken to be the bottleneck."""

@@ -8,11 +8,11 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from penstock.bench.crew import Measured
-from penstock.bench.figures import Figures
-from penstock.bench.load import Level
-from penstock.bench.outcome import UNFINISHED, Outcome
-from penstock.bench.session import Result, Watcher
+from penstock.bench.load.arrivals import Level
+from penstock.bench.load.outcome import UNFINISHED, Outcome
+from penstock.bench.load.workers import Measured
+from penstock.bench.run.figures import Figures
+from penstock.bench.run.session import Result, Watcher
 
 _RECENT_S = 2.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from penstock.bench.outcome import Timing
+from penstock.bench.load.outcome import Timing
 from penstock.errors import ConfigError
 
 NAMES = ("ttft", "itl", "tpot", "e2e")

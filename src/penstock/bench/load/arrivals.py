@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import count
 from random import Random
 
-from penstock.bench.trace import Arrival
+from penstock.bench.load.trace import Arrival
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
-from penstock.bench.length import Length
-from penstock.bench.load import Level
-from penstock.bench.slo import SLO
-from penstock.bench.target import Target
-from penstock.bench.trace import Arrival, read_trace
-from penstock.bench.work import Form, Work
+from penstock.bench.load.arrivals import Level
+from penstock.bench.load.conversations import Form, Work
+from penstock.bench.load.lengths import Length
+from penstock.bench.load.target import Target
+from penstock.bench.load.trace import Arrival, read_trace
+from penstock.bench.run.slo import SLO
 from penstock.errors import ConfigError
 
 INPUT, OUTPUT, CONCURRENCY, SECONDS, WARMUP_S = "512", "128", "16", 30.0, 3.0

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock import __version__
-from penstock.bench.figures import BUSY, LATE_S, Figures, Spread
-from penstock.bench.outcome import Outcome, Timing
-from penstock.bench.session import Result
+from penstock.bench.load.outcome import Outcome, Timing
+from penstock.bench.run.figures import BUSY, LATE_S, Figures, Spread
+from penstock.bench.run.session import Result
 
 FORMAT = 1
 _LATENCIES = ("ttft", "ttft_later_turns", "itl", "tpot", "e2e")

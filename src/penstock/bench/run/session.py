@@ -11,13 +11,13 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from types import FrameType
 
-from penstock.bench.crew import Crew, Measured
-from penstock.bench.drive import Plan
-from penstock.bench.figures import Figures, figures
-from penstock.bench.load import Level
-from penstock.bench.probe import probe
-from penstock.bench.settings import Settings
-from penstock.bench.work import Work
+from penstock.bench.load.arrivals import Level
+from penstock.bench.load.conversations import Work
+from penstock.bench.load.driver import Plan
+from penstock.bench.load.workers import Crew, Measured
+from penstock.bench.run.figures import Figures, figures
+from penstock.bench.run.probe import probe
+from penstock.bench.run.settings import Settings
 
 
 @dataclass(slots=True)
