@@ -7,7 +7,7 @@ import json
 import pytest
 from served import Served, until
 
-from penstock.cli.chat import Conversation, Service, chat
+from penstock.cli.client.chat import Conversation, Service, chat
 from penstock.engine import Receive, Scope, Send
 from penstock.errors import Error, Unauthorized, Unavailable
 

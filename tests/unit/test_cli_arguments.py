@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.arguments import Arguments, plan, split
-from penstock.cli.cluster import cpus_needed
-from penstock.cli.engine_arguments import read_engine_words
+from penstock.cli.serve.engine_arguments import read_engine_words
+from penstock.cli.serve.ray_cluster import cpus_needed
 from penstock.errors import ConfigError
 
 YAML = """

@@ -11,7 +11,8 @@ from unittest import mock
 
 import pytest
 
-from penstock.cli import check, main, processes
+from penstock.cli import guard, main
+from penstock.cli.serve import check
 
 NOBODY = "http://127.0.0.1:9"
 """The port of a service that no machine runs any more."""
@@ -47,7 +48,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     # The guard of `serve` ends every descendant of its process, here the engines of other tests.
-    monkeypatch.setattr(processes, "guarded", lambda work, stop_s: work(0))
+    monkeypatch.setattr(guard, "guarded", lambda work, stop_s: work(0))
     return tmp_path
 
 

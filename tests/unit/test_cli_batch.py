@@ -6,8 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.app import app
-from penstock.cli.meter import Pace
-from penstock.cli.summary import shown
+from penstock.cli.batch.progress_bar import Pace
+from penstock.cli.batch.summary import shown
 from penstock.data.lease import Done
 from penstock.data.report import Report, Tally
 

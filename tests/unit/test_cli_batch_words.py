@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import job
 from penstock.cli.app import app
+from penstock.cli.batch import run as job
 
 pytestmark = pytest.mark.parity("X19")
 

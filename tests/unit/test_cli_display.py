@@ -2,7 +2,7 @@ import io
 
 from rich.console import Console
 
-from penstock.cli.display import Live, Plain, Timeline, display_on
+from penstock.cli.serve.display import Live, Plain, Timeline, display_on
 
 
 class Clock:

@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from penstock.cli.greeting import base_url, greeting
+from penstock.cli.serve.greeting import base_url, greeting
 from penstock.config import GatewayConfig, LLMConfig
 
 

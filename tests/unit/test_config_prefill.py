@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.cli.cluster import cpus_needed
+from penstock.cli.serve.ray_cluster import cpus_needed
 from penstock.config import LLMConfig, LLMServingArgs
 from penstock.config.derive.prefill import CONNECTOR, halves, prefill_half
 from penstock.errors import ConfigError

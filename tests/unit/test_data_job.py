@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
-from penstock.cli.job import config_of
+from penstock.cli.batch.run import config_of
 from penstock.config import LLMConfig
 from penstock.data import record
 from penstock.data.backend import Answer

@@ -11,9 +11,9 @@ import typer
 
 from penstock import __version__
 from penstock.cli.arguments import DEFAULT_PORT, KINDS, Arguments, split
-from penstock.cli.batch import batch
-from penstock.cli.bench import BENCH_HELP, bench
-from penstock.cli.ctl import ctl
+from penstock.cli.batch.commands import batch
+from penstock.cli.client.bench import BENCH_HELP, bench
+from penstock.cli.client.ctl import ctl
 from penstock.cli.failure import fail
 from penstock.errors import ConfigError, Error
 
@@ -109,7 +109,7 @@ def serve(
     log_format: Annotated[str | None, typer.Option(help="`text` or `json`.", show_default="text")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show what Ray and the engines print.")] = False,
 ) -> None:
-    from penstock.cli import processes
+    from penstock.cli import guard
 
     sources, engine_words = split(words or [])
     arguments = Arguments(
@@ -129,23 +129,23 @@ def serve(
     )
     if accelerator in KINDS:
         os.environ["PENSTOCK_ACCELERATOR"] = accelerator
-    from penstock.cli.serve import STOP_S
+    from penstock.cli.serve.run import STOP_S
 
-    sys.exit(processes.guarded(partial(_serve, arguments), stop_s=STOP_S))
+    sys.exit(guard.guarded(partial(_serve, arguments), stop_s=STOP_S))
 
 
 def _serve(arguments: Arguments, told: int) -> int:
-    from penstock.cli import early
     from penstock.cli.arguments import plan
-    from penstock.cli.port import refuse_silent, refuse_taken
-    from penstock.cli.serve import run
+    from penstock.cli.serve import precheck
+    from penstock.cli.serve.port import refuse_silent, refuse_taken
+    from penstock.cli.serve.run import run
 
     try:
         try:
             planned = plan(arguments)
         except ConfigError as error:
-            raise early.with_all_faults(error, arguments) from error
-        planned = early.checked(planned, arguments)
+            raise precheck.with_all_faults(error, arguments) from error
+        planned = precheck.checked(planned, arguments)
         refuse_taken(planned.gateway.host, planned.gateway.port or DEFAULT_PORT)
         if arguments.address:
             refuse_silent(arguments.address)
@@ -163,8 +163,8 @@ def chat(
     ] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
 ) -> None:
-    from penstock.cli.chat import Service
-    from penstock.cli.chat import chat as talk
+    from penstock.cli.client.chat import Service
+    from penstock.cli.client.chat import chat as talk
 
     try:
         code = talk(Service(url, api_key), sys.stdin, model=model, system=system)
@@ -177,7 +177,7 @@ def chat(
 def check(
     configs: Annotated[list[str], typer.Argument(metavar="CONFIG.yaml...", help="Files to check.")],
 ) -> None:
-    from penstock.cli.check import check as report
+    from penstock.cli.serve.check import check as report
 
     try:
         code = report(configs)

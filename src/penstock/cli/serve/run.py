@@ -22,12 +22,13 @@ from types import FrameType
 import psutil
 
 from penstock import progress
-from penstock.cli import processes, steps
+from penstock.cli import guard
 from penstock.cli.arguments import Arguments, Plan
-from penstock.cli.display import Display, Plain, display_on
 from penstock.cli.failure import reason
-from penstock.cli.greeting import greeting
 from penstock.cli.output import Output, kept
+from penstock.cli.serve import startup
+from penstock.cli.serve.display import Display, Plain, display_on
+from penstock.cli.serve.greeting import greeting
 from penstock.errors import ConfigError, EngineStartFailed, Error
 
 STOP_S = 24.0
@@ -46,7 +47,7 @@ class Signalled:
     signum: int
 
 
-Event = steps.Event | progress.Step | Signalled
+Event = startup.Event | progress.Step | Signalled
 
 
 def run(plan: Plan, arguments: Arguments, told: int) -> int:
@@ -65,7 +66,7 @@ def run(plan: Plan, arguments: Arguments, told: int) -> int:
     code = command.run()
     if code != _FAILED:
         shutil.rmtree(folder, ignore_errors=True)
-    processes.end_descendants()  # the guard would do it, if it lives
+    guard.end_descendants()  # the guard would do it, if it lives
     return code
 
 
@@ -80,7 +81,7 @@ class _Command:
         self._labels = _Labels()
         self._signalled = -_ONE_SIGNAL_S
         self._own_cluster = arguments.address is None
-        self._steps = steps.Steps(
+        self._steps = startup.Steps(
             plan,
             address=arguments.address,
             name=arguments.name,
@@ -94,7 +95,7 @@ class _Command:
         def tell(signum: int, frame: FrameType | None) -> None:
             self.signalled(signum)
 
-        for signum in processes.STOPS:
+        for signum in guard.STOPS:
             signal.signal(signum, tell)
 
     def signalled(self, signum: int) -> None:
@@ -106,15 +107,15 @@ class _Command:
 
     def run(self) -> int:
         self._steps.begin()
-        event = self._read_until((steps.Serving, steps.Failed, Signalled))
-        served = isinstance(event, steps.Serving)
-        self._display.close(failed=isinstance(event, steps.Failed))
-        if isinstance(event, steps.Serving):
+        event = self._read_until((startup.Serving, startup.Failed, Signalled))
+        served = isinstance(event, startup.Serving)
+        self._display.close(failed=isinstance(event, startup.Failed))
+        if isinstance(event, startup.Serving):
             seconds = time.monotonic() - self._began
             self._display = Plain(self._output.out, self._began)
             self._display.say("\n" + greeting(event.plan.gateway, event.plan.configs, seconds))
-            event = self._read_until((steps.Failed, Signalled))
-        if isinstance(event, steps.Failed):
+            event = self._read_until((startup.Failed, Signalled))
+        if isinstance(event, startup.Failed):
             self._explain(event.error)
         elif served:
             self._display.say("\nStopping; open streams have 20 s to finish. Ctrl-C again cuts them.")
@@ -126,8 +127,8 @@ class _Command:
         self._steps.stop()
         if not (served if self._own_cluster else self._steps.deployed):
             return
-        event = self._read_until((steps.Stopped, steps.Failed, Signalled), _FINISH_S)
-        if not self._own_cluster and not isinstance(event, steps.Stopped):
+        event = self._read_until((startup.Stopped, startup.Failed, Signalled), _FINISH_S)
+        if not self._own_cluster and not isinstance(event, startup.Stopped):
             self._display.say(_LEFT_ON_CLUSTER)
 
     def _read_until(self, kinds: tuple[type[Event], ...], limit_s: float | None = None) -> Event | None:
@@ -145,13 +146,13 @@ class _Command:
 
     def _show(self, event: Event) -> None:
         match event:
-            case steps.Entered(label, phase):
+            case startup.Entered(label, phase):
                 self._display.enter(label, phase)
-            case steps.Ended(label):
+            case startup.Ended(label):
                 self._display.end(label)
-                if label == steps.RAY:
+                if label == startup.RAY:
                     self.take_signals()  # Ray has put handlers of its own in their place
-            case steps.Note(text):
+            case startup.Note(text):
                 self._display.say(text)
             case progress.Step(model_id, phase, pid, at):
                 label = self._labels.of(model_id, pid)
@@ -196,7 +197,7 @@ class _Labels:
 
 def _code(event: Event | None, served: bool) -> int:
     match event:
-        case steps.Failed(error):
+        case startup.Failed(error):
             return _BAD_CONFIG if isinstance(error, ConfigError) else _FAILED
         case Signalled(signum) if not served:
             return 128 + signum
@@ -214,5 +215,5 @@ def _forward_steps(reader: progress.Reader, inbox: queue.SimpleQueue[Event]) -> 
 def _forward_signals(told: int, command: _Command) -> None:
     while signum := os.read(told, 1):
         command.signalled(signum[0])
-    processes.adopt_orphans()  # the guard was killed, and its duties are ours
+    guard.adopt_orphans()  # the guard was killed, and its duties are ours
     command.signalled(signal.SIGTERM)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock import hooks
-from penstock.cli.early import missing_folders
-from penstock.cli.placement import placement_of
+from penstock.cli.serve.placement import placement_of
+from penstock.cli.serve.precheck import missing_folders
 from penstock.config import Application, LLMConfig, load_applications
 from penstock.config.derive.prefill import halves
 from penstock.config.loading import yaml_source

@@ -19,10 +19,10 @@ import psutil
 
 from penstock import progress
 from penstock.cli.arguments import Plan
-from penstock.cli.cluster import Cluster, cpus_needed, preprocessors
-from penstock.cli.engine_arguments import read_engine_words
 from penstock.cli.failure import reason
-from penstock.cli.greeting import base_url
+from penstock.cli.serve.engine_arguments import read_engine_words
+from penstock.cli.serve.greeting import base_url
+from penstock.cli.serve.ray_cluster import Cluster, cpus_needed, preprocessors
 from penstock.errors import EngineStartFailed, Unavailable
 
 ARGUMENTS, RAY, SERVE, SERVICE = "Engine arguments", "Ray", "Serve", "Service"

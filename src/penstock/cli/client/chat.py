@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterator
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any, TextIO
 
-from penstock.cli.address import parsed
+from penstock.cli.client.address import parsed
 from penstock.errors import Error, Unauthorized, Unavailable
 
 Message = dict[str, str]

@@ -14,8 +14,8 @@ from urllib.parse import quote
 
 import typer
 
-from penstock.cli.address import parsed
 from penstock.cli.arguments import DEFAULT_PORT
+from penstock.cli.client.address import parsed
 from penstock.cli.failure import fail
 from penstock.errors import ConfigError, Error, NotFound, Unauthorized, Unavailable
 

@@ -255,7 +255,7 @@ def run(
         )
         order = _absolute(order)
         if dry_run:
-            from penstock.cli.job import dry_run as look
+            from penstock.cli.batch.run import dry_run as look
 
             sys.exit(look(order))
     except Exception as error:
@@ -331,7 +331,7 @@ def status(
     json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Show how far a job is: rows by state, tokens, errors by kind."""
-    from penstock.cli.job import status as tell
+    from penstock.cli.batch.run import status as tell
 
     try:
         code = tell(_absolute_url(output), as_json=json)
@@ -341,9 +341,9 @@ def status(
 
 
 def _start(output: str, *, limits: Any, prices: Any, **asked: Any) -> None:
-    from penstock.cli import processes
-    from penstock.cli.job import STOP_S, Asked
-    from penstock.cli.job import run as work
+    from penstock.cli import guard
+    from penstock.cli.batch.run import STOP_S, Asked
+    from penstock.cli.batch.run import run as work
     from penstock.data.driver import Limits
     from penstock.data.report import Prices
 
@@ -351,8 +351,8 @@ def _start(output: str, *, limits: Any, prices: Any, **asked: Any) -> None:
     price = Prices(prices[0] or 0.0, prices[1] or 0.0) if any(p is not None for p in prices) else None
     asked["limits"] = Limits(seconds, tokens, failures)
     whole = Asked(_absolute_url(output), prices=price, **asked)
-    code = processes.guarded(partial(work, whole), stop_s=STOP_S)
-    if code - 128 in set(signal.Signals) - set(processes.STOPS):
+    code = guard.guarded(partial(work, whole), stop_s=STOP_S)
+    if code - 128 in set(signal.Signals) - set(guard.STOPS):
         name = signal.Signals(code - 128).name
         print(
             f"penstock batch: its process was killed by {name}, perhaps for want of memory. What has ended "
@@ -363,7 +363,7 @@ def _start(output: str, *, limits: Any, prices: Any, **asked: Any) -> None:
 
 
 def _fail(error: Exception) -> NoReturn:
-    from penstock.cli.job import sentence
+    from penstock.cli.batch.run import sentence
 
     if isinstance(error, Error):
         fail("batch", error)

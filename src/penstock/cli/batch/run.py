@@ -15,13 +15,13 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.cli import processes
+from penstock.cli import guard
 from penstock.cli.arguments import KINDS, Arguments, plan
-from penstock.cli.engine_arguments import read_engine_words
+from penstock.cli.batch.progress_bar import Meter
+from penstock.cli.batch.summary import shown
 from penstock.cli.failure import reason
-from penstock.cli.meter import Meter
 from penstock.cli.output import Output, kept
-from penstock.cli.summary import shown
+from penstock.cli.serve.engine_arguments import read_engine_words
 from penstock.config import LLMConfig
 from penstock.data import record
 from penstock.data.claim import held
@@ -75,7 +75,7 @@ def run(asked: Asked, told: int) -> int:
         code = _explain(error, output)
     if code != _FAILED:
         shutil.rmtree(folder, ignore_errors=True)
-    processes.end_descendants()
+    guard.end_descendants()
     return code
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.cli.arguments import OPTIONS, YAML, Arguments, Plan
-from penstock.cli.engine_arguments import read_engine_words
+from penstock.cli.serve.engine_arguments import read_engine_words
 from penstock.config import LLMConfig
 from penstock.config.derive.accelerators import missing_here
 from penstock.config.derive.prefill import halves
@@ -21,7 +21,7 @@ _ALIKE = 0.8
 
 def with_all_faults(error: ConfigError, arguments: Arguments) -> ConfigError:
     """The error, and what `penstock check` finds in the same files."""
-    from penstock.cli.check import faults
+    from penstock.cli.serve.check import faults
 
     files = [word for word in arguments.sources if word.endswith(YAML) and os.path.isfile(word)]
     _, found, _ = faults(files)
