@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from penstock.config import LLMConfig
-from penstock.data.backend import Answer, Backend
-from penstock.data.backends.own import OwnEngine
-from penstock.data.request import Request
+from penstock.data.backends.in_process import OwnEngine
+from penstock.data.backends.protocol import Answer, Backend
+from penstock.data.rows.request import Request
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 OPTIONS: dict[str, Any] = {

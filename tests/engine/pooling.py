@@ -14,11 +14,11 @@ from enginetest import MODEL_ID, listening, vllm_config
 from models import model
 
 from penstock.asgi_client import call
-from penstock.data.ask import request_of
-from penstock.data.backend import Answer
-from penstock.data.columns import columns
-from penstock.data.task import Task
-from penstock.data.verdict import outcome_of
+from penstock.data.backends.protocol import Answer
+from penstock.data.execution.retry import outcome_of
+from penstock.data.results.columns import columns
+from penstock.data.rows.builder import request_of
+from penstock.data.rows.task import Task
 from penstock.serve import LLMServer
 
 LIMIT = 128

@@ -15,10 +15,10 @@ from backend_contract import CHAT, COMPLETIONS, EMBEDDINGS, FACTS, row
 from borrowed import lent
 from enginetest import SEATS, Served, vllm_config
 
-from penstock.data.backend import Answer
-from penstock.data.backends.own import OwnEngine
-from penstock.data.request import Request
-from penstock.data.window import Window
+from penstock.data.backends.in_process import OwnEngine
+from penstock.data.backends.protocol import Answer
+from penstock.data.execution.window import Window
+from penstock.data.rows.request import Request
 from penstock.engine import Load
 
 if TYPE_CHECKING:

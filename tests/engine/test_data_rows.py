@@ -14,14 +14,14 @@ import pytest
 from enginetest import BLOCK_SIZE, WINDOW, Served
 
 from penstock.asgi_client import call
-from penstock.data.ask import request_of
-from penstock.data.backend import Answer
-from penstock.data.columns import columns, schema
-from penstock.data.outcome import Outcome
-from penstock.data.program import LLM, program_columns, run
-from penstock.data.request import Request
-from penstock.data.task import Task
-from penstock.data.verdict import outcome_of
+from penstock.data.backends.protocol import Answer
+from penstock.data.execution.retry import outcome_of
+from penstock.data.pipeline.row_program import LLM, program_columns, run
+from penstock.data.results.columns import columns, schema
+from penstock.data.results.outcome import Outcome
+from penstock.data.rows.builder import request_of
+from penstock.data.rows.request import Request
+from penstock.data.rows.task import Task
 from penstock.errors import PromptTooLong
 from recipes.assistant.lessons import tool
 

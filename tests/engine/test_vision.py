@@ -27,11 +27,11 @@ from seeing import BLUE_SQUARE, RED_CIRCLE, TOKEN, asked, clip, filmed, refused,
 from tests.pictures import data_url, encoded
 
 from penstock.asgi_client import call
-from penstock.data.ask import request_of
-from penstock.data.backend import Answer
-from penstock.data.columns import columns
-from penstock.data.task import Task
-from penstock.data.verdict import outcome_of
+from penstock.data.backends.protocol import Answer
+from penstock.data.execution.retry import outcome_of
+from penstock.data.results.columns import columns
+from penstock.data.rows.builder import request_of
+from penstock.data.rows.task import Task
 from penstock.engine import Prepared
 from penstock.engine import prepared as prompt_of_task
 from penstock.errors import BadRequest

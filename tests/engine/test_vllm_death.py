@@ -13,7 +13,7 @@ from backend_contract import CHAT, row
 from dying import FOUND_S, LONG, nothing_is_left_when_the_owner_is_killed
 from enginetest import MODEL_ID, SEATS, Served, listening, until, vllm_config
 
-from penstock.data.backends.own import OwnEngine
+from penstock.data.backends.in_process import OwnEngine
 from penstock.engine import Engine
 from penstock.engines.vllm.engine import VLLMEngine
 from penstock.errors import BadRequest, EngineDead

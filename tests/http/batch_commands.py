@@ -19,7 +19,9 @@ import psutil
 
 processes = multiprocessing.get_context("forkserver")
 """Where a job from Python starts at once, for what it imports is there."""
-processes.set_forkserver_preload(["penstock.data.run", "penstock.data.job", "penstock.data.sink"])
+processes.set_forkserver_preload(
+    ["penstock.data.job.api", "penstock.data.job.job", "penstock.data.job.output"]
+)
 
 
 def rows_in(folder: Path) -> Path:

@@ -16,9 +16,9 @@ from served import Served, until
 from typer.testing import CliRunner
 
 from penstock.cli.app import app
-from penstock.data.place import place
-from penstock.data.record import read as record_of
-from penstock.data.run import batch
+from penstock.data.job.api import batch
+from penstock.data.job.manifest import read as record_of
+from penstock.data.storage.paths import place
 from penstock.errors import Unavailable
 
 pytestmark = pytest.mark.parity("X5")

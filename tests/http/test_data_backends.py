@@ -15,14 +15,14 @@ from aiohttp import web
 from backend_contract import CHAT, COMPLETIONS, FACTS, OPTIONS, REQUESTS, config, expected, meaning, row
 from served import Served
 
-from penstock.data.backend import Backend
-from penstock.data.backends.http import Http
-from penstock.data.backends.own import OwnEngine
-from penstock.data.backends.url import Url
-from penstock.data.configs import HttpRequestProcessorConfig
-from penstock.data.patience import Patience
-from penstock.data.request import Request
-from penstock.data.window import Window
+from penstock.data.backends.in_process import OwnEngine
+from penstock.data.backends.openai_service import Url
+from penstock.data.backends.payloads import Http
+from penstock.data.backends.protocol import Backend
+from penstock.data.execution.patience import Patience
+from penstock.data.execution.window import Window
+from penstock.data.pipeline.configs import HttpRequestProcessorConfig
+from penstock.data.rows.request import Request
 from penstock.engines.sim.engine import SimEngine
 from penstock.errors import ConfigError, Unavailable
 from penstock.layers.stack import stacked

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from served import NODE, Replica, Served, until
 
-from penstock.data.backends.member import Member
-from penstock.data.backends.wire import Cut, NotReached
+from penstock.data.backends.http_client import Cut, NotReached
+from penstock.data.backends.replica import Member
 
 SHORT = b'{"model": "m", "prompt": "hello", "max_tokens": 3}'
 LONG = b'{"model": "m", "prompt": "hello", "max_tokens": 4000, "ignore_eos": true}'

@@ -15,10 +15,10 @@ from backend_contract import COMPLETIONS, FACTS, REQUESTS, config, expected, lon
 from ray import serve
 from tests.ray.zoo import APP, FAST, LATE, Zoo
 
-from penstock.data.backend import Answer
-from penstock.data.backends.fleet import Fleet
-from penstock.data.request import Request
-from penstock.data.window import Window
+from penstock.data.backends.protocol import Answer
+from penstock.data.backends.replica_set import Fleet
+from penstock.data.execution.window import Window
+from penstock.data.rows.request import Request
 from penstock.errors import ConfigError, EngineDead
 from penstock.serve import build_llm_deployment
 

@@ -15,9 +15,9 @@ from backend_contract import config, until
 from ray import serve
 from tests.ray.toy import Question
 
-from penstock.data.backends.method import Method, called
-from penstock.data.shared import SharedEngine
-from penstock.data.window import Window
+from penstock.data.backends.serve_handle import Method, called
+from penstock.data.execution.window import Window
+from penstock.data.pipeline.shared_engine import SharedEngine
 from penstock.errors import BadRequest, ConfigError, EngineDead, EngineStartFailed, OwnCodeFailed, Unavailable
 from penstock.serve import build_llm_deployment
 from penstock.serve.openai_api_models import CompletionRequest

@@ -15,7 +15,7 @@ from penstock.data import (
     build_llm_processor,
     build_processor,
 )
-from penstock.data.columns import ERROR
+from penstock.data.results.columns import ERROR
 
 pytestmark = [pytest.mark.usefixtures("serve_url"), pytest.mark.parity("D1")]
 

@@ -21,10 +21,10 @@ from openai import OpenAI
 from ray import serve
 from ray.cluster_utils import Cluster
 
-from penstock.data.hire import hire
-from penstock.data.job import Job
-from penstock.data.order import Engines, Order
-from penstock.data.watcher import Watcher
+from penstock.data.job.hiring import hire
+from penstock.data.job.job import Job
+from penstock.data.job.progress import Watcher
+from penstock.data.job.spec import Engines, Order
 from penstock.serve import LLMConfig, LLMRouter, LLMServer, build_llm_deployment
 
 PORT = int(os.environ["PORT"])

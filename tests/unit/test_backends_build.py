@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.config import LLMConfig
-from penstock.data.actor import Actors
 from penstock.data.backends.build import own_engine, single_actor_options
+from penstock.data.job.ray_workers import Actors
 
 GPUS = [{"CPU": 8.0, "GPU": 2.0, "accelerator_type:L4": 1.0}]
 CPUS = [{"CPU": 8.0}]

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from penstock.config import LLMConfig
-from penstock.data.backends.own import OwnEngine, for_batch, for_task
-from penstock.data.configs import EngineProcessorConfig
-from penstock.data.hire import hire
-from penstock.data.order import Engines
-from penstock.data.patience import Patience
-from penstock.data.request import Request
-from penstock.data.station import station
-from penstock.data.window import Window
+from penstock.data.backends.in_process import OwnEngine, for_batch, for_task
+from penstock.data.execution.patience import Patience
+from penstock.data.execution.window import Window
+from penstock.data.job.hiring import hire
+from penstock.data.job.spec import Engines
+from penstock.data.pipeline.configs import EngineProcessorConfig
+from penstock.data.pipeline.stage_spec import station
+from penstock.data.rows.request import Request
 from penstock.engines.sim import tokenizer
 from penstock.errors import EngineDead, EngineStartFailed, Unavailable
 

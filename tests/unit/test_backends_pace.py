@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from penstock.data.backends.pace import Pace, Width
-from penstock.data.backends.url import Url, _endpoint, _parsed
-from penstock.data.request import Request
+from penstock.data.backends.openai_service import Url, _endpoint, _parsed
+from penstock.data.backends.rate_limit import Pace, Width
+from penstock.data.rows.request import Request
 from penstock.errors import ConfigError, Unavailable
 
 CHAT = "/v1/chat/completions"

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from penstock.data.backends.appetite import Appetite
-from penstock.data.backends.splice import with_fields
+from penstock.data.backends.json_fields import with_fields
+from penstock.data.backends.queue_depth import Appetite
 from penstock.engine import Load
 
 

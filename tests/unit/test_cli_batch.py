@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 from penstock.cli.app import app
 from penstock.cli.batch.progress_bar import Pace
 from penstock.cli.batch.summary import shown
-from penstock.data.lease import Done
-from penstock.data.report import Report, Tally
+from penstock.data.job.protocol import Done
+from penstock.data.job.report import Report, Tally
 
 pytestmark = pytest.mark.parity("X19")
 

@@ -127,7 +127,7 @@ def test_a_fault_of_our_own_says_so(tmp_path: Path, command, monkeypatch, what):
     def broken(*args: object) -> None:
         raise RuntimeError("odd")
 
-    monkeypatch.setattr("penstock.data.job.Source.rows", broken)
+    monkeypatch.setattr("penstock.data.job.job.Source.rows", broken)
     put(tmp_path / "in.jsonl", ROWS)
     code, _, err = command(tmp_path / "in.jsonl", "-o", tmp_path / "out.jsonl", *NOWHERE, *what)
     assert (code, "a fault of Penstock's own: RuntimeError: odd" in err, "Traceback" in err) == (

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pydantic
 import pytest
 
-from penstock.data.ask import request_of
-from penstock.data.fields import INPUTS, field_names
-from penstock.data.parameters import PARAMETERS
-from penstock.data.task import CHAT, COMPLETIONS, KINDS, Task
+from penstock.data.rows.builder import request_of
+from penstock.data.rows.input_columns import INPUTS, field_names
+from penstock.data.rows.parameters import PARAMETERS
+from penstock.data.rows.task import CHAT, COMPLETIONS, KINDS, Task
 from penstock.errors import BadRequest, ConfigError
 
 GENERATE, EMBED, CLASSIFY, SCORE = Task(), Task("embed"), Task("classify"), Task("score")

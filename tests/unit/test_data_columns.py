@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.data.columns import ERROR, columns, schema
-from penstock.data.outcome import Failure, Outcome
-from penstock.data.task import KINDS, Task
+from penstock.data.results.columns import ERROR, columns, schema
+from penstock.data.results.outcome import Failure, Outcome
+from penstock.data.rows.task import KINDS, Task
 
 GENERATE = Task()
 

@@ -10,8 +10,8 @@ from penstock.data import (
     build_processor,
     vLLMEngineProcessorConfig,
 )
-from penstock.data.configs import llm_config
-from penstock.data.station import station
+from penstock.data.pipeline.configs import llm_config
+from penstock.data.pipeline.stage_spec import station
 from penstock.engines.vllm.arguments import lora
 from penstock.errors import BadRequest, ConfigError
 

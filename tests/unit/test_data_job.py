@@ -15,24 +15,24 @@ import pytest
 
 from penstock.cli.batch.run import config_of
 from penstock.config import LLMConfig
-from penstock.data import record
-from penstock.data.backend import Answer
-from penstock.data.backends.own import OwnEngine
-from penstock.data.claim import Taken, claim, held
-from penstock.data.crew import Alone, WorkerLost
-from penstock.data.driver import Limits
-from penstock.data.hire import hire
-from penstock.data.job import Job, side_by_side
-from penstock.data.memory import Key, Memory
-from penstock.data.order import Engines, Order
-from penstock.data.outcome import Outcome
-from penstock.data.patience import Patience
-from penstock.data.place import Elsewhere, place
-from penstock.data.preview import preview
-from penstock.data.reader import Row
-from penstock.data.report import Prices, Report
-from penstock.data.run import batch, continued
-from penstock.data.watcher import Watcher
+from penstock.data.backends.in_process import OwnEngine
+from penstock.data.backends.protocol import Answer
+from penstock.data.execution.patience import Patience
+from penstock.data.job import manifest
+from penstock.data.job.api import batch, continued
+from penstock.data.job.driver import Limits
+from penstock.data.job.hiring import hire
+from penstock.data.job.job import Job, side_by_side
+from penstock.data.job.preview import preview
+from penstock.data.job.progress import Watcher
+from penstock.data.job.report import Prices, Report
+from penstock.data.job.spec import Engines, Order
+from penstock.data.job.worker_pool import Alone, WorkerLost
+from penstock.data.journal.answer_cache import Key, Memory
+from penstock.data.journal.lock import Taken, claim, held
+from penstock.data.results.outcome import Outcome
+from penstock.data.storage.paths import Elsewhere, place
+from penstock.data.storage.readers import Row
 from penstock.errors import ConfigError, EngineStartFailed, Unavailable
 
 FAST = {"step_base_ms": 0, "step_per_request_ms": 0, "prefill_tokens_per_s": float("inf")}
@@ -300,7 +300,7 @@ async def test_an_empty_input_gives_an_empty_output(order):
 async def test_the_record_says_what_was_asked(order):
     asked = order(texts(1), engines=Engines(words=("m",)))
     await job(asked).run()
-    found = record.read(asked.journal)
+    found = manifest.read(asked.journal)
     assert found is not None
     assert (found.order, found.total, found.ended) == (asked, 1, "finished")
 
@@ -357,7 +357,7 @@ async def test_a_row_that_breaks_its_template_fails_alone(order):
 
 
 async def test_a_row_that_breaks_our_own_code_fails_alone(order, monkeypatch):
-    from penstock.data import order as orders
+    from penstock.data.job import spec as orders
 
     real = orders.request_of
 
@@ -382,7 +382,7 @@ async def test_what_a_row_lacks_is_empty_in_its_prompt(order):
 
 
 async def test_an_answer_that_breaks_our_own_code_fails_its_row_alone(order, monkeypatch):
-    from penstock.data import window
+    from penstock.data.execution import window
 
     real = window.outcome_of
 
@@ -542,7 +542,7 @@ async def test_a_bucket_that_takes_no_last_object_ends_the_job(tmp_path: Path, m
     asked = Order(
         inputs=(f"memory://{tmp_path.name}/in.jsonl",), output=f"memory://{tmp_path.name}/out.jsonl"
     )
-    monkeypatch.setattr("penstock.data.claim.BEAT_S", 0.1)
+    monkeypatch.setattr("penstock.data.journal.lock.BEAT_S", 0.1)
     for refuses in (True, False):
         if refuses:
             with pytest.raises(Unavailable, match="journal cannot be written: The credentials have expired"):
@@ -616,12 +616,12 @@ async def test_who_lost_the_output_to_another_driver_writes_nothing(order, monke
 
         def free(self) -> None: ...
 
-    monkeypatch.setattr("penstock.data.job.claim", lambda journal: Lost())
+    monkeypatch.setattr("penstock.data.job.job.claim", lambda journal: Lost())
     asked = order(texts(3))
     with pytest.raises(Taken, match="Another driver has taken over this output"):
         await job(asked).run()
     assert not asked.where.exists()
-    assert record.read(asked.journal).ended is None
+    assert manifest.read(asked.journal).ended is None
 
 
 def test_asking_for_the_state_of_a_job_is_in_nobodys_way(tmp_path: Path):
@@ -653,7 +653,7 @@ def test_a_template_of_the_model_that_refuses_a_row_is_its_fault(order, monkeypa
         def apply_chat_template(self, messages, **options):
             raise ValueError("System role not supported")
 
-    monkeypatch.setattr("penstock.data.preview._template", lambda config: (Template(), ""))
+    monkeypatch.setattr("penstock.data.job.preview._template", lambda config: (Template(), ""))
     found = preview(order([{"messages": [{"role": "user", "content": "x"}]}]))
     assert (found.good, found.faults) == (
         0,
@@ -663,7 +663,7 @@ def test_a_template_of_the_model_that_refuses_a_row_is_its_fault(order, monkeypa
 
 async def test_a_service_that_never_answers_is_not_waited_for_without_end(monkeypatch):
     made = Mock()
-    monkeypatch.setattr("penstock.data.backends.url.Url", made)
+    monkeypatch.setattr("penstock.data.backends.openai_service.Url", made)
     hire(Engines(url="http://x"), None).hand(place("/nowhere"), "a", Patience())
     assert 600 <= made.call_args.kwargs["timeout_s"] <= 3600
 
@@ -680,7 +680,7 @@ SIM = LLMConfig(
 def in_process(monkeypatch):
     """`batch()` with its engine in this process."""
     monkeypatch.setattr(
-        "penstock.data.run.hire", lambda engines, config, **_: Alone(lambda: OwnEngine(config))
+        "penstock.data.job.api.hire", lambda engines, config, **_: Alone(lambda: OwnEngine(config))
     )
 
 
@@ -725,11 +725,11 @@ async def test_no_secret_is_kept_and_the_same_command_goes_on(order):
     )
     await job(secret, limits=Limits(seconds=0.0)).run()
     assert b"hush" not in (asked.journal / "job.json").read()
-    found = record.read(asked.journal).order
+    found = manifest.read(asked.journal).order
     assert found.engines.words == ("m", "--max-model-len", "9")
     continued(found, secret)
     with pytest.raises(ConfigError, match="keeps no passwords"):
-        record.check_resumable(found)
+        manifest.check_resumable(found)
 
 
 async def test_an_input_by_a_signed_url_is_read_by_it(tmp_path: Path, monkeypatch):

@@ -17,12 +17,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.config import LLMConfig
-from penstock.data.backend import Answer
-from penstock.data.backends.own import OwnEngine
-from penstock.data.crew import Alone
-from penstock.data.job import Job
-from penstock.data.order import Order
-from penstock.data.request import Request
+from penstock.data.backends.in_process import OwnEngine
+from penstock.data.backends.protocol import Answer
+from penstock.data.job.job import Job
+from penstock.data.job.spec import Order
+from penstock.data.job.worker_pool import Alone
+from penstock.data.rows.request import Request
 
 pytestmark = pytest.mark.parity("X5")
 

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 from bucket import s3_server
 
-from penstock.data.index import Index, JournalBroken, ended_in
-from penstock.data.journal import Entry, Segment, attempt, line
-from penstock.data.outcome import Failure, Outcome
-from penstock.data.place import place
+from penstock.data.journal.index import Index, JournalBroken, ended_in
+from penstock.data.journal.segment import Entry, Segment, attempt, line
+from penstock.data.results.outcome import Failure, Outcome
+from penstock.data.storage.paths import place
 from penstock.errors import Unavailable
 
 pytestmark = pytest.mark.parity("X5")
@@ -196,8 +196,8 @@ PASSING = Unavailable("The server cannot be reached.", passing=True)
 
 
 def test_lines_of_an_object_that_could_not_be_written_are_written_again(monkeypatch):
-    monkeypatch.setattr("penstock.data.journal.SYNC_S", 0.01)
-    monkeypatch.setattr("penstock.data.journal._PAUSE_S", 0.001)
+    monkeypatch.setattr("penstock.data.journal.segment.SYNC_S", 0.01)
+    monkeypatch.setattr("penstock.data.journal.segment._PAUSE_S", 0.001)
     folder, told = Failing(3, PASSING), threading.Event()
     segment = Segment(folder, "0001-a")
     segment.keep(Entry(0, ok()), told.set)
@@ -208,9 +208,9 @@ def test_lines_of_an_object_that_could_not_be_written_are_written_again(monkeypa
 
 @pytest.mark.parametrize("error", [Unavailable("Access is denied."), PASSING])
 def test_a_bucket_that_cannot_be_written_is_told_at_once_without_another_line(error, monkeypatch):
-    monkeypatch.setattr("penstock.data.journal.SYNC_S", 0.01)
-    monkeypatch.setattr("penstock.data.journal._PAUSE_S", 0.001)
-    monkeypatch.setattr("penstock.data.journal._OUTAGE_S", 0.01)
+    monkeypatch.setattr("penstock.data.journal.segment.SYNC_S", 0.01)
+    monkeypatch.setattr("penstock.data.journal.segment._PAUSE_S", 0.001)
+    monkeypatch.setattr("penstock.data.journal.segment._OUTAGE_S", 0.01)
     broken: list[Exception] = []
     seen = threading.Event()
     segment = Segment(Failing(10**9, error), "0001-a", lambda error: (broken.append(error), seen.set()))

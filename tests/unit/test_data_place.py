@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from bucket import s3_server
 
-from penstock.data.place import found, place, unfinished, written
+from penstock.data.storage.paths import found, place, unfinished, written
 from penstock.errors import SourceNotFound, Unavailable
 
 

@@ -12,13 +12,13 @@ import pytest
 
 from penstock.asgi_client import call
 from penstock.config import LLMConfig
-from penstock.data.backend import Answer
-from penstock.data.fault import error_of, failure_of
-from penstock.data.outcome import Failure, Outcome
-from penstock.data.program import LLM, program_columns, program_schema, run
-from penstock.data.request import Request
-from penstock.data.task import Task
-from penstock.data.verdict import outcome_of
+from penstock.data.backends.protocol import Answer
+from penstock.data.execution.retry import outcome_of
+from penstock.data.pipeline.row_program import LLM, program_columns, program_schema, run
+from penstock.data.results.fault import error_of, failure_of
+from penstock.data.results.outcome import Failure, Outcome
+from penstock.data.rows.request import Request
+from penstock.data.rows.task import Task
 from penstock.engines import engine_class
 from penstock.errors import BadRequest, Error, NotFound, Overloaded, PromptTooLong, Unavailable
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import pytest
 
-from penstock.data.lease import Done
-from penstock.data.prefix import Waiting, beginning
-from penstock.data.queue import LOOK_AHEAD_BYTES, Queue, Reused
-from penstock.data.request import Request
+from penstock.data.job.prefix import Waiting, beginning
+from penstock.data.job.protocol import Done
+from penstock.data.job.queue import LOOK_AHEAD_BYTES, Queue, Reused
+from penstock.data.rows.request import Request
 
 
 def waiting(number: int, text: str = "", key: str | None = None) -> Waiting:

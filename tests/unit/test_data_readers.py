@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.data.place import Elsewhere, place
-from penstock.data.reader import source
+from penstock.data.storage.paths import Elsewhere, place
+from penstock.data.storage.readers import source
 from penstock.errors import ConfigError, Unavailable
 
 

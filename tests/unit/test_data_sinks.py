@@ -8,15 +8,15 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.data.columns import columns
-from penstock.data.index import Index
-from penstock.data.journal import Entry, line
-from penstock.data.order import Order
-from penstock.data.outcome import Failure, Outcome
-from penstock.data.place import place
-from penstock.data.reader import source
-from penstock.data.sink import Sink
-from penstock.data.writer import batched
+from penstock.data.job.output import Sink
+from penstock.data.job.spec import Order
+from penstock.data.journal.index import Index
+from penstock.data.journal.segment import Entry, line
+from penstock.data.results.columns import columns
+from penstock.data.results.outcome import Failure, Outcome
+from penstock.data.storage.paths import place
+from penstock.data.storage.readers import source
+from penstock.data.storage.writers import batched
 from penstock.errors import ConfigError, Error
 
 pytestmark = pytest.mark.parity("X5")

@@ -7,13 +7,13 @@ import pyarrow as pa
 import pytest
 
 from penstock.config import LLMConfig
-from penstock.data.configs import EngineProcessorConfig
-from penstock.data.finish import Finish
-from penstock.data.outcome import Outcome
-from penstock.data.patience import Patience
-from penstock.data.prepare import END, PACKED, SAID, Prepare, packed, unpacked
-from penstock.data.stage import EngineStage
-from penstock.data.station import station
+from penstock.data.execution.patience import Patience
+from penstock.data.pipeline.configs import EngineProcessorConfig
+from penstock.data.pipeline.engine_stage import EngineStage
+from penstock.data.pipeline.postprocess import Finish
+from penstock.data.pipeline.preprocess import END, PACKED, SAID, Prepare, packed, unpacked
+from penstock.data.pipeline.stage_spec import station
+from penstock.data.results.outcome import Outcome
 from penstock.errors import ConfigError
 
 SEEN = []

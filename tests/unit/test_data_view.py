@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from penstock.data.view import View, view
+from penstock.data.results.row_view import View, view
 
 REQUEST = {"messages": [{"role": "user", "content": "Hi"}], "sampling_params": {"temperature": 0}}
 RESULTS = {"generated_text": "Hello.", "error": None}

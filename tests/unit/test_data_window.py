@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
-from penstock.data.backend import Answer
-from penstock.data.patience import Patience
-from penstock.data.request import Request
-from penstock.data.window import Window
+from penstock.data.backends.protocol import Answer
+from penstock.data.execution.patience import Patience
+from penstock.data.execution.window import Window
+from penstock.data.rows.request import Request
 from penstock.engine import Load
 from penstock.errors import EngineDead, EngineStartFailed, Unavailable
 

@@ -35,7 +35,7 @@ EDGES = {
     "uvicorn": {"serve"},
     "pyarrow": {"sources/bucket.py", "data"},
     "pandas": {"data"},
-    "fsspec": {"sources/fsspec_store.py", "data/place.py"},
+    "fsspec": {"sources/fsspec_store.py", "data/storage/paths.py"},
     "huggingface_hub": {"sources/hub.py"},
     "opentelemetry": {"serve/tracing.py"},
 }

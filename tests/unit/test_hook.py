@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from penstock.config import LLMConfig
-from penstock.data.parameters import PARAMETERS
+from penstock.data.rows.parameters import PARAMETERS
 from penstock.errors import BadRequest, ConfigError, Error, PromptTooLong
 from penstock.hooks import PREPROCESSOR, Context, Hook, meant, problems
 from penstock.hooks.result import SAMPLING

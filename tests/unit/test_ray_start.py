@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import ray
 
-from penstock.data.cluster import started
+from penstock.data.backends.ray_cluster import started
 from penstock.errors import Unavailable
 
 LATE = "The current node timed out during startup. This could happen because ..."

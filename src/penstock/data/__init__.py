@@ -11,31 +11,31 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
-    from penstock.data.configs import (
+    from penstock.data.job.api import batch
+    from penstock.data.pipeline.configs import (
         EngineProcessorConfig,
         HttpRequestProcessorConfig,
         ProcessorConfig,
         ServeDeploymentProcessorConfig,
         vLLMEngineProcessorConfig,
     )
-    from penstock.data.prepare import batched
-    from penstock.data.processor import Processor, build_llm_processor, build_processor
-    from penstock.data.run import batch
-    from penstock.data.shared import shared_engine
+    from penstock.data.pipeline.preprocess import batched
+    from penstock.data.pipeline.processor import Processor, build_llm_processor, build_processor
+    from penstock.data.pipeline.shared_engine import shared_engine
 
 _WHERE = {
-    "EngineProcessorConfig": "configs",
-    "HttpRequestProcessorConfig": "configs",
-    "ProcessorConfig": "configs",
-    "ServeDeploymentProcessorConfig": "configs",
-    "vLLMEngineProcessorConfig": "configs",
-    "batch": "run",
-    "batched": "prepare",
-    "Processor": "processor",
-    "build_llm_processor": "processor",
-    "build_processor": "processor",
-    "LLMConfig": "configs",
-    "shared_engine": "shared",
+    "EngineProcessorConfig": "pipeline.configs",
+    "HttpRequestProcessorConfig": "pipeline.configs",
+    "LLMConfig": "pipeline.configs",
+    "Processor": "pipeline.processor",
+    "ProcessorConfig": "pipeline.configs",
+    "ServeDeploymentProcessorConfig": "pipeline.configs",
+    "batch": "job.api",
+    "batched": "pipeline.preprocess",
+    "build_llm_processor": "pipeline.processor",
+    "build_processor": "pipeline.processor",
+    "shared_engine": "pipeline.shared_engine",
+    "vLLMEngineProcessorConfig": "pipeline.configs",
 }
 
 __all__ = [

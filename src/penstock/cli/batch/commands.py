@@ -214,7 +214,7 @@ def run(
     fail_on_errors: _FailOnErrors = False,
     verbose: _Verbose = False,
 ) -> None:
-    from penstock.data.order import Engines, Order
+    from penstock.data.job.spec import Engines, Order
 
     inputs, engine_words = split(words)
     try:
@@ -295,7 +295,7 @@ def resume(
     verbose: _Verbose = False,
 ) -> None:
     """Go on with a job that was stopped or killed; by others who answer, where some are named."""
-    from penstock.data.order import Engines
+    from penstock.data.job.spec import Engines
 
     outputs, engine_words = split(words)
     try:
@@ -344,8 +344,8 @@ def _start(output: str, *, limits: Any, prices: Any, **asked: Any) -> None:
     from penstock.cli import guard
     from penstock.cli.batch.run import STOP_S, Asked
     from penstock.cli.batch.run import run as work
-    from penstock.data.driver import Limits
-    from penstock.data.report import Prices
+    from penstock.data.job.driver import Limits
+    from penstock.data.job.report import Prices
 
     seconds, tokens, failures = limits
     price = Prices(prices[0] or 0.0, prices[1] or 0.0) if any(p is not None for p in prices) else None
@@ -382,7 +382,7 @@ def _changed(output: str, replicas: int | None, deployment: str | None) -> Any:
     """The engines of a job that was begun, but for what is asked now. Raises: ConfigError."""
     from msgspec.structs import replace
 
-    from penstock.data.job import Job
+    from penstock.data.job.job import Job
 
     found = Job.left_at(output).engines
     _refuse_idle(None if found.words else "on a job without engines of its own", {"--replicas": replicas})
@@ -424,7 +424,7 @@ def _engines(words: tuple[str, ...], given: Any, more: Mapping[str, Any]) -> Any
 
 def _defaults(params: list[str], max_tokens: int | None) -> dict[str, Any]:
     """Raises: ConfigError."""
-    from penstock.data.values import plain
+    from penstock.data.rows.coerce import plain
 
     found: dict[str, Any] = {}
     for param in params:
@@ -456,7 +456,7 @@ def _absolute(order: Any) -> Any:
 
 
 def _absolute_url(path: str) -> str:
-    from penstock.data.place import absolute
+    from penstock.data.storage.paths import absolute
 
     return absolute(path)
 

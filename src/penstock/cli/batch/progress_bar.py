@@ -9,9 +9,9 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from penstock.data.record import Record
-from penstock.data.report import Tally
-from penstock.data.watcher import Watcher
+from penstock.data.job.manifest import Record
+from penstock.data.job.progress import Watcher
+from penstock.data.job.report import Tally
 
 _RECENT_S = 10.0
 _LINE_S = 10.0

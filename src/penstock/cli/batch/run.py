@@ -23,17 +23,17 @@ from penstock.cli.failure import reason
 from penstock.cli.output import Output, kept
 from penstock.cli.serve.engine_arguments import read_engine_words
 from penstock.config import LLMConfig
-from penstock.data import record
-from penstock.data.claim import held
-from penstock.data.driver import BUDGET, Limits
-from penstock.data.hire import hire
-from penstock.data.index import Index
-from penstock.data.job import Job
-from penstock.data.order import Engines, Order
-from penstock.data.place import Place
-from penstock.data.preview import Preview, preview
-from penstock.data.report import Prices, Report, Tally, report
-from penstock.data.run import continued, settled
+from penstock.data.job import manifest
+from penstock.data.job.api import continued, settled
+from penstock.data.job.driver import BUDGET, Limits
+from penstock.data.job.hiring import hire
+from penstock.data.job.job import Job
+from penstock.data.job.preview import Preview, preview
+from penstock.data.job.report import Prices, Report, Tally, report
+from penstock.data.job.spec import Engines, Order
+from penstock.data.journal.index import Index
+from penstock.data.journal.lock import held
+from penstock.data.storage.paths import Place
 from penstock.errors import ConfigError, EngineStartFailed, Error
 
 STOP_S = 90.0
@@ -114,7 +114,7 @@ def _ended(asked: Asked, done: Report, output: Output, *, whole: bool = True) ->
 
 def _why(done: Report) -> str:
     """Why a job that has ended by itself is no success."""
-    if done.ended != record.FINISHED:
+    if done.ended != manifest.FINISHED:
         rows = "Rows" if done.waiting is None else f"{done.waiting:,} rows"
         return f"stopped ({done.ended}); {rows} are left. Go on: penstock batch resume {done.output}"
     how_many = f"{done.failed:,} of {done.rows or 0:,} rows failed"
@@ -122,15 +122,15 @@ def _why(done: Report) -> str:
     return f"{how_many} (they are in '{done.files[-1]}'){example}"
 
 
-def _order(asked: Asked) -> tuple[Order, record.Record | None]:
+def _order(asked: Asked) -> tuple[Order, manifest.Record | None]:
     """What to run, and what is there of it. Raises: ConfigError."""
     order = asked.order
     if order is None:
         order = Job.left_at(asked.output)
         if asked.engines is not None:
             order = msgspec.structs.replace(order, engines=asked.engines)
-        record.check_resumable(order)
-    before = record.read(order.journal)
+        manifest.check_resumable(order)
+    before = manifest.read(order.journal)
     if before is not None and asked.order is not None:
         continued(before.order, order)
     return order, before
@@ -158,7 +158,7 @@ async def _signalled(job: Job, told: int, meter: Meter) -> Report:
 
 
 def _code(done: Report, *, fail_on_errors: bool) -> int:
-    if done.ended == record.FINISHED:
+    if done.ended == manifest.FINISHED:
         return _FAILED if done.failed and (fail_on_errors or not done.ok) else 0
     if done.ended.startswith(BUDGET):
         return _STOPPED
@@ -246,7 +246,7 @@ def _print(found: Preview) -> None:
 def status(output: str, *, as_json: bool) -> int:
     """Prints how far the job of an output is. Raises: ConfigError when there is none."""
     journal = Job.left_at(output).journal
-    found = record.read(journal)
+    found = manifest.read(journal)
     assert found is not None
     spool = Path(tempfile.mkdtemp(prefix="penstock-batch-"))
     try:
@@ -265,7 +265,7 @@ def status(output: str, *, as_json: bool) -> int:
     return 0
 
 
-def _state(found: record.Record, journal: Place) -> str:
+def _state(found: manifest.Record, journal: Place) -> str:
     if found.ended is not None:
         return found.ended
     return "running" if held(journal) else "killed"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.data.record import FINISHED
-from penstock.data.report import Report
+from penstock.data.job.manifest import FINISHED
+from penstock.data.job.report import Report
 
 _MOST_KINDS = 8
 

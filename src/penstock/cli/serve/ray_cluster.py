@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.config import LLMConfig
 from penstock.config.derive.prefill import halves
 from penstock.config.schema.processing import own_deployment
-from penstock.data.cluster import started
+from penstock.data.backends.ray_cluster import started
 from penstock.errors import Unavailable
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.config.derive.accelerators import Nodes, accelerator_kind
 from penstock.config.derive.placement import Placement, place
 from penstock.config.derive.serve_options import runtime_env, without_secrets
-from penstock.data.backends.own import OwnEngine
+from penstock.data.backends.in_process import OwnEngine
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig

@@ -1,0 +1,210 @@
+"""Any OpenAI-compatible service by its URL, or any URL that takes JSON: somebody else keeps the engines.
+
+It stands between the window and the network. What is answered is an answer, whatever its status; where nobody
+was reached, it is Unavailable.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from urllib.parse import SplitResult, urlsplit, urlunsplit
+
+import msgspec
+
+from penstock.data.backends.http_client import Cut, NotReached, Wire
+from penstock.data.backends.json_fields import with_fields
+from penstock.data.backends.protocol import Answer
+from penstock.data.backends.rate_limit import Pace, Width
+from penstock.data.rows.request import Request
+from penstock.engine import Load, Progress, silent
+from penstock.errors import BadRequest, ConfigError, DeadlineExceeded, Error, Unavailable
+from penstock.openai.errors import envelope
+
+_TOO_MANY = (429, 503)
+_WRONG = (400, 404, 422)
+_MODELS = "/v1/models"
+_VERSION = re.compile(r"/v\d\w*(/|$)")
+
+
+class Url:
+    """A service at `url`, with or without its `/v1`; with `raw` each body goes to exactly this URL.
+
+    model: for rows that name none; without it the one that the service lists, if it is one.
+    pace: of its requests. max_concurrency: at a time; less while it answers 429 or 503.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        api_key: str | None = None,
+        model: str | None = None,
+        pace: Pace | None = None,
+        max_concurrency: int = 64,
+        timeout_s: float | None = None,
+        raw: bool = False,
+    ) -> None:
+        """Raises: ConfigError."""
+        self._url = _parsed(url)
+        self._shown = _shown(self._url)
+        self._headers = {**({"authorization": f"Bearer {api_key}"} if api_key else {}), **(headers or {})}
+        self._model = model
+        self._timeout_s = timeout_s
+        self._raw = raw
+        self._pace = pace or Pace(None)
+        self._width = Width(max_concurrency)
+        self._wire: Wire | None = None
+        self._in_flight = 0
+        self._several: list[str] = []
+        self._accepted = False
+
+    async def start(self, progress: Progress = silent) -> None:
+        """Raises: Unavailable when the service is not reached, ConfigError when it refuses the key."""
+        if self._wire is not None:
+            return
+        wire = Wire(self._headers, self._timeout_s)
+        try:
+            if not self._raw and self._model is None:
+                self._model = await self._only_model(wire)
+        except BaseException:
+            await wire.close()
+            raise
+        self._wire = wire
+
+    async def stop(self) -> None:
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            await wire.close()
+
+    async def ask(self, request: Request) -> Answer:
+        if self._wire is None:
+            raise Unavailable(f"Nothing is asked of {self._shown} before `start`.")
+        self._in_flight += 1
+        try:
+            await self._pace.turn()
+            sent_at = time.monotonic()
+            answer = await self._post(self._wire, request)
+        finally:
+            self._in_flight -= 1
+        if answer.status in _TOO_MANY:
+            self._width.refused(sent_at, answer.retry_after_s)
+        else:
+            self._width.bore()
+        self._check_named(request, answer)
+        return answer
+
+    def load(self) -> Load:
+        """What is known here: how many are unanswered."""
+        return Load(running=self._in_flight)
+
+    def room(self, in_flight: int) -> int:
+        free, turns = max(0, self._width.now - in_flight), self._pace.open()
+        return free if turns is None else min(free, turns)
+
+    def _check_named(self, request: Request, answer: Answer) -> None:
+        """Of several models a service may have a default. Where it has none, all rows would fail alike.
+
+        Raises: ConfigError.
+        """
+        self._accepted |= answer.status == 200
+        if request.model or self._accepted or not self._several or answer.status not in _WRONG:
+            return
+        raise ConfigError(
+            f"{self._shown} refuses a row that names no model; it serves "
+            f"{', '.join(map(repr, self._several))}. Choose one for all rows (--model, or model=), or name "
+            "one in each row."
+        )
+
+    async def _post(self, wire: Wire, request: Request) -> Answer:
+        """Raises: Unavailable."""
+        if request.prompt is not None:
+            return _refused(
+                BadRequest(f"{self._shown} takes no prompt for the engine; send the input itself.")
+            )
+        url, body = self._whole(request)
+        try:
+            answer = (await wire.post(url, body)).answer()
+        except NotReached as error:
+            raise Unavailable(f"{self._shown} cannot be reached: {error}.") from error
+        except Cut as error:
+            return Answer(502, envelope(Unavailable(f"{self._shown} broke off: {error}.")))
+        except TimeoutError:
+            return _refused(DeadlineExceeded(f"{self._shown} gave no answer within {self._timeout_s:g} s."))
+        if 300 <= answer.status < 400:
+            moved = f"{self._shown} answers {answer.status}, a redirection; give the URL to which it leads."
+            return Answer(answer.status, envelope(Unavailable(moved)))
+        return answer
+
+    def _whole(self, request: Request) -> tuple[str, bytes]:
+        if self._raw:
+            return urlunsplit(self._url), request.body
+        model = request.model or self._model
+        body = with_fields(request.body, {"model": model} if model else {})
+        return _endpoint(self._url, request.path), body
+
+    async def _only_model(self, wire: Wire) -> str | None:
+        try:
+            answer = await wire.get(_endpoint(self._url, _MODELS))
+        except (NotReached, Cut, TimeoutError) as error:
+            why = str(error) or "it does not answer"
+            raise Unavailable(
+                f"{self._shown} cannot be reached: {why}. Is it running, and the URL right?"
+            ) from error
+        if answer.status in (401, 403):
+            raise ConfigError(
+                f"{self._shown} refuses the API key (status {answer.status}); give the right one."
+            )
+        try:
+            listed = msgspec.json.decode(answer.body, type=_Models) if answer.status == 200 else _Models()
+        except (msgspec.DecodeError, msgspec.ValidationError):
+            return None
+        names = [card.id for card in listed.data if card.parent is None]
+        if len(names) == 1:
+            return names[0]
+        self._several = names
+        return None
+
+
+class _Card(msgspec.Struct):
+    """A model as services list it. parent: of an adapter."""
+
+    id: str
+    parent: str | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Card] = []
+
+
+def _refused(error: Error) -> Answer:
+    return Answer(error.status, envelope(error))
+
+
+def _parsed(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return parts._replace(fragment="")
+    except ValueError:  # a port that is no number
+        pass
+    raise ConfigError("The URL of a service must be like http://host:8000/v1 or https://host/v1.")
+
+
+def _endpoint(base: SplitResult, path: str) -> str:
+    """Where `path` is. base: as OpenAI's clients take it, or without `/v1`, or the whole endpoint."""
+    at = base.path.rstrip("/")
+    if at.endswith(path):
+        path = ""
+    elif at.endswith("/v1"):
+        at = at.removesuffix("/v1")
+    elif _VERSION.search(at):
+        path = path.removeprefix("/v1")
+    return urlunsplit(base._replace(path=at + path))
+
+
+def _shown(url: SplitResult) -> str:
+    """Without what may be secret."""
+    return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"

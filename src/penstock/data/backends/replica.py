@@ -1,0 +1,169 @@
+"""One replica of a fleet, asked at its own listener: how it is, what of ours is in it, and whether it lives.
+
+Its link tells its load ten times a second and its death at once. Above it: the fleet, which decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from urllib.parse import quote
+
+import msgspec
+
+from penstock.data.backends.http_client import Cut, Heard, NotReached
+from penstock.data.backends.queue_depth import Appetite
+from penstock.engine import Load
+from penstock.transport import link
+from penstock.transport.address import Address
+from penstock.transport.connection import Connection, connect
+
+log = logging.getLogger(__name__)
+
+_IDLE_S = 60.0  # less than a replica keeps an idle connection
+_PATH = "/-_.~:@!$&'()*+,;=?"
+"""What a path may hold as it is."""
+
+
+class Member:
+    """A replica from the moment it is known until it is lost; then it is lost for good."""
+
+    def __init__(self, address: Address, node_id: str, asker: str, changed: Callable[[], None]) -> None:
+        """node_id: ours. asker: our name. changed: called when it is ready, draining, or lost."""
+        self.id = address.replica_id
+        self.hello: link.Hello | None = None
+        self.takes_adapters = False
+        self.in_flight = 0
+        self.gone = False
+        self._address, self._node_id, self._asker = address, node_id, asker
+        self._changed = changed
+        self._report: link.Report | None = None
+        self._reported = 0
+        """Of ours in it, when it reported."""
+        self._appetite = Appetite()
+        self._idle: list[Connection] = []
+        self._link = asyncio.create_task(self._follow())
+
+    @property
+    def ready(self) -> bool:
+        """Whether new requests may go to it."""
+        return not self.gone and self._report is not None and self._report.state == "ready"
+
+    @property
+    def busy(self) -> int:
+        """Requests in it, all askers' together, as far as known."""
+        return (self._report.elsewhere if self._report else 0) + self.in_flight
+
+    def load(self) -> Load:
+        """As it last said."""
+        report = self._report or link.Report()
+        return Load(report.running, report.waiting, report.waiting_tokens, report.kv_usage)
+
+    def room(self) -> int:
+        """How many more requests to send to it now."""
+        if not self.ready:
+            return 0
+        load = self.load()
+        since = self.in_flight - self._reported
+        return self._appetite.room(load, load.running + load.waiting + since)
+
+    async def ask(self, path: str, body: bytes, adapter: str | None) -> Heard:
+        """Raises: NotReached when it has not seen the request; Cut when it ended with the request in it."""
+        self.in_flight += 1
+        try:
+            connection = await self._connection()
+            try:
+                heard = await _exchange(connection, self._head(path, len(body), adapter), body)
+            except OSError as error:
+                raise Cut(str(error)) from error
+            finally:
+                self._release(connection)
+        finally:
+            self.in_flight -= 1
+        self._appetite.answered(self.load())
+        return heard
+
+    async def close(self) -> None:
+        """Ends the link, and the connections that nothing uses."""
+        self.gone = True
+        self._link.cancel()
+        await asyncio.wait({self._link})
+        for connection in self._idle:
+            connection.abort()
+
+    async def _connection(self) -> Connection:
+        """Raises: NotReached."""
+        now = asyncio.get_running_loop().time()
+        while self._idle:
+            connection = self._idle.pop()
+            if now - connection.idle_since < _IDLE_S and connection.reusable:
+                return connection
+            connection.abort()
+        return await self._connect()
+
+    async def _connect(self) -> Connection:
+        try:
+            return await connect(self._address, self._node_id, _nothing)
+        except (OSError, TimeoutError) as error:
+            raise NotReached(str(error) or "no connection in time") from error
+
+    def _release(self, connection: Connection) -> None:
+        """Kept for the next request; one that has not finished is thereby aborted, its request with it."""
+        if connection.reusable and not self.gone:
+            connection.idle_since = asyncio.get_running_loop().time()
+            self._idle.append(connection)
+        else:
+            connection.abort()
+
+    def _head(self, path: str, body_bytes: int, adapter: str | None) -> bytes:
+        fields = [
+            b"POST %b HTTP/1.1" % quote(path, safe=_PATH).encode(),
+            b"host: replica",
+            b"content-type: application/json",
+            b"content-length: %d" % body_bytes,
+            b"%b: %b" % (link.SECRET, self._address.secret.encode()),
+            b"%b: %b" % (link.GATEWAY, self._asker.encode()),
+        ]
+        if adapter:
+            fields.append(b"%b: %b" % (link.ADAPTER, quote(adapter, safe="").encode()))
+        return b"\r\n".join(fields) + b"\r\n\r\n"
+
+    async def _follow(self) -> None:
+        try:
+            connection = await self._connect()
+            try:
+                await link.listen(connection, self._address.secret, self._asker, self._hear)
+            finally:
+                connection.abort()
+        except (NotReached, OSError, TimeoutError, msgspec.DecodeError) as error:
+            log.info("Replica %s is lost: %s", self.id, error)
+        finally:
+            self.gone = True
+            self._changed()
+
+    def _hear(self, word: link.Word) -> None:
+        was_ready = self.ready
+        if isinstance(word, link.Report):
+            self._report, self._reported = word, self.in_flight
+        elif isinstance(word, link.Adapters):
+            self.takes_adapters = True
+        else:
+            self.hello = word
+        if self.ready != was_ready:
+            self._changed()
+
+
+async def _exchange(connection: Connection, head: bytes, body: bytes) -> Heard:
+    """Raises: ConnectionError."""
+    connection.request(head, body)
+    answer = await connection.head()
+    pieces: list[bytes] = []
+    while piece := await connection.read():
+        pieces.append(piece)
+    fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in answer.headers}
+    return Heard(answer.status, b"".join(pieces), fields)
+
+
+def _nothing(_connection: Connection) -> None:
+    """A lost connection is seen by whoever uses it next."""

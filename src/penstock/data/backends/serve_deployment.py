@@ -1,0 +1,100 @@
+"""A deployment of Ray Serve for rows of two kinds: requests to a model of ours, and calls of any method.
+
+Of a model of ours the methods, too, go through its replicas' own listeners, where the same endpoints are.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from penstock.data.backends.native_types import argument
+from penstock.data.backends.protocol import Answer
+from penstock.data.backends.replica_set import Fleet
+from penstock.data.backends.serve_handle import Method
+from penstock.data.pipeline.configs import ServeDeploymentProcessorConfig
+from penstock.data.rows.coerce import plain
+from penstock.data.rows.request import Request
+from penstock.engine import Load, Progress, silent
+from penstock.errors import BadRequest, ConfigError
+from penstock.openai.errors import envelope
+
+_PATHS = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "responses": "/v1/responses",
+    "messages": "/v1/messages",
+    "embeddings": "/v1/embeddings",
+    "score": "/score",
+    "rerank": "/rerank",
+    "classify": "/classify",
+    "pooling": "/pooling",
+    "tokenize": "/tokenize",
+    "detokenize": "/detokenize",
+}
+"""Methods of `LLMServer` that are endpoints of its listener, too."""
+
+
+class Served:
+    """Asked at its listeners where it is a model of ours, else by handle."""
+
+    def __init__(self, config: ServeDeploymentProcessorConfig) -> None:
+        app, name = config.app_name, config.deployment_name
+        self._dtypes: Mapping[str, Any] = config.dtype_mapping
+        self._fleet: Fleet | None = Fleet(app, name)
+        self._method = Method(app, name, dtypes=self._dtypes, max_concurrency=config.max_in_flight)
+
+    async def start(self, progress: Progress = silent) -> None:
+        await self._method.start(progress)
+        if self._fleet is not None:
+            try:
+                await self._fleet.start(progress)
+            except ConfigError:  # it has no listeners of ours
+                self._fleet = None
+
+    async def stop(self) -> None:
+        await self._method.stop()
+        if self._fleet is not None:
+            await self._fleet.stop()
+
+    async def ask(self, request: Request) -> Answer:
+        is_call = not request.path.startswith("/")
+        if self._fleet is None:
+            return await self._method.ask(request) if is_call else _refused(_NO_MODEL)
+        if not is_call:
+            return await self._fleet.ask(request)
+        if request.path not in _PATHS:
+            return await self._method.ask(request)
+        try:
+            return await self._fleet.ask(self._as_request(request))
+        except BadRequest as error:
+            return _refused(error)
+
+    def load(self) -> Load:
+        return self._method.load() if self._fleet is None else self._fleet.load()
+
+    def room(self, in_flight: int) -> int:
+        return self._method.room(in_flight) if self._fleet is None else self._fleet.room(in_flight)
+
+    def _as_request(self, call: Request) -> Request:
+        """Raises: BadRequest."""
+        dtype, kwargs = pickle.loads(call.prompt or b"")
+        if dtype is not None:
+            argument(dtype, kwargs, self._dtypes)
+        body = plain(kwargs, "request_kwargs")
+        model = body.pop("model", None)
+        if body.pop("stream", None):
+            raise BadRequest("A row gets its answer whole; leave `stream` out.", param="stream")
+        return Request(path=_PATHS[call.path], body=msgspec.json.encode(body), model=model)
+
+
+_NO_MODEL = BadRequest(
+    "The deployment is no model of Penstock's: a row must name its `method`, with `request_kwargs`."
+)
+
+
+def _refused(error: BadRequest) -> Answer:
+    return Answer(error.status, envelope(error))

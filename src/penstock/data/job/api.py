@@ -1,0 +1,201 @@
+"""`penstock.data.batch`: a whole job by one call, from Python, as `penstock batch` does it by one command."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.data.job import manifest
+from penstock.data.job.driver import Limits
+from penstock.data.job.hiring import hire
+from penstock.data.job.job import Job, found_source
+from penstock.data.job.manifest import Record
+from penstock.data.job.progress import Watcher
+from penstock.data.job.report import Prices, Report
+from penstock.data.job.spec import Engines, Order, Reuse
+from penstock.data.rows.coerce import plain
+from penstock.data.rows.task import Kind
+from penstock.data.storage.paths import absolute
+from penstock.errors import BadRequest, ConfigError, SourceNotFound
+
+if TYPE_CHECKING:
+    from penstock.config import LLMConfig
+
+
+def batch(
+    inputs: str | Sequence[str],
+    output: str,
+    *,
+    config: LLMConfig | None = None,
+    replicas: int = 0,
+    url: str | None = None,
+    app: str | None = None,
+    deployment: str | None = None,
+    model: str | None = None,
+    api_key: str | None = None,
+    concurrency: int = 64,
+    address: str | None = None,
+    task: Kind = "generate",
+    prompt: str | None = None,
+    system: str | None = None,
+    chat: bool = True,
+    params: dict[str, Any] | None = None,
+    input_form: str | None = None,
+    limit: int | None = None,
+    reuse: Reuse = "exact",
+    reuse_from: str | None = None,
+    attempts: int = 3,
+    deadline_s: float | None = None,
+    limits: Limits | None = None,
+    prices: Prices | None = None,
+    watcher: Watcher | None = None,
+    retry_failed: bool = False,
+) -> Report:
+    """Runs every row of `inputs` through engines of `config`, or a service, and writes `output`.
+
+    Called again after it was stopped or killed it goes on where it was; on a finished output it does nothing
+    but give the report, unless `retry_failed`. Ctrl-C stops it cleanly; what has ended is kept. `penstock
+    batch resume OUTPUT` goes on with it, too. The arguments are the options of `penstock batch`. It works in
+    notebooks, too.
+    Raises: ConfigError, SourceNotFound, Taken, Unavailable, EngineStartFailed.
+    """
+    given = (inputs,) if isinstance(inputs, str) else tuple(inputs)
+    engines = Engines(
+        url=url,
+        app=app,
+        deployment=deployment,
+        model=model,
+        replicas=replicas,
+        concurrency=concurrency,
+        address=address,
+    )
+    if config is not None:
+        words = (config.model_id, config.model_source)
+        engines = msgspec.structs.replace(engines, words=words, config=_kept(config))
+    order = Order(
+        inputs=tuple(map(absolute, given)),
+        output=absolute(output),
+        engines=engines,
+        input_form=input_form,
+        kind=task,
+        template=prompt,
+        system=system,
+        chat=chat,
+        defaults=_plain(params or {}),
+        limit=limit,
+        reuse=reuse,
+        reuse_from=None if reuse_from is None else absolute(reuse_from),
+        attempts=attempts,
+        deadline_s=deadline_s,
+    )
+    before = manifest.read(order.journal)
+    if before is not None:
+        continued(before.order, order)
+    if (done := settled(before, order, retry_failed=retry_failed)) is not None:
+        return done
+    job = Job(
+        order,
+        hire(engines, config, kind=task, api_key=api_key),
+        limits=limits,
+        prices=prices,
+        watcher=watcher,
+        retry_failed=retry_failed,
+    )
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(_stoppable(job))
+    return _beside_the_loop(job)
+
+
+def _plain(params: dict[str, Any]) -> dict[str, Any]:
+    """As they come back from the journal. Raises: ConfigError for what JSON cannot hold."""
+    try:
+        return {name: plain(value, name) for name, value in params.items()}
+    except BadRequest as error:
+        raise ConfigError(f"params: {error}") from error
+
+
+def _kept(config: LLMConfig) -> dict[str, Any] | None:
+    """A config as JSON, without secrets; None where it holds what JSON cannot, and only Python can go on."""
+    from penstock.config.derive.serve_options import without_secrets
+
+    environment, _ = without_secrets(config.runtime_env or {})
+    told = config.model_copy(update={"runtime_env": environment}) if config.runtime_env else config
+    try:
+        found = told.model_dump(mode="json", exclude_unset=True, warnings=False)
+        return found if type(config).model_validate(found) == told else None
+    except (TypeError, ValueError):
+        return None
+
+
+def settled(before: Record | None, order: Order, *, retry_failed: bool) -> Report | None:
+    """The report of a job of which nothing is left to do; None where something is.
+
+    Raises: ConfigError when its input has changed since: then it would be another job.
+    """
+    if before is None or before.report is None or not before.finished or retry_failed:
+        return None
+    if before.order.limit != order.limit or not order.where.exists():
+        return None
+    with suppress(SourceNotFound):
+        if change := before.source.changed(found_source(order)):
+            raise ConfigError(
+                f"'{order.output}' is finished, but for another input: {change} Name another output for it, "
+                f"or remove '{order.journal.url}' and the output."
+            )
+    return before.report
+
+
+def continued(before: Order, order: Order) -> None:
+    """Raises: ConfigError when `order` would go on with a job in another way than it began."""
+    if (began := before.engines.identity) != (now := manifest.public(order).engines.identity):
+        raise ConfigError(
+            f"'{order.output}' was begun with {began}, not {now}, and would hold answers of both. If that is "
+            "meant, say so by `penstock batch resume`; else name another output."
+        )
+    if before.limit is not None and order.limit is not None and order.limit < before.limit:
+        raise ConfigError(
+            f"'{order.output}' was begun with limit = {before.limit}, which can be raised, not lowered."
+        )
+    if before.limit is None and order.limit is not None:
+        raise ConfigError(f"'{order.output}' was begun without a limit, which can be raised, not lowered.")
+    if other := manifest.differing(before, order):
+        name, began, now = other[0], getattr(before, other[0]), getattr(order, other[0])
+        raise ConfigError(
+            f"'{order.output}' was begun with {name} = {began!r}, not {now!r}. "
+            "Go on as it was begun (`penstock batch resume`), or name another output."
+        )
+
+
+def _beside_the_loop(job: Job) -> Report:
+    """For notebooks, where this thread's loop runs already: the job has a thread and a loop of its own."""
+    loop = asyncio.new_event_loop()
+
+    def work() -> Report:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            return runner.run(_stoppable(job))
+
+    with ThreadPoolExecutor(1, "batch") as thread:
+        done = thread.submit(work)
+        while True:
+            try:
+                return done.result()
+            except KeyboardInterrupt:  # Ctrl-C, or the notebook's button
+                loop.call_soon_threadsafe(job.stop.ask, signal.SIGINT.name)
+
+
+async def _stoppable(job: Job) -> Report:
+    loop = asyncio.get_running_loop()
+    if threading.current_thread() is threading.main_thread():
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            with suppress(NotImplementedError):
+                loop.add_signal_handler(signum, job.stop.ask, signal.Signals(signum).name)
+    return await job.run()

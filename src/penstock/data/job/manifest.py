@@ -1,0 +1,95 @@
+"""`job.json`: what a job was asked, of which files, and how far its last driver came. One per output."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.config.messages.redact import STARS, is_secret, masked
+from penstock.data.job.report import Report
+from penstock.data.job.spec import Order
+from penstock.data.journal.segment import now_s
+from penstock.data.storage.paths import Place
+from penstock.data.storage.readers import Source
+from penstock.errors import ConfigError, SourceNotFound
+
+_NAME = "job.json"
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """ended: why the last driver went; None while it is there, or after it was killed.
+
+    total: rows of the input, once they have been counted.
+    """
+
+    order: Order
+    source: Source
+    total: int | None = None
+    ended: str | None = None
+    report: Report | None = None
+    begun_s: float = msgspec.field(default_factory=now_s)
+
+    @property
+    def finished(self) -> bool:
+        return self.ended == FINISHED
+
+
+FINISHED = "finished"
+
+
+def read(journal: Place) -> Record | None:
+    """The record of a journal; None where there is none. Raises: ConfigError when it cannot be read."""
+    at = journal / _NAME
+    try:
+        data = at.read()
+    except (FileNotFoundError, NotADirectoryError, SourceNotFound):
+        return None
+    try:
+        return msgspec.json.decode(data, type=Record)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"'{at.url}' is not a job that this version can read: {error}.") from error
+
+
+def write(journal: Place, record: Record) -> None:
+    kept = msgspec.structs.replace(record, order=public(record.order))
+    (journal / _NAME).write(msgspec.json.format(msgspec.json.encode(kept)))
+
+
+def public(order: Order) -> Order:
+    """The order as it is kept: without keys of engines, and with stars for what URLs hold of secrets."""
+    engines = msgspec.structs.replace(
+        order.engines, words=_without_keys(order.engines.words), url=masked(order.engines.url)
+    )
+    return msgspec.structs.replace(order, inputs=tuple(map(masked, order.inputs)), engines=engines)
+
+
+def _without_keys(words: tuple[str, ...]) -> tuple[str, ...]:
+    kept: list[str] = []
+    after_key = False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        is_key = word.startswith("--") and is_secret(name)
+        if not is_key and not (after_key and not word.startswith("--")):
+            kept.append(word)
+        after_key = is_key and not equals
+    return tuple(kept)
+
+
+def check_resumable(order: Order) -> None:
+    """Raises: ConfigError when a job cannot go on by what is kept of it alone."""
+    if any(STARS in url for url in (*order.inputs, order.engines.url or "")):
+        raise ConfigError(
+            f"The journal of '{order.output}' keeps no passwords and no signatures of URLs: go on by the "
+            "command, or the call, that began it."
+        )
+
+
+_MAY_DIFFER = frozenset({"engines", "lines", "limit", "attempts", "deaths", "deadline_s", "group_prefixes"})
+"""Options that change neither which rows a job has nor what is asked for them, and those with rules of their
+own."""
+
+
+def differing(one: Order, other: Order) -> list[str]:
+    """Names of options in which two orders, of which the first one was kept, are other jobs."""
+    other = public(other)
+    names = (field for field in Order.__struct_fields__ if field not in _MAY_DIFFER)
+    return [name for name in names if getattr(one, name) != getattr(other, name)]

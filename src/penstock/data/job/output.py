@@ -1,0 +1,219 @@
+"""The output, written from the journal in the order of the input: every row once, here or among the failed.
+
+Nothing of it is appended to: each file is written whole and then named, so that writing it again, after a
+kill at any moment, gives the same. Used by the job when every row has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import msgspec
+
+from penstock.data.job.spec import Order
+from penstock.data.journal.index import Index
+from penstock.data.results.columns import ERROR, schema
+from penstock.data.results.outcome import Failure, Outcome
+from penstock.data.results.row_view import moved
+from penstock.data.storage.paths import Place, unfinished, written
+from penstock.data.storage.readers import ENDINGS, Form, Row, Source, form_of
+from penstock.data.storage.writers import WRITERS, Misfit
+from penstock.errors import ConfigError, Error
+
+_SUCCESS = "_SUCCESS"
+"""An empty file in a folder that is complete, as Hadoop and Spark write it."""
+
+Ended = tuple[Row, Outcome]
+Record = Callable[[Row, Outcome], Mapping[str, Any]]
+Columns = Callable[[Outcome], Mapping[str, Any]]
+"""What an outcome says, by column."""
+
+
+class Sink:
+    """Where the rows of one job go."""
+
+    def __init__(self, order: Order, source: Source, columns: Columns) -> None:
+        """columns: of rows that went well; not asked for lines of OpenAI's batch form, which has its own."""
+        self._order, self._source, self._columns = order, source, columns
+        self._form: Form = output_form(order, source.form)
+        self._writer = WRITERS[self._form]
+        self._ours: dict[str, Any] = {field.name: field.type for field in schema(order.task())}
+
+    def write(self, index: Index) -> list[str]:
+        """The files, which are there and whole. May be called again. Blocks.
+
+        Failed rows come first: where the output is, nothing is missing. Where there is an older output they
+        come last, for some of them are in the new one.
+        Raises: Unavailable; JournalBroken; Error when the input has other rows than were run.
+        """
+        self._sweep()
+        if self._order.where.exists():
+            files = self._write_good(index)
+            return [*files, *self._write_failed(index)]
+        dead = self._write_failed(index)
+        return [*self._write_good(index), *dead]
+
+    def _write_good(self, index: Index) -> list[str]:
+        order = self._order
+        if order.lines:
+            return self._write(order.where, index, ("ok", "skipped"), self._answer_line, {}, order.folder)
+        known = {**self._known(self._ours), **self._ours}
+        return self._write(order.where, index, ("ok", "skipped"), self._answered, known, order.folder)
+
+    def _write_failed(self, index: Index) -> list[str]:
+        dead: list[tuple[Place, Record]] = [(failed_place(self._order, self._form), self._dead)]
+        if self._order.lines:
+            dead = [(dead[0][0], _same), (errors_place(self._order), self._error_line)]
+        files: list[str] = []
+        for to, record in dead:
+            if index.counts()["failed"]:
+                known = {**self._known(("error",)), "error": ERROR}
+                files += self._write(to, index, ("failed",), record, known)
+            else:
+                to.remove()
+        return files
+
+    def _write(
+        self,
+        to: Place,
+        index: Index,
+        states: Sequence[str],
+        record: Record,
+        known: Mapping[str, Any],
+        folder: bool = False,
+    ) -> list[str]:
+        """known: Arrow's types of columns, where they are known."""
+        records = (record(*ended) for ended in self._ended(index, states))
+        shape = self._writer.shape(records, known)
+        while True:
+            try:
+                self._files(to, index, states, record, shape, folder)
+            except Misfit as misfit:
+                shape = self._writer.without(shape, misfit.column)
+            else:
+                return [to.url]
+
+    def _files(
+        self, to: Place, index: Index, states: Sequence[str], record: Record, shape: Any, folder: bool
+    ) -> None:
+        ended = self._ended(index, states)
+        if not folder:
+            self._file(to, (record(*one) for one in ended), shape)
+            return
+        (to / _SUCCESS).remove()
+        for number, part in groupby(ended, lambda one: one[0].number // self._order.part_rows):
+            name = f"part-{number:05d}.{self._form}"
+            self._file(to / name, (record(*one) for one in part), shape)
+        (to / _SUCCESS).write(b"")
+
+    def _known(self, taken: Iterable[str]) -> dict[str, Any]:
+        """Types of the user's columns beside those that are `taken`, where input and output have types."""
+        return moved(self._source.types(), taken) if self._form == "parquet" else {}
+
+    def _file(self, to: Place, rows: Iterator[Mapping[str, Any]], shape: Any) -> None:
+        with written(to) as file:
+            self._writer.write(file, rows, shape)
+
+    def _ended(self, index: Index, states: Sequence[str]) -> Iterator[Ended]:
+        rows = 0
+        for row in self._source.rows(lambda number: index.state(number) in states):
+            rows += 1
+            yield row, index.end(row.number)
+        expected = sum(index.counts()[state] for state in states)
+        if rows != expected:
+            raise Error(
+                f"The input has {rows:,} of the {expected:,} rows that were run ({', '.join(states)}): it "
+                "has changed since. Put it back and give the same command again."
+            )
+
+    def _answered(self, row: Row, end: Outcome) -> dict[str, Any]:
+        """The row's own columns, then ours."""
+        return {**moved(row.fields or {}, self._ours), **self._columns(end)}
+
+    def _dead(self, row: Row, end: Outcome) -> dict[str, Any]:
+        """What the row was, to be run again, and why it failed."""
+        own = {"line": (row.line or b"").decode(errors="replace")} if row.fields is None else row.fields
+        return {**moved(own, ("error",)), "error": _told(end.failure)}
+
+    def _answer_line(self, row: Row, end: Outcome) -> dict[str, Any]:
+        response = {"status_code": 200, "request_id": _id(end.body, row), "body": end.body}
+        return _line(row, response, None)
+
+    def _error_line(self, row: Row, end: Outcome) -> dict[str, Any]:
+        failure = end.failure
+        told = {"code": failure.code, "message": failure.message} if failure is not None else None
+        if failure is None or failure.status is None:
+            return _line(row, None, told)
+        body = {"error": {**(told or {}), "type": failure.code, "param": None}}
+        return _line(row, {"status_code": failure.status, "request_id": _id(None, row), "body": body}, told)
+
+    def _sweep(self) -> None:
+        """Removes what a killed run left half written."""
+        order, form = self._order, self._form
+        for to in (order.where, failed_place(order, form), errors_place(order), order.journal / "job.json"):
+            for path in unfinished(to):
+                path.unlink(missing_ok=True)
+
+
+def _same(row: Row, end: Outcome) -> Mapping[str, Any]:
+    """A line of OpenAI's as it was: it can be sent again."""
+    return row.fields or {"line": (row.line or b"").decode(errors="replace")}
+
+
+def output_form(order: Order, source: Form) -> Form:
+    """The form of an order's output. Raises: ConfigError for one that cannot be written."""
+    form = form_of(order.output)
+    if order.output.lower().endswith(".gz"):
+        raise ConfigError(f"'{order.output}' cannot be written: outputs are not packed. Leave out .gz.")
+    if not order.folder and form is None:
+        raise ConfigError(
+            f"'{order.output}' must end with .jsonl, .parquet or .csv, or with / for a folder of parts."
+        )
+    if order.lines and (form or source) != "jsonl":
+        raise ConfigError(f"'{order.output}': answers to OpenAI's batch lines are .jsonl.")
+    return form or source
+
+
+def failed_place(order: Order, form: Form) -> Place:
+    """Beside the output: `answers.jsonl` has `answers.failed.jsonl`, the folder `answers/` too."""
+    return order.where.sibling(f"{_stem(order)}.failed.{form}")
+
+
+def errors_place(order: Order) -> Place:
+    """OpenAI's error file."""
+    return order.where.sibling(f"{_stem(order)}.errors.jsonl")
+
+
+def sharing(order: Order, form: Form) -> list[str]:
+    """Other outputs in the same folder that would have the same file of failed rows."""
+    stem = _stem(order)
+    names = [f"{stem}{ending}" for ending, of in ENDINGS.items() if of == form]
+    return [order.where.sibling(name).url for name in (stem, *names) if name != order.where.name]
+
+
+def _stem(order: Order) -> str:
+    name = order.where.name
+    return name if order.folder else name.rpartition(".")[0]
+
+
+def _line(row: Row, response: Mapping[str, Any] | None, error: Mapping[str, Any] | None) -> dict[str, Any]:
+    custom_id = (row.fields or {}).get("custom_id")
+    return {"id": f"batch_req_{row.number}", "custom_id": custom_id, "response": response, "error": error}
+
+
+class _Id(msgspec.Struct):
+    id: str | None = None
+
+
+def _id(body: msgspec.Raw | None, row: Row) -> str:
+    try:
+        found = msgspec.json.decode(body, type=_Id).id if body is not None else None
+    except msgspec.ValidationError:
+        found = None
+    return found or f"req_{row.number}"
+
+
+def _told(failure: Failure | None) -> dict[str, Any]:
+    return msgspec.to_builtins(failure) if failure is not None else {}

@@ -1,0 +1,122 @@
+"""A job looked at without an engine: every row checked, the first prompts as the model would read them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.data.job.job import check_ids, check_new, found_source, with_lines
+from penstock.data.job.spec import Asking, Order
+from penstock.data.results.fault import failure_of
+from penstock.data.rows.request import Request
+from penstock.errors import BadRequest
+
+if TYPE_CHECKING:
+    from penstock.config import LLMConfig
+
+_SHOWN_PROMPTS, _SHOWN_FAULTS = 3, 10
+
+Template = Callable[[Any], str]
+
+
+@dataclass(slots=True)
+class Preview:
+    """prompts: of the first rows, each with its number. faults: the first ones, by row. same: rows whose
+    request an earlier row makes, too, so that they reuse its answer. skipped: rows that ask nothing.
+    note: why prompts are shown as sent.
+    """
+
+    rows: int = 0
+    good: int = 0
+    same: int = 0
+    skipped: int = 0
+    prompts: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+    faults: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+    kinds: Counter[str] = field(default_factory=Counter[str])
+    note: str = ""
+
+    def fault(self, row: int, error: Exception) -> None:
+        failure = failure_of(error, "preprocess")
+        self.kinds[failure.code] += 1
+        if len(self.faults) < _SHOWN_FAULTS:
+            self.faults.append((row, failure.message))
+
+
+def preview(order: Order, config: LLMConfig | None = None) -> Preview:
+    """Raises: what a run of the order would raise before its first row."""
+    check_new(order)
+    source = found_source(order)
+    order = with_lines(order, source)
+    if order.lines:
+        check_ids(source)
+    asking, found, keys = Asking(order), Preview(), set[str]()
+    template, found.note = _template(config)
+    for row in source.rows():
+        if order.limit is not None and row.number >= order.limit:
+            break
+        found.rows += 1
+        try:
+            waiting = asking.waiting(row)
+        except Exception as error:
+            found.fault(row.number, error)
+            continue
+        if waiting is None:
+            found.skipped += 1
+            continue
+        found.good += 1
+        if waiting.key is not None:
+            found.same += waiting.key in keys
+            keys.add(waiting.key)
+        if len(found.prompts) < _SHOWN_PROMPTS:
+            try:
+                found.prompts.append((row.number, _prompt(waiting.request, template)))
+            except Exception as error:  # what a model's template raises: roles that it does not know, say
+                found.good -= 1
+                found.fault(row.number, BadRequest(f"The model's chat template refuses the row: {error}"))
+    return found
+
+
+class _Body(msgspec.Struct):
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    prompt: Any = None
+    input: Any = None
+
+
+def _prompt(request: Request, template: Any) -> str:
+    """What the model reads; without its template, the body."""
+    try:
+        body = msgspec.json.decode(request.body, type=_Body)
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return request.body.decode(errors="replace")
+    if body.messages is not None and template is not None:
+        return template.apply_chat_template(
+            body.messages, tools=body.tools, tokenize=False, add_generation_prompt=True
+        )
+    text = body.prompt if body.prompt is not None else body.input
+    return text if isinstance(text, str) else request.body.decode(errors="replace")
+
+
+def _template(config: LLMConfig | None) -> tuple[Any, str]:
+    """A tokenizer that knows the model's chat template, from files that are here; or why there is none."""
+    if config is None or config.engine_name == "sim":
+        return None, "Bodies of requests are shown: whoever answers makes prompts of them."
+    loading = config.model_loading_config
+    source = loading.tokenizer_source
+    where = Path(source if isinstance(source, str) else config.model_source).expanduser()
+    if not where.is_dir():
+        return None, f"Bodies of requests are shown: '{where}' is not on this machine yet."
+    try:
+        from transformers import AutoTokenizer
+
+        found: Any = AutoTokenizer.from_pretrained(str(where))
+    except Exception as error:
+        return None, f"Bodies of requests are shown: the tokenizer cannot be read ({type(error).__name__})."
+    if getattr(found, "chat_template", None) is None:
+        return None, "Bodies of requests are shown: the model has no chat template."
+    return found, ""

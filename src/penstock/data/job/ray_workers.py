@@ -1,0 +1,215 @@
+"""Workers that are Ray actors, each with an engine of its own. All of them start at once.
+
+Rows reach an actor by the call for its news, as bytes, so that one call at a time per actor is all there is;
+its results it writes into the journal itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import msgspec
+import ray
+from ray.exceptions import (
+    ActorUnschedulableError,
+    AuthenticationError,
+    OutOfMemoryError,
+    RayError,
+    RayTaskError,
+    RuntimeEnvSetupError,
+    TaskUnschedulableError,
+)
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from penstock.config import LLMConfig
+from penstock.config.derive.placement import place as placement_of
+from penstock.data.backends.build import actor_options, own_engine
+from penstock.data.backends.ray_cluster import Cluster
+from penstock.data.execution.patience import Patience
+from penstock.data.job.protocol import Done, Lease, Step
+from penstock.data.job.worker import Worker
+from penstock.data.job.worker_pool import Hand, WorkerLost
+from penstock.data.journal.segment import Segment
+from penstock.data.storage.paths import Place, place
+from penstock.engine import Progress
+from penstock.errors import ConfigError, Error, Unavailable
+
+_STOP_S = 30.0
+_WAIT_S = 20.0
+"""For a place on the cluster, before the user is told."""
+
+_encode, _decode_leases = msgspec.msgpack.encode, msgspec.msgpack.Decoder(list[Lease]).decode
+_decode_step = msgspec.msgpack.Decoder(Step).decode
+_decode_done = msgspec.msgpack.Decoder(list[Done]).decode
+
+
+class Actors:
+    """`size` engines of one config on a Ray cluster, which is started here where there is none."""
+
+    def __init__(
+        self, config: LLMConfig, size: int, *, address: str | None = None, verbose: bool = False
+    ) -> None:
+        self.size = size
+        self._config, self._address, self._verbose = config, address, verbose
+        self._cluster: Cluster | None = None
+
+    async def open(self) -> None:
+        """Blocks the loop while Ray starts: Ray ends with the thread that started it, so it must be this one.
+
+        Raises: Unavailable when no cluster answers.
+        """
+        if self._cluster is None:
+            cpus = self.size * max(1.0, self._options()[1].get("num_cpus", 1))
+            self._cluster = Cluster(self._address, cpus=int(cpus) + 1, verbose=self._verbose)
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        self._config = self._config.resolved(nodes)
+
+    def hand(self, journal: Place, segment: str, patience: Patience) -> Hand:
+        bundles, options = self._options()
+        return _ActorHand(self._config, bundles, options, (journal.url, segment, patience))
+
+    async def close(self) -> None:
+        if self._cluster is not None:
+            self._cluster.leave()
+            self._cluster = None
+
+    def _options(self) -> tuple[tuple[list[dict[str, float]], str], dict[str, Any]]:
+        """Bundles with their strategy, and the actor's own options."""
+        placement = placement_of(self._config)
+        bundles = [dict(bundle) for bundle in placement.bundles]
+        return (bundles, placement.strategy), actor_options(self._config, placement)
+
+
+class _Actor:
+    """What runs in the actor's process: a worker over its own engine."""
+
+    def __init__(self, config: LLMConfig, journal: str, segment: str, patience: Patience) -> None:
+        self._given = (config, journal, segment, patience)
+        self._worker: Worker
+
+    async def start(self) -> AsyncGenerator[str]:
+        """Its process, then phases as they begin. Ends when rows can come.
+
+        Raises: ConfigError when the journal is not there; what the engine raises.
+        """
+        yield f"process {os.getpid()}"
+        self._worker = self._made(*self._given)
+        phases: asyncio.Queue[str] = asyncio.Queue()
+        starting = asyncio.create_task(self._worker.start(phases.put_nowait))
+        while not starting.done() or not phases.empty():
+            told = asyncio.ensure_future(phases.get())
+            await asyncio.wait({told, starting}, return_when=asyncio.FIRST_COMPLETED)
+            if told.done():
+                yield told.result()
+            told.cancel()
+        starting.result()
+
+    async def step(self, leases: bytes, hungry: bool) -> bytes:
+        return _encode(await self._worker.step(_decode_leases(leases), hungry))
+
+    async def stop(self) -> bytes:
+        return _encode(await self._worker.stop())
+
+    def _made(self, config: LLMConfig, journal: str, segment: str, patience: Patience) -> Worker:
+        where = place(journal)
+        if where.is_local and not where.exists():
+            node = ray.util.get_node_ip_address()
+            raise ConfigError(
+                f"'{journal}' is not there on the node {node}, where an engine runs. Write the output to a "
+                "bucket, or to a folder that all nodes share."
+            )
+        return Worker(own_engine(config), partial(Segment, where, segment), patience)
+
+
+class _ActorHand:
+    """The driver's end of one actor."""
+
+    def __init__(
+        self,
+        config: LLMConfig,
+        bundles: tuple[list[dict[str, float]], str],
+        options: dict[str, Any],
+        rest: tuple[str, str, Patience],
+    ) -> None:
+        self._config, self._bundles, self._options, self._rest = config, bundles, options, rest
+        self._actor: Any = None
+        self._group: PlacementGroup | None = None
+        self._started = False
+        self._name = rest[1]
+
+    async def start(self, progress: Progress) -> None:
+        options = dict(self._options)
+        if self._bundles[0]:
+            self._group = placement_group(self._bundles[0], strategy=self._bundles[1])
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                self._group, placement_group_capture_child_tasks=True
+            )
+        made = ray.remote(_Actor).options(max_restarts=0, **options)
+        try:
+            self._actor = made.remote(self._config, *self._rest)
+        except BaseException:
+            self._leave_group()
+            raise
+        waiting = asyncio.get_running_loop().call_later(_WAIT_S, progress, self._waits_for())
+        progress("waiting for a place")
+        try:
+            async for phase in self._actor.start.options(num_returns="streaming").remote():
+                waiting.cancel()
+                progress(await phase)
+        except RayError as error:
+            raise _told(error, self._name) from None
+        finally:
+            waiting.cancel()
+        self._started = True
+
+    async def step(self, leases: list[Lease], hungry: bool) -> Step:
+        try:
+            return _decode_step(await self._actor.step.remote(_encode(leases), hungry))
+        except RayError as error:
+            raise _told(error, self._name) from None
+
+    async def stop(self) -> list[Done]:
+        done: list[Done] = []
+        if self._actor is None:
+            return done
+        if self._started:
+            with suppress(RayError, TimeoutError):
+                async with asyncio.timeout(_STOP_S):
+                    done = _decode_done(await self._actor.stop.remote())
+        with suppress(RayError):
+            ray.kill(self._actor)
+        self._actor = None
+        self._leave_group()
+        return done
+
+    def _leave_group(self) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            remove_placement_group(group)
+
+    def _waits_for(self) -> str:
+        wanted = self._bundles[0] or [self._options]
+        there = ray.cluster_resources()
+        had = ", ".join(f"{name} {there.get(name, 0):g}" for name in ("CPU", "GPU"))
+        return f"waiting for a place: it needs {wanted}; the cluster has {had} in all"
+
+
+def _told(error: RayError, name: str) -> Error:
+    """What a call's error means: the worker's own, one that no other worker is spared, or a death."""
+    if isinstance(error, RayTaskError):
+        cause = error.cause
+        return cause if isinstance(cause, Error) else Unavailable(f"The worker failed: {cause!r}.")
+    if isinstance(error, _FOR_ALL):
+        return Unavailable(f"Ray cannot start a worker: {error}")
+    if isinstance(error, OutOfMemoryError):
+        return WorkerLost(f"The process of {name} has died: its node ran out of memory.")
+    return WorkerLost(f"The process of {name} has died.")
+
+
+_FOR_ALL = (ActorUnschedulableError, AuthenticationError, RuntimeEnvSetupError, TaskUnschedulableError)

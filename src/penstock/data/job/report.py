@@ -1,0 +1,168 @@
+"""What a job has done so far, and in the end: for screens, files and whoever asks for its state."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+import msgspec
+
+from penstock.data.execution.retry import PASSING
+from penstock.data.job.protocol import Done
+from penstock.data.journal.index import Index
+from penstock.data.results.outcome import Failure
+
+_SHOWN_CHARS = 300
+
+
+class Prices(msgspec.Struct, frozen=True):
+    """Of a million tokens. cached: of a prompt's tokens that the engine had in its cache."""
+
+    input: float = 0.0
+    output: float = 0.0
+    cached: float | None = None
+
+    def cost(self, prompt: int, cached: int, generated: int) -> float:
+        whole = self.input if self.cached is None else self.cached
+        return ((prompt - cached) * self.input + cached * whole + generated * self.output) / 1e6
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as a whole, over all of its runs; what begins with `run_` is of the last one.
+
+    examples: one message for each of the errors. retry_may_help: False where all of them would fail again.
+    Units: seconds; tokens as the engines counted them. waiting: rows that have not ended; None when nobody
+    knows how many there are. run_s: of all of it; run_work_s: from the first engine's readiness to the last
+    row's end, over which the speeds are.
+    """
+
+    output: str
+    ended: str
+    rows: int | None = None
+    ok: int = 0
+    failed: int = 0
+    skipped: int = 0
+    waiting: int | None = None
+    reused: int = 0
+    errors: dict[str, int] = {}
+    examples: dict[str, str] = {}
+    retry_may_help: bool = True
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    cost: float | None = None
+    run_s: float = 0.0
+    run_work_s: float = 0.0
+    run_rows: int = 0
+    run_prompt_tokens: int = 0
+    run_generated_tokens: int = 0
+    run_rows_per_s: float = 0.0
+    run_generated_tokens_per_s: float = 0.0
+    run_engine_deaths: int = 0
+    run_retries: int = 0
+    files: list[str] = []
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of one run. total: rows of the input, where known. before: those ended in earlier runs."""
+
+    total: int | None = None
+    before: int = 0
+    ok: int = 0
+    failed: int = 0
+    skipped: int = 0
+    reused: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    retries: int = 0
+    worker_deaths: int = 0
+    running: int = 0
+    errors: Counter[str] = field(default_factory=Counter[str])
+    samples: dict[str, str] = field(default_factory=dict[str, str])
+    begun: float = field(default_factory=time.monotonic)
+    working_since: float | None = None
+    worked_until: float = 0.0
+
+    def ready(self) -> None:
+        """The first worker can take rows: from here on, speed counts."""
+        self.working_since = self.working_since or time.monotonic()
+
+    def add(self, done: Done) -> None:
+        self.worked_until = time.monotonic()
+        self.ok += done.state == "ok"
+        self.failed += done.state == "failed"
+        self.skipped += done.state == "skipped"
+        self.prompt_tokens += done.prompt_tokens
+        self.cached_tokens += done.cached_tokens
+        self.generated_tokens += done.output_tokens
+        self.retries += max(0, done.attempts - 1)
+        if done.code is not None:
+            self.errors[done.code] += 1
+            self.samples.setdefault(done.code, done.message)
+
+    @property
+    def ended(self) -> int:
+        """Rows of this run."""
+        return self.ok + self.failed + self.skipped
+
+    @property
+    def worked_s(self) -> float:
+        """From the first worker's readiness to the last row's end."""
+        return max(1e-9, self.worked_until - (self.working_since or self.begun))
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.generated_tokens
+
+
+def report(
+    output: str, ended: str, index: Index, tally: Tally, files: list[str], prices: Prices | None
+) -> Report:
+    """The report of a job whose journal says `index`."""
+    counts = index.counts()
+    prompt, cached, generated = index.used
+    failures = _examples(index)
+    return Report(
+        output=output,
+        ended=ended,
+        rows=tally.total,
+        ok=counts["ok"],
+        failed=counts["failed"],
+        skipped=counts["skipped"],
+        waiting=None if tally.total is None else tally.total - sum(counts.values()),
+        reused=index.reused,
+        errors=dict(Counter(index.codes.values()).most_common()),
+        examples={code: failure.message[:_SHOWN_CHARS] for code, failure in failures.items()},
+        retry_may_help=not failures or not all(map(_lasting, failures.values())),
+        prompt_tokens=prompt,
+        cached_tokens=cached,
+        generated_tokens=generated,
+        cost=prices.cost(prompt, cached, generated) if prices is not None else None,
+        run_s=round(time.monotonic() - tally.begun, 3),
+        run_work_s=round(tally.worked_s, 3) if tally.ended else 0.0,
+        run_rows=tally.ended,
+        run_prompt_tokens=tally.prompt_tokens,
+        run_generated_tokens=tally.generated_tokens,
+        run_rows_per_s=round(tally.ended / tally.worked_s, 3),
+        run_generated_tokens_per_s=round(tally.generated_tokens / tally.worked_s, 3),
+        run_engine_deaths=tally.worker_deaths,
+        run_retries=tally.retries,
+        files=files,
+    )
+
+
+def _examples(index: Index) -> dict[str, Failure]:
+    """The first failure of each kind."""
+    first = {code: row for row, code in sorted(index.codes.items(), reverse=True)}
+    ends = {code: index.end(row).failure for code, row in sorted(first.items(), key=lambda one: one[1])}
+    return {code: failure for code, failure in ends.items() if failure is not None}
+
+
+def _lasting(failure: Failure) -> bool:
+    """Whether the same row would fail again: it cannot be asked, or is refused for what it is."""
+    if failure.status is None:
+        return failure.stage != "engine"
+    return failure.status < 500 and failure.status not in PASSING

@@ -1,0 +1,195 @@
+"""Runs the rows that it is given on one backend, and keeps each result in its segment before it tells of it.
+
+Above it: the job, which gives rows by `step`, in its own process or, as a Ray actor, in another. Below it:
+the window and the journal. It does not know where rows come from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+from penstock.data.backends.protocol import Backend
+from penstock.data.execution.patience import Patience
+from penstock.data.execution.retry import failed
+from penstock.data.execution.window import Window
+from penstock.data.job.protocol import Done, Lease, Step
+from penstock.data.journal.segment import Entry, Segment
+from penstock.data.results.fault import failure_of
+from penstock.data.results.outcome import Failure, Outcome
+from penstock.data.results.responses import answers_nothing
+from penstock.engine import Progress, silent
+from penstock.errors import Error
+
+log = logging.getLogger(__name__)
+
+_QUIET_S = 0.5
+"""Without news a step ends after this time, so that whoever waits for it knows that somebody is there."""
+
+
+class Worker:
+    """One backend at work."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        segment: Callable[[Callable[[Error], None]], Segment],
+        patience: Patience,
+        *,
+        alone: bool = True,
+    ) -> None:
+        """segment: made when the backend runs, of what is called when it breaks. alone: see `Window`."""
+        self._backend, self._make_segment = backend, segment
+        self._window = Window(backend, patience, alone=alone)
+        self._segment: Segment | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._done: list[Done] = []
+        self._news = asyncio.Event()
+        self._error: BaseException | None = None
+
+    async def start(self, progress: Progress = silent) -> None:
+        """Raises: what the backend raises when it cannot start."""
+        await self._backend.start(progress)
+        self._loop = asyncio.get_running_loop()
+        self._segment = self._make_segment(self._lost)
+
+    async def step(self, leases: list[Lease], hungry: bool = True) -> Step:
+        """Takes more rows; returns when some have ended, or, where it is hungry, when it wants more.
+
+        hungry: whether there would be more rows for it.
+        Raises: what made the backend unusable, and then at every call; the rows that it has are not ended.
+        """
+        for lease in leases:
+            task = asyncio.create_task(self._run(lease))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        await self._something(hungry)
+        if self._error is not None and not self._done:
+            raise self._error
+        self._news.clear()
+        done, self._done = self._done, []
+        return Step(done, self._window.room(), len(self._tasks))
+
+    async def stop(self) -> list[Done]:
+        """Ends what still runs, without a result; gives what had ended by then."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        try:
+            if self._segment is not None:
+                await asyncio.to_thread(self._segment.close)
+            await asyncio.sleep(0)  # for what the segment has told by then
+        finally:
+            await self._backend.stop()
+        done, self._done = self._done, []
+        return done
+
+    async def _something(self, hungry: bool) -> None:
+        if self._news.is_set() or (hungry and self._window.room()):
+            await asyncio.sleep(0)
+            return
+        waits: list[asyncio.Task[bool]] = [asyncio.create_task(self._news.wait())]
+        if hungry:
+            waits.append(asyncio.create_task(self._wants()))
+        await asyncio.wait(waits, timeout=_QUIET_S, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+
+    async def _wants(self) -> bool:
+        try:
+            await self._window.wait_room()
+        except Exception as error:
+            self._broke(error)
+        return True
+
+    async def _run(self, lease: Lease) -> None:
+        try:
+            end = await self._ended(lease)
+            done = done_of(lease.row, end)
+            assert self._segment is not None
+            used = (done.prompt_tokens, done.cached_tokens, done.output_tokens)
+            self._segment.keep(Entry(lease.row, end, key=lease.key, used=used), partial(self._kept, done))
+        except Exception as error:
+            self._broke(error)
+
+    async def _ended(self, lease: Lease) -> Outcome:
+        """Raises: errors of ours, for then no row can be answered; any other one is its row's."""
+        try:
+            end = await self._window.run(lease.request, lease.deaths)
+            if end.body is None or (fault := answers_nothing(lease.request.path, end.body)) is None:
+                return end
+            failure = Failure(code="bad_answer", message=fault, stage="engine", attempts=end.attempts)
+            return msgspec.structs.replace(end, state="failed", body=None, failure=failure)
+        except Error:
+            raise
+        except Exception as error:
+            log.warning("Row %d failed in our own code.", lease.row, exc_info=error)
+            return failed(failure_of(error, "engine"))
+
+    def _kept(self, done: Done) -> None:
+        """On any thread."""
+        self._loop.call_soon_threadsafe(self._tell, done)
+
+    def _lost(self, error: Error) -> None:
+        """On any thread: rows that have ended cannot be kept."""
+        self._loop.call_soon_threadsafe(self._broke, error)
+
+    def _tell(self, done: Done) -> None:
+        self._done.append(done)
+        self._news.set()
+
+    def _broke(self, error: BaseException) -> None:
+        self._error = self._error or error
+        self._news.set()
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+class _Used(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+_used = msgspec.json.Decoder(_Used).decode
+
+
+def done_of(row: int, end: Outcome) -> Done:
+    """The short form of an outcome."""
+    failure, usage = end.failure, _usage(end)
+    details = usage.prompt_tokens_details
+    return Done(
+        row,
+        end.state,
+        failure.code if failure else None,
+        usage.prompt_tokens or usage.input_tokens or 0,
+        (details.cached_tokens or 0) if details else 0,
+        usage.completion_tokens or usage.output_tokens or 0,
+        end.attempts,
+        end.deaths,
+        failure.message[:_SHOWN_CHARS] if failure else "",
+    )
+
+
+_SHOWN_CHARS = 300
+
+
+def _usage(end: Outcome) -> _Usage:
+    if end.body is not None:
+        try:
+            return _used(end.body).usage or _Usage()
+        except (msgspec.DecodeError, msgspec.ValidationError):
+            pass
+    return _Usage()

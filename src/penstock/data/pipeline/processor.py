@@ -1,0 +1,194 @@
+"""A processor: dataset in, dataset out, nothing run until somebody asks for rows.
+
+Here a processor becomes operators of Ray Data: the user's preprocessing in tasks (or actors) of its own, the
+engines in a pool of actors, the user's postprocessing after them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+import pickle
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pandas as pd
+import ray.data
+from ray.data import ActorPoolStrategy, Dataset
+
+from penstock.data.pipeline.configs import ProcessorConfig
+from penstock.data.pipeline.engine_stage import EngineStage
+from penstock.data.pipeline.postprocess import Finish, Typed
+from penstock.data.pipeline.preprocess import PACKED, Prepare
+from penstock.data.pipeline.row_program import Program
+from penstock.data.pipeline.stage_spec import station
+from penstock.data.rows.input_columns import wanted
+from penstock.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+Step = Callable[..., Any] | type
+"""A function of a row, plain or async; one marked `batched`; or a class whose objects are such functions."""
+
+_AHEAD = 4
+"""Rows in an engine's actor, for each that the engine runs at a time. A call returns when its longest row has
+ended, so most rows of most calls have ended already: of 400 tokens at most and 57 on average, a quarter of 16
+rows runs. No more than that, for at the end of the input no other engine gets them."""
+
+_LEAST_ROWS, _CALLS = 8, (4, 64)
+_FULL = 2
+"""Of a pool that may grow, so many times what its engines take at once is sent to them: Ray Data adds one
+where 1.75 times as much is."""
+
+_OWN = frozenset(
+    {
+        "batch_format",
+        "zero_copy_batch",
+        "fn_args",
+        "fn_kwargs",
+        "fn_constructor_args",
+        "fn_constructor_kwargs",
+    }
+)
+"""Options of `map_batches` that our steps set."""
+
+
+def build_processor(
+    config: ProcessorConfig,
+    preprocess: Step | None = None,
+    postprocess: Step | None = None,
+    *,
+    program: Program | None = None,
+    preprocess_map_kwargs: Mapping[str, Any] | None = None,
+    postprocess_map_kwargs: Mapping[str, Any] | None = None,
+) -> Processor:
+    """A function of datasets.
+
+    preprocess: row -> what to ask of the engine; without it, rows are such requests themselves.
+    postprocess: row with the answer's columns -> what comes out; without it, all columns do.
+    program: `async def program(row, llm)`: many requests for one row, its output what this returns.
+    *_map_kwargs: Ray Data's own options of these steps (`num_cpus`, `concurrency`, `memory`, ...).
+    Raises: ConfigError.
+    """
+    return Processor(
+        config, preprocess, postprocess, program, preprocess_map_kwargs or {}, postprocess_map_kwargs or {}
+    )
+
+
+build_llm_processor = build_processor
+"""The older name."""
+
+
+class Processor:
+    """`processor(dataset)` is a lazy dataset; of a list or a DataFrame it is such, at once."""
+
+    def __init__(
+        self,
+        config: ProcessorConfig,
+        preprocess: Step | None,
+        postprocess: Step | None,
+        program: Program | None,
+        preprocess_options: Mapping[str, Any],
+        postprocess_options: Mapping[str, Any],
+    ) -> None:
+        _check_options("preprocess_map_kwargs", preprocess_options)
+        _check_options("postprocess_map_kwargs", postprocess_options)
+        self.config = config
+        self._station = station(config, program)
+        self._steps = preprocess, postprocess
+        self._options = dict(preprocess_options), dict(postprocess_options)
+
+    def __call__(self, rows: Any) -> Any:
+        if isinstance(rows, Dataset):
+            return self._pipeline(rows)
+        if isinstance(rows, pd.DataFrame):
+            return self._pipeline(ray.data.from_pandas(rows)).to_pandas() if len(rows) else self._empty(rows)
+        packed = [{PACKED: pickle.dumps(row)} for row in rows]
+        if not packed:
+            return []
+        return [
+            pickle.loads(row[PACKED])
+            for row in self._in_order(self._pipeline(ray.data.from_items(packed), is_packed=True))
+        ]
+
+    def log_input_column_names(self) -> None:
+        """Logs what the engine needs of a row."""
+        log.info("A row needs %s.", wanted(self.config.task_type))
+
+    def _pipeline(self, dataset: Dataset, is_packed: bool = False) -> Dataset:
+        (preprocess, postprocess), (before, after) = self._steps, self._options
+        size = self.config.batch_size
+        asked = _mapped(dataset, Prepare, preprocess, (self._station.ask, is_packed), before, size)
+        few = min(size, max(_LEAST_ROWS, self._station.seats // _CALLS[1] * _AHEAD))
+        answered = asked.repartition(target_num_rows_per_block=few).map_batches(
+            EngineStage,
+            batch_format="pyarrow",
+            batch_size=few,
+            zero_copy_batch=True,
+            compute=_pool(self.config, math.ceil(_AHEAD * self._station.seats / few)),
+            fn_constructor_args=(
+                self._station.make,
+                self.config.patience,
+                self._station.alone,
+                self._station.run,
+                self.config.journal,
+                self._station.most,
+                self._station.identity,
+            ),
+            **self._station.resources(),
+        )
+        args = (self._station.columns, self._station.fields, self.config.should_continue_on_error, is_packed)
+        return _mapped(answered, Finish, postprocess, args, after, size).map_batches(
+            Typed(self._station.schema), batch_format="pyarrow", zero_copy_batch=True, batch_size=None
+        )
+
+    def _empty(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Without rows only a postprocess knows which columns it would give."""
+        if self._steps[1] is not None:
+            return rows.copy()
+        names = [name for name in self._station.schema.names if name not in rows.columns]
+        return rows.reindex(columns=[*rows.columns, *names])
+
+    def _in_order(self, dataset: Dataset) -> list[dict[str, Any]]:
+        dataset.context.execution_options.preserve_order = True
+        return dataset.take_all()
+
+
+def _check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Raises: ConfigError for what the steps say themselves."""
+    if own := sorted(_OWN & options.keys()):
+        raise ConfigError(
+            f"{name}: {', '.join(own)} cannot be set, for rows reach your function as dicts. Options of Ray "
+            "Data's map can: num_cpus, num_gpus, memory, concurrency, batch_size, ..."
+        )
+
+
+def _pool(config: ProcessorConfig, wanted_calls: int) -> ActorPoolStrategy:
+    least, most = (
+        config.concurrency
+        if isinstance(config.concurrency, tuple)
+        else (config.concurrency, config.concurrency)
+    )
+    fewest, highest = _CALLS
+    calls = min(highest, max(fewest, wanted_calls))
+    return ActorPoolStrategy(
+        min_size=least,
+        max_size=most,
+        initial_size=least,
+        max_tasks_in_flight_per_actor=calls if least == most else _FULL * calls,
+        max_concurrent_calls_per_actor=calls,
+        enable_true_multi_threading=True,
+    )
+
+
+def _mapped(
+    dataset: Dataset, step: type, function: Any, args: tuple[Any, ...], options: Mapping[str, Any], size: int
+) -> Dataset:
+    """`step` over `function`: in actors where it is a class, which is made once in each, else in tasks."""
+    fixed: dict[str, Any] = {"batch_format": "pyarrow", "batch_size": size, **options}
+    if not inspect.isclass(function):
+        return dataset.map_batches(step(function, *args), **fixed)
+    if "concurrency" not in fixed and "compute" not in fixed:
+        fixed["concurrency"] = 1
+    return dataset.map_batches(step, fn_constructor_args=(function, *args), **fixed)

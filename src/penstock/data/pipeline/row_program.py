@@ -1,0 +1,262 @@
+"""A program per row: several calls of the model, one after another or side by side, as one row.
+
+`async def program(row, llm)` returns the row's output as a dict. Its calls go where all rows go, so other
+rows fill the engine meanwhile. Knows how requests are made and answers read; what is asked, it is given.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import msgspec
+import pyarrow as pa
+
+from penstock.data.results.columns import COMMON, columns
+from penstock.data.results.fault import error_of, failure_of
+from penstock.data.results.outcome import Failure, Outcome
+from penstock.data.rows.builder import request_of
+from penstock.data.rows.coerce import kind_of, plain
+from penstock.data.rows.request import Request
+from penstock.data.rows.task import Kind, Task
+from penstock.errors import BadRequest, Error, OwnCodeFailed, Unavailable
+
+log = logging.getLogger(__name__)
+
+Ask = Callable[[Request], Awaitable[Outcome]]
+Program = Callable[[dict[str, Any], "LLM"], Awaitable[Mapping[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the model said. text: "" beside tool calls; texts: all outputs where `n` asked for several.
+
+    token_ids, prompt_tokens, cached_tokens, generated_tokens: None where the engine does not tell.
+    columns: everything else, by the names of the output's columns (`logprobs`, `outputs`, ...).
+    """
+
+    text: str
+    texts: list[str]
+    finish_reason: str | None
+    token_ids: list[int] | None
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    generated_tokens: int | None
+    reasoning: str | None
+    tool_calls: list[dict[str, Any]]
+    columns: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The turn, to be appended to the messages before the next call."""
+        if not self.tool_calls:
+            return {"role": "assistant", "content": self.text}
+        calls = [
+            {
+                "id": call["id"],
+                "type": "function",
+                "function": {"name": call["name"], "arguments": call["arguments"]},
+            }
+            for call in self.tool_calls
+        ]
+        return {"role": "assistant", "content": self.text or None, "tool_calls": calls}
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """The likeliest class, and the probabilities of all."""
+
+    label: str | None
+    probs: list[float]
+
+
+class LLM:
+    """The model, for one row's program. All calls may run side by side (`asyncio.gather`).
+
+    Parameters are fields of a row: `temperature`, `max_tokens`, `tools`, `response_format`, `model`, ...
+    Raises, in each call: BadRequest for what cannot be asked; else what the engine's refusal means, after the
+        retries of a row: PromptTooLong, Unavailable, DeadlineExceeded, ... all `penstock.errors.Error`.
+    """
+
+    def __init__(self, ask: Ask, task: Task | None = None, defaults: Mapping[str, Any] | None = None) -> None:
+        self._ask = ask
+        self._task = task or Task()
+        self._defaults = defaults or {}
+        self.total = Total()
+
+    async def chat(self, messages: str | list[Any], **params: Any) -> Reply:
+        """The next turn of a conversation; a text is a conversation of one message."""
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        return _reply(await self._call("generate", {"messages": messages, **params}))
+
+    async def complete(self, prompt: str | list[int] | Mapping[str, Any], **params: Any) -> Reply:
+        """What follows a text, token ids, or an engine's own prompt; no chat template."""
+        return _reply(await self._call("generate", {"prompt": prompt, **params}))
+
+    async def embed(self, input: Any, **params: Any) -> list[float]:
+        """The vector of one text."""
+        return (await self._call("embed", {"input": input, **params}))["embeddings"]
+
+    async def classify(self, input: Any, **params: Any) -> Label:
+        found = await self._call("classify", {"input": input, **params})
+        return Label(found["label"], found["probs"])
+
+    async def score(self, text_1: Any, text_2: Any, **params: Any) -> list[float]:
+        """A score for each pair of texts: 1:1, 1:N or N:N."""
+        return (await self._call("score", {"text_1": text_1, "text_2": text_2, **params}))["scores"]
+
+    async def _call(self, kind: Kind, fields: dict[str, Any]) -> dict[str, Any]:
+        own = self._task
+        task = Task(kind, own.model, own.alone, own.token_ids, own.read_files, own.roles)
+        defaults = self._defaults if kind == own.kind else {}
+        outcome = await self._ask(request_of(fields, task, defaults))
+        found = columns(task, outcome)
+        self.total.add(outcome, found)
+        if found["error"] is not None:
+            raise error_of(Failure(**found["error"]))
+        return found
+
+
+@dataclass(slots=True)
+class Total:
+    """Of all calls of a row."""
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    attempts: int = 1
+    deaths: int = 0
+    waited_s: float = 0.0
+    skipped: bool = False
+
+    def add(self, outcome: Outcome, found: Mapping[str, Any]) -> None:
+        """Raises: Unavailable where the call was not made, since its job ends."""
+        self.attempts = max(self.attempts, outcome.attempts)
+        self.deaths += outcome.deaths
+        self.waited_s += outcome.waited_s
+        if outcome.state == "skipped":
+            self.skipped = True
+            raise Unavailable("The job ends; this call was not made.")
+        self.calls += 1
+        self.prompt_tokens += found["num_input_tokens"] or 0
+        self.cached_tokens += found.get("num_cached_tokens") or 0
+        self.generated_tokens += found.get("num_generated_tokens") or 0
+
+
+class _Ran(msgspec.Struct):
+    """The body of a program's outcome."""
+
+    output: dict[str, Any]
+    calls: int
+    num_input_tokens: int
+    num_cached_tokens: int
+    num_generated_tokens: int
+
+
+async def run(
+    program: Program,
+    row: Mapping[str, Any],
+    ask: Ask,
+    task: Task | None = None,
+    defaults: Mapping[str, Any] | None = None,
+) -> Outcome:
+    """The row's one outcome: what the program returned, or why it failed. It is never raised.
+
+    An error of ours that the program lets pass is the row's failure; any other is `own_code_failed`.
+    """
+    llm, began_s = LLM(ask, task, defaults), time.monotonic()
+    try:
+        output = _output(await _started(program, dict(row), llm))
+    except OwnCodeFailed as error:
+        return _failed(_own_fault(str(error)), llm.total)
+    except Error as error:
+        return _failed(failure_of(error, "engine"), llm.total)
+    except Exception as error:
+        log.exception("A row's program failed.")
+        return _failed(_own_fault(f"The program raised {type(error).__name__}: {error}"), llm.total)
+    total = llm.total
+    ran = _Ran(output, total.calls, total.prompt_tokens, total.cached_tokens, total.generated_tokens)
+    return Outcome(
+        state="ok",
+        attempts=total.attempts,
+        deaths=total.deaths,
+        body=msgspec.Raw(msgspec.json.encode(ran)),
+        waited_s=total.waited_s,
+        took_s=time.monotonic() - began_s,
+    )
+
+
+_COUNTS = ("calls", "num_input_tokens", "num_cached_tokens", "num_generated_tokens")
+
+
+def program_schema() -> Any:  # pyarrow has no types
+    """A `pyarrow.Schema` of the result columns beside what the program returns."""
+    return pa.schema({**dict.fromkeys(_COUNTS, pa.int64()), **COMMON})
+
+
+def program_columns(outcome: Outcome) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the program returned, and the result columns: all of the schema's, whatever became of the row."""
+    found: dict[str, Any] = dict.fromkeys([*_COUNTS, *COMMON])
+    found |= {"attempts": outcome.attempts, "waited_s": outcome.waited_s}
+    if outcome.failure is not None:
+        found["error"] = msgspec.structs.asdict(outcome.failure)
+    if outcome.state != "ok":
+        return {}, found
+    ran = msgspec.json.decode(outcome.body or b"", type=_Ran)
+    found |= {name: getattr(ran, name) for name in _COUNTS} | {"time_taken_llm": outcome.took_s}
+    return ran.output, found
+
+
+def _started(program: Program, row: dict[str, Any], llm: LLM) -> Awaitable[Any]:
+    coroutine: Any = program(row, llm)
+    if not inspect.isawaitable(coroutine):
+        raise OwnCodeFailed(
+            f"The program returned {kind_of(coroutine)} at once; write `async def program(row, llm)`."
+        )
+    return coroutine
+
+
+def _output(returned: Any) -> dict[str, Any]:
+    if not isinstance(returned, Mapping):
+        raise OwnCodeFailed(
+            f"The program returned {kind_of(returned)}; it must return a dict, the row's output."
+        )
+    try:
+        return plain(cast("Mapping[str, Any]", returned), "output")
+    except BadRequest as error:
+        raise OwnCodeFailed(f"The program returned what cannot be kept: {error}") from error
+
+
+def _own_fault(message: str) -> Failure:
+    return Failure(code=OwnCodeFailed.code, message=message, stage="postprocess")
+
+
+def _failed(failure: Failure, total: Total) -> Outcome:
+    return Outcome(
+        state="skipped" if total.skipped else "failed",
+        failure=None if total.skipped else failure,
+        attempts=total.attempts,
+        deaths=total.deaths,
+        waited_s=total.waited_s,
+    )
+
+
+def _reply(found: Mapping[str, Any]) -> Reply:
+    return Reply(
+        text=found["generated_text"],
+        texts=found["generated_texts"],
+        finish_reason=found["finish_reason"],
+        token_ids=found["generated_tokens"],
+        prompt_tokens=found["num_input_tokens"],
+        cached_tokens=found["num_cached_tokens"],
+        generated_tokens=found["num_generated_tokens"],
+        reasoning=found["reasoning"],
+        tool_calls=found["tool_calls"] or [],
+        columns=found,
+    )

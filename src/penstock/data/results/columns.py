@@ -1,0 +1,261 @@
+"""An outcome as columns of the output: one schema per task, whatever became of the row.
+
+The names are Ray Data LLM's where it has one. What an engine does not tell is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from penstock.data.results.outcome import Failure, Outcome
+from penstock.data.results.responses import (
+    FORMS,
+    Choice,
+    Classified,
+    Embedded,
+    Generated,
+    Logprobs,
+    PromptToken,
+    Scores,
+    Usage,
+)
+from penstock.data.rows.task import Kind, Task
+
+Columns = dict[str, Any]
+
+_LIKELY = pa.list_(pa.struct({"token": pa.string(), "logprob": pa.float64()}))
+_LOGPROBS = pa.list_(
+    pa.struct(
+        {"token": pa.string(), "token_id": pa.int64(), "logprob": pa.float64(), "top_logprobs": _LIKELY}
+    )
+)
+_PROMPT_LOGPROBS = pa.list_(
+    pa.list_(
+        pa.struct({"token_id": pa.int64(), "token": pa.string(), "logprob": pa.float64(), "rank": pa.int64()})
+    )
+)
+_TOOL_CALLS = pa.list_(pa.struct({"id": pa.string(), "name": pa.string(), "arguments": pa.string()}))
+_IDS = pa.list_(pa.int64())
+_OUTPUTS = pa.list_(
+    pa.struct(
+        {
+            "text": pa.string(),
+            "token_ids": _IDS,
+            "finish_reason": pa.string(),
+            "reasoning": pa.string(),
+            "tool_calls": _TOOL_CALLS,
+            "logprobs": _LOGPROBS,
+        }
+    )
+)
+ERROR = pa.struct(
+    {
+        "code": pa.string(),
+        "message": pa.string(),
+        "stage": pa.string(),
+        "attempts": pa.int64(),
+        "status": pa.int64(),
+    }
+)
+"""The one type of every error column."""
+
+COMMON = {
+    "num_input_tokens": pa.int64(),
+    "time_taken_llm": pa.float64(),
+    "waited_s": pa.float64(),
+    "attempts": pa.int64(),
+    "error": ERROR,
+}
+"""What every row has, whatever its task."""
+
+_OF_KIND: Mapping[Kind, Mapping[str, pa.DataType]] = {
+    "generate": {
+        "generated_text": pa.string(),
+        "generated_texts": pa.list_(pa.string()),
+        "generated_tokens": _IDS,
+        "finish_reason": pa.string(),
+        "finish_reasons": pa.list_(pa.string()),
+        "reasoning": pa.string(),
+        "refusal": pa.string(),
+        "tool_calls": _TOOL_CALLS,
+        "logprobs": _LOGPROBS,
+        "prompt_logprobs": _PROMPT_LOGPROBS,
+        "outputs": _OUTPUTS,
+        "prompt_token_ids": _IDS,
+        "num_cached_tokens": pa.int64(),
+        "num_generated_tokens": pa.int64(),
+    },
+    "embed": {"embeddings": pa.list_(pa.float32())},
+    "classify": {
+        "label": pa.string(),
+        "probs": pa.list_(pa.float64()),
+        "embeddings": pa.list_(pa.float32()),  # `probs` again, under the name of Ray Data LLM
+    },
+    "score": {"score": pa.float64(), "scores": pa.list_(pa.float64())},
+}
+
+
+def schema(task: Task) -> Any:  # pyarrow has no types
+    """A `pyarrow.Schema`: names and types of the result columns, all of them nullable."""
+    return pa.schema({**_OF_KIND[task.kind], **COMMON})
+
+
+_EMPTY: Mapping[Kind, Columns] = {
+    kind: dict.fromkeys([*fields, *COMMON]) for kind, fields in _OF_KIND.items()
+}
+
+
+def columns(task: Task, outcome: Outcome) -> Columns:
+    """The values of the schema's columns: all of them, in its order. Never raises.
+
+    Of a failed row all are None but `error`, `attempts` and the times; of one that is ok, `error` is None.
+    """
+    found: Columns = dict(_EMPTY[task.kind])
+    found["attempts"], found["waited_s"] = outcome.attempts, outcome.waited_s
+    failure = outcome.failure
+    if outcome.state == "ok":
+        found["time_taken_llm"] = outcome.took_s
+        try:
+            found |= _READ[task.kind](FORMS[task.kind].decode(outcome.body or b""))
+        except (msgspec.MsgspecError, ValueError, IndexError) as error:
+            failure = _unreadable(outcome, error)
+    found["error"] = None if failure is None else msgspec.structs.asdict(failure)
+    return found
+
+
+def _unreadable(outcome: Outcome, error: Exception) -> Failure:
+    message = f"The answer is not what the endpoint was asked for: {error}."
+    return Failure(code="bad_answer", message=message, stage="engine", attempts=outcome.attempts)
+
+
+def _generated(reply: Generated) -> Columns:
+    choices = sorted(reply.choices, key=lambda choice: choice.index)
+    first = choices[0]
+    usage = reply.usage or Usage()
+    prompt, cached, made = usage.counts()
+    prompt_ids = reply.prompt_token_ids or first.prompt_token_ids
+    likely = reply.prompt_logprobs or first.prompt_logprobs
+    counted = sum(len(choice.token_ids or ()) for choice in choices) or None
+    outputs = [_output(choice) for choice in choices]
+    return {
+        "generated_text": outputs[0]["text"],
+        "generated_texts": [output["text"] for output in outputs],
+        "generated_tokens": first.token_ids,
+        "finish_reason": first.finish_reason,
+        "finish_reasons": [choice.finish_reason for choice in choices],
+        "reasoning": outputs[0]["reasoning"],
+        "refusal": first.message.refusal if first.message else None,
+        "tool_calls": outputs[0]["tool_calls"],
+        "logprobs": outputs[0]["logprobs"],
+        "prompt_logprobs": None if likely is None else [_prompt_token(token) for token in likely],
+        "outputs": outputs if len(outputs) > 1 else None,
+        "prompt_token_ids": prompt_ids,
+        "num_input_tokens": prompt if prompt is not None else len(prompt_ids) if prompt_ids else None,
+        "num_cached_tokens": cached,
+        "num_generated_tokens": made if made is not None else counted,
+    }
+
+
+def _output(choice: Choice) -> Columns:
+    message = choice.message
+    return {
+        "text": choice.text or "" if message is None else _text(message.content),
+        "token_ids": choice.token_ids,
+        "finish_reason": choice.finish_reason,
+        "reasoning": None if message is None else message.reasoning or message.reasoning_content,
+        "tool_calls": None if message is None else _tool_calls(choice),
+        "logprobs": _logprobs(choice.logprobs, choice.token_ids),
+    }
+
+
+def _text(content: Any) -> str:
+    """Of a content, which some servers give in parts; "" where there is none, as beside tool calls."""
+    if isinstance(content, list):
+        texts: list[Any] = [part.get("text") for part in content if isinstance(part, dict)]
+        return "".join(text for text in texts if isinstance(text, str))
+    return content if isinstance(content, str) else ""
+
+
+def _tool_calls(choice: Choice) -> list[Columns] | None:
+    calls = (choice.message and choice.message.tool_calls) or []
+    return [
+        {"id": call.id, "name": call.function.name, "arguments": _arguments(call.function.arguments)}
+        for call in calls
+        if call.function
+    ] or None
+
+
+def _arguments(value: Any) -> str | None:
+    """JSON text, also of servers that give the object."""
+    return value if value is None or isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _logprobs(found: Logprobs | None, ids: list[int] | None) -> list[Columns] | None:
+    if found is None:
+        return None
+    if found.content is not None:
+        tokens = [
+            (
+                token.token,
+                token.logprob,
+                [msgspec.structs.asdict(other) for other in token.top_logprobs or ()],
+            )
+            for token in found.content
+        ]
+    else:
+        tops = found.top_logprobs or [None] * len(found.tokens or ())
+        logprobs = found.token_logprobs or [None] * len(tops)
+        tokens = [
+            (token, logprob, [{"token": other, "logprob": value} for other, value in (top or {}).items()])
+            for token, logprob, top in zip(found.tokens or (), logprobs, tops, strict=False)
+        ]
+    known: list[int] | list[None] = ids if ids and len(ids) == len(tokens) else [None] * len(tokens)
+    return [
+        {"token": token, "token_id": token_id, "logprob": logprob, "top_logprobs": top}
+        for (token, logprob, top), token_id in zip(tokens, known, strict=True)
+    ]
+
+
+def _prompt_token(found: dict[int, PromptToken] | None) -> list[Columns] | None:
+    """vLLM's: for each token of the prompt itself, then the likeliest others; None for the first."""
+    if found is None:
+        return None
+    return [
+        {"token_id": token_id, "token": told.decoded_token, "logprob": told.logprob, "rank": told.rank}
+        for token_id, told in found.items()
+    ]
+
+
+def _prompt_tokens(usage: Usage | None) -> int | None:
+    return usage.counts()[0] if usage else None
+
+
+def _embedded(reply: Embedded) -> Columns:
+    return {"embeddings": reply.data[0].numbers(), "num_input_tokens": _prompt_tokens(reply.usage)}
+
+
+def _classified(reply: Classified) -> Columns:
+    first = reply.data[0]
+    return {
+        "label": first.label,
+        "probs": first.probs,
+        "embeddings": first.probs,
+        "num_input_tokens": _prompt_tokens(reply.usage),
+    }
+
+
+def _scored(reply: Scores) -> Columns:
+    scores = [pair.score for pair in reply.data]
+    return {"score": scores[0], "scores": scores, "num_input_tokens": _prompt_tokens(reply.usage)}
+
+
+_READ: Mapping[Kind, Callable[[Any], Columns]] = {
+    "generate": _generated,
+    "embed": _embedded,
+    "classify": _classified,
+    "score": _scored,
+}

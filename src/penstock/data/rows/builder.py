@@ -1,0 +1,230 @@
+"""A row's fields as the request that its engine gets: the one place where rows become requests.
+
+Fields are what the user's preprocessing returned, or a row of the dataset itself. They become bytes here, so
+that no table of rows, which gives all of them one shape, can change them later.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from typing import Any, cast
+
+import msgspec
+
+from penstock.data.rows import messages
+from penstock.data.rows.coerce import kind_of, plain, refused
+from penstock.data.rows.input_columns import IDS, INPUTS, MEDIA, check, is_line, wanted
+from penstock.data.rows.openai_batch import line_request
+from penstock.data.rows.parameters import CHAT_ONLY, COMPLETIONS_ONLY, for_path, parameters
+from penstock.data.rows.request import Request
+from penstock.data.rows.shape import checked, mapping
+from penstock.data.rows.task import CHAT, COMPLETIONS, POOLING_PATHS, Task
+from penstock.errors import BadRequest
+
+Fields = dict[str, Any]
+
+_PROMPT_KEYS = {"prompt", "prompt_token_ids", *MEDIA.values(), "mm_processor_kwargs", "cache_salt", "type"}
+_OF_MEDIA = {"mm_processor_kwargs", "media_io_kwargs"}
+_PAIR = {
+    "text_1": "text_1",
+    "query": "text_1",
+    "queries": "text_1",
+    "text_2": "text_2",
+    "document": "text_2",
+    "documents": "text_2",
+}
+"""Fields of a score, and what the endpoint calls them."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+def request_of(fields: Mapping[str, Any], task: Task, defaults: Mapping[str, Any] | None = None) -> Request:
+    """The request of a row. A line of an OpenAI batch file (`custom_id`, `url`, `body`) is its own.
+
+    defaults: fields that hold where the row is silent; sampling parameters one by one.
+    Where the request has a `prompt`, its body's `messages` or `prompt` is "", for the backend to replace.
+    Raises: BadRequest naming the field, what is wrong with it, and what is allowed; DownloadFailed where a
+        file that the row names could not be fetched now.
+    """
+    if not isinstance(cast("Any", fields), Mapping):
+        raise BadRequest(f"The row is {kind_of(fields)}; it must be a dict with {wanted(task.kind)}.")
+    if is_line(fields):
+        return line_request(fields)
+    check(fields, task.kind)
+    usual = defaults or {}
+    own = parameters(fields, task.kind)
+    extra = mapping(usual.get("extra_body"), "extra_body") | mapping(fields.get("extra_body"), "extra_body")
+    given = {**{name: value for name, value in usual.items() if value is not None}, **_set(fields)}
+    path, body, prompt = _asked(given, own, task)
+    body |= for_path(parameters(usual, task.kind) | own, path, prompt is not None)
+    if task.kind == "generate":
+        if task.token_ids:  # else it is not said: strict services refuse what they do not know
+            body.setdefault("return_token_ids", True)
+    elif task.kind == "embed":
+        body["encoding_format"] = "base64"  # the same numbers in a third of the bytes
+    body |= {name: plain(value, f"extra_body.{name}") for name, value in extra.items()}
+    if body.get("stream"):
+        raise refused("extra_body.stream", "asks for a stream, but a row gets its whole answer at once")
+    return Request(path=path, body=_encode(body), model=_model(given, task), prompt=prompt)
+
+
+def _set(fields: Mapping[str, Any]) -> Fields:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _asked(given: Fields, own: Fields, task: Task) -> tuple[str, Fields, bytes | None]:
+    """Path, the input as the body has it, and the engine's own prompt."""
+    if task.kind == "score":
+        return POOLING_PATHS["score"], _pair(given), None
+    if task.kind != "generate":
+        return POOLING_PATHS[task.kind], _pooled(given, task), None
+    if given.get("messages") is not None and not any(name in given for name in IDS):
+        _alone("messages", given, INPUTS["generate"])
+        _refuse(own, COMPLETIONS_ONLY, "`prompt`, not with `messages`")
+        return CHAT, {"messages": messages.messages(given["messages"], task)}, None
+    prompt = given.get("prompt")
+    if messages.is_messages(prompt):
+        _alone("prompt", given, INPUTS["generate"])
+        return CHAT, {"messages": messages.messages(prompt, task, "prompt")}, None
+    if isinstance(prompt, Mapping) or "mm_processor_kwargs" in own or any(name in given for name in MEDIA):
+        return _engine_prompt(given, own)
+    _refuse(own, CHAT_ONLY, "`messages`, not with `prompt`")
+    return COMPLETIONS, {"prompt": _text_or_ids(given)}, None
+
+
+def _alone(name: str, given: Fields, others: tuple[str, ...]) -> None:
+    if beside := [other for other in others if other != name and other in given]:
+        raise refused(name, f"stands beside {', '.join(beside)}; give only one of them")
+
+
+def _refuse(own: Fields, names: frozenset[str], goes_with: str) -> None:
+    if wrong := sorted(names & own.keys()):
+        raise refused(wrong[0], f"goes with {goes_with}")
+
+
+def _text_or_ids(given: Fields) -> str | list[int]:
+    """Ids win where a tokenizer left the text, or the messages, beside them."""
+    for name in IDS:
+        if name in given:
+            return _ids(given[name], name)
+    prompt = _plain_ids(given["prompt"])
+    if isinstance(prompt, str):
+        return plain(prompt, "prompt")
+    if isinstance(prompt, bytes):
+        return plain(prompt, "prompt")
+    if not isinstance(prompt, list):
+        raise refused(
+            "prompt",
+            f"is {kind_of(given['prompt'])}; it must be a text, token ids, messages or the engine's dict",
+        )
+    return _ids(cast("list[Any]", prompt), "prompt")
+
+
+def _ids(value: Any, where: str) -> list[int]:
+    found = _plain_ids(value)
+    if not isinstance(found, list) or not found:
+        raise refused(
+            where, f"is {'empty' if found == [] else kind_of(value)}; it must be a list of token ids"
+        )
+    if found is not value and all(type(item) is int for item in cast("list[Any]", found)):
+        return cast("list[int]", found)
+    return checked(found, where, "wholes")
+
+
+def _plain_ids(value: Any) -> Any:
+    """A list where `value` is a sequence of another library; else `value`."""
+    for method in ("as_py", "tolist", "to_pylist"):
+        if hasattr(value, method):
+            return getattr(value, method)()
+    return list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value
+
+
+def _engine_prompt(given: Fields, own: Fields) -> tuple[str, Fields, bytes]:
+    """A prompt with pictures and the like as objects: it goes to the engine as it is, pickled."""
+    prompt = given.get("prompt")
+    found: Fields = dict(cast("Mapping[str, Any]", prompt)) if isinstance(prompt, Mapping) else {}
+    for name in found:
+        if name not in _PROMPT_KEYS:
+            raise refused(
+                f"prompt.{name}", f"is not known; an engine's prompt has {', '.join(sorted(_PROMPT_KEYS))}"
+            )
+    if not found and any(name in given for name in ("prompt", *IDS)):
+        text = _text_or_ids(given)
+        found["prompt" if isinstance(text, str) else "prompt_token_ids"] = text
+    elif found.get("prompt_token_ids") is not None:
+        found["prompt_token_ids"] = _ids(found["prompt_token_ids"], "prompt.prompt_token_ids")
+    found |= {MEDIA[name]: given[name] for name in MEDIA if name in given}
+    if "mm_processor_kwargs" in own:
+        found["mm_processor_kwargs"] = own["mm_processor_kwargs"]
+    if not found.keys() & {"prompt", "prompt_token_ids", "prompt_embeds"}:
+        raise refused(
+            "multi_modal_data", "needs a `prompt` beside it, text or token ids with its placeholders"
+        )
+    chats = bool((CHAT_ONLY - _OF_MEDIA) & own.keys())
+    return (
+        (CHAT, {"messages": ""}, _pickled(found)) if chats else (COMPLETIONS, {"prompt": ""}, _pickled(found))
+    )
+
+
+def _pickled(prompt: Fields) -> bytes:
+    try:
+        return pickle.dumps(prompt, protocol=5)
+    except Exception as error:  # whatever the user's objects raise
+        raise refused("prompt", f"holds what cannot be sent to the engine's process ({error})") from error
+
+
+def _pooled(given: Fields, task: Task) -> Fields:
+    name = next(name for name in INPUTS[task.kind] if name in given)
+    if name == "messages" or messages.is_messages(given[name]):
+        _alone(name, given, INPUTS[task.kind])
+        return {"messages": messages.messages(given[name], task, name)}
+    if name == "input":
+        _alone(name, given, INPUTS[task.kind])
+        given = {"prompt": _single(given["input"])}
+    try:
+        return {"input": _text_or_ids(given)}
+    except BadRequest as error:
+        if name != "input":
+            raise
+        raise refused("input", "must be one text, or the token ids of one: a row has one input") from error
+
+
+def _single(value: Any) -> Any:
+    """The one of a list of one."""
+    value = _plain_ids(value)
+    if isinstance(value, list) and len(cast("list[Any]", value)) == 1 and not isinstance(value[0], int):
+        return cast("list[Any]", value)[0]
+    return cast("Any", value)
+
+
+def _pair(given: Fields) -> Fields:
+    found: Fields = {}
+    for name, field in _PAIR.items():
+        if name not in given:
+            continue
+        if field in found:
+            raise refused(name, f"stands beside another `{field}`; give one of them")
+        found[field] = checked(given[name], name, "texts")
+        if not isinstance(found[field], str) and not found[field]:
+            raise refused(name, "is empty; give a text or a list of texts")
+    for field, other in (("text_1", "query"), ("text_2", "documents")):
+        if field not in found:
+            raise refused(field, f"is missing (or `{other}`): a score is that of two texts")
+    return found
+
+
+def _model(given: Fields, task: Task) -> str | None:
+    model, adapter = given.get("model"), given.get("adapter")
+    for name, value in (("model", model), ("adapter", adapter)):
+        if value is not None and not (isinstance(value, str) and value):
+            raise refused(name, f"is {kind_of(value)}; it must be a name")
+    if adapter is not None:
+        base = model or task.model
+        if base is None:
+            raise refused("adapter", f"is {adapter!r}, but of which model? Give `model`, as 'base:{adapter}'")
+        return base if base.endswith(f":{adapter}") else f"{base}:{adapter}"
+    own = task.model or ""
+    if model is None or not (task.alone and own) or model == own or model.startswith(f"{own}:"):
+        return model
+    return f"{own}:{model}"

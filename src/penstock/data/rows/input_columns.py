@@ -1,0 +1,76 @@
+"""Which of a row's columns are its request, by task; a misspelt one is told, the others are the row's own."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from penstock.data.rows.coerce import cut, refused
+from penstock.data.rows.parameters import ALIASES, GROUPS, PARAMETERS, near
+from penstock.data.rows.task import KINDS, Kind, Task
+from penstock.errors import BadRequest
+
+IDS = ("prompt_token_ids", "tokenized_prompt")
+MEDIA = {
+    "multimodal_data": "multi_modal_data",
+    "multi_modal_data": "multi_modal_data",
+    "multimodal_uuids": "multi_modal_uuids",
+    "multi_modal_uuids": "multi_modal_uuids",
+    "prompt_embeds": "prompt_embeds",
+}
+"""Fields beside a prompt that only the engine understands, and what it calls them."""
+
+INPUTS: Mapping[Kind, tuple[str, ...]] = {
+    "generate": ("messages", "prompt", *IDS, *MEDIA),
+    "embed": ("input", "messages", "prompt", *IDS),
+    "classify": ("input", "messages", "prompt", *IDS),
+    "score": ("text_1", "text_2", "query", "queries", "document", "documents"),
+}
+_ALWAYS = ("model", "adapter", "extra_body", "stream")
+_POOLED = "`input` (or `prompt`, `messages`, `prompt_token_ids`)"
+_WANTED: Mapping[Kind, str] = {
+    "generate": "`messages`, `prompt` or `prompt_token_ids`",
+    "embed": _POOLED,
+    "classify": _POOLED,
+    "score": "`text_1` and `text_2` (or `query` and `documents`)",
+}
+_LINE = ("custom_id", "url", "body")
+
+
+_KNOWN = {
+    kind: frozenset({*INPUTS[kind], *_ALWAYS, *GROUPS[kind], *PARAMETERS[kind], *ALIASES}) for kind in KINDS
+}
+
+
+def field_names(names: Iterable[str], task: Task) -> set[str]:
+    """Those of a row's columns that are its request."""
+    given = set(names)
+    if is_line(given):
+        return given & {*_LINE, "method"}
+    return given & _KNOWN[task.kind]
+
+
+def is_line(names: Iterable[str]) -> bool:
+    """Whether a row with these columns is a line of an OpenAI batch file."""
+    return set(_LINE).issubset(names)
+
+
+def wanted(kind: Kind) -> str:
+    """What a row must have, in words."""
+    return _WANTED[kind]
+
+
+def check(fields: Mapping[str, Any], kind: Kind) -> None:
+    """Raises: BadRequest where a name looks misspelt, or nothing is there to be asked."""
+    odd = [name for name in fields if name not in _KNOWN[kind]]
+    for name in odd:
+        if (meant := near(str(name), kind)) and meant not in fields:
+            raise refused(str(name), f"is not known: did you mean {meant}?")
+    if any(fields.get(name) is not None for name in INPUTS[kind]):
+        return
+    for name in odd:
+        if close := difflib.get_close_matches(str(name), INPUTS[kind], 1, 0.8):
+            raise refused(str(name), f"is not known: did you mean {close[0]}?")
+    there = ", ".join(map(str, fields)) or "nothing"
+    raise BadRequest(f"The row has no {_WANTED[kind]}; it has {cut(there)}.", param=INPUTS[kind][0])

@@ -1,0 +1,206 @@
+"""Pictures, videos and sounds of a row's messages as data URLs, which every engine takes.
+
+Made where rows are prepared, away from the engine. URLs of the web stay: the engine fetches them, by its own
+rules about hosts. Whether a picture can be decoded, the engine says; what is no picture at all is told here.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import sys
+import wave
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any, cast
+
+from penstock import sources
+from penstock.data.rows.coerce import cut, kind_of, refused
+from penstock.errors import BadRequest, DownloadFailed, SourceNotFound
+
+Kind = str
+"""image, video, audio."""
+
+_STARTS: tuple[tuple[int, bytes, str], ...] = (
+    (0, b"\x89PNG\r\n\x1a\n", "image/png"),
+    (0, b"\xff\xd8\xff", "image/jpeg"),
+    (0, b"GIF8", "image/gif"),
+    (8, b"WEBP", "image/webp"),
+    (0, b"BM", "image/bmp"),
+    (0, b"II*\0", "image/tiff"),
+    (0, b"MM\0*", "image/tiff"),
+    (4, b"ftypavif", "image/avif"),
+    (4, b"ftyphei", "image/heic"),
+    (4, b"ftypM4A", "audio/mp4"),
+    (4, b"ftyp", "video/mp4"),
+    (0, b"\x1aE\xdf\xa3", "video/webm"),
+    (8, b"AVI ", "video/x-msvideo"),
+    (0, b"FLV", "video/x-flv"),
+    (0, b"\0\0\1\xba", "video/mpeg"),
+    (8, b"WAVE", "audio/wav"),
+    (0, b"fLaC", "audio/flac"),
+    (0, b"OggS", "audio/ogg"),
+    (0, b"ID3", "audio/mpeg"),
+    (0, b"\xff\xfb", "audio/mpeg"),
+    (0, b"\xff\xf3", "audio/mpeg"),
+    (0, b"\xff\xf2", "audio/mpeg"),
+)
+_KNOWN = {
+    "image": "PNG, JPEG, GIF, WebP, BMP, TIFF, AVIF or HEIC",
+    "video": "MP4, WebM, AVI, FLV or MPEG",
+    "audio": "WAV, FLAC, OGG, MP3 or M4A",
+}
+_BOTH = {"video/mp4", "video/webm", "audio/ogg"}
+"""Containers that hold sounds as well as videos."""
+
+_SENT_ON = ("http://", "https://", "data:")
+_QUALITY = 95
+
+
+def url(value: Any, kind: Kind, where: str, read_files: bool = True) -> str:
+    """A URL of bytes, a PIL picture, an array, a path, a URL, or a dict as Hugging Face's datasets have it.
+
+    Raises: BadRequest naming `where`; DownloadFailed where a bucket or server fails.
+    """
+    if hasattr(value, "as_py"):
+        value = value.as_py()
+    if isinstance(value, Mapping):
+        return _of_dataset(cast("Mapping[str, Any]", value), kind, where, read_files)
+    if isinstance(value, str | PurePath):
+        return _of_text(str(value), kind, where, read_files)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return _data_url(bytes(value), kind, where)
+    if kind == "image" and (found := _picture(value, where)):
+        return _data_url(found, kind, where)
+    if kind == "video" and isinstance(value, list | tuple):
+        return _frames(cast("list[Any]", value), where)
+    raise refused(where, f"is {kind_of(value)}; {_ways(kind)}")
+
+
+def sound(value: Any, where: str, read_files: bool = True) -> tuple[str, str]:
+    """Base64 and format (`wav`, `mp3`, ...) of an `input_audio` part that holds bytes, a file or an array."""
+    address = url(value, "audio", where, read_files)
+    if not address.startswith("data:"):
+        raise refused(
+            where, "is a URL of the web, where input_audio holds data; use a part of type audio_url"
+        )
+    head, _, data = address.partition(",")
+    kind = head.removeprefix("data:").partition(";")[0].partition("/")[2]
+    return data, {"mpeg": "mp3", "x-wav": "wav"}.get(kind, kind)
+
+
+def _of_text(text: str, kind: Kind, where: str, read_files: bool) -> str:
+    if text.startswith(_SENT_ON):
+        return text
+    if not read_files:
+        raise refused(
+            where, f"is {cut(repr(text))}; files are not read here, only data: and http(s): URLs are sent"
+        )
+    if not text:
+        raise refused(where, f"is an empty text; {_ways(kind)}")
+    try:
+        return _data_url(sources.read(text), kind, where)
+    except (SourceNotFound, OSError, ValueError, ImportError) as error:
+        raise refused(where, f"is {cut(repr(text))}: there is no such file; {_ways(kind)}") from error
+    except DownloadFailed as error:
+        if error.facts.get("passing"):
+            raise
+        raise BadRequest(f"{where}: {error}", param=where) from error
+
+
+def _of_dataset(value: Mapping[str, Any], kind: Kind, where: str, read_files: bool) -> str:
+    """Of {"bytes", "path"}, or {"array", "sampling_rate"} of a decoded sound."""
+    if value.get("array") is not None and kind == "audio":
+        return _data_url(_wave(value["array"], value.get("sampling_rate"), where), kind, where)
+    found = next((value[key] for key in ("bytes", "url", "path") if value.get(key) is not None), None)
+    if found is None:
+        raise refused(where, f"is a dict with the keys {', '.join(map(repr, value))}; {_ways(kind)}")
+    return url(found, kind, where, read_files)
+
+
+def _data_url(content: bytes, kind: Kind, where: str) -> str:
+    mime = _mime(content)
+    if mime is None or not (mime.startswith(kind) or (kind != "image" and mime in _BOTH)):
+        what = (
+            f"{mime}" if mime else f"bytes that begin with {content[:8]!r}" if content else "no bytes at all"
+        )
+        raise refused(where, f"holds {what}, which is no {kind}; known are {_KNOWN[kind]}")
+    return f"data:{mime};base64,{base64.b64encode(content).decode()}"
+
+
+def _mime(content: bytes) -> str | None:
+    return next((mime for at, start, mime in _STARTS if content.startswith(start, at)), None)
+
+
+def _picture(value: Any, where: str) -> bytes | None:
+    """A PIL picture, or an array as Ray Data reads pictures, as PNG: nothing of it is lost."""
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        value = _from_array(value, where)
+    pil: Any = sys.modules.get("PIL.Image")  # who has a picture has it imported
+    if pil is None or not isinstance(value, pil.Image):
+        return None
+    if not (value.width and value.height):
+        raise refused(where, f"is a picture of {value.width} x {value.height} pixels")
+    try:
+        return _saved(value, "PNG", compress_level=1)
+    except OSError:  # a mode that PNG lacks: CMYK, LAB, F
+        return _saved(value.convert("RGB"), "PNG", compress_level=1)
+
+
+def _saved(picture: Any, form: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, form, **options)
+    return file.getvalue()
+
+
+def _from_array(value: Any, where: str) -> Any:
+    from PIL import Image  # only who sends arrays needs it
+
+    if str(value.dtype).removeprefix("torch.") != "uint8":
+        raise refused(
+            where, f"is an array of {value.dtype}; a picture's must be of uint8, (height, width, 3)"
+        )
+    try:
+        return Image.fromarray(value if hasattr(value, "__array_interface__") else value.numpy())
+    except (TypeError, ValueError) as error:
+        shape = tuple(value.shape)
+        raise refused(where, f"is an array of shape {shape}; a picture's is (height, width, 3)") from error
+
+
+def _frames(frames: list[Any], where: str) -> str:
+    """vLLM's form for a video of single pictures: JPEGs, one after another."""
+    shots: list[str] = []
+    for index, frame in enumerate(frames):
+        if (picture := _picture(frame, f"{where}[{index}]")) is None:
+            raise refused(f"{where}[{index}]", f"is {kind_of(frame)}; a video's frames must be pictures")
+        from PIL import Image
+
+        shot = Image.open(io.BytesIO(picture)).convert("RGB")
+        shots.append(base64.b64encode(_saved(shot, "JPEG", quality=_QUALITY)).decode())
+    if not shots:
+        raise refused(where, f"is an empty list; {_ways('video')}")
+    return f"data:video/jpeg;base64,{','.join(shots)}"
+
+
+def _wave(array: Any, rate: Any, where: str) -> bytes:
+    """WAV of 16 bits from samples between -1 and 1, one channel or (channels, samples)."""
+    import numpy as np
+
+    samples = np.asarray(array)
+    if rate is None or samples.ndim not in (1, 2) or not len(samples):
+        raise refused(where, "has an 'array' without 'sampling_rate', or one that is no row of samples")
+    if samples.dtype.kind == "f":
+        samples = (np.clip(samples, -1, 1) * 32767).round()
+    samples = samples if samples.ndim == 1 else samples.T
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setnchannels(1 if samples.ndim == 1 else samples.shape[1])
+        writer.setsampwidth(2)
+        writer.setframerate(int(rate))
+        writer.writeframes(np.ascontiguousarray(samples, dtype="<i2").tobytes())
+    return file.getvalue()
+
+
+def _ways(kind: Kind) -> str:
+    own = {"image": "a PIL picture, ", "video": "a list of pictures, ", "audio": ""}[kind]
+    return f"give bytes, {own}a path, or a URL (data:, http(s):, file://, s3://, gs://)"

@@ -1,0 +1,150 @@
+"""A row's messages as OpenAI's: roles and contents looked at, pictures and sounds turned into data URLs."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, cast
+
+from penstock.data.rows import media
+from penstock.data.rows.coerce import cut, kind_of, plain, refused
+from penstock.data.rows.shape import parsed
+from penstock.data.rows.task import Task
+
+_MEDIA = {
+    "image": "image",
+    "image_url": "image",
+    "image_pil": "image",
+    "video": "video",
+    "video_url": "video",
+    "audio": "audio",
+    "audio_url": "audio",
+}
+"""Types of parts that hold something to see or hear, as OpenAI, vLLM, Qwen and Hugging Face write them."""
+
+_HOLDERS = ("url", "path", "base64")
+_PARTS = ", ".join(("text", *_MEDIA, "input_audio"))
+
+
+def messages(value: Any, task: Task, where: str = "messages") -> list[dict[str, Any]]:
+    """Raises: BadRequest naming the message and what is wrong with it."""
+    value = _listed(parsed(value, where))
+    if not isinstance(value, list):
+        raise refused(where, f"is {_shown(value)}; it must be a list of messages with 'role' and 'content'")
+    if not value:
+        raise refused(where, "is empty; give at least one message with 'role' and 'content'")
+    items = cast("list[Any]", value)
+    return [_message(item, task, f"{where}[{index}]") for index, item in enumerate(items)]
+
+
+def is_messages(value: Any) -> bool:
+    """Whether a prompt is a conversation, as some datasets have it."""
+    value = _listed(value)
+    return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
+
+
+def _listed(value: Any) -> Any:
+    if hasattr(value, "tolist") and getattr(value, "ndim", 0) == 1:
+        return value.tolist()
+    return list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value
+
+
+def _message(value: Any, task: Task, where: str) -> dict[str, Any]:
+    if hasattr(value, "model_dump"):
+        value = value.model_dump(mode="json", exclude_unset=True)
+    if not isinstance(value, Mapping):
+        raise refused(where, f"is {_shown(value)}; it must be a dict with 'role' and 'content'")
+    message = cast("Mapping[str, Any]", value)
+    _check_role(message, task, where)
+    if "content" not in message and message["role"] not in ("assistant", "tool", "function"):
+        raise refused(f"{where}.content", "is missing; give a text or a list of parts")
+    found: dict[str, Any] = {}
+    for name, item in message.items():
+        if name == "content":
+            found["content"] = _content(item, task, f"{where}.content")
+        elif item is not None:
+            found[str(name)] = plain(item, f"{where}.{name}")
+    return found
+
+
+def _check_role(message: Mapping[str, Any], task: Task, where: str) -> None:
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        given = "is missing" if "role" not in message else f"is {_shown(role)}"
+        raise refused(f"{where}.role", f"{given}; it must be a text: system, user, assistant, tool, ...")
+    if task.roles is None or role in task.roles:
+        return
+    close = difflib.get_close_matches(role, task.roles, 1)
+    ask = f"did you mean {close[0]!r}?" if close else "known are"
+    raise refused(
+        f"{where}.role", f"is {cut(repr(role))}, which is not known; {ask} {', '.join(sorted(task.roles))}"
+    )
+
+
+def _content(value: Any, task: Task, where: str) -> Any:
+    value = _listed(value)
+    if isinstance(value, Mapping):
+        raise refused(where, "is a dict; it must be a text or a list of parts")
+    if not isinstance(value, list):
+        found = plain(value, where)
+        if found is not None and not isinstance(found, str):
+            raise refused(where, f"is {_shown(found)}; it must be a text or a list of parts")
+        return found
+    return [_part(item, task, f"{where}[{index}]") for index, item in enumerate(cast("list[Any]", value))]
+
+
+def _part(value: Any, task: Task, where: str) -> Any:
+    if isinstance(value, str):
+        return {"type": "text", "text": plain(value, where)}
+    if not isinstance(value, Mapping):
+        raise refused(where, f"is {_shown(value)}; a part must be a dict with 'type' ({_PARTS})")
+    part = cast("Mapping[str, Any]", value)
+    kind = part.get("type")
+    if not isinstance(kind, str):
+        raise refused(where, f"is a part without 'type'; there are {_PARTS}")
+    if kind == "input_audio":
+        return _input_audio(part, task, where)
+    if kind in _MEDIA:
+        return _seen_or_heard(part, kind, task, where)
+    return _set(part, where)
+
+
+def _set(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Without what is None: a table gives each message the keys of all, and engines refuse strange ones."""
+    return {str(name): plain(item, f"{where}.{name}") for name, item in fields.items() if item is not None}
+
+
+def _seen_or_heard(part: Mapping[str, Any], kind: str, task: Task, where: str) -> dict[str, Any]:
+    """As `image_url`, `video_url` or `audio_url`; what else the part says stays beside it."""
+    what = _MEDIA[kind]
+    name = next((name for name in (kind, what, *_HOLDERS) if part.get(name) is not None), None)
+    if name is None:
+        raise refused(where, f"is a part of type {kind!r} without anything in {kind!r}")
+    held, details = part[name], cast("dict[str, Any]", {})
+    if isinstance(held, Mapping) and "url" in held:
+        details = {str(key): item for key, item in cast("Mapping[str, Any]", held).items() if key != "url"}
+        held = cast("Mapping[str, Any]", held)["url"]
+    if name == "base64":
+        held = (
+            f"data:{what}/{'wav' if what == 'audio' else 'mp4' if what == 'video' else 'png'};base64,{held}"
+        )
+    address = media.url(held, what, f"{where}.{name}", task.read_files)
+    others = {str(key): item for key, item in part.items() if key not in ("type", name) and item is not None}
+    field = f"{what}_url"
+    return plain({"type": field, field: {"url": address} | details} | others, where)
+
+
+def _input_audio(part: Mapping[str, Any], task: Task, where: str) -> Any:
+    """As it is where it holds base64; bytes, files and arrays become that."""
+    held = part.get("input_audio")
+    inner: Any = cast("Mapping[str, Any]", held).get("data", held) if isinstance(held, Mapping) else held
+    if isinstance(held, Mapping) and isinstance(inner, str):
+        return _set(part, where)
+    if inner is None:
+        raise refused(where, "is a part of type 'input_audio' without 'input_audio'")
+    data, form = media.sound(inner, f"{where}.input_audio", task.read_files)
+    return _set(dict(part) | {"input_audio": {"data": data, "format": form}}, where)
+
+
+def _shown(value: Any) -> str:
+    return f"{cut(repr(value))}, {kind_of(value)}" if isinstance(value, str | int | float) else kind_of(value)

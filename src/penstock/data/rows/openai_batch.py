@@ -1,0 +1,61 @@
+"""A line of an OpenAI batch file as a request: its body goes as it is, for any endpoint that takes JSON."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, cast
+
+import msgspec
+
+from penstock.data.rows.coerce import cut, kind_of, plain, refused
+from penstock.data.rows.request import Request
+from penstock.data.rows.shape import parsed
+
+PATHS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/generate",
+    "/v1/embeddings",
+    "/v2/embed",
+    "/v1/score",
+    "/score",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/rerank",
+    "/classify",
+    "/pooling",
+    "/tokenize",
+    "/detokenize",
+)
+"""Endpoints of docs/endpoints.md that answer JSON with JSON."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+def line_request(line: Mapping[str, Any]) -> Request:
+    """The request of `{custom_id, method, url, body}`. No file that it names is read, and no field added.
+
+    Raises: BadRequest naming what is wrong.
+    """
+    method, url = line.get("method"), line.get("url")
+    if method is not None and method != "POST":
+        raise refused("method", f"is {cut(repr(method))}; it must be POST")
+    if url not in PATHS:
+        close = difflib.get_close_matches(str(url), PATHS, 1)
+        ask = f"did you mean {close[0]}?" if close else "there are"
+        raise refused("url", f"is {cut(repr(url))}, which no batch asks; {ask} {', '.join(PATHS)}")
+    body = parsed(line.get("body"), "body")
+    if not isinstance(body, Mapping):
+        raise refused("body", f"is {kind_of(body)}; it must be a JSON object, the endpoint's request")
+    fields = cast("dict[str, Any]", plain(body, "body"))
+    model = fields.pop("model", None)
+    if model is not None and not isinstance(model, str):
+        raise refused("body.model", f"is {kind_of(model)}; it must be a text")
+    if fields.pop("stream", None):
+        raise refused(
+            "body.stream", "asks for a stream, but a line gets its whole answer at once; leave it out"
+        )
+    return Request(path=url, body=_encode(fields), model=model)

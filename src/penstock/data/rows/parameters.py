@@ -1,0 +1,224 @@
+"""Sampling and other parameters of a row, by OpenAI's, vLLM's and older names, as a body's fields.
+
+They come as `sampling_params`, or each as a field of its own; the two are one. It knows their names and
+types, not their meaning: whether a temperature is too high, the engine says.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from functools import lru_cache
+from typing import Any
+
+from penstock.data.rows.coerce import cut, refused
+from penstock.data.rows.shape import checked, mapping, parsed
+from penstock.data.rows.task import CHAT, COMPLETIONS, Kind
+
+Fields = dict[str, Any]
+
+_SAMPLING = {
+    "n": "whole",
+    "seed": "whole",
+    "top_k": "whole",
+    "max_tokens": "whole",
+    "min_tokens": "whole",
+    "max_completion_tokens": "whole",
+    "top_logprobs": "whole",
+    "prompt_logprobs": "whole",
+    "truncate_prompt_tokens": "whole",
+    "thinking_token_budget": "whole",
+    "priority": "whole",
+    "temperature": "number",
+    "top_p": "number",
+    "min_p": "number",
+    "frequency_penalty": "number",
+    "presence_penalty": "number",
+    "repetition_penalty": "number",
+    "length_penalty": "number",
+    "stop": "texts",
+    "bad_words": "texts",
+    "stop_token_ids": "wholes",
+    "allowed_token_ids": "wholes",
+    "logprob_token_ids": "wholes",
+    "ignore_eos": "bool",
+    "include_stop_str_in_output": "bool",
+    "skip_special_tokens": "bool",
+    "spaces_between_special_tokens": "bool",
+    "use_beam_search": "bool",
+    "watermarking": "bool",
+    "add_special_tokens": "bool",
+    "logit_bias": "object",
+    "structured_outputs": "object",
+    "repetition_detection": "object",
+    "vllm_xargs": "object",
+    "response_format": "object",
+    "logprobs": "any",  # a bool in chats, a number in completions and in vLLM's own
+    "truncation_side": "text",
+    "cache_salt": "text",
+}
+_CHAT = {
+    "tools": "objects",
+    "tool_choice": "any",
+    "parallel_tool_calls": "bool",
+    "reasoning_effort": "text",
+    "include_reasoning": "bool",
+    "chat_template": "text",
+    "chat_template_kwargs": "object",
+    "add_generation_prompt": "bool",
+    "continue_final_message": "bool",
+    "media_io_kwargs": "object",
+    "mm_processor_kwargs": "object",
+}
+_COMPLETIONS = {"suffix": "text", "best_of": "whole", "echo": "bool"}
+_POOLING = {
+    "dimensions": "whole",
+    "truncate_prompt_tokens": "whole",
+    "truncation_side": "text",
+    "use_activation": "bool",
+    "add_special_tokens": "bool",
+    "priority": "whole",
+    "cache_salt": "text",
+    "chat_template": "text",
+    "chat_template_kwargs": "object",
+    "mm_processor_kwargs": "object",
+}
+_RETURNED = {"return_token_ids": "bool"}
+
+PARAMETERS: Mapping[Kind, Mapping[str, str]] = {
+    "generate": _SAMPLING | _CHAT | _COMPLETIONS | _RETURNED,
+    "embed": _POOLING,
+    "classify": _POOLING,
+    "score": _POOLING,
+}
+"""What a row may set, and of which type."""
+
+CHAT_ONLY = frozenset(_CHAT)
+COMPLETIONS_ONLY = frozenset(_COMPLETIONS) - {"echo"}
+
+GROUPS: Mapping[Kind, tuple[str, ...]] = {
+    "generate": ("sampling_params", "tokenization_kwargs"),
+    "embed": ("pooling_params", "tokenization_kwargs"),
+    "classify": ("pooling_params", "tokenization_kwargs"),
+    "score": ("pooling_params", "tokenization_kwargs"),
+}
+"""Fields that hold parameters."""
+
+_FORMS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+_OLD = {
+    "max_new_tokens": "max_tokens",
+    "guided_decoding": "structured_outputs",
+    **{f"guided_{form}": form for form in _FORMS},
+}
+_OTHER = {"extra_args": "vllm_xargs", "activation": "use_activation"}
+_WITHOUT_EFFECT = {
+    "detokenize",  # answers always have their text
+    "output_kind",
+    "flat_logprobs",
+    "skip_clone",
+    "stream_interval",
+    "stream_options",
+    "encoding_format",
+    "task",
+}
+ALIASES = frozenset(_OLD)
+"""Names of older versions and of other engines that a row may use."""
+
+_IN_GROUPS = ALIASES | _OTHER.keys() | _WITHOUT_EFFECT | {"stream"}
+
+
+def parameters(fields: Mapping[str, Any], kind: Kind) -> Fields:
+    """What `fields` set, by the names of bodies; what is None is unset, at this level only.
+
+    Raises: BadRequest.
+    """
+    found: Fields = {}
+    for group in GROUPS[kind]:
+        for name, value in mapping(fields.get(group), group).items():
+            if name not in PARAMETERS[kind] and name not in _IN_GROUPS:
+                raise refused(f"{group}.{name}", f"is not known{_near(name, kind)}")
+            _set(found, name, value, f"{group}.{name}", kind)
+    for name in fields:
+        if name in PARAMETERS[kind] or name in ALIASES or name == "stream":
+            _set(found, name, fields[name], name, kind)
+    return found
+
+
+def for_path(given: Fields, path: str, prepared: bool = False) -> Fields:
+    """The same by the endpoint's own names and types, without what means nothing there.
+
+    prepared: the engine's own prompt has its media, and what concerns them, in itself.
+    """
+    without = {"mm_processor_kwargs", "media_io_kwargs"} if prepared else set[str]()
+    if path == CHAT:
+        return _without(_chat_logprobs(given), without | COMPLETIONS_ONLY)
+    if path == COMPLETIONS:
+        return _without(_completions(given), without | CHAT_ONLY)
+    return given
+
+
+def _without(given: Fields, names: AbstractSet[str]) -> Fields:
+    return {name: value for name, value in given.items() if name not in names}
+
+
+@lru_cache(maxsize=1024)  # rows have the same columns, and to compare names takes longer than all else
+def near(name: str, kind: Kind) -> str | None:
+    """The parameter that a column's name is probably meant for; None for names that stand by themselves."""
+    known = [known for known in (*PARAMETERS[kind], *GROUPS[kind]) if len(known) > 5]
+    found = difflib.get_close_matches(name, known, 1, 0.9) if len(name) > 5 else []
+    return found[0] if found else None
+
+
+def _set(found: Fields, name: str, value: Any, where: str, kind: Kind) -> None:
+    if name == "stream" and value is not None and value is not False:
+        raise refused(where, "asks for a stream, but a row gets its whole answer at once; leave it out")
+    if value is None or name == "stream" or name in _WITHOUT_EFFECT:
+        return
+    name, value = _renamed(name, value, where)
+    value = checked(value, where, PARAMETERS[kind].get(name, "any"))
+    if name in found and found[name] != value:
+        raise refused(
+            where, f"is given twice, as {cut(repr(found[name]))} and as {cut(repr(value))}; give it once"
+        )
+    found[name] = value
+
+
+def _renamed(name: str, value: Any, where: str) -> tuple[str, Any]:
+    renamed = (_OLD | _OTHER).get(name, name)
+    if renamed in _FORMS:
+        return "structured_outputs", {renamed: parsed(value, where) if renamed == "json" else value}
+    if renamed == "response_format" and isinstance(value, type):
+        schema = {"name": value.__name__, "schema": value}
+        return renamed, {"type": "json_schema", "json_schema": schema}
+    return renamed, value
+
+
+def _near(name: str, kind: Kind) -> str:
+    known = list(PARAMETERS[kind])
+    found = difflib.get_close_matches(name, known, 1)
+    if found:
+        return f": did you mean {found[0]}? `extra_body` sends any field as it is"
+    return f"; known are {', '.join(sorted(known))}; `extra_body` sends any field as it is"
+
+
+def _chat_logprobs(given: Fields) -> Fields:
+    """vLLM's own `logprobs` is how many, a chat's is whether."""
+    asked = given.get("logprobs")
+    if asked is None or isinstance(asked, bool):
+        return given
+    return given | {"logprobs": True, "top_logprobs": given.get("top_logprobs", asked)}
+
+
+def _completions(given: Fields) -> Fields:
+    """Here `logprobs` is how many."""
+    rest = {
+        name: value for name, value in given.items() if name not in ("top_logprobs", "max_completion_tokens")
+    }
+    if "max_completion_tokens" in given:
+        rest["max_tokens"] = given["max_completion_tokens"]
+    if given.get("logprobs") is True:
+        rest["logprobs"] = given.get("top_logprobs", 0)
+    elif given.get("logprobs") is False:
+        del rest["logprobs"]
+    return rest

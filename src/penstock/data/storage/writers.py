@@ -1,0 +1,185 @@
+"""Rows into one file, as JSON lines, Parquet or CSV. Used by the sink; the other direction is `reader`."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Mapping
+from typing import IO, Any, Protocol, cast
+
+import msgspec
+
+from penstock.data.storage.readers import Form, common_type
+
+Record = Mapping[str, Any]
+
+_encode = msgspec.json.Encoder(enc_hook=str).encode
+_BATCH_ROWS, _BATCH_BYTES = 2000, 64 << 20
+
+
+class Writer(Protocol):
+    """One form. shape: what all files of an output have in common, which takes a look at all rows."""
+
+    def shape(self, rows: Iterable[Record], known: Mapping[str, Any]) -> Any:
+        """known: Arrow's types of columns."""
+        ...
+
+    def write(self, file: IO[bytes], rows: Iterable[Record], shape: Any) -> None:
+        """Raises: Misfit, when the rows must be written again to another shape."""
+        ...
+
+    def without(self, shape: Any, column: str) -> Any:
+        """The shape for rows of which some values do not fit the type of `column`."""
+        ...
+
+
+class Misfit(Exception):
+    """A value does not fit the type of its column."""
+
+    def __init__(self, column: str) -> None:
+        super().__init__(column)
+        self.column = column
+
+
+class JsonLines:
+    """Each line has the columns that its row has; nothing needs to be known before."""
+
+    def shape(self, rows: Iterable[Record], known: Mapping[str, Any]) -> None:
+        return None
+
+    def write(self, file: IO[bytes], rows: Iterable[Record], shape: None) -> None:
+        for some in batched(rows):
+            file.write(b"".join(_encode(row) + b"\n" for row in some))
+
+    def without(self, shape: None, column: str) -> None:
+        return None
+
+
+class Csv:
+    """The columns of all rows, or all that are known; what is no text or number is written as JSON."""
+
+    def shape(self, rows: Iterable[Record], known: Mapping[str, Any]) -> list[str]:
+        return list(dict.fromkeys(name for row in rows for name in row)) or list(known)
+
+    def write(self, file: IO[bytes], rows: Iterable[Record], shape: list[str]) -> None:
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
+        writer = csv.writer(text)
+        writer.writerow(shape)
+        for row in rows:
+            writer.writerow([_cell(row.get(name)) for name in shape])
+        text.detach()
+
+    def without(self, shape: list[str], column: str) -> list[str]:
+        return shape
+
+
+class Parquet:
+    """Columns of one type each. Where rows disagree about a type, the column holds JSON as text."""
+
+    def shape(self, rows: Iterable[Record], known: Mapping[str, Any]) -> Any:
+        """Arrow's schema, and the names of the columns that hold JSON. Known columns are always there."""
+        import pyarrow as pa
+
+        types: dict[str, Any] = dict(known)
+        mixed: set[str] = set()
+        for some in batched(rows):
+            for name in dict.fromkeys(name for row in some for name in row):
+                if name in mixed or name in known:
+                    continue
+                try:
+                    found = pa.infer_type([_arrow(row.get(name)) for row in some])
+                    types[name] = common_type(types.get(name, pa.null()), found)
+                except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError):
+                    mixed.add(name)
+                    types[name] = pa.string()
+        for name, kind in types.items():
+            if _is_empty(kind):  # Parquet has no type for a struct without fields
+                mixed.add(name)
+                types[name] = pa.string()
+        return pa.schema(list(types.items())), mixed
+
+    def write(self, file: IO[bytes], rows: Iterable[Record], shape: Any) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        schema, mixed = shape
+        with pq.ParquetWriter(file, schema) as writer:
+            for some in batched(rows):
+                columns = [_column(field, some, field.name in mixed) for field in schema]
+                writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+
+    def without(self, shape: Any, column: str) -> Any:
+        import pyarrow as pa
+
+        schema, mixed = shape
+        index = schema.get_field_index(column)
+        return schema.set(index, pa.field(column, pa.string())), {*mixed, column}
+
+
+WRITERS: Mapping[Form, Writer] = {"jsonl": JsonLines(), "csv": Csv(), "parquet": Parquet()}
+
+
+def batched(rows: Iterable[Record]) -> Iterator[list[Record]]:
+    """Lists of rows that fit into memory together, however large each is."""
+    some: list[Record] = []
+    size = 0
+    for row in rows:
+        some.append(row)
+        size += _size(row)
+        if len(some) >= _BATCH_ROWS or size >= _BATCH_BYTES:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
+
+
+def _size(value: Any) -> int:
+    """Bytes, roughly."""
+    if isinstance(value, str | bytes | msgspec.Raw):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(_size, cast("Mapping[Any, Any]", value).values()))
+    if isinstance(value, list):
+        items = cast("list[Any]", value)
+        return (
+            sum(map(_size, items))
+            if items and isinstance(items[0], str | bytes | dict | list)
+            else 8 * len(items)
+        )
+    return 8
+
+
+def _column(field: Any, rows: list[Record], as_json: bool) -> Any:
+    """An Arrow array. Raises: Misfit."""
+    import pyarrow as pa
+
+    values = [_json(row.get(field.name)) if as_json else _arrow(row.get(field.name)) for row in rows]
+    try:
+        return pa.array(values, field.type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        if as_json:
+            raise
+        raise Misfit(field.name) from error
+
+
+def _cell(value: Any) -> Any:
+    if value is None or (isinstance(value, str | int | float) and not isinstance(value, bool)):
+        return value
+    return _encode(value).decode()
+
+
+def _json(value: Any) -> str | None:
+    return None if value is None else _encode(value).decode()
+
+
+def _arrow(value: Any) -> Any:
+    """Raw JSON as what it says."""
+    return msgspec.json.decode(value) if isinstance(value, msgspec.Raw) else value
+
+
+def _is_empty(kind: Any) -> bool:
+    import pyarrow as pa
+
+    if pa.types.is_struct(kind):
+        return not kind.num_fields or any(_is_empty(field.type) for field in kind)
+    return pa.types.is_list(kind) and _is_empty(kind.value_type)
