@@ -103,8 +103,8 @@ async def _serve_replica(app: str, options: dict[str, Any]) -> dict[str, Any]:
     from penstock.config import LLMConfig
     from penstock.engine import Load
     from penstock.engines.sim.engine import SimEngine
-    from penstock.serve.guard import Facts
-    from penstock.serve.listener import Listener
+    from penstock.serve.replica.guard import Facts
+    from penstock.serve.replica.listener import Listener
     from penstock.transport import link
 
     load: Any = Load
@@ -130,10 +130,10 @@ async def _serve_gateway(
     replicas: list[dict[str, Any]], port: int, share_port: bool, config: dict[str, Any]
 ) -> dict[str, Any]:
     from penstock.config import GatewayConfig
-    from penstock.serve.cards import ModelCard
-    from penstock.serve.gateway import Gateway, serve_on
-    from penstock.serve.sharing import Family
-    from penstock.serve.table import Table
+    from penstock.serve.fleet.table import Table
+    from penstock.serve.gateway.app import Gateway, serve_on
+    from penstock.serve.gateway.catalogue import ModelCard
+    from penstock.serve.http.port_sharing import Family
     from penstock.transport.address import Address
 
     table = Table(_NODE)

@@ -196,7 +196,7 @@ def bodies(scale: float) -> Section:
 
 def pick(scale: float) -> Section:
     """What choosing a replica costs, by policy and number of replicas."""
-    from penstock.serve.routing.policies import BY_NAME
+    from penstock.serve.routing.registry import BY_NAME
 
     counts = (1, 10, 100, 1_000)
     section = Section(
@@ -216,10 +216,10 @@ def pick(scale: float) -> Section:
 
 def _pick_times(name: str, replicas: int, times: int) -> Iterator[float]:
     """Of a policy with a table that is full of ready replicas, in the middle of its work."""
+    from penstock.serve.fleet.table import Table
     from penstock.serve.routing import Asked, policy
-    from penstock.serve.routing.asked import Learns
-    from penstock.serve.routing.blocks import blocks, home
-    from penstock.serve.table import Table
+    from penstock.serve.routing.policy import Learns
+    from penstock.serve.routing.prefix_hashes import blocks, home
     from penstock.transport.address import Address
     from penstock.transport.link import Hello, Report
 

@@ -16,13 +16,13 @@ import msgspec
 
 from benchmarks.table import markdown
 from penstock.config.schema.routing import POLICIES
-from penstock.serve import body
-from penstock.serve.cards import ModelCard
+from penstock.serve.fleet.table import Table
+from penstock.serve.gateway import body
+from penstock.serve.gateway.catalogue import ModelCard
+from penstock.serve.gateway.routing_features import Reading
 from penstock.serve.routing import Asked, Policy, policy
-from penstock.serve.routing.asked import Learns
-from penstock.serve.routing.memory import ENTRIES
-from penstock.serve.routing.reading import Reading
-from penstock.serve.table import Table
+from penstock.serve.routing.policy import Learns
+from penstock.serve.routing.prefix_index import ENTRIES
 from penstock.transport.address import Address
 from penstock.transport.link import Adapters, Hello, Report
 

@@ -18,12 +18,12 @@ from benchmarks.slots import Slots
 from penstock.engines.sim.batch import Batch, Sequence
 from penstock.engines.sim.options import SimOptions
 from penstock.engines.sim.reply import Reply
-from penstock.serve import body
-from penstock.serve.cards import Catalogue, ModelCard
+from penstock.serve.fleet.table import Replica, Table, Taken
+from penstock.serve.gateway import body
+from penstock.serve.gateway.catalogue import Catalogue, ModelCard
+from penstock.serve.gateway.routing_features import Reading
 from penstock.serve.routing import policy
-from penstock.serve.routing.asked import Learns
-from penstock.serve.routing.reading import Reading
-from penstock.serve.table import Replica, Table, Taken
+from penstock.serve.routing.policy import Learns
 from penstock.transport import link
 from penstock.transport.address import Address
 

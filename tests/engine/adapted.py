@@ -14,7 +14,7 @@ from enginetest import MODEL_ID, WINDOW, listening
 
 from penstock.config import LLMConfig
 from penstock.layers.adapters import Store, asking_for
-from penstock.serve.server import LLMServer
+from penstock.serve.replica.server import LLMServer
 from recipes.adapters.answers import ANSWERS, BASE_ANSWERS
 
 PLACES = 4

@@ -27,13 +27,13 @@ from models import model
 
 from penstock.config import GatewayConfig
 from penstock.serve import LLMServer
-from penstock.serve.cards import ModelCard
-from penstock.serve.gateway import Gateway
-from penstock.serve.guard import Facts
-from penstock.serve.listener import Listener
+from penstock.serve.fleet.table import Table
+from penstock.serve.gateway.app import Gateway
+from penstock.serve.gateway.catalogue import ModelCard
+from penstock.serve.http.server import serve_on
 from penstock.serve.openai_api_models import ErrorResponse, TranscriptionRequest
-from penstock.serve.port import serve_on
-from penstock.serve.table import Table
+from penstock.serve.replica.guard import Facts
+from penstock.serve.replica.listener import Listener
 from penstock.transport import link
 from recipes.speech.voice import RATE, speak
 

@@ -28,7 +28,7 @@ from asking import (
 )
 from enginetest import MODEL_ID, Served
 
-from penstock.serve.server import LLMServer
+from penstock.serve.replica.server import LLMServer
 from recipes.adapters.answers import ANSWERS, BASE_ANSWERS
 from recipes.assistant.lessons import tool
 

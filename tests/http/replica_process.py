@@ -15,7 +15,7 @@ from penstock import lifeline
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
-    ["openai", "penstock.engines.sim.engine", "penstock.layers.adapters", "penstock.serve.gateway"]
+    ["openai", "penstock.engines.sim.engine", "penstock.layers.adapters", "penstock.serve.gateway.app"]
 )
 
 

@@ -14,13 +14,13 @@ from penstock.config import GatewayConfig, LLMConfig
 from penstock.engine import ASGIApp, Load
 from penstock.engines.sim.engine import SimEngine
 from penstock.layers.adapters import Layer, Source, Store
-from penstock.serve.admission import Line
-from penstock.serve.cards import ModelCard
-from penstock.serve.gateway import Gateway
-from penstock.serve.guard import Adapters, Facts
-from penstock.serve.listener import Listener
-from penstock.serve.port import Port, serve_on
-from penstock.serve.table import Table
+from penstock.serve.fleet.table import Table
+from penstock.serve.gateway.admission import Line
+from penstock.serve.gateway.app import Gateway
+from penstock.serve.gateway.catalogue import ModelCard
+from penstock.serve.http.server import Port, serve_on
+from penstock.serve.replica.guard import Adapters, Facts
+from penstock.serve.replica.listener import Listener
 from penstock.transport import link
 from penstock.transport.address import Address
 

@@ -13,8 +13,8 @@ from served import Replica, Served, chat, until
 
 from penstock.engine import Receive, Scope, Send
 from penstock.layers.adapters import store
-from penstock.serve.cards import ModelCard
-from penstock.serve.routes import ENGINE_PATHS
+from penstock.serve.gateway.catalogue import ModelCard
+from penstock.serve.gateway.routes import ENGINE_PATHS
 from penstock.transport.link import ADAPTER
 
 pytestmark = pytest.mark.parity("S21", "X14")

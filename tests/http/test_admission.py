@@ -6,7 +6,7 @@ import time
 import httpx
 from served import Served, chat, until
 
-from penstock.serve.cards import ModelCard
+from penstock.serve.gateway.catalogue import ModelCard
 
 
 class Gate:

@@ -4,7 +4,7 @@ import anthropic
 import pytest
 from served import Served
 
-from penstock.serve.cards import ModelCard
+from penstock.serve.gateway.catalogue import ModelCard
 
 pytestmark = pytest.mark.parity("X8", "S16")
 

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 from served import Served, chat, until
 
-from penstock.serve import body, limits
+from penstock.serve.gateway import body
+from penstock.serve.http import limits
 
 pytestmark = pytest.mark.parity("X9")
 

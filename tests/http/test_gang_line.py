@@ -9,8 +9,8 @@ import time
 import pytest
 import pytest_asyncio
 
-from penstock.serve import gang
-from penstock.serve.gang import First, Line
+from penstock.serve.replica import gang
+from penstock.serve.replica.gang import First, Line
 
 LIMIT_S = 20
 pytestmark = pytest.mark.parity("S24")

@@ -8,7 +8,7 @@ from served import Served, until
 
 from penstock.engine import Load, kept_here
 from penstock.openai.response_ids import new_id
-from penstock.serve.cards import ModelCard
+from penstock.serve.gateway.catalogue import ModelCard
 
 pytestmark = pytest.mark.parity("X8")
 

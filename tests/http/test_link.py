@@ -8,7 +8,7 @@ import pytest
 from served import NODE, Replica, Served, chat, until
 
 from penstock.engine import Load
-from penstock.serve.port import Port
+from penstock.serve.http.server import Port
 from penstock.transport import link
 from penstock.transport.connection import Connection, connect
 

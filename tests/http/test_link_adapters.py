@@ -8,8 +8,8 @@ import pytest
 from served import NODE, Served, Slots, until
 
 from penstock.engine import Receive, Scope, Send
-from penstock.serve.cards import ModelCard
-from penstock.serve.listener import Listener
+from penstock.serve.gateway.catalogue import ModelCard
+from penstock.serve.replica.listener import Listener
 from penstock.transport import link
 from penstock.transport.connection import connect
 

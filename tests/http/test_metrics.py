@@ -5,8 +5,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from served import Served, chat
 
 from penstock.config import LLMConfig
-from penstock.serve import fleet
-from penstock.serve.cards import ModelCard
+from penstock.serve.fleet import links
+from penstock.serve.gateway.catalogue import ModelCard
 
 
 async def samples(served: Served) -> dict[str, list[tuple[dict[str, str], float]]]:
@@ -115,7 +115,7 @@ async def test_a_replica_without_metrics_does_not_spoil_the_others(served: Serve
 async def test_metrics_that_are_too_large_are_left_out_whole(served: Served, monkeypatch: pytest.MonkeyPatch):
     await served.gateway("m")
     await served.replica()
-    monkeypatch.setattr(fleet, "_MOST_BYTES", 100)
+    monkeypatch.setattr(links, "_MOST_BYTES", 100)
     found = await samples(served)
     assert "penstock_open_requests" in found
     assert "vllm:num_requests_running" not in found

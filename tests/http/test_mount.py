@@ -11,10 +11,10 @@ from benchmarks.fleet import Gateway, Replica
 from served import Served, chat
 
 from penstock.errors import ConfigError, Unavailable
-from penstock.serve import log
-from penstock.serve.port import Port, bind, check_free, serve_on
-from penstock.serve.proxied import Proxied
-from penstock.serve.sharing import Family
+from penstock.serve.gateway.telemetry import json_logs
+from penstock.serve.http.port_sharing import Family
+from penstock.serve.http.serve_proxy import Proxied
+from penstock.serve.http.server import Port, bind, check_free, serve_on
 
 
 def mounted(app, prefix: str):
@@ -206,7 +206,7 @@ async def test_failures_are_logged_as_json_with_the_request_id(
             await http.post("/v1/chat/completions", json=chat())
             await http.get("/v1/models")
     finally:
-        for handler in [h for h in logger.handlers if isinstance(h.formatter, log.JSONLines)]:
+        for handler in [h for h in logger.handlers if isinstance(h.formatter, json_logs.JSONLines)]:
             logger.removeHandler(handler)
         logger.propagate = True
         logger.setLevel(level)

@@ -7,8 +7,8 @@ import hashlib
 import pytest
 from served import Served, chat
 
-from penstock.serve.outlet import EXTENSION
-from penstock.serve.port import serve_on
+from penstock.serve.http.direct_writer import EXTENSION
+from penstock.serve.http.server import serve_on
 
 SSE = [(b"content-type", b"text/event-stream")]
 

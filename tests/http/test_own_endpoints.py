@@ -11,8 +11,8 @@ from penstock.config import LLMConfig
 from penstock.engine import Load
 from penstock.layers.generation import Generation
 from penstock.serve import LLMServer, endpoint
-from penstock.serve.cards import ModelCard
-from penstock.serve.endpoints import paths
+from penstock.serve.gateway.catalogue import ModelCard
+from penstock.serve.replica.custom_endpoints import paths
 
 pytestmark = pytest.mark.parity("S4")
 

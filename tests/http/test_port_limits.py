@@ -7,8 +7,8 @@ import socket
 import pytest
 from served import Served, chat, until
 
-from penstock.serve import limits
-from penstock.serve.port import serve_on
+from penstock.serve.http import limits
+from penstock.serve.http.server import serve_on
 
 KEY = "the-key"
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"

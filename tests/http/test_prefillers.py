@@ -10,8 +10,9 @@ import pytest
 from served import NODE, Served, sim_config, until
 
 from penstock.config.derive.prefill import PrefillConfig
-from penstock.serve import membership, prefilling
-from penstock.serve.prefilling import Prefillers
+from penstock.serve.fleet import membership
+from penstock.serve.replica import prefill_client
+from penstock.serve.replica.prefill_client import Prefillers
 
 pytestmark = pytest.mark.parity("S24")
 
@@ -46,7 +47,7 @@ async def test_a_warm_up_that_takes_too_long_is_ended_in_the_engine(
     """Else a fetch from a prefill replica that died would stay there."""
     seen: list[Any] = []
     monkeypatch.setattr(membership, "follow", lambda model, handle, tell: seen.append(tell))
-    monkeypatch.setattr(prefilling, "_WARM_LIMIT_S", 1.0)
+    monkeypatch.setattr(prefill_client, "_WARM_LIMIT_S", 1.0)
     ended = asyncio.Event()
 
     async def prefill(scope: Any, receive: Any, send: Any) -> None:

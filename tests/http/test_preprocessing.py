@@ -15,8 +15,8 @@ from penstock.hooks import PREPROCESSOR, Hook
 from penstock.layers import asgi
 from penstock.layers.generation import Generation
 from penstock.layers.preprocessing import Preprocessing
-from penstock.serve.cards import ModelCard
-from penstock.serve.routes import ENGINE_PATHS
+from penstock.serve.gateway.catalogue import ModelCard
+from penstock.serve.gateway.routes import ENGINE_PATHS
 
 pytestmark = pytest.mark.parity("X13")
 

@@ -6,7 +6,7 @@ import pytest
 from served import Served, chat
 
 from penstock.engine import Receive, Scope, Send
-from penstock.serve.cards import ModelCard
+from penstock.serve.gateway.catalogue import ModelCard
 
 
 class Mirror:

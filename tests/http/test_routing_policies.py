@@ -10,7 +10,7 @@ from served import Served, chat, until
 
 from penstock.engine import Receive, Scope, Send
 from penstock.errors import ConfigError
-from penstock.serve.cards import ModelCard
+from penstock.serve.gateway.catalogue import ModelCard
 
 pytestmark = pytest.mark.parity("S20")
 

@@ -8,7 +8,7 @@ from served import Served, chat, sim_config
 
 from penstock.config import GatewayConfig
 from penstock.serve import LLMServer
-from penstock.serve.server import HTTPRequest
+from penstock.serve.replica.server import HTTPRequest
 
 KEY = {"authorization": "Bearer the-key"}
 

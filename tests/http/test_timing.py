@@ -7,7 +7,7 @@ import httpx
 import pytest
 from served import Served, chat, until
 
-from penstock.serve.cards import ModelCard
+from penstock.serve.gateway.catalogue import ModelCard
 
 pytestmark = pytest.mark.parity("X17")
 

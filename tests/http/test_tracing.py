@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from served import Served, chat
 
-from penstock.serve import exporters
+from penstock.serve.gateway.telemetry import tracing
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra otel is not installed")
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -58,7 +58,7 @@ def said(span: Any) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch):
-    for name in [name for name in exporters.os.environ if name.startswith("OTEL_")]:
+    for name in [name for name in tracing.os.environ if name.startswith("OTEL_")]:
         monkeypatch.delenv(name)
 
 
@@ -186,7 +186,7 @@ async def test_without_an_exporter_the_clients_own_context_reaches_the_replica(s
 
 
 IMPORTED = """
-import sys, penstock.serve.gateway
+import sys, penstock.serve.gateway.app
 from penstock.serve import exporters
 before = set(sys.modules)
 assert exporters.tracing() is None
@@ -217,14 +217,14 @@ def test_exporters_are_configured_by_the_standards_variables(
 ):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert exporters.configured() == asked
+    assert tracing.configured() == asked
 
 
 def test_an_exporter_that_is_not_installed_is_named_and_requests_are_served(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "carrier-pigeon")
-    with caplog.at_level(logging.WARNING, logger=exporters.__name__):
-        assert exporters.tracing() is None
+    with caplog.at_level(logging.WARNING, logger=tracing.__name__):
+        assert tracing.tracing() is None
     assert "'carrier-pigeon'" in caplog.text
     assert "penstock[otel]" in caplog.text

@@ -12,9 +12,9 @@ from benchmarks.prompts import WORKLOADS, Dialogue, Turn, words
 from penstock.engines.sim.cache import Chain
 from penstock.engines.sim.options import SimOptions
 from penstock.engines.sim.reply import Reply
-from penstock.serve import body
-from penstock.serve.routing.blocks import blocks
-from penstock.serve.routing.reading import prompt_of
+from penstock.serve.gateway import body
+from penstock.serve.gateway.routing_features import prompt_of
+from penstock.serve.routing.prefix_hashes import blocks
 
 pytestmark = pytest.mark.full
 

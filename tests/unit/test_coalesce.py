@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from penstock.serve.coalesce import Coalesced
+from penstock.serve.http.coalescing import Coalesced
 
 pytestmark = pytest.mark.parity("S32")
 

@@ -9,7 +9,7 @@ import pytest
 from penstock.cli.serve.placement import placement_of
 from penstock.config import LLMConfig, load_applications
 from penstock.errors import ConfigError
-from penstock.serve.cards import ModelCard
+from penstock.serve.gateway.catalogue import ModelCard
 
 pytestmark = pytest.mark.parity("S24")
 

@@ -37,7 +37,7 @@ EDGES = {
     "pandas": {"data"},
     "fsspec": {"sources/fsspec_store.py", "data/storage/paths.py"},
     "huggingface_hub": {"sources/hub.py"},
-    "opentelemetry": {"serve/tracing.py"},
+    "opentelemetry": {"serve/gateway/telemetry/spans.py"},
 }
 PEERS = ("ray.llm", "ray.serve.llm", "ray.data.llm")
 

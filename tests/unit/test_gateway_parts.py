@@ -7,14 +7,15 @@ import pytest
 
 from penstock.config import GatewayConfig, LLMConfig
 from penstock.errors import BadRequest, ConfigError, MethodNotAllowed, ModelNotFound, NotFound, TooLarge
-from penstock.serve import admin, body, relay, routes, scrape
-from penstock.serve.cards import Catalogue, ModelCard
 from penstock.serve.deployments import LLMRouter
-from penstock.serve.relay import whole_events
-from penstock.serve.reply import Reply
-from penstock.serve.request import Request
-from penstock.serve.routes import By
-from penstock.serve.timing import Timing
+from penstock.serve.gateway import admin, body, relay, routes
+from penstock.serve.gateway.catalogue import Catalogue, ModelCard
+from penstock.serve.gateway.relay import whole_events
+from penstock.serve.gateway.request import Request
+from penstock.serve.gateway.response import Reply
+from penstock.serve.gateway.routes import By
+from penstock.serve.gateway.telemetry import engine_metrics
+from penstock.serve.gateway.telemetry.timing import Timing
 from penstock.transport import headers
 
 FORM = "multipart/form-data; boundary=ab"
@@ -286,7 +287,7 @@ def test_merged_metrics_declare_each_family_once_and_label_each_sample():
     text = (
         '# HELP a Some.\n# TYPE a gauge\na 1\na{b="c d"} 2\n# HELP e E.\n# TYPE e counter\ne_total{} 3 1700\n'
     )
-    assert scrape.merge({"r1": text, "r2": text}).decode().splitlines() == [
+    assert engine_metrics.merge({"r1": text, "r2": text}).decode().splitlines() == [
         "# HELP a Some.",
         "# TYPE a gauge",
         'a{replica="r1"} 1',

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.serve import ledger
-from penstock.serve.desired import Desired
-from penstock.serve.ledger import Ledger
+from penstock.serve.control import store as ledger
+from penstock.serve.control.state import Desired
+from penstock.serve.control.store import Ledger
 
 pytestmark = pytest.mark.parity("S25")
 

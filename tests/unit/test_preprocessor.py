@@ -8,7 +8,7 @@ from ray import serve
 from penstock.config import LLMConfig
 from penstock.errors import Unavailable
 from penstock.hooks import Context
-from penstock.serve.preprocessor import Remote, application
+from penstock.serve.replica.preprocessor import Remote, application
 
 pytestmark = pytest.mark.parity("X13")
 

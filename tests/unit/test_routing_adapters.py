@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 
+from penstock.serve.fleet.table import REQUEST_TOKENS, Replica, Table, Taken
 from penstock.serve.routing import Asked, policy
-from penstock.serve.routing.adapters import LOAD_TOKENS
-from penstock.serve.table import REQUEST_TOKENS, Replica, Table, Taken
+from penstock.serve.routing.adapter_affinity import LOAD_TOKENS
 from penstock.transport.address import Address
 from penstock.transport.link import Adapters, Hello, Report
 

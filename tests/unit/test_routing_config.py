@@ -7,8 +7,8 @@ from penstock.config.loading.load import load_configs
 from penstock.config.schema.routing import POLICIES
 from penstock.errors import ConfigError
 from penstock.serve import LLMRouter, build_openai_app
-from penstock.serve.cards import ModelCard
-from penstock.serve.routing.policies import BY_NAME, policy, problems
+from penstock.serve.gateway.catalogue import ModelCard
+from penstock.serve.routing.registry import BY_NAME, policy, problems
 
 
 def config(**given) -> LLMConfig:
@@ -59,7 +59,7 @@ def test_the_card_knows_whether_a_second_replica_may_come(options, scales):
         ("no_such_module:P", "No module named 'no_such_module'"),
         ("penstock.errors:Nothing", "has no attribute 'Nothing'"),
         ("penstock.errors:Error", "has no method `pick"),
-        ("penstock.serve.table:Table", "missing 1 required positional argument"),
+        ("penstock.serve.fleet.table:Table", "missing 1 required positional argument"),
     ],
 )
 def test_an_own_class_that_cannot_serve_is_told_with_the_reason_and_what_is_allowed(name, why):

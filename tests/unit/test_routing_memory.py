@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.serve.routing.blocks import ENDS
-from penstock.serve.routing.memory import Memory
-from penstock.serve.table import Replica
+from penstock.serve.fleet.table import Replica
+from penstock.serve.routing.prefix_hashes import ENDS
+from penstock.serve.routing.prefix_index import Memory
 from penstock.transport.address import Address
 
 TOKENS = 1024  # of a prompt of 4 KB

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.serve.candidates import Candidates
+from penstock.serve.fleet.candidates import Candidates
+from penstock.serve.fleet.table import Replica, Table
 from penstock.serve.routing import Asked, Pick, policy
-from penstock.serve.routing.own import Own
-from penstock.serve.table import Replica, Table
+from penstock.serve.routing.user_policy import Own
 from penstock.transport.address import Address
 from penstock.transport.link import Report
 

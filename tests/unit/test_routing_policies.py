@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from penstock.config.schema.routing import POLICIES
+from penstock.serve.fleet.table import Replica, Table, Taken, Tried
 from penstock.serve.routing import Asked, Pick, Policy, policy
-from penstock.serve.routing.asked import Learns
-from penstock.serve.routing.balance import ALWAYS, OVER_SHARE
-from penstock.serve.routing.blocks import blocks, home
-from penstock.serve.table import Replica, Table, Taken, Tried
+from penstock.serve.routing.load_bounds import ALWAYS, OVER_SHARE
+from penstock.serve.routing.policy import Learns
+from penstock.serve.routing.prefix_hashes import blocks, home
 from penstock.transport.address import Address
 from penstock.transport.link import Hello, Report
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from penstock.serve import body
-from penstock.serve.cards import Catalogue, ModelCard
+from penstock.serve.fleet.table import Table
+from penstock.serve.gateway import body
+from penstock.serve.gateway.catalogue import Catalogue, ModelCard
+from penstock.serve.gateway.routing_features import Reading
 from penstock.serve.routing import Asked, policy
-from penstock.serve.routing.blocks import ENDS, LOOKED_AT, blocks, home
-from penstock.serve.routing.reading import Reading
-from penstock.serve.table import Table
+from penstock.serve.routing.prefix_hashes import ENDS, LOOKED_AT, blocks, home
 from penstock.transport.address import Address
 from penstock.transport.link import Hello
 
@@ -208,6 +208,6 @@ def test_blocks_tell_at_least_eight_ninths_of_a_shared_prefix():
 
 
 def test_a_home_is_the_same_in_every_process():
-    code = f"from penstock.serve.routing.blocks import home; print(home({LONG.encode()!r}, 'poet'))"
+    code = f"from penstock.serve.routing.prefix_hashes import home; print(home({LONG.encode()!r}, 'poet'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(done.stdout) == home(LONG.encode(), "poet")

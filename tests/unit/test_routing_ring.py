@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from penstock.serve.routing.ring import Ring, hash_of
-from penstock.serve.table import Replica
+from penstock.serve.fleet.table import Replica
+from penstock.serve.routing.hash_ring import Ring, hash_of
 from penstock.transport.address import Address
 
 KEYS = [hash_of(f"key {i}") for i in range(5000)]

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from penstock.serve import membership, shift
-from penstock.serve.desired import Moved
-from penstock.serve.shift import Shifts
-from penstock.serve.table import Table
+from penstock.serve.control.state import Moved
+from penstock.serve.fleet import membership
+from penstock.serve.fleet.table import Table
+from penstock.serve.router import traffic_shift
+from penstock.serve.router.traffic_shift import Shifts
 from penstock.transport.address import Address
 from penstock.transport.link import Hello, Report
 
@@ -116,7 +117,7 @@ async def test_control_that_never_answers_is_worth_a_warning_with_the_reason(
     async def ask(*_: Any) -> dict[str, str]:
         raise TypeError("ask() takes 3 positional arguments but 4 were given")
 
-    monkeypatch.setattr(shift, "_AGAIN_S", 0)
+    monkeypatch.setattr(traffic_shift, "_AGAIN_S", 0)
     shifts = Shifts(Serve(monkeypatch).table, {"m": "own"}, lambda name, application: application, ask)
     shifts.start()
     try:

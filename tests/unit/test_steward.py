@@ -14,9 +14,9 @@ from penstock.config import LLMConfig
 from penstock.engine import Manner
 from penstock.engines.sim.engine import SimEngine
 from penstock.errors import Unsupported
-from penstock.serve import steward as module
-from penstock.serve.desired import Actual, Desired, News, Order, Outcome, Told, Weights, due
-from penstock.serve.steward import Steward
+from penstock.serve.control.state import Actual, Desired, News, Order, Outcome, Told, Weights, due
+from penstock.serve.replica import reconciler as module
+from penstock.serve.replica.reconciler import Steward
 
 pytestmark = pytest.mark.parity("S25")
 

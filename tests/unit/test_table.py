@@ -2,9 +2,9 @@
 
 import random
 
-from penstock.serve.routing.asked import Asked
+from penstock.serve.fleet.table import REQUEST_TOKENS, Replica, Table, Tried
+from penstock.serve.routing.policy import Asked
 from penstock.serve.routing.power_of_two import PowerOfTwo
-from penstock.serve.table import REQUEST_TOKENS, Replica, Table, Tried
 from penstock.transport.address import Address
 from penstock.transport.link import Hello, Report
 

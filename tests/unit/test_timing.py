@@ -6,8 +6,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock import metrics
-from penstock.serve import timing
-from penstock.serve.timing import Timing
+from penstock.serve.gateway.telemetry import timing
+from penstock.serve.gateway.telemetry.timing import Timing
 
 
 def timed(*instants: float) -> Timing:

@@ -3,9 +3,9 @@
 import pytest
 
 from penstock.errors import Unavailable
-from penstock.serve import control
-from penstock.serve.desired import Desired, Group, Told
-from penstock.serve.turns import Turns
+from penstock.serve.control import deployment
+from penstock.serve.control.state import Desired, Group, Told
+from penstock.serve.control.time_sharing import Turns
 
 GROUP = Group("g", awake=1, min_awake_s=0.0)
 
@@ -61,8 +61,8 @@ def test_a_controller_that_does_not_answer_is_not_taken_for_no_control(monkeypat
 
         return get
 
-    monkeypatch.setattr(control.serve, "get_deployment_handle", raising(KeyError("does not exist")))
-    assert control.find() is None
-    monkeypatch.setattr(control.serve, "get_deployment_handle", raising(RuntimeError("no controller")))
+    monkeypatch.setattr(deployment.serve, "get_deployment_handle", raising(KeyError("does not exist")))
+    assert deployment.find() is None
+    monkeypatch.setattr(deployment.serve, "get_deployment_handle", raising(RuntimeError("no controller")))
     with pytest.raises(RuntimeError, match="no controller"):
-        control.find()
+        deployment.find()

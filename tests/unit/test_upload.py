@@ -8,8 +8,9 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 
 from penstock.errors import BadRequest
-from penstock.serve import body, upload
+from penstock.serve.gateway import body
 from penstock.serve.openai_api_models import TranscriptionRequest
+from penstock.serve.replica import multipart
 
 SOUND = bytes(range(256)) * 5000
 
@@ -26,7 +27,9 @@ async def read(content_type: str, content: bytes) -> FormData:
 
 async def test_fields_and_the_file_read_back_as_they_were():
     fields = {"model": "m", "language": None, "stream": True, "temperature": 0.5, "vllm_xargs": {"a": [1]}}
-    kind, content = upload.encode({**fields, "timestamp_granularities[]": ["word", "segment"], "file": SOUND})
+    kind, content = multipart.encode(
+        {**fields, "timestamp_granularities[]": ["word", "segment"], "file": SOUND}
+    )
     found = await read(kind, content)
     assert await found["file"].read() == SOUND
     assert [found[name] for name in ("model", "stream", "temperature")] == ["m", "true", "0.5"]
@@ -48,7 +51,7 @@ async def test_fields_and_the_file_read_back_as_they_were():
     ],
 )
 async def test_a_file_may_be_bytes_or_opened_with_or_without_a_name(file: object, name: str):
-    kind, content = upload.encode({"file": file})
+    kind, content = multipart.encode({"file": file})
     found = (await read(kind, content))["file"]
     assert await found.read() == SOUND
     assert found.filename.replace("%22", '"') == name
@@ -57,7 +60,7 @@ async def test_a_file_may_be_bytes_or_opened_with_or_without_a_name(file: object
 @pytest.mark.parametrize("file", ["a.wav", 7, io.StringIO("text"), None])
 def test_what_is_no_file_is_refused_by_name(file: object):
     with pytest.raises(BadRequest, match="'file' must be bytes or a file") as refused:
-        upload.encode({"file": file})
+        multipart.encode({"file": file})
     assert refused.value.facts["param"] == "file"
 
 

@@ -10,7 +10,7 @@ from penstock.serve.builders import (
     build_pd_openai_app,
 )
 from penstock.serve.deployments import LLMRouter, LLMServer, VLLMService
-from penstock.serve.endpoints import endpoint
+from penstock.serve.replica.custom_endpoints import endpoint
 
 __all__ = [
     "CallbackBase",

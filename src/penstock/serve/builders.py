@@ -18,9 +18,9 @@ from penstock.config import LLMConfig, LLMServingArgs, check_accelerator
 from penstock.config.messages.problems import config_error
 from penstock.engines import callback
 from penstock.engines.check import check_arguments
-from penstock.serve import cluster
 from penstock.serve.deployments import LLMRouter, LLMServer
-from penstock.serve.routing import policies
+from penstock.serve.replica import ray_cluster
+from penstock.serve.routing import registry
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def _check(configs: Sequence[LLMConfig]) -> None:
         log.warning(notice)
     problems = [
         *findings.problems,
-        *policies.problems(configs),
+        *registry.problems(configs),
         *_hooks(configs),
         *_missing_accelerators(configs),
     ]
@@ -90,7 +90,7 @@ def _hooks(configs: Sequence[LLMConfig]) -> list[str]:
 
 def _missing_accelerators(configs: Sequence[LLMConfig]) -> list[str]:
     """Before Ray is up nothing is known of its nodes; Serve would then wait for them."""
-    nodes = cluster.nodes()
+    nodes = ray_cluster.nodes()
     if nodes is None:
         return []
     return [problem for config in configs if (problem := check_accelerator(config, nodes))]

@@ -20,15 +20,16 @@ from penstock.config.derive.serve_options import runtime_env, without_secrets
 from penstock.config.messages.problems import config_error
 from penstock.config.schema.deployment import router_options
 from penstock.errors import ConfigError
-from penstock.serve import cluster, control, preprocessor
-from penstock.serve.cards import ModelCard
-from penstock.serve.control import LLMControl
-from penstock.serve.endpoints import paths
-from penstock.serve.ingress import LLMRouter
-from penstock.serve.membership import FleetRouter
-from penstock.serve.routing import policies
-from penstock.serve.server import LLMServer
-from penstock.serve.sharing import SUPPORTED
+from penstock.serve.control import deployment as control
+from penstock.serve.control.deployment import LLMControl
+from penstock.serve.fleet.membership import FleetRouter
+from penstock.serve.gateway.catalogue import ModelCard
+from penstock.serve.http.port_sharing import SUPPORTED
+from penstock.serve.replica import preprocessor, ray_cluster
+from penstock.serve.replica.custom_endpoints import paths
+from penstock.serve.replica.server import LLMServer
+from penstock.serve.router.router import LLMRouter
+from penstock.serve.routing import registry
 
 __all__ = ["LLMRouter", "LLMServer", "ModelDeployment", "RouterDeployment", "VLLMService"]
 
@@ -101,8 +102,8 @@ class ModelDeployment:
             },
         }
         actor, own_secrets = _without_secrets(options.get("ray_actor_options") or {})
-        secrets = {**without_secrets(runtime_env(config, cluster.runtime_env()))[1], **own_secrets}
-        bound = config.resolved(cluster.nodes()).with_secrets(secrets)
+        secrets = {**without_secrets(runtime_env(config, ray_cluster.runtime_env()))[1], **own_secrets}
+        bound = config.resolved(ray_cluster.nodes()).with_secrets(secrets)
         return _deployment(self.server, {**options, "ray_actor_options": actor}).bind(bound, **arguments)
 
 
@@ -129,7 +130,7 @@ class RouterDeployment:
         known = [_known(application) for application in applications]
         configs = [model.config for model in known]
         _refuse_duplicates([config.model_id for config in configs])
-        if problems := policies.problems(configs):
+        if problems := registry.problems(configs):
             raise config_error(problems)
         front = gateway or GatewayConfig()
         scaling = self.given.get("autoscaling_config") or {}

@@ -14,7 +14,7 @@ from openai.types.chat import ChatCompletion as ChatCompletionResponse
 from openai.types.responses import Response as ResponsesResponse
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from penstock.serve import upload
+from penstock.serve.replica import multipart
 
 __all__ = [
     "ANSWERS",
@@ -151,7 +151,7 @@ class TranscriptionRequest(Request):
     file: bytes or a file, which is read at once, so that the request can travel to a replica.
     """
 
-    file: Annotated[tuple[str, bytes], BeforeValidator(upload.content)]
+    file: Annotated[tuple[str, bytes], BeforeValidator(multipart.content)]
     language: str | None = None
     response_format: str = "json"
     stream: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.serve.port import KEEP_ALIVE_S
+from penstock.serve.http.server import KEEP_ALIVE_S
 from penstock.transport.address import Address
 from penstock.transport.connection import Connection, connect
 from penstock.transport.multiplexer import Receiver

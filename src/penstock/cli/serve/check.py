@@ -72,7 +72,7 @@ def _policy_problems(configs: Sequence[LLMConfig]) -> list[str]:
     own = [config for config in configs if config.routing_policy not in POLICIES]
     if not own:
         return []
-    from penstock.serve.routing.policies import problems  # two seconds: it imports Ray
+    from penstock.serve.routing.registry import problems  # two seconds: it imports Ray
 
     return problems(own)
 

@@ -6,8 +6,8 @@ policies   by name; one file for each, or for two that are alike
 own        a user's class, held to the contract
 """
 
-from penstock.serve.candidates import Candidates
-from penstock.serve.routing.asked import Asked, Pick, Policy
-from penstock.serve.routing.policies import policy
+from penstock.serve.fleet.candidates import Candidates
+from penstock.serve.routing.policy import Asked, Pick, Policy
+from penstock.serve.routing.registry import policy
 
 __all__ = ["Asked", "Candidates", "Pick", "Policy", "policy"]

@@ -8,9 +8,9 @@ from __future__ import annotations
 import random
 from operator import attrgetter
 
-from penstock.serve.candidates import Candidates
-from penstock.serve.routing.adapters import AdapterRing
-from penstock.serve.routing.asked import Asked, Pick
+from penstock.serve.fleet.candidates import Candidates
+from penstock.serve.routing.adapter_affinity import AdapterRing
+from penstock.serve.routing.policy import Asked, Pick
 
 _LOOKED_AT = 32
 """Among more, this many from a random place on: nearly as even, since the rest is at most a little idler, and

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.serve.candidates import Candidates
-from penstock.serve.routing.asked import Asked, Pick
-from penstock.serve.routing.balance import two
+from penstock.serve.fleet.candidates import Candidates
+from penstock.serve.routing.load_bounds import two
+from penstock.serve.routing.policy import Asked, Pick
 
 
 class PowerOfTwo:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
-from penstock.serve.candidates import Candidates
-from penstock.serve.routing.adapters import AdapterRing
-from penstock.serve.routing.asked import Asked, Pick
-from penstock.serve.routing.balance import share, two
-from penstock.serve.routing.blocks import BYTES_PER_TOKEN, ENDS
-from penstock.serve.routing.memory import ENTRIES, EXPIRY_S, Holders, Memory
-from penstock.serve.routing.ring import Ring
-from penstock.serve.table import Replica
+from penstock.serve.fleet.candidates import Candidates
+from penstock.serve.fleet.table import Replica
+from penstock.serve.routing.adapter_affinity import AdapterRing
+from penstock.serve.routing.hash_ring import Ring
+from penstock.serve.routing.load_bounds import share, two
+from penstock.serve.routing.policy import Asked, Pick
+from penstock.serve.routing.prefix_hashes import BYTES_PER_TOKEN, ENDS
+from penstock.serve.routing.prefix_index import ENTRIES, EXPIRY_S, Holders, Memory
 
 SAVED = 4
 """What a prompt token found in a cache is worth, in tokens of waiting work. More than one: what is

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.serve.candidates import Candidates
-from penstock.serve.routing.asked import Asked, Pick
+from penstock.serve.fleet.candidates import Candidates
+from penstock.serve.routing.policy import Asked, Pick
 
 _LOOKED_AT = 64  # members without room in a row, before any with room will do
 

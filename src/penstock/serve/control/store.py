@@ -1,0 +1,79 @@
+"""What is desired, on disk: a row for each model, and one for each replica that is to differ from its model.
+
+Rows last as long as their application: they outlive a crash of control, and end with its orderly stop.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from pathlib import Path
+
+import msgspec
+
+from penstock.serve.control.state import Desired
+
+_TABLE = (
+    "CREATE TABLE IF NOT EXISTS desired (model TEXT, replica TEXT, state BLOB, PRIMARY KEY (model, replica))"
+)
+
+
+def file(gcs_address: str, app: str, session: str) -> str:
+    """The name of an application's file. session: of the Ray cluster; others may have had its address."""
+    place = hashlib.sha256(f"{gcs_address}/{app}".encode()).hexdigest()[:24]
+    return f"{place}-{hashlib.sha256(session.encode()).hexdigest()[:8]}.sqlite"
+
+
+class Ledger:
+    """A small SQLite file; one process at a time."""
+
+    def __init__(self, file: Path) -> None:
+        """Removes files of clusters that had this one's address before: they have ended."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        place = file.name.partition("-")[0].partition(".")[0]
+        for other in file.parent.glob(f"{place}*.sqlite"):
+            if other != file:
+                other.unlink(missing_ok=True)
+        self._file = file
+        self._connection = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+        self._connection.execute(_TABLE)
+        rows = self._connection.execute("SELECT model, replica, state FROM desired")
+        self._rows = {
+            (model, replica): msgspec.json.decode(state, type=Desired) for model, replica, state in rows
+        }
+
+    def version(self) -> int:
+        """The greatest so far."""
+        return max((desired.version for desired in self._rows.values()), default=0)
+
+    def models(self) -> set[str]:
+        """Those of which something is desired."""
+        return {model for model, _ in self._rows}
+
+    def get(self, model: str, replica: str = "") -> Desired:
+        """Of this replica: its own, or the model's."""
+        return self._rows.get((model, replica)) or self._rows.get((model, "")) or Desired()
+
+    def set(self, model: str, desired: Desired) -> None:
+        """For one replica, or for all: then none of them differs any more."""
+        with self._connection:
+            self._connection.execute("BEGIN")
+            if not desired.replica:
+                self._connection.execute("DELETE FROM desired WHERE model = ?", (model,))
+            row = model, desired.replica, msgspec.json.encode(desired)
+            self._connection.execute("INSERT OR REPLACE INTO desired VALUES (?, ?, ?)", row)
+        if not desired.replica:
+            self._rows = {key: value for key, value in self._rows.items() if key[0] != model}
+        self._rows[model, desired.replica] = desired
+
+    def forget(self, model: str, replica: str) -> None:
+        """Of a replica that is gone."""
+        if self._rows.pop((model, replica), None) is None:
+            return
+        self._connection.execute("DELETE FROM desired WHERE model = ? AND replica = ?", (model, replica))
+
+    def close(self, *, remove: bool = False) -> None:
+        """remove: the application has ended."""
+        self._connection.close()
+        if remove:
+            self._file.unlink(missing_ok=True)

@@ -1,0 +1,61 @@
+"""The replicas of one model that may take a request now: a view that the table keeps and policies read.
+
+Membership, room and the sum of what is open are kept up to date at each change, so that a pick among a
+thousand replicas, full or not, costs what a pick among two does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from penstock.serve.fleet.adapter_index import Holders
+from penstock.serve.fleet.indexed_set import Bag
+
+if TYPE_CHECKING:
+    from penstock.serve.fleet.table import Replica
+
+
+class Candidates(Bag["Replica"]):
+    """Ready replicas with room, in no order; `in` takes no search.
+
+    members: every replica of the model in Serve's order, ready or not; another tuple after each change.
+    ready: how many are ready, full ones included; busy: the requests in all of these; elsewhere: those of
+    them that came from other gateways. holders: who has which adapter, of all members; adapter_slots: how
+    many one of them has room for.
+    """
+
+    __slots__ = ("adapter_slots", "busy", "elsewhere", "holders", "members", "ready")
+
+    def __init__(
+        self,
+        replicas: Iterable[Replica] = (),
+        *,
+        members: Sequence[Replica] = (),
+        ready: int = 0,
+        busy: int = 0,
+        elsewhere: int = 0,
+        holders: Holders | None = None,
+        adapter_slots: int = 0,
+    ) -> None:
+        super().__init__(replicas)
+        self.members = tuple(members)
+        self.ready = ready
+        self.busy = busy
+        self.elsewhere = elsewhere
+        self.holders = holders or Holders()
+        self.adapter_slots = adapter_slots
+
+    def without(self, tried: Iterable[Replica]) -> Candidates:
+        """A copy without these."""
+        out = set(tried)
+        left = (replica for replica in self if replica not in out)
+        return Candidates(
+            left,
+            members=self.members,
+            ready=self.ready,
+            busy=self.busy,
+            elsewhere=self.elsewhere,
+            holders=self.holders,
+            adapter_slots=self.adapter_slots,
+        )

@@ -1,0 +1,275 @@
+"""All replicas of all models that this gateway knows, and which of them gets the next request.
+
+Serve adds and removes members, links say what each of them feels, the gateway counts what it has sent. A pick
+reads only what is here: no I/O, no remote call, the same few microseconds among two replicas or a thousand.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from penstock.serve.fleet.candidates import Candidates
+from penstock.transport.address import Address
+from penstock.transport.link import Adapters, Hello, Report
+
+REQUEST_TOKENS = 256
+"""What an open request weighs beside prompt tokens that wait: about a hundred more tokens to make, each a
+few times as dear as one of a prompt."""
+
+_NO_LIMIT = sys.maxsize
+
+
+@dataclass(eq=False, slots=True)
+class Replica:
+    """What this gateway knows about one replica. Units: requests, and tokens where the name says so.
+
+    in_flight: ours, exact. elsewhere: of other gateways, as last reported. reported: running and waiting in
+    the engine, as last reported, whoever sent them; in_flight_then: ours at that time. waiting_tokens: of
+    prompts not yet worked on, as last reported; sent_tokens: of prompts that we have sent since. kv_tokens:
+    of its whole KV cache, when it has told.
+    """
+
+    model_id: str
+    address: Address
+    state: str = "unknown"
+    in_flight: int = 0
+    elsewhere: int = 0
+    reported: int = 0
+    in_flight_then: int = 0
+    waiting_tokens: int = 0
+    sent_tokens: int = 0
+    kv_tokens: int | None = None
+    hellos: int = 0
+    reports: int = 0
+    counted: tuple[int, int] = (0, 0)
+    """What the table's sums hold of this one: of requests in it, and of those from other gateways."""
+
+    @property
+    def id(self) -> str:
+        return self.address.replica_id
+
+    @property
+    def ongoing(self) -> int:
+        """Open requests of all gateways."""
+        return self.in_flight + self.elsewhere
+
+    @property
+    def busy(self) -> int:
+        """Requests in it now: the last report, corrected by what we have started and finished since."""
+        return max(self.in_flight + self.elsewhere, self.reported + self.in_flight - self.in_flight_then)
+
+    @property
+    def load_tokens(self) -> int:
+        """Work before it: prompt tokens that wait, and for every request what it is worth in such tokens."""
+        return self.waiting_tokens + self.sent_tokens + REQUEST_TOKENS * self.busy
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A place in a replica, held by one request until it is given back."""
+
+    replica: Replica
+    tokens: int
+    report: int
+    adapter: str = ""
+
+
+class Tried:
+    """Replicas that failed one request. A replica may be tried again once it has said hello anew."""
+
+    __slots__ = ("_hellos",)
+
+    def __init__(self) -> None:
+        self._hellos: dict[Replica, int] = {}
+
+    def add(self, replica: Replica) -> None:
+        self._hellos[replica] = replica.hellos
+
+    def __contains__(self, replica: object) -> bool:
+        return isinstance(replica, Replica) and self._hellos.get(replica) == replica.hellos
+
+    def __iter__(self) -> Iterator[Replica]:
+        return (replica for replica in self._hellos if replica in self)
+
+    def __len__(self) -> int:
+        return len(self._hellos)
+
+
+@dataclass(slots=True)
+class _Fleet:
+    """One model's replicas; `ready` holds those that may be picked, `candidates` those of them with room."""
+
+    limit: int = _NO_LIMIT
+    members: dict[str, Replica] = field(default_factory=dict[str, Replica])
+    ready: dict[Replica, None] = field(default_factory=dict["Replica", None])
+    candidates: Candidates = field(default_factory=Candidates)
+    max_model_len: int | None = None
+
+
+def _nobody(_: Replica) -> None:
+    return None
+
+
+class Table:
+    """Lives on one event loop; every method is to be called there."""
+
+    def __init__(self, node_id: str) -> None:
+        """node_id: the node of this gateway; replicas on it are reached by Unix socket."""
+        self.node_id = node_id
+        self._fleets: dict[str, _Fleet] = {}
+        self._joined = self._left = self._spoke = _nobody
+
+    def watch(
+        self,
+        joined: Callable[[Replica], None],
+        left: Callable[[Replica], None],
+        spoke: Callable[[Replica], None],
+    ) -> None:
+        """Tells of members that come and go; members known so far have `joined` now.
+
+        spoke: told of each report, and of a replica that is lost or has left.
+        """
+        self._joined, self._left, self._spoke = joined, left, spoke
+        for fleet in self._fleets.values():
+            for replica in fleet.members.values():
+                joined(replica)
+
+    # -- what Serve says
+
+    def set_members(self, model_id: str, members: Mapping[str, Address]) -> None:
+        """All replicas of `model_id` that Serve runs, by replica id. A new one is picked after its hello."""
+        fleet = self._fleets.setdefault(model_id, _Fleet())
+        for replica_id in [known for known in fleet.members if known not in members]:
+            replica = fleet.members.pop(replica_id)
+            self._set_state(replica, "gone")
+            fleet.candidates.holders.forget(replica)
+            self._left(replica)
+            self._spoke(replica)
+        for replica_id, address in members.items():
+            if replica_id not in fleet.members:
+                replica = fleet.members[replica_id] = Replica(model_id, address)
+                self._joined(replica)
+        fleet.candidates.members = tuple(fleet.members.values())
+
+    # -- what links say
+
+    def hello(self, replica: Replica, hello: Hello) -> None:
+        """The link is up: first news of a replica, or news again after its link was lost."""
+        replica.hellos += 1
+        replica.kv_tokens = hello.kv_tokens
+        fleet = self._fleets[replica.model_id]
+        fleet.max_model_len = hello.max_model_len
+        fleet.candidates.holders.hello(replica)
+
+    def report(self, replica: Replica, report: Report) -> None:
+        """A change or a beat."""
+        replica.reported = report.running + report.waiting
+        replica.in_flight_then = replica.in_flight
+        replica.elsewhere = report.elsewhere
+        replica.waiting_tokens = report.waiting_tokens
+        replica.sent_tokens = 0
+        replica.reports += 1
+        self._set_state(replica, report.state)
+        self._spoke(replica)
+
+    def adapters(self, replica: Replica, adapters: Adapters) -> None:
+        """Another one is loaded, or gone."""
+        self._fleets[replica.model_id].candidates.holders.report(replica, adapters.loaded)
+
+    def lost(self, replica: Replica) -> None:
+        """Its link ended or fell silent: not picked until the next hello."""
+        self._set_state(replica, "lost")
+        self._spoke(replica)
+
+    # -- what the gateway does
+
+    def limit(self, model_id: str, requests: int, adapter_slots: int = 0) -> None:
+        """Open requests that one replica may have, over all gateways, and adapters that it may hold."""
+        fleet = self._fleets.setdefault(model_id, _Fleet())
+        fleet.limit = requests
+        fleet.candidates.adapter_slots = adapter_slots
+        for replica in fleet.members.values():
+            self._settle(fleet, replica)
+
+    def take(self, replica: Replica, tokens: int = 0, adapter: str = "") -> Taken:
+        """Counts a request that is sent there. tokens: of its prompt, about."""
+        fleet = self._fleets[replica.model_id]
+        replica.in_flight += 1
+        replica.sent_tokens += tokens
+        self._settle(fleet, replica)
+        if adapter:
+            fleet.candidates.holders.ask(replica, adapter)
+        return Taken(replica, tokens, replica.reports, adapter)
+
+    def give_back(self, taken: Taken) -> None:
+        """The request has ended there."""
+        replica = taken.replica
+        replica.in_flight -= 1
+        if taken.report == replica.reports:
+            replica.sent_tokens -= taken.tokens
+        fleet = self._fleets[replica.model_id]
+        self._settle(fleet, replica)
+        if taken.adapter:
+            fleet.candidates.holders.answered(replica, taken.adapter)
+
+    def _set_state(self, replica: Replica, state: str) -> None:
+        if replica.state == "gone":
+            return
+        fleet = self._fleets[replica.model_id]
+        replica.state = state
+        if state == "ready":
+            fleet.ready[replica] = None
+        else:
+            fleet.ready.pop(replica, None)
+        self._settle(fleet, replica)
+
+    def _settle(self, fleet: _Fleet, replica: Replica) -> None:
+        """Brings the candidates up to date with one replica."""
+        candidates, ready = fleet.candidates, replica.state == "ready"
+        busy, elsewhere = (replica.busy, replica.elsewhere) if ready else (0, 0)
+        candidates.busy += busy - replica.counted[0]
+        candidates.elsewhere += elsewhere - replica.counted[1]
+        replica.counted = busy, elsewhere
+        candidates.ready = len(fleet.ready)
+        if ready and replica.in_flight + replica.elsewhere < fleet.limit:
+            candidates.add(replica)
+        else:
+            candidates.discard(replica)
+
+    # -- what the gateway asks
+
+    def candidates(self, model_id: str, tried: Tried | None = None) -> Candidates:
+        """Replicas that may take a request which `tried` ones have failed. To be read at once, not kept."""
+        candidates = self._fleets.setdefault(model_id, _Fleet()).candidates
+        return candidates.without(tried) if tried else candidates
+
+    def ready(self, model_id: str) -> Sequence[Replica]:
+        """Replicas that may be picked when they have room."""
+        fleet = self._fleets.get(model_id)
+        return list(fleet.ready) if fleet else ()
+
+    def any_ready(self, model_id: str) -> bool:
+        """Whether there are such replicas."""
+        fleet = self._fleets.get(model_id)
+        return fleet is not None and bool(fleet.ready)
+
+    def members(self, model_id: str) -> Sequence[Replica]:
+        """Replicas in Serve's list, whatever their state."""
+        fleet = self._fleets.get(model_id)
+        return list(fleet.members.values()) if fleet else ()
+
+    def find(self, replica_id: str) -> Replica | None:
+        """The member of any model with this id."""
+        members = (fleet.members.get(replica_id) for fleet in self._fleets.values())
+        return next((replica for replica in members if replica is not None), None)
+
+    def max_model_len(self, model_id: str) -> int | None:
+        """The context window that a replica told; None before the first hello. Units: tokens."""
+        fleet = self._fleets.get(model_id)
+        return fleet.max_model_len if fleet else None
+
+    def __iter__(self) -> Iterator[Replica]:
+        for fleet in self._fleets.values():
+            yield from fleet.members.values()

@@ -1,0 +1,79 @@
+"""Which adapters each model has, as one of its replicas lists them: the gateway reads no store itself.
+
+A replica has what it takes to read one: the path, and credentials. It lists in a thread and remembers for
+some seconds; so does the gateway, and what it knew last stands in where no replica can answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from penstock.serve.fleet.links import Fleet
+from penstock.serve.fleet.table import Replica, Table
+from penstock.serve.gateway.catalogue import ModelCard
+from penstock.transport import link
+
+log = logging.getLogger(__name__)
+
+FRESH_S = 5.0
+"""For so long an answer is passed on without asking again."""
+
+_WAIT_S = 3.0  # for an answer; after that what was known before is shown, and the next one waits anew
+_ASK_S = 60.0  # a store of thousands of adapters may need that long, once
+
+_decode = msgspec.json.Decoder(tuple[str, ...]).decode
+
+
+@dataclass(slots=True)
+class _Known:
+    names: tuple[str, ...] = ()
+    until: float = 0.0
+    asking: asyncio.Task[None] | None = None
+
+
+class Listing:
+    """Of all models behind one gateway."""
+
+    def __init__(self, cards: Sequence[ModelCard], table: Table, fleet: Fleet) -> None:
+        self._known = {card.id: _Known() for card in cards if card.adapter_slots}
+        self._table = table
+        self._fleet = fleet
+
+    async def adapters(self, model_id: str) -> Sequence[str]:
+        """Names, sorted; none for a model that takes no adapters."""
+        known = self._known.get(model_id)
+        if known is None:
+            return ()
+        ready = self._table.ready(model_id)
+        if ready and asyncio.get_running_loop().time() >= known.until:
+            if known.asking is None:
+                known.asking = asyncio.create_task(self._ask(random.choice(ready), known))
+            await asyncio.wait([known.asking], timeout=_WAIT_S)
+        return known.names
+
+    async def all(self) -> Mapping[str, Sequence[str]]:
+        """By model, all asked at the same time."""
+        names = await asyncio.gather(*map(self.adapters, self._known))
+        return dict(zip(self._known, names, strict=True))
+
+    async def close(self) -> None:
+        """Asks no further."""
+        asking = [known.asking for known in self._known.values() if known.asking]
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+
+    async def _ask(self, replica: Replica, known: _Known) -> None:
+        try:
+            known.names = _decode(await self._fleet.get(replica, link.ADAPTERS_PATH, _ASK_S))
+        except (OSError, TimeoutError, msgspec.DecodeError) as error:
+            log.warning("The adapters of model '%s' cannot be listed now: %s", replica.model_id, error)
+        finally:
+            known.until = asyncio.get_running_loop().time() + FRESH_S
+            known.asking = None

@@ -1,0 +1,189 @@
+"""One model's line: a request goes to a replica at once, waits its turn, or is told that the line is full.
+
+It stands between the gateway and the table: the table says who could take a request, the line says who may.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.errors import Overloaded, Unavailable
+from penstock.metrics import ModelMetrics
+from penstock.serve.fleet.table import Replica, Table, Taken, Tried
+from penstock.serve.gateway import stored_responses
+from penstock.serve.gateway.catalogue import ModelCard
+from penstock.serve.gateway.telemetry.timing import PICK, QUEUE, Timing
+from penstock.serve.routing.policy import Asked, Learns, Pick, Policy
+
+_RETRY_AFTER_S = 1
+
+
+def _nothing() -> None:
+    return None
+
+
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    """A request in the line."""
+
+    place: asyncio.Future[Taken]
+    asked: Asked
+    tried: Tried
+    only: Replica | None = None
+    timer: asyncio.TimerHandle | None = None
+
+    def takes(self, replica: Replica) -> bool:
+        return replica is self.only if self.only else replica not in self.tried
+
+
+class Line:
+    """First come, first served; requests that lost their replica go before all others."""
+
+    def __init__(
+        self,
+        card: ModelCard,
+        table: Table,
+        policy: Policy,
+        metrics: ModelMetrics,
+        wait_for_replica_s: float,
+        wake: Callable[[], None] = _nothing,
+    ) -> None:
+        """wait_for_replica_s: how long a request waits while no replica of the model is ready.
+        wake: called when a request waits and no replica is ready.
+        """
+        self._card = card
+        self._table = table
+        self._policy = policy
+        self._learns = policy if isinstance(policy, Learns) else None
+        self._metrics = metrics
+        self._wait_s = max(wait_for_replica_s, card.start_s or 0.0)
+        self._wake = wake
+        self._returned: OrderedDict[_Waiter, None] = OrderedDict()  # of a dict, the first is slow to find
+        self._queued: OrderedDict[_Waiter, None] = OrderedDict()
+        table.limit(card.id, card.max_ongoing_requests, card.adapter_slots)
+
+    def __len__(self) -> int:
+        return len(self._returned) + len(self._queued)
+
+    async def take(self, asked: Asked, tried: Tried, times: Timing, only: Replica | None = None) -> Taken:
+        """A place in a replica, held until `give_back`.
+
+        tried: replicas that failed this request; with some, it was admitted before and is not refused.
+        only: the one replica that can answer it, because it keeps what the request refers to.
+        Raises: Overloaded when the line is full, Unavailable when no replica became ready in time.
+        """
+        times.begin(PICK)
+        if not self._queued or tried or only:
+            now = asyncio.get_running_loop().time()
+            pick = self._pick(asked, tried, only, now)
+            if pick is not None:
+                return self._place(asked, pick, now)
+        if not tried:
+            self._refuse_when_full()
+        times.begin(QUEUE)
+        return await self._wait(asked, tried, only)
+
+    def _pick(self, asked: Asked, tried: Tried, only: Replica | None, now: float) -> Pick | None:
+        candidates = self._table.candidates(self._card.id, tried)
+        if only is None:
+            return self._policy.pick(asked, candidates, now)
+        return Pick(only, "kept") if only in candidates else None
+
+    def give_back(self, place: Taken) -> None:
+        """The request has ended there; the next one in the line may go."""
+        self._table.give_back(place)
+        self.offer(place.replica)
+
+    def offer(self, replica: Replica) -> None:
+        """Sends on whoever waits and fits: `replica` has become ready, or may have room.
+
+        The first in the line goes, wherever its prefix may lie: affinity is a wish, no reason to wait.
+        """
+        if not self._returned and not self._queued:
+            return
+        for waiter in list(self._returned):
+            if waiter.only is replica and replica.state == "gone" and not waiter.place.done():
+                waiter.place.set_exception(stored_responses.lost())
+            self._grant(waiter, replica)
+        while self._queued and self._grant(next(iter(self._queued)), replica):
+            pass
+        if len(self) and not self._table.any_ready(self._card.id):
+            self._wake()  # it fell asleep, or was lost, while they waited
+
+    def _place(self, asked: Asked, pick: Pick, now: float) -> Taken:
+        self._metrics.picked(pick.why)
+        if self._learns is not None:
+            self._learns.sent(asked, pick.replica, now)
+        tokens = max(0, asked.tokens - pick.saved_tokens)
+        return self._table.take(pick.replica, tokens, asked.adapter)
+
+    def _refuse_when_full(self) -> None:
+        most = self._card.max_queued_requests
+        if most < 0 or len(self._queued) < most:
+            return
+        if most == 0 and not self._table.ready(self._card.id):
+            raise self._unavailable()
+        raise Overloaded(
+            f"Model '{self._card.id}' is at its limit and {len(self._queued)} requests are waiting "
+            f"(max_queued_requests is {most}). Try again later.",
+            retry_after_s=_RETRY_AFTER_S,
+        )
+
+    async def _wait(self, asked: Asked, tried: Tried, only: Replica | None) -> Taken:
+        waiter = _Waiter(asyncio.get_running_loop().create_future(), asked, tried, only)
+        line = self._returned if tried or only else self._queued  # one that waits for `only` holds up nobody
+        line[waiter] = None
+        self._set_timer(waiter)
+        if not self._table.any_ready(self._card.id):
+            self._wake()
+        try:
+            return await waiter.place
+        except asyncio.CancelledError:
+            granted = waiter.place
+            if granted.done() and not granted.cancelled() and granted.exception() is None:
+                self.give_back(granted.result())  # granted and abandoned in the same moment
+            raise
+        finally:
+            line.pop(waiter, None)
+            if waiter.timer is not None:
+                waiter.timer.cancel()
+
+    def _grant(self, waiter: _Waiter, replica: Replica) -> bool:
+        if replica not in self._table.candidates(self._card.id) or not waiter.takes(replica):
+            return False
+        self._returned.pop(waiter, None)
+        self._queued.pop(waiter, None)
+        if waiter.place.done():
+            return True  # cancelled, or out of time, in this very moment
+        now = asyncio.get_running_loop().time()
+        waiter.place.set_result(self._place(waiter.asked, Pick(replica, "queue"), now))
+        return True
+
+    def _set_timer(self, waiter: _Waiter) -> None:
+        waiter.timer = asyncio.get_running_loop().call_later(self._wait_s, self._give_up, waiter)
+
+    def _give_up(self, waiter: _Waiter) -> None:
+        """Ends a wait for a replica. A wait for room among ready ones goes on to the deadline."""
+        if waiter.place.done():
+            return
+        if any(waiter.takes(replica) for replica in self._table.ready(self._card.id)):
+            self._set_timer(waiter)
+        else:
+            waiter.place.set_exception(self._unavailable())
+
+    def _unavailable(self) -> Unavailable:
+        states = Counter(replica.state for replica in self._table.members(self._card.id))
+        resting = states["asleep"] + states["paused"]
+        said = {
+            "asleep": states["asleep"],
+            "paused": states["paused"],
+            "starting or restarting": states.total() - resting,
+        }
+        state = ", ".join(f"{count} {what}" for what, count in said.items() if count) or "none running"
+        return Unavailable(
+            f"No replica of model '{self._card.id}' is ready ({state}). Try again later.",
+            retry_after_s=_RETRY_AFTER_S,
+        )

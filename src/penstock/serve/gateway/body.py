@@ -1,0 +1,263 @@
+"""A request's body: read within its limits, and looked into just far enough to know which model it means.
+
+The body itself goes on to the replica byte for byte, once all of it is here: `model` may stand at its end,
+and does with OpenAI's own client. It is kept until the answer has begun, in case another replica must be
+asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import OrderedDict
+
+import msgspec
+
+from penstock.engine import Receive
+from penstock.errors import BadRequest, Overloaded, TooLarge
+from penstock.serve.gateway.response import ClientGone
+from penstock.serve.http import limits
+
+_MODEL_FIELD = re.compile(rb'[ ;]name="?model"?(;|\r|$)')
+_BOUNDARY = re.compile(rb';[ \t]*boundary=("([^"]*)"|[^; \t]*)', re.IGNORECASE)
+_MOST_BOUNDARY = 70  # RFC 2046, 5.1.1
+_AFTER_BOUNDARY = (b"\r\n", b" ", b"\t")
+_MOST_PART_HEADERS = 1024
+_SLICE_BYTES = 256 * 1024  # looked through at a time
+_LARGE_BYTES = 4 * 2**20
+_RETRY_AFTER_S = 1
+_SLOW_S = 5.0
+
+
+_NONE = msgspec.Raw()
+
+
+class Fields(msgspec.Struct, frozen=True, gc=False):
+    """All that the gateway looks at; msgspec skips the rest without building it.
+
+    The raw ones are pieces of the body's own bytes, not looked into here: whatever is wrong with them is the
+    engine's to say.
+    """
+
+    model: str | None = None
+    tools: msgspec.Raw = _NONE
+    system: msgspec.Raw = _NONE
+    instructions: msgspec.Raw = _NONE
+    messages: msgspec.Raw = _NONE
+    prompt: msgspec.Raw = _NONE
+    prompt_token_ids: msgspec.Raw = _NONE
+    input: msgspec.Raw = _NONE
+    cache_salt: msgspec.Raw = _NONE
+    prompt_cache_key: msgspec.Raw = _NONE
+    user: msgspec.Raw = _NONE
+    previous_response_id: msgspec.Raw = _NONE
+
+
+_decode = msgspec.json.Decoder(Fields).decode
+
+
+class Room:
+    """Memory for the bodies of all open requests of one gateway. Units: bytes.
+
+    A body that is still coming gives its part up for others when it has not made progress for `_SLOW_S`.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+        self._coming: OrderedDict[Body, float] = OrderedDict()  # by when each made progress, oldest first
+
+    def take(self, size: int) -> None:
+        """Raises: Overloaded when there is no room for `size` more."""
+        while self.used + size > self.limit:
+            slowest = next(iter(self._coming), None)
+            if slowest is None or time.monotonic() - self._coming[slowest] < _SLOW_S:
+                raise self.full()
+            slowest.give_up()
+        self.used += size
+
+    def progress(self, body: Body) -> None:
+        """`body` is still coming, and a good part of it has come just now."""
+        self._coming[body] = time.monotonic()
+        self._coming.move_to_end(body)
+
+    def complete(self, body: Body) -> None:
+        """Nothing more of `body` comes. Safe to call twice."""
+        self._coming.pop(body, None)
+
+    def full(self) -> Overloaded:
+        """What is said to those without room."""
+        return Overloaded(
+            f"The bodies of all open requests would be larger than {self.limit} bytes, the limit of this "
+            "server (max_bodies_bytes). Try again later.",
+            retry_after_s=_RETRY_AFTER_S,
+        )
+
+
+class Body:
+    """One request's body, from `read` to `drop`, and what it says."""
+
+    __slots__ = ("_reader", "_room", "_taken", "content", "fields")
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._taken = 0
+        self._reader: asyncio.Task[object] | None = None  # while it waits for more
+        self.content: bytes | bytearray = b""
+        self.fields = Fields()
+
+    async def read(self, receive: Receive, content_length: bytes | None, limit: int) -> None:
+        """All of it. limit: in bytes.
+
+        Raises: TooLarge and Overloaded as soon as they are known, ClientGone.
+        """
+        limit = min(limit, self._room.limit)
+        if content_length is not None and content_length.isdigit():
+            _check(int(content_length), limit)
+        if await self._receive(receive, limit):
+            await self._read_on(receive, limit)
+
+    async def _read_on(self, receive: Receive, limit: int) -> None:
+        """The rest, when there is one. Raises: as `read`."""
+        room, begun, more = self._room, 0, True
+        self._reader = task = asyncio.current_task()
+        assert task is not None
+        room.progress(self)
+        try:
+            while more:
+                more = await self._receive(receive, limit)
+                if len(self.content) - begun >= limits.BODY_PROGRESS_BYTES:
+                    begun = len(self.content)
+                    room.progress(self)
+        except asyncio.CancelledError:
+            if self._reader is not None:
+                raise
+            task.uncancel()
+            raise room.full() from None
+        finally:
+            self._reader = None
+            room.complete(self)
+
+    async def _receive(self, receive: Receive, limit: int) -> bool:
+        """One piece; whether there are more. Raises: as `read`."""
+        message = await receive()
+        if message["type"] != "http.request":
+            raise ClientGone
+        piece: bytes = message.get("body", b"")
+        more: bool = message.get("more_body", False)
+        size = len(self.content) + len(piece)
+        _check(size, limit)
+        self._room.take(size - self._taken)
+        self._taken = size
+        if self.content:
+            self.content += piece
+        else:  # grows in place: pieces that are kept to be joined would take the memory twice
+            self.content = bytearray(piece) if more else piece
+        return more
+
+    def give_up(self) -> None:
+        """Ends `read`, which waits for more: its memory is needed."""
+        self._room.complete(self)
+        self.drop()
+        reader, self._reader = self._reader, None
+        assert reader is not None
+        reader.cancel()
+
+    def drop(self) -> None:
+        """Nobody needs it any more; its fields are views of it. Safe to call twice."""
+        self.content, self.fields = b"", Fields()
+        self._room.used -= self._taken
+        self._taken = 0
+
+
+def _check(size: int, limit: int) -> None:
+    if size > limit:
+        raise TooLarge(
+            f"The request body is larger than {limit} bytes, the limit of this server (max_body_bytes)."
+        )
+
+
+async def look(body: bytes | bytearray, content_type: bytes, free: bool = False) -> Fields:
+    """What a JSON object or a multipart form says; of a form, its `model` alone.
+
+    free: a body of another content type may be anything, and says nothing.
+    Raises: BadRequest when the body is no JSON object or `model` no text; TooLarge.
+    """
+    if not body:
+        return Fields()
+    if content_type.lower().startswith(b"multipart/form-data"):
+        return Fields(await _form_model(body, content_type))
+    if free and content_type and b"json" not in content_type.lower():
+        return Fields()
+    if len(body) > _LARGE_BYTES:
+        await _check_items(body)
+    return fields(body)
+
+
+def fields(body: bytes | bytearray) -> Fields:
+    """What a JSON object says, or nothing. Raises: BadRequest."""
+    if not body:
+        return Fields()
+    try:
+        return _decode(body)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"The request body does not fit: {error}.", param="model") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"The request body is not valid JSON: {error}.") from None
+    except RecursionError:
+        raise BadRequest("The request body is nested too deeply.") from None
+
+
+async def _check_items(body: bytes | bytearray) -> None:
+    """Long arrays and objects would hold up all others while they are decoded."""
+    items = 0
+    for start in range(0, len(body), _SLICE_BYTES):
+        items += body.count(b",", start, start + _SLICE_BYTES)
+        if items > limits.JSON_ITEMS:
+            raise TooLarge(
+                f"The request body has more than {limits.JSON_ITEMS} commas, the limit of this server. "
+                "Send it in several requests."
+            )
+        await asyncio.sleep(0)
+
+
+async def _form_model(body: bytes | bytearray, content_type: bytes) -> str | None:
+    """Skips from boundary to boundary, so that megabytes of audio cost little. RFC 2046, 5.1.1.
+
+    Raises: BadRequest when the content type has no fit boundary, or there are too many parts.
+    """
+    found = _BOUNDARY.search(content_type)
+    boundary = (found[2] if found[2] is not None else found[1]) if found else b""
+    if not boundary:
+        raise BadRequest("The content type multipart/form-data names no boundary.")
+    if len(boundary) > _MOST_BOUNDARY:
+        raise BadRequest(f"The boundary of multipart/form-data is longer than {_MOST_BOUNDARY} characters.")
+    delimiter = b"\r\n--" + boundary
+    at = -2 if body.startswith(delimiter[2:]) else await _find(body, delimiter, 0)  # as if after a line
+    for _ in range(limits.FORM_PARTS):
+        if at == -1:
+            return None
+        start = at + len(delimiter)
+        end = body.find(b"\r\n\r\n", start, start + _MOST_PART_HEADERS)
+        if end >= 0 and body.startswith(_AFTER_BOUNDARY, start) and _MODEL_FIELD.search(body[start:end]):
+            value = body[end + 4 : end + 4 + limits.NAME_CHARS + 1].split(b"\r\n")[0]
+            return value.decode(errors="replace") or None
+        if body.startswith(b"--", start):
+            return None
+        at = await _find(body, delimiter, start)
+    raise BadRequest(
+        f"None of the first {limits.FORM_PARTS} parts of the form is 'model'; send it before the others.",
+        param="model",
+    )
+
+
+async def _find(body: bytes | bytearray, delimiter: bytes, start: int) -> int:
+    """As `bytes.find`, which can take seconds: others get their turns meanwhile."""
+    while start < len(body):
+        at = body.find(delimiter, start, start + _SLICE_BYTES + len(delimiter))
+        if at >= 0:
+            return at
+        start += _SLICE_BYTES
+        await asyncio.sleep(0)
+    return -1

@@ -1,0 +1,196 @@
+"""What the gateway knows of each model, and how `/v1/models` shows it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from penstock.config import LLMConfig
+from penstock.config.derive.placement import gang_size
+from penstock.config.derive.serve_options import DEFAULTS, autoscaling
+from penstock.config.schema.routing import DEFAULT_POLICY, SESSION_HEADER
+from penstock.errors import BadRequest, ConfigError, ModelNotFound, NotFound
+from penstock.serve.http import limits
+
+_MOST_WAITING = 1000  # requests for a model that takes turns, where its config gives no limit
+_NAMED = 20  # models named in an error
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """One model. Units: created in seconds since 1970; limits in requests, -1 for a queue without limit.
+
+    max_model_len: what is known before a replica told its own. engine_metrics: whether /metrics shows theirs.
+    scales: whether the model may have more than one replica. adapter_slots: adapters that a replica holds at
+    a time; 0 for a model that takes none. paths: what its server answers beside the usual endpoints.
+    start_s: of a model that may have no replica, or none awake: how long a request waits for one.
+    takes_turns: whether control wakes it, on demand.
+    """
+
+    id: str
+    created: int
+    owned_by: str = "penstock"
+    max_ongoing_requests: int = DEFAULTS["max_ongoing_requests"]
+    max_queued_requests: int = -1
+    max_model_len: int | None = None
+    engine_metrics: bool = True
+    routing_policy: str = DEFAULT_POLICY
+    session_header: str = SESSION_HEADER
+    scales: bool = True
+    adapter_slots: int = 0
+    paths: tuple[str, ...] = ()
+    start_s: float | None = None
+    takes_turns: bool = False
+
+    @classmethod
+    def of(cls, config: LLMConfig, max_model_len: int | None = None, paths: Sequence[str] = ()) -> ModelCard:
+        """The card of a configured model, made now."""
+        given = {name: value for name, value in config.deployment_config.items() if value is not None}
+        options = {**DEFAULTS, **given}
+        scaling, turns = autoscaling(given) or {}, config.on_demand is not None
+        return cls(
+            id=config.model_id,
+            created=int(time.time()),
+            max_ongoing_requests=options["max_ongoing_requests"],
+            max_queued_requests=options.get("max_queued_requests", _MOST_WAITING if turns else -1),
+            max_model_len=max_model_len,
+            engine_metrics=config.log_engine_metrics,
+            routing_policy=config.routing_policy,
+            session_header=config.routing_config.session_header.lower(),
+            scales=gang_size(config) > 1
+            or options.get("num_replicas", 1) != 1
+            or "autoscaling_config" in options,
+            adapter_slots=config.lora_config.max_num_adapters_per_replica if config.lora_config else 0,
+            paths=tuple(paths),
+            start_s=config.engine_start_timeout_s if scaling.get("min_replicas") == 0 or turns else None,
+            takes_turns=turns,
+        )
+
+
+class _Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """A model as OpenAI clients read it, with what vLLM adds: the context window, and an adapter's base."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str
+    root: str
+    parent: str | None
+    max_model_len: int | None
+
+
+class _List(msgspec.Struct, frozen=True, kw_only=True):
+    object: str = "list"
+    data: list[_Shown]
+
+
+class Catalogue:
+    """The models behind one gateway. Finds the one that a request means."""
+
+    def __init__(self, cards: Sequence[ModelCard], default_model: str | None) -> None:
+        """Raises: ConfigError when `default_model` is none of them, or an id comes twice."""
+        self.cards = {card.id: card for card in cards}
+        if len(self.cards) < len(cards):
+            raise ConfigError(f"Two models have the same id; the ids are {', '.join(c.id for c in cards)}.")
+        if default_model is not None and default_model not in self.cards:
+            raise ConfigError(f"The default model '{default_model}' is none of {self._known()}.")
+        only = cards[0].id if len(cards) == 1 else None
+        self._default = default_model or only
+
+    def resolve(self, name: str | None) -> tuple[ModelCard, str]:
+        """The model and the adapter that `name` means: an id, or `id:adapter`, longest id first.
+
+        Without a name, the default model; "" stands for no adapter.
+        Raises: ModelNotFound; BadRequest when no name is given and no model is the default, or when the model
+        takes no adapters.
+        """
+        if not name:
+            if self._default is None:
+                raise BadRequest(f"The request names no model; name one of {self._known()}.", param="model")
+            return self.cards[self._default], ""
+        card, adapter = self.find(name)
+        if adapter and not card.adapter_slots:
+            raise BadRequest(
+                f"Model '{card.id}' takes no adapters, but '{name[:200]}' names one: its config has no "
+                f"lora_config. Set lora_config.dynamic_lora_loading_path, or ask for '{card.id}'.",
+                param="model",
+            )
+        return card, adapter
+
+    def find(self, name: str) -> tuple[ModelCard, str]:
+        """What stands before and behind the colon, the longest id first. Raises: ModelNotFound."""
+        if len(name) > limits.NAME_CHARS:
+            raise ModelNotFound(
+                f"The name of the model is longer than {limits.NAME_CHARS} characters. "
+                f"Served are {self._known()}.",
+                param="model",
+            )
+        base = name
+        while base not in self.cards:
+            base, colon, _ = base.rpartition(":")
+            if not colon:
+                raise self._not_found(name, self._known())
+        if name == f"{base}:":
+            raise self._not_found(name, self._known())
+        return self.cards[base], name[len(base) + 1 :]
+
+    def resolve_for(self, path: str, name: str | None) -> tuple[ModelCard, str]:
+        """The same for a path that only some models have; without a name, the only one that has it.
+
+        Raises: NotFound when the model that `name` means does not have it.
+        """
+        having = [card for card in self.cards.values() if path in card.paths]
+        card, adapter = (having[0], "") if not name and len(having) == 1 else self.resolve(name)
+        if card not in having:
+            others = ", ".join(f"'{other.id}'" for other in having[:_NAMED])
+            raise NotFound(f"The model '{card.id}' has no path '{path}'; it is a path of {others}.")
+        return card, adapter
+
+    def show(
+        self, card: ModelCard, adapter: str, max_model_len: int | None, adapters: Sequence[str]
+    ) -> bytes:
+        """JSON of one model, or of one of its `adapters`. Raises: ModelNotFound."""
+        if adapter and adapter not in adapters:
+            known = _some([card.id, *(f"{card.id}:{name}" for name in adapters)])
+            raise self._not_found(f"{card.id}:{adapter}", known)
+        return msgspec.json.encode(_shown(card, max_model_len, adapter))
+
+    def show_all(
+        self, max_model_lens: Mapping[str, int | None], adapters: Mapping[str, Sequence[str]]
+    ) -> bytes:
+        """JSON of all models in the order of the configuration, each with its adapters behind it."""
+        shown = [
+            _shown(card, max_model_lens.get(card.id), adapter)
+            for card in self.cards.values()
+            for adapter in ("", *adapters.get(card.id, ()))
+        ]
+        return msgspec.json.encode(_List(data=shown))
+
+    def _not_found(self, name: str, known: str) -> ModelNotFound:
+        return ModelNotFound(
+            f"The model '{name[:200]}' is not served here. Served are {known}.", param="model"
+        )
+
+    def _known(self) -> str:
+        return _some(list(self.cards))
+
+
+def _some(names: Sequence[str]) -> str:
+    """For an error."""
+    quoted = [f"'{name}'" for name in names]
+    rest = f" and {len(names) - _NAMED} more (GET /v1/models)" if len(names) > _NAMED else ""
+    return (", ".join(quoted[:_NAMED]) or "none") + rest
+
+
+def _shown(card: ModelCard, max_model_len: int | None, adapter: str) -> _Shown:
+    return _Shown(
+        id=f"{card.id}:{adapter}" if adapter else card.id,
+        created=card.created,
+        owned_by=card.owned_by,
+        root=card.id,
+        parent=card.id if adapter else None,
+        max_model_len=max_model_len or card.max_model_len,
+    )

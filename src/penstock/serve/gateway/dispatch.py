@@ -1,0 +1,175 @@
+"""One request's way to a replica, and to another one when that fails before its first byte.
+
+Between the gateway, which has resolved the model, and the relay. Here are the lines in which requests wait.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from penstock.errors import EngineDead
+from penstock.metrics import GatewayMetrics, ModelMetrics
+from penstock.serve.fleet.links import Fleet
+from penstock.serve.fleet.table import Replica, Table, Tried
+from penstock.serve.gateway import relay, stored_responses
+from penstock.serve.gateway.admission import Line
+from penstock.serve.gateway.body import Body
+from penstock.serve.gateway.catalogue import ModelCard
+from penstock.serve.gateway.response import Reply
+from penstock.serve.gateway.routing_features import Reading
+from penstock.serve.gateway.telemetry import timing
+from penstock.serve.http.connection_limits import Connections
+from penstock.serve.routing import policy
+from penstock.transport import headers
+from penstock.transport.connection import Headers
+
+log = logging.getLogger(__name__)
+
+_MOST_DEATHS = 2
+"""Replicas that one request may take down with it: more would be a request that kills, not bad luck."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A request as a replica will see it. adapter: "" for the base model. keeper: the only one to ask."""
+
+    id: str
+    method: str
+    target: bytes
+    headers: Headers
+    body: Body
+    adapter: str = ""
+    keeper: Replica | None = None
+
+
+class Dispatch:
+    """Sends requests to replicas of their model."""
+
+    def __init__(
+        self,
+        cards: Sequence[ModelCard],
+        table: Table,
+        fleet: Fleet,
+        gateway_id: str,
+        wait_for_replica_s: float,
+        wake: Callable[[str], None],
+    ) -> None:
+        """wake: called with a model's id when a request waits and no replica of it is ready.
+
+        Raises: ConfigError for a routing policy that cannot be had."""
+        self._table = table
+        self._fleet = fleet
+        self._gateway_id = gateway_id
+        self._metrics = GatewayMetrics()
+        self._cards = {card.id: card for card in cards}
+        self._loads: Counter[str] = Counter()
+        self._closed: Counter[str] = Counter()
+        self._used: dict[str, float] = {}
+        policies = {card.id: policy(card.routing_policy) for card in cards}
+        self._readings = {card.id: Reading(card, policies[card.id], table) for card in cards}
+        self._lines = {
+            card.id: Line(
+                card,
+                table,
+                policies[card.id],
+                self.metrics(card.id),
+                wait_for_replica_s,
+                partial(wake, card.id),
+            )
+            for card in cards
+        }
+
+    def offer(self, replica: Replica) -> None:
+        """Called for each report of a replica: it may take who is waiting."""
+        if replica.model_id in self._lines:
+            self._lines[replica.model_id].offer(replica)
+
+    async def answer(self, model_id: str, question: Question, reply: Reply) -> None:
+        """Relays the answer of a replica of `model_id`.
+
+        Raises: Overloaded, Unavailable; EngineDead when the answer broke after it had begun.
+        """
+        line, tried, deaths = self._lines[model_id], Tried(), 0
+        self._used[model_id] = time.monotonic()
+        reply.timing.begin(timing.PICK)
+        asked = self._readings[model_id].asked(
+            question.adapter, question.body.fields, question.headers, len(question.body.content)
+        )
+        while True:
+            place = await line.take(asked, tried, reply.timing, question.keeper)
+            replica = place.replica
+            reply.timing.begin(timing.GATEWAY)
+            try:
+                return await self._ask(replica, question, reply)
+            except relay.ReplicaFailed as failed:
+                deaths += failed.worked
+                self._give_up(failed, reply, deaths)
+                if question.keeper is not None:
+                    raise stored_responses.lost() from failed
+                reply.timing.failed()
+                log.info("replica %s of %s failed a request that goes on: %s", replica.id, model_id, failed)
+            finally:
+                line.give_back(place)
+            tried.add(replica)
+            self._metrics.failovers.labels(model_id).inc()
+
+    async def _ask(self, replica: Replica, question: Question, reply: Reply) -> None:
+        pool = self._fleet.pool(replica)
+        if pool is None:
+            raise relay.ReplicaFailed("has left", worked=False)
+        own = headers.own(replica.address.secret, self._gateway_id, question.id, question.adapter)
+        size = len(question.body.content)
+        head = headers.to_replica(question.method, question.target, question.headers, own, size)
+        await relay.ask(pool, head, question.body, reply)
+
+    def _give_up(self, failed: relay.ReplicaFailed, reply: Reply, deaths: int) -> None:
+        if reply.started:
+            raise EngineDead(
+                "The replica that was answering has failed; the answer is incomplete. Send the request again."
+            ) from failed
+        if deaths >= _MOST_DEATHS:
+            raise EngineDead(
+                f"{deaths} replicas failed while they worked on this request; it is not tried again."
+            ) from failed
+
+    def idle_s(self) -> dict[str, float]:
+        """Seconds since a request for each model came here; of models that have had one."""
+        now = time.monotonic()
+        return {model_id: now - used for model_id, used in self._used.items()}
+
+    def is_wanted(self, model_id: str) -> bool:
+        """Whether requests wait and no replica is ready."""
+        return len(self._lines[model_id]) > 0 and not self._table.ready(model_id)
+
+    def metrics(self, model_id: str) -> ModelMetrics:
+        """Where the requests of a model are counted; "" for those that name none of ours."""
+        return self._metrics.model(model_id)
+
+    def metrics_text(self, connections: Connections) -> bytes:
+        """Our own metrics, as Prometheus reads them."""
+        self._metrics.connections.labels("waiting").set(connections.waiting)
+        self._metrics.connections.labels("active").set(connections.open - connections.waiting)
+        for reason, count in connections.counts.items():
+            closed = self._metrics.closed.labels(reason)
+            closed.inc(count - self._closed[reason])
+            self._closed[reason] = count
+        for model_id, line in self._lines.items():
+            at_replicas = sum(replica.in_flight for replica in self._table.members(model_id))
+            self._metrics.open.labels(model_id).set(at_replicas)
+            self._metrics.queued.labels(model_id).set(len(line))
+            self._metrics.ready.labels(model_id).set(len(self._table.ready(model_id)))
+            self._metrics.failovers.labels(model_id)  # shown as 0 before the first
+            if self._cards[model_id].adapter_slots:
+                self._count_adapters(model_id)
+        return self._metrics.text()
+
+    def _count_adapters(self, model_id: str) -> None:
+        holders = self._table.candidates(model_id).holders
+        self._metrics.adapters.labels(model_id).set(holders.places)
+        self._metrics.adapter_loads.labels(model_id).inc(holders.loads - self._loads[model_id])
+        self._loads[model_id] = holders.loads

@@ -1,0 +1,156 @@
+"""From a replica's connection to a client's answer: per piece, it only moves bytes.
+
+The answer begins for the client with its first body byte, not with its headers: until then another replica
+can still give it. A stream is passed on in whole events, so that it can be ended properly where it breaks.
+"""
+
+from __future__ import annotations
+
+from penstock.errors import Error, OwnCodeFailed
+from penstock.serve.gateway.body import Body
+from penstock.serve.gateway.response import Reply
+from penstock.serve.gateway.telemetry import timing
+from penstock.transport import link
+from penstock.transport.connection import Connection, Head
+from penstock.transport.headers import to_client
+from penstock.transport.pool import Pool
+
+_EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
+_MOST_HELD_BYTES = 1 << 20
+_LOGGED_BYTES = 2048
+
+_OWN_CODE = f'"code":"{OwnCodeFailed.code}"'.encode()
+"""In a 500 whose sentence was written for clients."""
+
+
+class ReplicaFailed(Exception):
+    """The replica did not finish its answer. worked: it may have been at work on the request."""
+
+    def __init__(self, reason: str, worked: bool) -> None:
+        super().__init__(reason)
+        self.worked = worked
+
+
+async def ask(pool: Pool, head: bytes, body: Body, reply: Reply) -> None:
+    """Sends a request to the pool's replica and its answer to the client. Leaving early aborts it there.
+
+    Raises: ReplicaFailed; when `reply` has not started, another replica may be asked.
+    """
+    reply.timing.begin(timing.CONNECT)
+    try:
+        connection = await pool.acquire()
+    except OSError as error:
+        raise ReplicaFailed(f"cannot be reached: {error}", worked=False) from error
+    try:
+        await _exchange(pool, connection, head, body, reply)
+    except ConnectionError as error:
+        if connection.exchanges == 1 or connection.heard:
+            raise ReplicaFailed(str(error), worked=True) from error
+        await _ask_anew(pool, head, body, reply)
+
+
+async def _ask_anew(pool: Pool, head: bytes, body: Body, reply: Reply) -> None:
+    """A kept connection that ends without a word had gone stale, as a rule: a new one tells."""
+    reply.timing.begin(timing.CONNECT)
+    try:
+        connection = await pool.connect()
+    except OSError as error:
+        raise ReplicaFailed(f"cannot be reached: {error}", worked=False) from error
+    try:
+        await _exchange(pool, connection, head, body, reply)
+    except OSError as error:
+        raise ReplicaFailed(str(error), worked=True) from error
+
+
+async def _exchange(pool: Pool, connection: Connection, head: bytes, body: Body, reply: Reply) -> None:
+    reply.timing.begin(timing.REPLICA)
+    try:
+        connection.request(with_line(head, pool.trunk.join(connection)), body.content)
+        await _pass_on(connection, reply)
+    finally:
+        pool.trunk.leave(connection)
+        pool.release(connection)
+
+
+def with_line(head: bytes, line: bytes) -> bytes:
+    """A request's head with one more header line."""
+    return head[:-2] + line + b"\r\n"
+
+
+async def _pass_on(connection: Connection, reply: Reply) -> None:
+    head = await connection.head()
+    piece = await connection.read()
+    reply.timing.begin(timing.GATEWAY)
+    if retry := head.header(link.RETRY):
+        raise ReplicaFailed(f"turned the request away ({retry.decode()})", worked=retry != link.UNTOUCHED)
+    if head.status == 500 and _OWN_CODE not in piece:
+        raise _internal(head, piece)
+    await reply.start(head.status, to_client(head.headers))
+    if reply.streaming:
+        await _pass_events(connection, reply, piece)
+    else:
+        await _pass_bytes(connection, reply, piece)
+
+
+async def _pass_bytes(connection: Connection, reply: Reply, piece: bytes) -> None:
+    while not connection.exhausted:
+        await reply.piece(piece)
+        piece = await connection.read()
+    await reply.piece(piece, more=False)
+
+
+async def _pass_events(connection: Connection, reply: Reply, piece: bytes) -> None:
+    events = _Events()
+    while not connection.exhausted:
+        if whole := events.of(piece):
+            await reply.event(whole)
+        if reply.outlet is not None and reply.outlet.takes_chunks:
+            await _pour(connection, reply, events)
+        piece = await connection.read()
+    await reply.piece(events.rest + piece, more=False)
+
+
+async def _pour(connection: Connection, reply: Reply, events: _Events) -> None:
+    """All but the end of the stream, from one socket's callback to the other socket, without this task."""
+    outlet = reply.outlet
+    assert outlet is not None
+
+    def sink(piece: bytes) -> bool:
+        whole = events.of(piece)
+        return reply.event_now(whole) if whole else True
+
+    outlet.drained = connection.go_on
+    try:
+        await connection.pour(sink)
+    finally:
+        outlet.drained = None
+
+
+class _Events:
+    """Cuts a stream into whole events. rest: the beginning of the next."""
+
+    __slots__ = ("rest",)
+
+    def __init__(self) -> None:
+        self.rest = b""
+
+    def of(self, piece: bytes) -> bytes:
+        """Those that are complete with `piece`."""
+        if self.rest or not piece.endswith(_EVENT_ENDS):
+            piece, self.rest = whole_events(self.rest + piece)
+        return piece
+
+
+def whole_events(stream: bytes) -> tuple[bytes, bytes]:
+    """The events that are complete, and the beginning of the next. What is too large to hold passes."""
+    if len(stream) > _MOST_HELD_BYTES:
+        return stream, b""
+    end = max(stream.rfind(mark) + len(mark) if mark in stream else 0 for mark in _EVENT_ENDS)
+    return stream[:end], stream[end:]
+
+
+def _internal(head: Head, body: bytes) -> Error:
+    """What broke inside is for the log, not for the client."""
+    error = Error("The engine failed on this request. The server's log says why, under this request's id.")
+    error.__cause__ = RuntimeError(f"the engine answered {head.status}: {body[:_LOGGED_BYTES]!r}")
+    return error

@@ -1,0 +1,154 @@
+"""One client's request while it is served: what it asks, whether the client is still there, how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, quote
+
+from penstock.engine import Receive, Scope
+from penstock.errors import BadRequest, Error, MethodNotAllowed, Unauthorized
+from penstock.metrics import RouteMetrics
+from penstock.serve.gateway.response import ClientGone, Reply
+from penstock.serve.gateway.routes import Route, below
+from penstock.serve.gateway.telemetry.timing import Timing
+from penstock.serve.http import direct_writer, limits
+from penstock.transport import headers
+from penstock.transport.connection import Headers
+
+if TYPE_CHECKING:
+    from penstock.serve.gateway.telemetry.spans import Trace
+
+log = logging.getLogger(__name__)
+_SHOWN = "/:@!$&'()*+,;=~"  # in a path, beside letters and digits
+
+access = logging.getLogger("penstock.access")
+"""A line for every request: silent unless its level is set to INFO."""
+
+
+class Request:
+    """Made from an ASGI scope."""
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self.receive = receive
+        self.outlet = direct_writer.of(scope)
+        self.method: str = scope["method"]
+        self.path = below(scope.get("root_path", ""), scope["path"])
+        self.query: bytes = scope.get("query_string", b"")
+        self.headers: Headers = list(scope["headers"])
+        self.fields = dict(self.headers)
+        self.id = headers.request_id(self.fields.get(headers.REQUEST_ID))
+        self.timing = Timing()
+        self.route: Route | None = None
+        self.metrics: RouteMetrics | None = None
+        self.trace: Trace | None = None
+        self.gone = False
+
+    @property
+    def target(self) -> bytes:
+        """Path and query for a replica. The path has passed the table of routes: it needs no quoting."""
+        return self.path.encode() + (b"?" + self.query if self.query else b"")
+
+    def queried(self, name: str) -> str | None:
+        """The first value of a query parameter. Raises: BadRequest when there are too many of them."""
+        if not self.query:
+            return None
+        if self.query.count(b"&") >= limits.QUERY_PARAMETERS:
+            raise BadRequest(f"The query has more than {limits.QUERY_PARAMETERS} parameters.")
+        return parse_qs(self.query.decode("latin-1")).get(name, [None])[0]
+
+    @contextlib.asynccontextmanager
+    async def while_connected(self) -> AsyncGenerator[None]:
+        """Ends what it wraps when the client goes; its body must have been read.
+
+        Raises: ClientGone.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        stop = self._tell_gone(functools.partial(self._end, task))
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not self.gone:
+                raise
+            task.uncancel()
+            raise ClientGone from None
+        finally:
+            stop()
+
+    def _tell_gone(self, gone: Callable[[], None]) -> Callable[[], object]:
+        """Calls `gone` when the client goes. Gives what ends that."""
+        if self.outlet is None:
+            return asyncio.create_task(self._watch(gone)).cancel
+        return self.outlet.tell_gone(gone)
+
+    async def _watch(self, gone: Callable[[], None]) -> None:
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+        gone()
+
+    def _end(self, task: asyncio.Task[object]) -> None:
+        self.gone = True
+        task.cancel()
+
+    def advice(self, error: Error) -> Headers:
+        """Header fields that HTTP wants beside some statuses."""
+        if isinstance(error, MethodNotAllowed) and self.route is not None:
+            return [(b"allow", self.route.allow.encode())]
+        return [(b"www-authenticate", b"Bearer")] if isinstance(error, Unauthorized) else []
+
+    def account(self, reply: Reply, error: Error | None) -> None:
+        """Counts the request, and logs it when it failed."""
+        seconds = time.monotonic() - self.timing.started_at
+        status = "gone" if self.gone else "cut" if reply.broken else str(reply.status)
+        if self.metrics is not None:
+            self._count(self.metrics, status, seconds, reply.streaming)
+            if self.trace is not None:
+                self.trace.end(self.metrics.model_id, status, reply.streaming, error)
+        if error is not None and (reply.broken or error.status >= 500):
+            self._log(log, logging.WARNING, status, seconds, error)
+        elif access.isEnabledFor(logging.INFO):
+            self._log(access, logging.INFO, status, seconds, error)
+
+    def _count(self, metrics: RouteMetrics, status: str, seconds: float, streamed: bool) -> None:
+        metrics.ended(status)
+        metrics.request.observe(seconds)
+        if self.timing.first_byte_s is not None:
+            metrics.overhead.observe(self.timing.overhead_s)
+            if streamed:
+                metrics.first_token.observe(self.timing.first_byte_s)
+
+    def _log(self, to: logging.Logger, level: int, status: str, seconds: float, error: Error | None) -> None:
+        """One line; what is foreign or secret in an error stays here, in the log."""
+        facts = {
+            "request_id": self.id,
+            "method": self.method,
+            "path": self.path,
+            "model": self.metrics.model_id if self.metrics else "",
+            "status": status,
+            "seconds": round(seconds, 3),
+        }
+        cause = error.__cause__ if error else None
+        if error is not None:
+            facts |= {"code": error.code, "error": str(error), "cause": repr(cause) if cause else ""}
+        text = "%s %s: %s after %.3f s, model %r, request %s%s"
+        what = f": {error}" + (f" ({cause!r})" if cause else "") if error else ""
+        trace = cause if error is not None and error.code == Error.code else None
+        to.log(
+            level,
+            text,
+            self.method,
+            quote(self.path, safe=_SHOWN),  # decoded, it could end the line and forge the next one
+            status,
+            seconds,
+            facts["model"],
+            self.id,
+            what,
+            exc_info=trace,
+            extra={"facts": facts},
+        )

@@ -1,0 +1,127 @@
+"""The answer to one client: ASGI's send, and how far the answer has got.
+
+Before the first byte a failure is a status; after it a stream ends with an error event and no `[DONE]`, and
+anything else is cut off, so that no client takes half an answer for a whole one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+
+from penstock.engine import Send
+from penstock.errors import Error
+from penstock.metrics import Buckets
+from penstock.openai import errors as wire
+from penstock.serve.gateway.telemetry.timing import Timing
+from penstock.serve.http.direct_writer import Outlet
+from penstock.transport.connection import Headers
+
+_LAST_WORD_S = 5.0  # for the error event, when the client reads slowly or not at all
+_ONE_PIECE_S = 0.0005  # what comes closer together was made by one step of the engine
+_TIMING = b"server-timing"
+_STREAM = (b"content-type", b"text/event-stream")
+_UNBUFFERED = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]  # for proxies before us
+
+
+class ClientGone(Exception):
+    """The client has closed its connection: nobody reads an answer."""
+
+
+class Reply:
+    """One answer on its way to the client."""
+
+    __slots__ = (
+        "_form",
+        "_piece_at",
+        "_request_id",
+        "_send",
+        "begun",
+        "broken",
+        "gaps",
+        "outlet",
+        "status",
+        "streaming",
+        "timing",
+    )
+
+    def __init__(
+        self, send: Send, request_id: str, timing: Timing, outlet: Outlet | None = None, path: str = ""
+    ) -> None:
+        """timing: told in the answer's headers. outlet: the shorter way, where there is one.
+
+        path: that of the request, whose clients read errors in a form of their own.
+        """
+        self._form = wire.form(path)
+        self._send = send
+        self.outlet = outlet
+        self.begun: Callable[[], None] | None = None  # called once the first byte leaves
+        self._request_id = (b"x-request-id", request_id.encode())
+        self.timing = timing
+        self.gaps: Buckets | None = None  # where the times between a stream's pieces are counted
+        self.status: int | None = None
+        self.streaming = False
+        self.broken = False
+        self._piece_at = 0.0
+
+    @property
+    def started(self) -> bool:
+        return self.status is not None
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """Status and headers; the first byte follows at once."""
+        self.timing.answer(next((value for name, value in headers if name == _TIMING), None))
+        self._piece_at = self.timing.first_byte_at or 0.0
+        self.status = status
+        if self.begun is not None:
+            self.begun()
+        kind = next((value for name, value in headers if name == b"content-type"), b"")
+        self.streaming = kind.startswith(_STREAM[1])
+        timing = (_TIMING, self.timing.header())
+        more = [*(_UNBUFFERED if self.streaming else ()), timing, self._request_id]
+        names = {name for name, _ in more}
+        passing = [field for field in headers if field[0] not in names]
+        await self._send({"type": "http.response.start", "status": status, "headers": [*passing, *more]})
+
+    async def piece(self, body: bytes, more: bool = True) -> None:
+        """Body bytes; waits while the client's side is full."""
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def event(self, body: bytes) -> None:
+        """Whole events of a stream."""
+        self._count_gap()
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+    def event_now(self, body: bytes) -> bool:
+        """The same by the outlet, which must be there. False when the client is behind."""
+        assert self.outlet is not None
+        self._count_gap()
+        return self.outlet.chunk(body)
+
+    def _count_gap(self) -> None:
+        now = time.monotonic()
+        if self.gaps is not None and now - self._piece_at > _ONE_PIECE_S:
+            self.gaps.observe(now - self._piece_at)
+        self._piece_at = now
+
+    async def whole(self, status: int, headers: Headers, body: bytes) -> None:
+        """A complete answer of our own. A 204 has no length: RFC 9110, 8.6."""
+        fields = [field for field in headers if field[0] != b"content-length"]
+        if status != 204:
+            fields.append((b"content-length", b"%d" % len(body)))
+        await self.start(status, fields)
+        await self.piece(body, more=False)
+
+    async def fail(self, error: Error, headers: Headers | None = None) -> None:
+        """Says that the request failed, in the form that is still possible."""
+        self.broken = self.started
+        if not self.started:
+            body = self._form.envelope(error)
+            await self.whole(error.status, [*wire.headers(error, body), *(headers or ())], body)
+        elif self.streaming:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_WORD_S):
+                    await self.piece(self._form.event(error), more=False)
+        # Else the server closes the connection when we return: the answer is seen to be incomplete.

@@ -1,0 +1,82 @@
+"""From a request to what its model's policy reads of it, and no more than that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.serve.fleet.table import Table
+from penstock.serve.gateway.body import Fields
+from penstock.serve.gateway.catalogue import ModelCard
+from penstock.serve.routing.policy import Asked, Policy
+from penstock.serve.routing.prefix_hashes import BYTES_PER_TOKEN, LOOKED_AT, blocks, home
+
+_MOST_KEY = 512  # bytes of a session's name
+_EMPTY = (b"", b"null", b'""', b"[]")
+
+
+class Reading:
+    """One model's. With one replica, and none to come, nothing is read."""
+
+    def __init__(self, card: ModelCard, policy: Policy, table: Table) -> None:
+        reads = getattr(policy, "reads", ())
+        self._card = card
+        self._table = table
+        self._prompt = "prompt" in reads
+        self._session = "session" in reads
+        self._header = card.session_header.encode()
+
+    def asked(self, adapter: str, fields: Fields, headers: Sequence[tuple[bytes, bytes]], size: int) -> Asked:
+        """size: of the body, in bytes."""
+        longest = self._table.max_model_len(self._card.id)
+        tokens = size // BYTES_PER_TOKEN
+        if longest is not None and tokens > longest:
+            tokens = longest  # an image, or a request that the engine will refuse
+        if not self._prompt and not self._session:
+            return Asked(adapter, tokens=tokens)
+        if not self._card.scales and len(self._table.members(self._card.id)) < 2:
+            return Asked(adapter, tokens=tokens)
+        session = _session(fields, headers, self._header) if self._session else ""
+        if not self._prompt:
+            return Asked(adapter, session, tokens)
+        prompt = prompt_of(fields)
+        seed = adapter + _text(fields.cache_salt)
+        return Asked(adapter, session, tokens, blocks(prompt, seed), home(prompt, seed))
+
+
+def prompt_of(fields: Fields) -> bytes:
+    """The beginning of the prompt as JSON, in the order in which chat templates put its parts.
+
+    Of chat: tools, system prompt and messages, with whatever content they have; an image counts by its URL or
+    its data. Of completions, the text or the token ids.
+    """
+    pieces: list[memoryview] = []
+    left = LOOKED_AT
+    for raw in (
+        fields.tools,
+        fields.system,
+        fields.instructions,
+        fields.messages,
+        fields.prompt,
+        fields.prompt_token_ids,
+        fields.input,
+    ):
+        piece = memoryview(raw)[:left]
+        if len(piece) > 4 or bytes(piece) not in _EMPTY:
+            pieces.append(piece)
+            left -= len(piece)
+    return b"".join(pieces)
+
+
+def _session(fields: Fields, headers: Sequence[tuple[bytes, bytes]], header: bytes) -> str:
+    for name, value in headers:
+        if name == header and value:
+            return value[:_MOST_KEY].decode("latin-1")
+    return _text(fields.prompt_cache_key) or _text(fields.user)
+
+
+def _text(raw: msgspec.Raw) -> str:
+    """A JSON value as a key, the empty ones as none."""
+    piece = bytes(memoryview(raw)[:_MOST_KEY])
+    return "" if piece in _EMPTY else piece.decode(errors="replace")

@@ -1,0 +1,175 @@
+"""Endpoints of one's own: methods of an `LLMServer` subclass that answer HTTP paths.
+
+    class Summaries(LLMServer):
+        @endpoint("/v1/summarize")
+        async def summarize(self, request: dict) -> dict: ...
+
+The gateway sends a path's requests to the models that have it, with the same keys, limits, ids and metrics
+as all others; here they find their method.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import msgspec
+from pydantic import BaseModel
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+
+from penstock.engine import ASGIApp, Receive, Scope, Send
+from penstock.errors import BadRequest, Error
+from penstock.hooks import Threads, fault, takes_two
+from penstock.layers import asgi
+from penstock.layers.hooks import context_of
+from penstock.openai.errors import form
+from penstock.serve.gateway.routes import RESERVED
+
+if TYPE_CHECKING:
+    from penstock.config import LLMConfig
+
+_MARK = "_penstock_path"
+_EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8")]
+_DONE = b"data: [DONE]\n\n"
+_LINE_END = re.compile(r"\r\n|\r|\n")
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def endpoint(path: str) -> Callable[[_Method], _Method]:
+    """Makes a method answer POST `path`. It takes the parsed body (a dict), or starlette's `Request`.
+
+    A second argument gets the `Context`. It gives a dict or a starlette `Response`; as an async generator,
+    the events of a stream. A ValueError is a 400 with its text, anything else that it raises a 500.
+    Raises: ValueError for a path that cannot be one's own.
+    """
+    if not path.startswith("/") or path in RESERVED or any(sign in path for sign in "{}?# "):
+        raise ValueError(f"{path!r} cannot be a path of your own; write one such as '/v1/summarize'.")
+
+    def mark(method: _Method) -> _Method:
+        setattr(method, _MARK, path)
+        return method
+
+    return mark
+
+
+@cache
+def paths(server: type[Any]) -> Mapping[str, str]:
+    """The paths of a class and its bases, with the names of their methods."""
+    found = {name: getattr(getattr(server, name), _MARK, None) for name in dir(server)}
+    return {path: name for name, path in found.items() if path is not None}
+
+
+class OwnEndpoints:
+    """ASGI before `app`, for the paths of `server`."""
+
+    def __init__(self, app: ASGIApp, server: object, config: LLMConfig) -> None:
+        self._app = app
+        self._config = config
+        self._threads = Threads("endpoints")
+        self._methods = {path: getattr(server, name) for path, name in paths(type(server)).items()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        method = self._methods.get(scope["path"]) if scope["type"] == "http" else None
+        if method is None or scope["method"] != "POST":
+            return await self._app(scope, receive, send)
+        try:
+            body = await asgi.read(receive)
+            scope, again = asgi.with_body(scope, receive, body)
+            work = self._answer(method, body, scope, again, _Counted(send, scope["path"]))
+            await asgi.while_connected(receive, work)
+        except asgi.ClientGone:
+            return None
+
+    async def _answer(
+        self, method: Callable[..., Any], body: bytes, scope: Scope, receive: Receive, send: _Counted
+    ) -> None:
+        try:
+            asked: Any = HTTPRequest(scope, receive) if _wants_http(method) else _object(body)
+            context = (context_of(scope, self._config),) if takes_two(method) else ()
+            await _send(await self._called(method, asked, *context), scope, receive, send)
+        except Exception as error:
+            said = fault(f"The endpoint {scope['path']}", error, context_of(scope, self._config).request_id)
+            await send.fail(said)
+
+    async def _called(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        """What the method gives; a plain one runs in a thread."""
+        if inspect.isasyncgenfunction(method):
+            return method(*arguments)
+        if not inspect.iscoroutinefunction(method):
+            return await self._threads.run(method, *arguments)
+        return await method(*arguments)
+
+
+class _Counted:
+    """ASGI send that knows how far the answer has got."""
+
+    def __init__(self, send: Send, path: str) -> None:
+        self._send = send
+        self._path = path
+        self._begun = False
+
+    async def __call__(self, message: Any) -> None:
+        self._begun = True
+        await self._send(message)
+
+    async def fail(self, error: Error) -> None:
+        """A status before the first byte, the last event of a stream after it."""
+        if self._begun:
+            await self._send({"type": "http.response.body", "body": form(self._path).event(error)})
+        else:
+            await asgi.refuse(self._send, error, self._path)
+
+
+def _wants_http(method: Callable[..., Any]) -> bool:
+    first = next(iter(inspect.signature(method).parameters), None)
+    try:
+        return typing.get_type_hints(method).get(first or "") is HTTPRequest
+    except NameError:  # an annotation of something else that is imported for checking only
+        return False
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    found = asgi.parsed(body)
+    if found is None:
+        raise BadRequest("The body must be a JSON object.")
+    return found
+
+
+async def _send(given: Any, scope: Scope, receive: Receive, send: Send) -> None:
+    if inspect.isasyncgen(given):
+        await _stream(cast("AsyncGenerator[Any, None]", given), send)
+    elif isinstance(given, Response):
+        await given(scope, receive, send)
+    else:
+        await asgi.answer(send, _plain(given))
+
+
+async def _stream(events: AsyncGenerator[Any, None], send: Send) -> None:
+    """Each thing as an event. Nothing is sent before the first is there, so that a failure has a status."""
+    begun = False
+    async with aclosing(events):
+        async for event in events:
+            if not begun:
+                await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
+                begun = True
+            await send({"type": "http.response.body", "body": _event(event), "more_body": True})
+    if not begun:
+        await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
+    await send({"type": "http.response.body", "body": _DONE})
+
+
+def _event(event: Any) -> bytes:
+    """A text as it is, line by line, anything else as JSON."""
+    if isinstance(event, str):
+        return "".join(f"data: {line}\n" for line in _LINE_END.split(event)).encode() + b"\n"
+    return b"data: " + msgspec.json.encode(_plain(event)) + b"\n\n"
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump() if isinstance(value, BaseModel) else value

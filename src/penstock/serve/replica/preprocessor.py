@@ -1,0 +1,136 @@
+"""A preprocessor as a deployment of its own: CPU work that Serve scales by itself, and how a replica asks it.
+
+What it makes goes to the asking replica as one Ray object: large things lie in shared memory (`parcel`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any, cast
+
+from ray import serve
+from ray.exceptions import RayActorError, RayError
+from ray.serve import Application
+from ray.serve.exceptions import (
+    BackPressureError,
+    DeploymentUnavailableError,
+    ReplicaUnavailableError,
+    RequestCancelledError,
+)
+from ray.serve.handle import DeploymentHandle
+
+from penstock.config import LLMConfig
+from penstock.config.derive.serve_options import deployment_name, runtime_env, with_uris, without_secrets
+from penstock.config.schema.processing import own_deployment, timeout_s
+from penstock.errors import Error, Overloaded, OwnCodeFailed, Unavailable
+from penstock.hooks import PREPROCESSOR, Context, Hook
+from penstock.serve.replica import environment, ray_cluster, tensor_serialization
+
+log = logging.getLogger(__name__)
+
+_NAME_PREFIX = "Preprocessor:"
+_MOST_DEATHS = 2
+"""Replicas that one request may take down with it, as in `dispatch`."""
+_RETRY_AFTER_S = 1.0
+
+
+class Preprocessor:
+    """One replica of the deployment: the user's code, and nothing of an engine."""
+
+    def __init__(self, config: LLMConfig) -> None:
+        """Raises: ConfigError when the user's code cannot be made."""
+        environment.enter(config)
+        self._config = config
+        self._hook = Hook(config, PREPROCESSOR)
+
+    async def prepare(
+        self, request: Mapping[str, Any], path: str, request_id: str, headers: Mapping[str, str]
+    ) -> tuple[Any, dict[str, Any]]:
+        """What the user's code returns, and its notes for the postprocessor."""
+        context = Context(self._config, path, request_id, headers)
+        returned = await self._hook(request, context)
+        tensor_serialization.ready()
+        return returned, context.notes
+
+
+def application(config: LLMConfig) -> Application | None:
+    """The deployment that `preprocessor_options` ask for; None when the code runs in the model's replicas."""
+    options = own_deployment(config.preprocessor_options)
+    if options is None:
+        return None
+    actor = dict(options.pop("ray_actor_options", None) or {})
+    base = runtime_env(config, ray_cluster.runtime_env())
+    own = actor.get("runtime_env") or {}
+    variables = {**base.get("env_vars", {}), **own.get("env_vars", {})}
+    shown, secrets = without_secrets(with_uris({**base, **own, "env_vars": variables}))
+    if shown:
+        actor["runtime_env"] = shown
+    named = {"name": deployment_name(config.model_id, _NAME_PREFIX), "ray_actor_options": actor, **options}
+    return cast("Any", serve.deployment(Preprocessor)).options(**named).bind(config.with_secrets(secrets))
+
+
+class Remote:
+    """Asks the deployment as one asks a hook; another of its replicas when the one that was at work died."""
+
+    def __init__(self, handle: DeploymentHandle[Any], config: LLMConfig) -> None:
+        self._prepare = handle.prepare
+        self._model_id = config.model_id
+        self._timeout_s = timeout_s(config.preprocessor_options)
+
+    async def __call__(self, request: Mapping[str, Any], context: Context) -> Any:
+        """Raises: what the user's code raised, as an answer; Unavailable when no replica answers in time."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                returned, notes = await self._ask(request, context)
+        except TimeoutError:
+            raise Unavailable(
+                f"The preprocessor of model '{self._model_id}' gave no answer within {self._timeout_s:g} s, "
+                "its limit (preprocessor_options.timeout_s). Send the request again later.",
+                retry_after_s=_RETRY_AFTER_S,
+            ) from None
+        context.notes.update(notes)
+        return returned
+
+    async def _ask(self, request: Mapping[str, Any], context: Context) -> tuple[Any, dict[str, Any]]:
+        for deaths in range(_MOST_DEATHS):
+            try:
+                return await self._asked(request, context)
+            except (RayActorError, ReplicaUnavailableError) as error:
+                log.warning(
+                    "Replica %d of the preprocessor died at request %s: %s",
+                    deaths + 1,
+                    context.request_id,
+                    error,
+                )
+        raise OwnCodeFailed(
+            f"{_MOST_DEATHS} replicas of this model's preprocessor died at work on this request; "
+            "it is not tried again."
+        )
+
+    async def _asked(self, request: Mapping[str, Any], context: Context) -> tuple[Any, dict[str, Any]]:
+        response = self._prepare.remote(request, context.path, context.request_id, dict(context.headers))
+        try:
+            return await response
+        except (asyncio.CancelledError, RequestCancelledError):  # the latter where Serve runs in one process
+            response.cancel()
+            raise asyncio.CancelledError from None
+        except RayActorError:  # died at work
+            raise
+        except RayError as error:
+            raise _meant(error, context) from error
+        except BackPressureError as error:
+            raise Overloaded(
+                "The queue of this model's preprocessor is full.", retry_after_s=_RETRY_AFTER_S
+            ) from error
+        except DeploymentUnavailableError as error:
+            raise Unavailable("This model's preprocessor cannot start; see its log.") from error
+
+
+def _meant(error: RayError, context: Context) -> Error:
+    cause: Any = getattr(error, "cause", None)  # of a RayTaskError
+    if isinstance(cause, Error):
+        return cause
+    log.error("What the preprocessor made of request %s cannot be sent", context.request_id, exc_info=error)
+    return OwnCodeFailed("What this model's preprocessor made cannot be sent to its replica; see the log.")

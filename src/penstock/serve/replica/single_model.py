@@ -1,0 +1,51 @@
+"""HTTP to a model that is deployed without a router: a gateway in the replica, before its own listener.
+
+So it answers exactly as behind an `LLMRouter`: the same errors, ids and limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from starlette.responses import Response
+
+from penstock.config import GatewayConfig, LLMConfig
+from penstock.engine import Receive, Scope, Send
+from penstock.serve.fleet.table import Table
+from penstock.serve.gateway.app import Gateway
+from penstock.serve.gateway.catalogue import ModelCard
+from penstock.serve.http.serve_proxy import behind_serve
+from penstock.transport.address import Address
+
+
+class Front:
+    """The gateway, and the app before it that Serve's HTTP asks."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+        self.app = behind_serve(gateway)
+
+    @classmethod
+    async def open(
+        cls, config: LLMConfig, gateway_config: GatewayConfig, address: Address, paths: Sequence[str]
+    ) -> Front:
+        """For the one replica at `address`. paths: the server's own."""
+        table = Table(address.node_id)
+        # Among one there is no choice.
+        card = replace(ModelCard.of(config, paths=paths), routing_policy="power_of_two")
+        gateway = Gateway(gateway_config, [card], table)
+        await gateway.start()
+        table.set_members(config.model_id, {address.replica_id: address})
+        return cls(gateway)
+
+
+class Through(Response):
+    """Hands Serve's ASGI conversation to the gateway: Serve lets a `Response` answer for itself."""
+
+    def __init__(self, front: Front) -> None:
+        super().__init__()
+        self._app = front.app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)

@@ -1,0 +1,146 @@
+"""The gateway as a Serve deployment: wires Serve's membership to the gateway's table.
+
+With a port in its `GatewayConfig` it opens that port itself (`penstock serve`); without one, Serve's HTTP
+brings the requests (`serve.run`). It is the same ASGI app both times.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from penstock.config import GatewayConfig
+from penstock.config.derive.prefill import prefill_name
+from penstock.engine import ASGIApp
+from penstock.errors import Error
+from penstock.serve.fleet import membership
+from penstock.serve.fleet.table import Table
+from penstock.serve.gateway.app import Gateway, PublicPort, serve_on
+from penstock.serve.gateway.catalogue import ModelCard
+from penstock.serve.http.port_sharing import SUPPORTED, Family
+from penstock.serve.http.serve_proxy import behind_haproxy, behind_serve
+from penstock.serve.router.traffic_shift import Shifts
+
+log = logging.getLogger(__name__)
+
+
+_OWN_PORT = "a port of the gateway's own: 'penstock serve', or GatewayConfig(port=8000)"
+_PROXY = (
+    "Requests come through Ray Serve's proxy, which spends some 300 us on each piece of a stream. "
+    f"The fast form is {_OWN_PORT}; next best is HAProxy: RAY_SERVE_ENABLE_HA_PROXY=1 before Ray starts."
+)
+_LINGER_S = 1.0  # a client may take so long between two requests without losing one to our end
+_HAPROXY = f"Requests come through Ray Serve's HAProxy. The fastest form is {_OWN_PORT}."
+
+
+def _family(size: int) -> Family | None:
+    """The same in all gateways of one application, also after an update of it."""
+    if size == 1 and not SUPPORTED:
+        return None
+    return Family(f"{ray.get_runtime_context().gcs_address}/{serve.get_replica_context().app_name}", size)
+
+
+class LLMRouter:
+    """OpenAI-compatible front of many models. Bind it with `LLMRouter.as_deployment().bind([...])`."""
+
+    async def __init__(
+        self,
+        servers: Sequence[DeploymentHandle[Any]],
+        cards: Sequence[ModelCard],
+        gateway: GatewayConfig,
+        control: DeploymentHandle[Any],
+        drain_s: float = 20.0,
+        prefill: Mapping[str, DeploymentHandle[Any]] | None = None,
+    ) -> None:
+        """servers and cards belong together, in the same order. drain_s: for open requests, at the end.
+        prefill: those replicas by model, for their metrics alone.
+
+        Raises: ConfigError when the gateway's own port is taken.
+        """
+        handles = {card.id: handle for card, handle in zip(cards, servers, strict=True)}
+        self._prefill = {prefill_name(model_id): handle for model_id, handle in (prefill or {}).items()}
+        self._table = table = Table(ray.get_runtime_context().get_node_id())
+        self._turns = {card.id for card in cards if card.takes_turns}
+        self._control = control
+        self._drain_s = drain_s
+        self.gateway = Gateway(
+            gateway, cards, table, unreachable=self._open_network, operate=self._operate, wake=self._wake
+        )
+        await self.gateway.start()
+        self._shifts = Shifts(table, handles, serve.get_deployment_handle, control.route.remote)
+        self._shifts.start()
+        for name, handle in self._prefill.items():
+            membership.follow(name, handle, functools.partial(table.set_members, name))
+        self._port: PublicPort | None = None
+        if gateway.port is not None:
+            family = _family(gateway.processes)
+            self._port = await serve_on(
+                self.gateway,
+                gateway.host,
+                gateway.port,
+                family=family,
+                connections=self.gateway.connections,
+            )
+        gc.collect()
+        gc.freeze()  # a look at everything that was imported would be a pause in everybody's stream
+
+    async def _open_network(self, model_id: str) -> None:
+        """Replicas on other nodes listen on the network only from now on."""
+        log.info("%s: asking replicas on other nodes to listen on the network", model_id)
+        prefill = self._prefill.get(model_id)
+        for handle in [prefill] if prefill is not None else self._shifts.handles(model_id):
+            await handle.broadcast("listen_on_network").results_async()
+
+    async def _wake(self, model_id: str) -> None:
+        """Serve starts a replica for a call by handle where there is none, and answers when it is up."""
+        if not self._table.members(model_id):
+            log.info("%s: a request waits and there is no replica", model_id)
+            await self._shifts.handle(model_id).is_sleeping.remote()
+        elif model_id in self._turns:
+            await self._control.want.remote(model_id, self.gateway.idle_s())
+
+    async def _operate(self, operation: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Through control. Raises: BadRequest and its like, as control does."""
+        try:
+            if operation == "status":
+                return await self._control.status.remote(**asked)
+            return await self._control.perform.remote(operation, **asked)
+        except Error as error:
+            raise getattr(error, "cause", error) from None  # Ray's wrapping says a whole traceback
+
+    async def __serve_build_asgi_app__(self) -> ASGIApp:
+        """Serve's hook, also where the gateway has a port of its own."""
+        if self._port is None:
+            log.warning(_HAPROXY if behind_haproxy() else _PROXY)
+        return behind_serve(self.gateway)
+
+    async def check_health(self) -> None:
+        """Serve's hook: a gateway that lost its port must be started again."""
+        if self._port is not None:
+            self._port.check()
+
+    async def stop(self) -> None:
+        """Stops accepting, finishes what is open, closes."""
+        if self._port is not None:
+            await self._port.close(self._drain_s, _LINGER_S)
+        self._shifts.close()
+        await self.gateway.close()
+
+    async def __del__(self) -> None:
+        """Serve's shutdown hook. Serve's ingress wrapper awaits it only when it is `async` itself."""
+        if "gateway" in self.__dict__:
+            await self.stop()
+
+    @classmethod
+    def as_deployment(cls, deployment_options: Mapping[str, Any] | None = None) -> Any:
+        """A deployment to `.bind([...])` with model applications, configs, or both."""
+        from penstock.serve.deployments import RouterDeployment
+
+        return RouterDeployment(cls, dict(deployment_options or {}))

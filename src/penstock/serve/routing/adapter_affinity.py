@@ -1,0 +1,71 @@
+"""Where a request for an adapter may go, and what it costs to have the adapter loaded there.
+
+Known are the adapters that replicas have said to have, and those that they were sent requests for. One that
+nobody has goes to its own place on a ring of hashes, which is the same for all gateways, so that it is loaded
+once. It spreads along the ring to another replica when the work in those that have it outweighs a load.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+
+from penstock.serve.fleet.candidates import Candidates
+from penstock.serve.fleet.table import Replica
+from penstock.serve.routing.hash_ring import Ring, hash_of
+from penstock.serve.routing.load_bounds import share
+from penstock.serve.routing.policy import Pick
+
+LOAD_TOKENS = 4096
+"""What loading an adapter costs, in tokens of waiting work; docs/adapters.md has figures."""
+
+_WEIGHED = 8  # of those that have it
+_LOOKED_AT = 16  # along the ring
+
+
+class AdapterRing:
+    """One model's in one gateway. It remembers nothing but the ring."""
+
+    def __init__(self) -> None:
+        self._ring = Ring()
+
+    def pick(
+        self, adapter: str, candidates: Candidates, saved: Mapping[Replica, int] = MappingProxyType({})
+    ) -> Pick | None:
+        """The one with the least work, a load of the adapter included; None when there is no good place.
+
+        saved: tokens of work that is not to be done again where the adapter is.
+        """
+        if not candidates:
+            return None
+        holders, best, least = candidates.holders.of(adapter), None, 0
+        for replica in (*saved, *_some(holders)):
+            cost = replica.load_tokens - saved.get(replica, 0)
+            if (best is None or cost < least) and replica in candidates and replica in holders:
+                best, least = replica, cost
+        other = self._next(adapter, candidates, holders)
+        if other is not None and (best is None or other.load_tokens + LOAD_TOKENS < least):
+            return Pick(other, "load")
+        return best and Pick(best, "affinity")
+
+    def _next(self, adapter: str, candidates: Candidates, holders: Collection[Replica]) -> Replica | None:
+        """The first on the ring without it that is not over its share; if possible one with a free slot."""
+        self._ring.follow(candidates.members)
+        most, slots, full = share(candidates), candidates.adapter_slots, None
+        for replica in self._ring.after(hash_of(adapter), _LOOKED_AT):
+            if replica in holders or replica not in candidates or replica.busy + 1 > most:
+                continue
+            if candidates.holders.count(replica) < slots:
+                return replica
+            full = full or replica
+        return full
+
+
+def _some(replicas: Sequence[Replica]) -> Sequence[Replica]:
+    """A few neighbours from a random place on, where there are many."""
+    if len(replicas) <= _WEIGHED:
+        return replicas
+    start = int(random.random() * len(replicas))
+    some = replicas[start : start + _WEIGHED]
+    return [*some, *replicas[: _WEIGHED - len(some)]]

@@ -1,0 +1,128 @@
+"""What each replica probably still has in its cache: bounded in entries, forgetting as engines forget.
+
+One list for each replica, of the blocks that were sent there, the least recently used first. A replica's
+engine overwrites what was not used for longest when its KV cache is full; so does the list, when it holds as
+many tokens as that cache. Of one prompt the end goes before the beginning: who has a block has all before it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from penstock.serve.fleet.table import Replica
+from penstock.serve.routing.prefix_hashes import BYTES_PER_TOKEN, ENDS
+
+ENTRIES = 2**18
+"""Blocks of all replicas of a model, in one gateway: 80 MB when full. 4 KB of prompt are 16, 100 KB 53."""
+
+EXPIRY_S = 1800.0
+"""A block unused for so long is forgotten: a cache may also be emptied by command."""
+
+KV_TOKENS = 200_000
+"""Of a replica that has not told the size of its cache."""
+
+_ANSWER_TOKENS = 100  # about; answers take their place, too
+_FEWEST = 64
+
+_TOKENS = tuple((end - begin) // BYTES_PER_TOKEN for begin, end in zip((0, *ENDS), ENDS, strict=False))
+_UP_TO = (0, *(end // BYTES_PER_TOKEN for end in ENDS))
+
+Holders = tuple[Replica, ...]
+
+
+class _Cache:
+    """One replica's blocks with their tokens and when they were used, the least recently used first."""
+
+    __slots__ = ("blocks", "tokens")
+
+    def __init__(self) -> None:
+        self.blocks: OrderedDict[int, tuple[int, float]] = OrderedDict()
+        self.tokens = 0
+
+    def forget(self) -> int:
+        """The block that was not used for longest."""
+        block, (tokens, _) = self.blocks.popitem(last=False)
+        self.tokens -= tokens
+        return block
+
+    def oldest(self) -> float:
+        """When the first of them was used."""
+        return next(iter(self.blocks.values()))[1]
+
+
+class Memory:
+    """Blocks are known by their hash."""
+
+    def __init__(self, entries: int = ENTRIES, expiry_s: float = EXPIRY_S) -> None:
+        self._most = entries
+        self._expiry_s = expiry_s
+        self._members: Sequence[Replica] = ()
+        self._caches: dict[Replica, _Cache] = {}
+        self._holders: dict[int, Holders] = {}
+        self._number = 0
+
+    def __len__(self) -> int:
+        return sum(len(cache.blocks) for cache in self._caches.values())
+
+    def follow(self, members: Sequence[Replica]) -> None:
+        """Forgets replicas that are gone. Does nothing for the sequence of last time."""
+        if members is not self._members:
+            self._members = members
+            for replica in set(self._caches).difference(members):
+                self._shrink(replica, self._caches.pop(replica), 0, 0)
+
+    def known(self, blocks: tuple[int, ...]) -> int:
+        """How many of a prompt's blocks: who has one has all before it."""
+        return bisect_left(blocks, True, key=self._missing)
+
+    def _missing(self, block: int) -> bool:
+        return block not in self._holders
+
+    def holders(self, block: int) -> Holders:
+        """Replicas that have the block, the latest first."""
+        return self._holders.get(block, ())
+
+    def add(self, blocks: tuple[int, ...], tokens: int, replica: Replica, now: float) -> None:
+        """`replica` was sent a prompt of so many tokens that begins with these."""
+        cache = self._caches.get(replica)
+        if cache is None:
+            cache = self._caches[replica] = _Cache()
+        self._put(cache, blocks, tokens, replica, now)
+        while cache.oldest() < now - self._expiry_s:
+            self._forget(replica, cache)
+        entries = max(_FEWEST, self._most // len(self._caches))
+        self._shrink(replica, cache, replica.kv_tokens or KV_TOKENS, entries)
+
+    def _put(self, cache: _Cache, blocks: tuple[int, ...], tokens: int, replica: Replica, now: float) -> None:
+        used, holders = cache.blocks, self._holders
+        self._number += 1  # a name for what no other prompt will begin with
+        rest = max(0, tokens - _UP_TO[len(blocks)]) + _ANSWER_TOKENS
+        used[self._number] = rest, now
+        cache.tokens += rest
+        before: Holders | None = None
+        after: Holders = ()
+        for index in range(len(blocks) - 1, -1, -1):
+            block = blocks[index]
+            if block in used:
+                used.move_to_end(block)
+            else:
+                cache.tokens += _TOKENS[index]
+                known = holders.get(block, ())
+                if known is not before:  # neighbours mostly have the same holders, and share one tuple
+                    before, after = known, (replica, *known)
+                holders[block] = after
+            used[block] = _TOKENS[index], now
+
+    def _shrink(self, replica: Replica, cache: _Cache, tokens: int, entries: int) -> None:
+        while cache.tokens > tokens or len(cache.blocks) > entries:
+            self._forget(replica, cache)
+
+    def _forget(self, replica: Replica, cache: _Cache) -> None:
+        block = cache.forget()
+        known = self._holders.get(block, ())
+        if known == (replica,):
+            del self._holders[block]
+        elif replica in known:
+            self._holders[block] = tuple([other for other in known if other is not replica])

@@ -1,0 +1,64 @@
+"""The policies by name, and users' own by the path of their class."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from penstock.config import LLMConfig
+from penstock.config.schema.routing import POLICIES
+from penstock.errors import ConfigError
+from penstock.serve.routing.least_loaded import LeastLoaded
+from penstock.serve.routing.policy import Policy
+from penstock.serve.routing.power_of_two import PowerOfTwo
+from penstock.serve.routing.prefix_affinity import PrefixAffinity
+from penstock.serve.routing.round_robin import RoundRobin
+from penstock.serve.routing.session_affinity import AdapterAffinity, SessionAffinity
+from penstock.serve.routing.user_policy import Own
+
+BY_NAME: Mapping[str, Callable[[], Policy]] = {
+    "prefix_affinity": PrefixAffinity,
+    "session_affinity": SessionAffinity,
+    "adapter_affinity": AdapterAffinity,
+    "least_loaded": LeastLoaded,
+    "power_of_two": PowerOfTwo,
+    "round_robin": RoundRobin,
+}
+
+
+def policy(name: str) -> Policy:
+    """A new one: each model has its own.
+
+    name: one of `BY_NAME`, or `module:Class`.
+    Raises: ConfigError when the class cannot be imported, made without arguments, or has no `pick`.
+    """
+    if name in BY_NAME:
+        return BY_NAME[name]()
+    module, _, class_name = name.partition(":")
+    try:
+        made: Any = getattr(importlib.import_module(module), class_name)()
+    except Exception as error:  # importing and making are the user's own code
+        raise _unfit(name, f"cannot be made: {type(error).__name__}: {error}") from error
+    if not callable(getattr(made, "pick", None)):
+        raise _unfit(name, "has no method `pick(asked, candidates, now)`")
+    return Own(made)
+
+
+def problems(configs: Sequence[LLMConfig]) -> list[str]:
+    """A sentence, with its place, for every `routing_policy` that cannot be had here."""
+    found: list[str] = []
+    for config in configs:
+        try:
+            policy(config.routing_policy)
+        except ConfigError as error:
+            found.append((config.place / "routing_policy").says(str(error)))
+    return found
+
+
+def _unfit(name: str, why: str) -> ConfigError:
+    allowed = ", ".join(POLICIES)
+    return ConfigError(
+        f"{name!r} {why}. Allowed are {allowed}, and `my_module:MyPolicy`, "
+        "a class that is made without arguments and can be imported where the gateway runs."
+    )

@@ -1,0 +1,50 @@
+"""Affinity by what a request names: its conversation, or its adapter.
+
+Conversations by consistent hashing with bounded loads: no memory, the same answer in every gateway. A replica
+over its share passes one on to the next on the ring, always the same next one, and gets it back when it has
+room. Adapters go where they are loaded.
+"""
+
+from __future__ import annotations
+
+from penstock.serve.fleet.candidates import Candidates
+from penstock.serve.routing.adapter_affinity import AdapterRing
+from penstock.serve.routing.hash_ring import Ring, hash_of
+from penstock.serve.routing.load_bounds import share
+from penstock.serve.routing.policy import Asked, Pick
+from penstock.serve.routing.power_of_two import PowerOfTwo
+
+_LOOKED_AT = 16
+"""Replicas along the ring. A third of all or more are below 1.5 times the mean: further is rarely needed."""
+
+
+class SessionAffinity:
+    """By what the client calls its conversation or its user; without a name, the less busy of two."""
+
+    reads = ("session",)
+
+    def __init__(self) -> None:
+        self._ring = Ring()
+        self._else = PowerOfTwo()
+
+    def pick(self, asked: Asked, candidates: Candidates, now: float) -> Pick | None:
+        if asked.session and len(candidates) > 1:
+            self._ring.follow(candidates.members)
+            most = share(candidates)
+            for replica in self._ring.after(hash_of(asked.session), _LOOKED_AT):
+                if replica in candidates and replica.busy + 1 <= most:
+                    return Pick(replica, "affinity")
+        return self._else.pick(asked, candidates, now)
+
+
+class AdapterAffinity:
+    """Where the adapter is loaded and least work waits; for the base model, the less busy of two."""
+
+    def __init__(self) -> None:
+        self._adapters = AdapterRing()
+        self._else = PowerOfTwo()
+
+    def pick(self, asked: Asked, candidates: Candidates, now: float) -> Pick | None:
+        if asked.adapter and (pick := self._adapters.pick(asked.adapter, candidates)):
+            return pick
+        return self._else.pick(asked, candidates, now)

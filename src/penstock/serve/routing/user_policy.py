@@ -1,0 +1,57 @@
+"""A user's own policy, held to its contract: whatever it does, requests are served and no limit is passed."""
+
+from __future__ import annotations
+
+import logging
+
+from penstock.serve.fleet.candidates import Candidates
+from penstock.serve.fleet.table import Replica
+from penstock.serve.routing.policy import Asked, Learns, Pick, Policy
+from penstock.serve.routing.power_of_two import PowerOfTwo
+
+log = logging.getLogger(__name__)
+
+
+class Own:
+    """Where the user's class fails, the less busy of two.
+
+    Such picks are counted as 'fault', and logged once for each kind of failure.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.reads: tuple[str, ...] = tuple(getattr(policy, "reads", ()))
+        self._policy = policy
+        self._learns = policy if isinstance(policy, Learns) else None
+        self._else = PowerOfTwo()
+        self._told: set[str] = set()
+
+    def pick(self, asked: Asked, candidates: Candidates, now: float) -> Pick | None:
+        if not candidates:
+            return None
+        try:
+            pick = self._policy.pick(asked, candidates, now)
+            if pick is None:
+                return None
+            if not (isinstance(pick.why, str) and isinstance(pick.saved_tokens, int)):  # pyright: ignore[reportUnnecessaryIsInstance]
+                self._tell("gave a pick whose `why` is no text, or whose `saved_tokens` is no number", None)
+            elif pick.replica in candidates:
+                return pick
+            else:
+                self._tell("gave a replica that is not among the candidates", None)
+        except Exception as error:  # foreign code: a request must not fail by it
+            self._tell(f"failed with {type(error).__name__}", error)
+        other = self._else.pick(asked, candidates, now)
+        return other and other._replace(why="fault")
+
+    def sent(self, asked: Asked, replica: Replica, now: float) -> None:
+        if self._learns is None:
+            return
+        try:
+            self._learns.sent(asked, replica, now)
+        except Exception as error:
+            self._tell(f"failed in `sent` with {type(error).__name__}", error)
+
+    def _tell(self, what: str, error: Exception | None) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            log.error("The routing policy %s %s.", type(self._policy).__name__, what, exc_info=error)
