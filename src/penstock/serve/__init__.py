@@ -1,16 +1,41 @@
-"""Online serving: one fleet of engines behind one OpenAI-compatible gateway, on Ray Serve."""
+"""Online serving: one fleet of engines behind one OpenAI-compatible gateway, on Ray Serve.
 
-from penstock.config import GatewayConfig, LLMConfig, LLMServingArgs
-from penstock.engines.callback import CallbackBase
-from penstock.serve.builders import (
-    build_dp_deployment,
-    build_dp_openai_app,
-    build_llm_deployment,
-    build_openai_app,
-    build_pd_openai_app,
-)
-from penstock.serve.deployments import LLMRouter, LLMServer, VLLMService
-from penstock.serve.replica.custom_endpoints import endpoint
+Each name is loaded when it is first asked for: `import penstock.serve` imports neither Ray nor an engine.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.config import GatewayConfig, LLMConfig, LLMServingArgs
+    from penstock.engines.callback import CallbackBase
+    from penstock.serve.builders import (
+        build_dp_deployment,
+        build_dp_openai_app,
+        build_llm_deployment,
+        build_openai_app,
+        build_pd_openai_app,
+    )
+    from penstock.serve.deployments import LLMRouter, LLMServer, VLLMService
+    from penstock.serve.replica.custom_endpoints import endpoint
+
+_WHERE = {
+    "CallbackBase": "penstock.engines.callback",
+    "GatewayConfig": "penstock.config",
+    "LLMConfig": "penstock.config",
+    "LLMRouter": "penstock.serve.deployments",
+    "LLMServer": "penstock.serve.deployments",
+    "LLMServingArgs": "penstock.config",
+    "VLLMService": "penstock.serve.deployments",
+    "build_dp_deployment": "penstock.serve.builders",
+    "build_dp_openai_app": "penstock.serve.builders",
+    "build_llm_deployment": "penstock.serve.builders",
+    "build_openai_app": "penstock.serve.builders",
+    "build_pd_openai_app": "penstock.serve.builders",
+    "endpoint": "penstock.serve.replica.custom_endpoints",
+}
 
 __all__ = [
     "CallbackBase",
@@ -27,3 +52,9 @@ __all__ = [
     "build_pd_openai_app",
     "endpoint",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'penstock.serve' has no attribute '{name}'")
+    return getattr(import_module(_WHERE[name]), name)
