@@ -1,0 +1,74 @@
+"""What users import stays where it is, and costs no more than they asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+PATHS = {
+    "penstock.serve": (
+        *(
+            "CallbackBase",
+            "GatewayConfig",
+            "LLMConfig",
+            "LLMRouter",
+            "LLMServer",
+            "LLMServingArgs",
+            "VLLMService",
+        ),
+        *("build_dp_deployment", "build_dp_openai_app", "build_llm_deployment", "build_openai_app"),
+        *("build_pd_openai_app", "endpoint"),
+    ),
+    "penstock.serve.builders": (
+        *("build_dp_deployment", "build_dp_openai_app", "build_llm_deployment", "build_openai_app"),
+        "build_pd_openai_app",
+    ),
+    "penstock.serve.configs": ("LLMConfig", "LLMServingArgs"),
+    "penstock.serve.deployments": ("LLMRouter", "LLMServer", "VLLMService"),
+    "penstock.serve.openai_api_models": (
+        "ChatCompletionRequest",
+        "CompletionRequest",
+        "TranscriptionRequest",
+    ),
+    "penstock.serve.routing": ("Asked", "Candidates", "Pick"),
+    "penstock.data": (
+        *("EngineProcessorConfig", "HttpRequestProcessorConfig", "LLMConfig", "Processor", "ProcessorConfig"),
+        *("ServeDeploymentProcessorConfig", "vLLMEngineProcessorConfig", "batch", "batched"),
+        *("build_llm_processor", "build_processor", "shared_engine"),
+    ),
+    "penstock.config": (
+        *("AcceleratorConfig", "Application", "BucketSource", "CallbackConfig", "GatewayConfig", "LLMConfig"),
+        *("LLMServingArgs", "LoraConfig", "ModelLoadingConfig", "OnDemandConfig", "PlacementGroupConfig"),
+        *("Settings", "accelerator_kind", "check_accelerator", "load_applications", "load_configs"),
+    ),
+    "penstock.engines.process.engine": ("ProcessEngine",),
+    "penstock.engines.sglang.engine": ("SGLangEngine",),
+    "penstock.engines.sim.engine": ("SimEngine",),
+    "penstock.engines.vllm.engine": ("VLLMEngine",),
+    "penstock.engine": ("Engine",),
+    "penstock.errors": ("BadRequest", "Error"),
+}
+
+
+@pytest.mark.parametrize("module", PATHS)
+def test_users_import_paths_stay(module: str):
+    found = import_module(module)
+    assert [name for name in PATHS[module] if not hasattr(found, name)] == []
+    assert set(getattr(found, "__all__", PATHS[module])) >= set(PATHS[module])
+
+
+@pytest.mark.parametrize("module", ["penstock.serve", "penstock.data"])
+def test_a_package_imports_only_what_is_asked_of_it(module: str):
+    code = f"import sys, {module}; print(*sorted({{'ray', 'torch', 'vllm', 'pydantic'}} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == []
+
+
+def test_a_name_that_a_package_lacks_is_an_attribute_error():
+    with pytest.raises(AttributeError, match=r"'penstock\.serve' has no attribute 'Nobody'"):
+        import_module("penstock.serve").Nobody  # noqa: B018
