@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from served import NODE, Served, sim_config, until
 
-from penstock.config.derive.prefill import PrefillConfig
+from penstock.config.schema.prefill import PrefillConfig
 from penstock.serve.fleet import membership
 from penstock.serve.replica import prefill_client
 from penstock.serve.replica.prefill_client import Prefillers

@@ -11,7 +11,8 @@ import pytest
 
 import penstock
 from penstock.config import GatewayConfig, LLMConfig, LoraConfig, ModelLoadingConfig
-from penstock.config.schema.strict import Part
+from penstock.config.derive.server_class import server_class
+from penstock.config.schema.strict import StrictModel
 from penstock.errors import ConfigError
 
 pytestmark = pytest.mark.parity("S2")
@@ -41,7 +42,7 @@ def test_the_founding_examples_config_is_accepted():
     assert accepted.deployment_config == {"autoscaling_config": {"min_replicas": 1, "max_replicas": 2}}
 
 
-def parts(part: type[Part] = Part) -> Iterator[type[Part]]:
+def parts(part: type[StrictModel] = StrictModel) -> Iterator[type[StrictModel]]:
     """Every piece of configuration that there is."""
     for kind in part.__subclasses__():
         yield kind
@@ -218,25 +219,25 @@ def test_faults_in_environment_variables_do_not_show_them():
 
 
 def test_a_server_class_is_imported_by_its_path():
-    assert config(server_cls="penstock.config:GatewayConfig").server_class(object) is GatewayConfig
+    assert server_class(config(server_cls="penstock.config:GatewayConfig"), object) is GatewayConfig
 
 
 def test_a_server_class_is_taken_as_it_is():
-    assert config(server_cls=GatewayConfig).server_class(object) is GatewayConfig
+    assert server_class(config(server_cls=GatewayConfig), object) is GatewayConfig
 
 
 def test_without_a_server_class_the_default_serves():
-    assert config().server_class(GatewayConfig) is GatewayConfig
+    assert server_class(config(), GatewayConfig) is GatewayConfig
 
 
 def test_a_server_class_that_is_not_there_is_named():
     with pytest.raises(ConfigError, match=r"server_cls: 'penstock\.config:Nobody'"):
-        config(server_cls="penstock.config:Nobody").server_class(object)
+        server_class(config(server_cls="penstock.config:Nobody"), object)
 
 
 def test_a_server_class_that_is_no_class_is_refused():
     with pytest.raises(ConfigError, match="server_cls: "):
-        config(server_cls="penstock.config:load_configs").server_class(object)
+        server_class(config(server_cls="penstock.config:load_configs"), object)
 
 
 def test_a_fault_is_a_value_error_too():

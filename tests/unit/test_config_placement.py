@@ -2,11 +2,12 @@
 
 import pytest
 
-from penstock.config import LLMConfig
+from penstock.config import LLMConfig, accelerator_kind
 from penstock.config.derive.placement import (
     executor,
     merge_replica_actor_and_child_actor_bundles,
     place,
+    resolved,
     spans_nodes,
     worker_bundles,
     workers,
@@ -224,10 +225,10 @@ def test_the_executor_is_always_named(parts, nodes, expected):
 
 
 def test_a_resolved_config_needs_no_cluster_to_decide():
-    resolved = config(TP2).resolved(nodes=[{"GPU": 1, "CPU": 4}, {"GPU": 1, "CPU": 4}])
-    assert resolved.accelerator_kind == "gpu"
-    assert resolved.engine_kwargs["distributed_executor_backend"] == "ray"
+    decided = resolved(config(TP2), nodes=[{"GPU": 1, "CPU": 4}, {"GPU": 1, "CPU": 4}])
+    assert accelerator_kind(decided) == "gpu"
+    assert decided.engine_kwargs["distributed_executor_backend"] == "ray"
 
 
 def test_a_resolved_simulator_keeps_its_own_arguments():
-    assert config(llm_engine="sim").resolved(nodes=[]).engine_kwargs == {}
+    assert resolved(config(llm_engine="sim"), nodes=[]).engine_kwargs == {}

@@ -2,7 +2,8 @@
 
 from penstock.config.derive.accelerators import accelerator_kind, check_accelerator
 from penstock.config.loading.load import Application, load_applications, load_configs
-from penstock.config.schema.gateway import GatewayConfig, LLMServingArgs
+from penstock.config.loading.serving_args import LLMServingArgs
+from penstock.config.schema.gateway import GatewayConfig
 from penstock.config.schema.model import LLMConfig
 from penstock.config.schema.sections import (
     AcceleratorConfig,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from penstock.config import LLMConfig, Settings
 from penstock.config.derive.prefill import to_check
 from penstock.config.messages.problems import Faults, told
-from penstock.config.schema.strict import Part
+from penstock.config.schema.strict import StrictModel
 from penstock.engines.vllm.arguments import check as vllm
 from penstock.engines.vllm.arguments.check import Findings
 
@@ -26,13 +26,17 @@ def check_arguments(configs: Sequence[LLMConfig]) -> Findings:
     return Findings((*of_vllm.problems, *_problems_of_forms(configs)), of_vllm.notices)
 
 
-def options_form(engine_name: str) -> type[Part] | None:
+def options_form(engine_name: str) -> type[StrictModel] | None:
     """The form of an engine's `engine_kwargs`, where it is ours; None for vLLM, which has its own."""
     from penstock.engines.process.options import ProcessOptions
     from penstock.engines.sglang.flags import SGLangOptions
     from penstock.engines.sim.options import SimOptions
 
-    forms: dict[str, type[Part]] = {"process": ProcessOptions, "sglang": SGLangOptions, "sim": SimOptions}
+    forms: dict[str, type[StrictModel]] = {
+        "process": ProcessOptions,
+        "sglang": SGLangOptions,
+        "sim": SimOptions,
+    }
     return forms.get(engine_name)
 
 

@@ -15,6 +15,7 @@ from ray.serve import Application
 
 from penstock import hooks
 from penstock.config import LLMConfig, LLMServingArgs, check_accelerator
+from penstock.config.derive.server_class import server_class
 from penstock.config.messages.problems import config_error
 from penstock.engines import callback
 from penstock.engines.check import check_arguments
@@ -29,7 +30,7 @@ def build_llm_deployment(
     llm_config: LLMConfig, *, deployment_cls: type[LLMServer] | None = None
 ) -> Application:
     """One model: an application by itself, or a part of a larger one."""
-    return llm_config.server_class(deployment_cls or LLMServer).as_deployment().bind(llm_config)
+    return server_class(llm_config, deployment_cls or LLMServer).as_deployment().bind(llm_config)
 
 
 def build_openai_app(args: Mapping[str, Any] | LLMServingArgs) -> Application:

@@ -15,8 +15,10 @@ from ray import serve
 from ray.serve import Application, Deployment
 
 from penstock.config import GatewayConfig, LLMConfig
+from penstock.config.derive.placement import resolved
 from penstock.config.derive.prefill import halves, prefill_name
 from penstock.config.derive.serve_options import runtime_env, without_secrets
+from penstock.config.derive.server_class import server_class
 from penstock.config.messages.problems import config_error
 from penstock.config.schema.deployment import router_options
 from penstock.errors import ConfigError
@@ -103,7 +105,7 @@ class ModelDeployment:
         }
         actor, own_secrets = _without_secrets(options.get("ray_actor_options") or {})
         secrets = {**without_secrets(runtime_env(config, ray_cluster.runtime_env()))[1], **own_secrets}
-        bound = config.resolved(ray_cluster.nodes()).with_secrets(secrets)
+        bound = resolved(config, ray_cluster.nodes()).with_secrets(secrets)
         return _deployment(self.server, {**options, "ray_actor_options": actor}).bind(bound, **arguments)
 
 
@@ -171,7 +173,7 @@ def _without_secrets(actor: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
 def _application(model: Application | LLMConfig) -> Application:
     if isinstance(model, LLMConfig):
         # None: its gateway is the router's, whose changes are no reason to start engines anew.
-        return model.server_class(LLMServer).as_deployment().bind(model, gateway=None)
+        return server_class(model, LLMServer).as_deployment().bind(model, gateway=None)
     return model
 
 

@@ -12,8 +12,8 @@ from penstock.cli.serve.precheck import missing_folders
 from penstock.config import Application, LLMConfig, load_applications
 from penstock.config.derive.prefill import halves
 from penstock.config.loading import yaml_source
+from penstock.config.loading.serving_args import FORMS
 from penstock.config.messages.location import Place
-from penstock.config.schema.gateway import FORMS
 from penstock.config.schema.routing import POLICIES
 from penstock.engines import callback
 from penstock.engines.check import check_arguments

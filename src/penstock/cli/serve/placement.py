@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from penstock.config import LLMConfig
+from penstock.config import LLMConfig, accelerator_kind
 from penstock.config.derive.placement import executor, workers
 from penstock.config.schema.processing import own_deployment
 from penstock.hooks import POSTPROCESSOR, PREPROCESSOR
@@ -39,7 +39,7 @@ def placement_of(config: LLMConfig) -> Iterator[tuple[str, str]]:
 
 
 def _accelerator(config: LLMConfig) -> str:
-    kind = config.accelerator_type or config.accelerator_kind
+    kind = config.accelerator_type or accelerator_kind(config)
     decided = config.accelerator_type or config.accelerator_config or config.engine_name == "sim"
     return str(kind) if decided else f"{kind}, judging by this machine; decided when it is deployed"
 

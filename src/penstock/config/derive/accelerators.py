@@ -9,16 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from penstock.config.messages.problems import nearest
+from penstock.config.schema.model import LLMConfig
+from penstock.config.schema.sections import AcceleratorKind, Nodes
 from penstock.config.schema.settings import Settings
-
-if TYPE_CHECKING:
-    from penstock.config.schema.model import LLMConfig
-
-Kind = Literal["cpu", "gpu"]
-Nodes = Sequence[Mapping[str, float]]
 
 TYPE_PREFIX = "accelerator_type:"
 TYPE_SHARE = 0.001
@@ -29,7 +25,7 @@ _OTHER_DEVICES = ("dxg", "dri/renderD*", "accel*")
 """Of which Ray may make a GPU; we do not look what they are."""
 
 
-def accelerator_kind(config: LLMConfig, nodes: Nodes | None = None) -> Kind:
+def accelerator_kind(config: LLMConfig, nodes: Nodes | None = None) -> AcceleratorKind:
     """What `config` runs on. The first of these that says something decides:
 
     PENSTOCK_ACCELERATOR=cpu; accelerator_config.kind; the simulator (cpu); PENSTOCK_ACCELERATOR=gpu;

@@ -6,13 +6,11 @@ Serve counts replicas where the user counts gangs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.config.derive.placement import gang_size
 from penstock.config.messages.problems import config_error
-
-if TYPE_CHECKING:
-    from penstock.config.schema.model import LLMConfig
+from penstock.config.schema.model import LLMConfig
 
 _AUTO = {"min_replicas": 1, "max_replicas": 100}
 _SCALED = {"min_replicas": 1, "max_replicas": 1}

@@ -11,13 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from penstock.config.derive.accelerators import TYPE_PREFIX, TYPE_SHARE, Kind, Nodes, accelerator_kind
+from penstock.config.derive.accelerators import TYPE_PREFIX, TYPE_SHARE, accelerator_kind
+from penstock.config.schema.model import LLMConfig
+from penstock.config.schema.sections import AcceleratorConfig, AcceleratorKind, Nodes
 from penstock.errors import ConfigError
-
-if TYPE_CHECKING:
-    from penstock.config.schema.model import LLMConfig
 
 Bundle = dict[str, float]
 
@@ -103,7 +102,16 @@ def executor(config: LLMConfig, nodes: Nodes | None = None) -> Any:
     return "uni" if workers(config) * _engines(config) == 1 else "mp"
 
 
-def worker_bundles(config: LLMConfig, kind: Kind) -> list[Bundle]:
+def resolved(config: LLMConfig, nodes: Nodes | None = None) -> LLMConfig:
+    """The same config with all decisions made that depend on the cluster: replicas then agree with it."""
+    kwargs = config.engine_kwargs
+    if config.engine_name == "vllm":
+        kwargs = {**kwargs, "distributed_executor_backend": executor(config, nodes)}
+    kind = AcceleratorConfig(kind=accelerator_kind(config, nodes))
+    return config.model_copy(update={"accelerator_config": kind, "engine_kwargs": kwargs})
+
+
+def worker_bundles(config: LLMConfig, kind: AcceleratorKind) -> list[Bundle]:
     """One bundle per worker: from placement_group_config, else one GPU (or none) and one CPU each."""
     group = config.placement_group_config
     count = workers(config) * _engines(config)
@@ -197,7 +205,7 @@ def _as_bundle(actor: Mapping[str, Any]) -> Bundle:
     return bundle
 
 
-def _of_kind(bundle: Bundle, kind: Kind, accelerator_type: str | None) -> Bundle:
+def _of_kind(bundle: Bundle, kind: AcceleratorKind, accelerator_type: str | None) -> Bundle:
     if kind == "cpu":
         return {k: v for k, v in bundle.items() if k != "GPU" and not k.startswith(TYPE_PREFIX)}
     if accelerator_type and bundle.get("GPU", 0) > 0:

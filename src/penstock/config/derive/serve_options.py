@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.autoscaling import TARGET_ONGOING_REQUESTS
-from penstock.config.derive.accelerators import Nodes
 from penstock.config.derive.data_parallel import in_gangs
 from penstock.config.derive.placement import place
 from penstock.config.messages.redact import parted
-
-if TYPE_CHECKING:
-    from penstock.config.schema.model import LLMConfig
+from penstock.config.schema.model import LLMConfig
+from penstock.config.schema.sections import Nodes
 
 DEFAULTS: Mapping[str, Any] = {
     # An engine batches hundreds of requests itself (vLLM: 256 to 1,024); Serve's 5 would leave it idle.

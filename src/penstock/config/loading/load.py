@@ -14,12 +14,11 @@ from typing import Any, TypeAlias
 from pydantic import Field, field_validator
 
 from penstock.config.loading import yaml_source
+from penstock.config.loading.serving_args import FORMS, LLMServingArgs
 from penstock.config.messages.location import Place
 from penstock.config.messages.problems import Faults
-from penstock.config.schema.gateway import FORMS, LLMServingArgs
 from penstock.config.schema.model import LLMConfig
-from penstock.config.schema.root import Root
-from penstock.config.schema.strict import Part
+from penstock.config.schema.strict import RootConfig, StrictModel
 
 One: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | LLMConfig"
 
@@ -33,7 +32,7 @@ class Application:
     args: LLMServingArgs
 
 
-class ServeApplication(Part):
+class ServeApplication(StrictModel):
     """One entry of `applications:`."""
 
     name: str = Field(default="default", min_length=1, description="Name of the application.")
@@ -58,7 +57,7 @@ class ServeApplication(Part):
         return overrides
 
 
-class ServeFile(Root):
+class ServeFile(RootConfig):
     """The file that `serve run` and `serve deploy` take."""
 
     applications: list[ServeApplication] = Field(min_length=1, description="The applications.")

@@ -18,9 +18,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from penstock.config.messages.annotations import BRANCH, CheckedDict
 from penstock.config.messages.location import Path, Place
 from penstock.config.messages.redact import is_secret, masked
-from penstock.config.schema.strict import BRANCH, Shape
 from penstock.errors import ConfigError
 
 REFUSED = "Refused:"
@@ -124,7 +124,7 @@ def _names(model: type[BaseModel]) -> list[str]:
 
 def _model_of(entry: FieldInfo) -> type[BaseModel] | None:
     for mark in entry.metadata:
-        if isinstance(mark, Shape):
+        if isinstance(mark, CheckedDict):
             return mark.model
     return _model_in(entry.annotation)
 
@@ -133,7 +133,7 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     for argument in typing.get_args(annotation):
-        if isinstance(argument, Shape):
+        if isinstance(argument, CheckedDict):
             return argument.model
         if found := _model_in(argument):
             return found

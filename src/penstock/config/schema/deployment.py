@@ -12,10 +12,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
+from penstock.config.messages.annotations import CheckedDict
 from penstock.config.messages.location import Place
 from penstock.config.messages.notices import warn_once
 from penstock.config.messages.problems import told
-from penstock.config.schema.strict import Part, Shape
+from penstock.config.schema.strict import StrictModel
 
 _PLACEMENT = (
     "must not be set in deployment_config; set `placement_group_config` of the LLMConfig, "
@@ -35,7 +36,7 @@ def _auto(value: object) -> object:
     return None if value == "auto" else value
 
 
-class AutoscalingOptions(Part):
+class AutoscalingOptions(StrictModel):
     """Serve's `AutoscalingConfig`."""
 
     min_replicas: int = Field(
@@ -76,7 +77,7 @@ class AutoscalingOptions(Part):
         return self
 
 
-class RuntimeEnv(Part):
+class RuntimeEnv(StrictModel):
     """Ray's `runtime_env`: what is put into place on a node before a replica's process starts there."""
 
     env_vars: dict[str, str] = Field(
@@ -107,14 +108,14 @@ class RuntimeEnv(Part):
     rocprof_sys: Any = Field(default=None, description="Profile with rocprof-sys.")
 
 
-class ActorOptions(Part):
+class ActorOptions(StrictModel):
     """What Serve allows in `ray_actor_options`."""
 
     num_cpus: float | None = Field(default=None, ge=0, description="CPUs of the replica's own actor.")
     num_gpus: float | None = Field(default=None, ge=0, description="GPUs of the replica's own actor.")
     memory: float | None = Field(default=None, ge=0, description="Heap memory, in bytes.")
     resources: dict[str, float] = Field(default={}, description="Custom resources.")
-    runtime_env: Annotated[dict[str, Any], Shape(RuntimeEnv)] = Field(
+    runtime_env: Annotated[dict[str, Any], CheckedDict(RuntimeEnv)] = Field(
         default={}, description="Runs under LLMConfig.runtime_env, which wins key by key."
     )
     label_selector: dict[str, str] | None = Field(default=None, description="Labels that a node must have.")
@@ -126,14 +127,14 @@ class ActorOptions(Part):
     ] = Field(default=None, description="Refused: set `accelerator_type` of the LLMConfig.")
 
 
-class BackpressureOptions(Part):
+class BackpressureOptions(StrictModel):
     """Serve's `BackpressureConfig`."""
 
     status_code: Literal[503, 429] = Field(default=503, description="Status of a refused request.")
     retry_after_s: float | None = Field(default=None, ge=0, description="Value of Retry-After.")
 
 
-class GangOptions(Part):
+class GangOptions(StrictModel):
     """Serve's `GangSchedulingConfig`."""
 
     gang_size: int = Field(ge=1, description="Replicas that start and stop together.")
@@ -172,7 +173,7 @@ def _known_router(router: object) -> object:
     return router
 
 
-class RequestRouterOptions(Part):
+class RequestRouterOptions(StrictModel):
     """Serve's `RequestRouterConfig`, but for its class, whose place `routing_policy` takes."""
 
     request_router_class: Annotated[Any, BeforeValidator(_known_router)] = Field(
@@ -212,24 +213,24 @@ def router_options(given: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if not name.startswith("request_router_")}
 
 
-class DeploymentOptions(Part):
+class DeploymentOptions(StrictModel):
     """The options of `ray.serve.deployment`."""
 
     name: str | None = Field(default=None, min_length=1, description="Name of the deployment.")
     num_replicas: Annotated[int | None, BeforeValidator(_auto)] = Field(
         default=None, ge=1, description='Fixed number of replicas, or "auto".'
     )
-    autoscaling_config: Annotated[dict[str, Any], Shape(AutoscalingOptions)] | None = Field(
+    autoscaling_config: Annotated[dict[str, Any], CheckedDict(AutoscalingOptions)] | None = Field(
         default=None, description="Replicas between a minimum and a maximum."
     )
-    ray_actor_options: Annotated[dict[str, Any], Shape(ActorOptions)] | None = Field(
+    ray_actor_options: Annotated[dict[str, Any], CheckedDict(ActorOptions)] | None = Field(
         default=None, description="Resources and environment of the replica's own actor."
     )
     max_ongoing_requests: int | None = Field(default=None, gt=0, description="Open requests of one replica.")
     max_queued_requests: int | None = Field(
         default=None, ge=-1, description="Requests waiting in front; -1: no limit."
     )
-    backpressure_config: Annotated[dict[str, Any], Shape(BackpressureOptions)] | None = Field(
+    backpressure_config: Annotated[dict[str, Any], CheckedDict(BackpressureOptions)] | None = Field(
         default=None, description="How a request over the limit is refused."
     )
     max_replicas_per_node: int | None = Field(
@@ -254,10 +255,10 @@ class DeploymentOptions(Part):
     )
     user_config: Any = Field(default=None, description="Passed to `reconfigure` of an own server class.")
     logging_config: Any = Field(default=None, description="Serve's `LoggingConfig`.")
-    request_router_config: Annotated[dict[str, Any], Shape(RequestRouterOptions)] | None = Field(
+    request_router_config: Annotated[dict[str, Any], CheckedDict(RequestRouterOptions)] | None = Field(
         default=None, description="How calls by handle are sent."
     )
-    gang_scheduling_config: Annotated[dict[str, Any], Shape(GangOptions)] | None = Field(
+    gang_scheduling_config: Annotated[dict[str, Any], CheckedDict(GangOptions)] | None = Field(
         default=None, description="Replicas that start and stop together."
     )
     deployment_actors: list[Any] | None = Field(

@@ -1,7 +1,7 @@
 """`LLMConfig`: what users say about one model. It describes; it never downloads, starts or asks anything.
 
 Field names are those that users know from the mission documents. What follows from a config
-(Serve's options, bundles, the accelerator) is computed by functions beside this file.
+(Serve's options, bundles, the accelerator) is computed by functions in `derive`.
 """
 
 from __future__ import annotations
@@ -12,16 +12,13 @@ from typing import Annotated, Any, Literal, Self, cast, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from penstock.config.derive.accelerators import Kind, Nodes, accelerator_kind
-from penstock.config.derive.placement import executor
-from penstock.config.derive.prefill import PrefillConfig
-from penstock.config.derive.serve_options import serve_options
-from penstock.config.loading.env_vars import with_variables
+from penstock.config.messages.annotations import CheckedDict
 from penstock.config.messages.location import Place
 from penstock.config.messages.problems import unknown
 from penstock.config.schema.deployment import DeploymentOptions, RuntimeEnv, router_name
+from penstock.config.schema.env_vars import with_variables
+from penstock.config.schema.prefill import PrefillConfig
 from penstock.config.schema.processing import PostprocessorOptions, PreprocessorOptions, checked_hook
-from penstock.config.schema.root import Root
 from penstock.config.schema.routing import DEFAULT_POLICY, RoutingConfig, checked_policy
 from penstock.config.schema.sections import (
     AcceleratorConfig,
@@ -31,10 +28,11 @@ from penstock.config.schema.sections import (
     ExperimentalConfigs,
     LoraConfig,
     ModelLoadingConfig,
+    Nodes,
     OnDemandConfig,
     PlacementGroupConfig,
 )
-from penstock.config.schema.strict import Shape
+from penstock.config.schema.strict import RootConfig
 from penstock.errors import ConfigError
 
 DEMO_MODEL_ID = "penstock-demo"
@@ -44,7 +42,7 @@ EngineName = Literal["vllm", "sglang", "sim", "process"]
 _ENGINES: tuple[EngineName, ...] = get_args(EngineName)
 
 
-class LLMConfig(Root):
+class LLMConfig(RootConfig):
     """One model: its source, its engine, its place, its deployment.
 
     Raises: ConfigError with every fault at once.
@@ -56,14 +54,14 @@ class LLMConfig(Root):
         description="`vllm`, `sglang`, `process` (any program that speaks OpenAI HTTP) or `sim` (a "
         "simulator), see docs/engines.md; case does not matter.",
     )
-    engine_kwargs: Annotated[dict[str, Any], Shape(EngineSizes)] = Field(
+    engine_kwargs: Annotated[dict[str, Any], CheckedDict(EngineSizes)] = Field(
         default={}, description="Arguments of the engine, under the names that the engine gives them."
     )
     accelerator_type: str | None = Field(
         default=None, min_length=1, description="Ray's name of the GPU type (A10G, L4, H100, ...)."
     )
     accelerator_config: AcceleratorConfig | None = Field(default=None, description="CPU or GPU.")
-    deployment_config: Annotated[dict[str, Any], Shape(DeploymentOptions)] = Field(
+    deployment_config: Annotated[dict[str, Any], CheckedDict(DeploymentOptions)] = Field(
         default={}, description="Options of Ray Serve's deployment."
     )
     routing_policy: str = Field(
@@ -85,7 +83,7 @@ class LLMConfig(Root):
     placement_group_config: PlacementGroupConfig | None = Field(
         default=None, description="Workers' resources."
     )
-    runtime_env: Annotated[dict[str, Any], Shape(RuntimeEnv)] | None = Field(
+    runtime_env: Annotated[dict[str, Any], CheckedDict(RuntimeEnv)] | None = Field(
         default=None, description="Ray's runtime environment of the replica."
     )
     log_engine_metrics: bool = Field(default=True, description="Whether /metrics has the engine's numbers.")
@@ -97,7 +95,7 @@ class LLMConfig(Root):
         description="Your own code before the engine: a class, a function or its path `my_module:Name`. "
         "See docs/preprocessing.md.",
     )
-    preprocessor_options: Annotated[dict[str, Any], Shape(PreprocessorOptions)] | None = Field(
+    preprocessor_options: Annotated[dict[str, Any], CheckedDict(PreprocessorOptions)] | None = Field(
         default=None,
         description="Options of its own deployment; without any, or with `arguments` alone, it runs in "
         "the replica.",
@@ -105,11 +103,11 @@ class LLMConfig(Root):
     postprocessor: Any = Field(
         default=None, description="Your own code after the engine, named in the same way."
     )
-    postprocessor_options: Annotated[dict[str, Any], Shape(PostprocessorOptions)] | None = Field(
+    postprocessor_options: Annotated[dict[str, Any], CheckedDict(PostprocessorOptions)] | None = Field(
         default=None, description="Its arguments."
     )
     callback_config: CallbackConfig | None = Field(default=None, description="Hooks around the start.")
-    experimental_configs: Annotated[dict[str, Any], Shape(ExperimentalConfigs)] = Field(
+    experimental_configs: Annotated[dict[str, Any], CheckedDict(ExperimentalConfigs)] = Field(
         default={}, description="Options that may change."
     )
     engine_start_timeout_s: float = Field(
@@ -206,11 +204,6 @@ class LLMConfig(Root):
         """Milliseconds over which streamed events are joined; 0 by default."""
         return float(self.experimental_configs.get("stream_batching_interval_ms", 0))
 
-    @property
-    def accelerator_kind(self) -> Kind:
-        """`cpu` or `gpu`, as far as this machine can tell; `resolved` decides it once for a cluster."""
-        return accelerator_kind(self)
-
     def get_serve_options(
         self,
         name_prefix: str | None = None,
@@ -223,15 +216,9 @@ class LLMConfig(Root):
         nodes: resources of each node of the cluster, where they are known.
         Raises: ConfigError when the placement cannot work.
         """
-        return serve_options(self, name_prefix, nodes, default_runtime_env)
-
-    def resolved(self, nodes: Nodes | None = None) -> Self:
-        """The same config with all decisions made that depend on the cluster: replicas then agree with it."""
-        kwargs = self.engine_kwargs
-        if self.engine_name == "vllm":
-            kwargs = {**kwargs, "distributed_executor_backend": executor(self, nodes)}
-        kind = AcceleratorConfig(kind=accelerator_kind(self, nodes))
-        return self.model_copy(update={"accelerator_config": kind, "engine_kwargs": kwargs})
+        # What follows from a config imports it: this, which users call as a method, is imported when called.
+        derive = importlib.import_module("penstock.config.derive.serve_options")
+        return derive.serve_options(self, name_prefix, nodes, default_runtime_env)
 
     def with_source(self, source: str) -> Self:
         """The same config with another `model_source`."""
@@ -257,24 +244,3 @@ class LLMConfig(Root):
         environment = self.runtime_env or {}
         carried = {**environment, "env_vars": {**environment.get("env_vars", {}), **variables}}
         return self.model_copy(update={"runtime_env": carried}) if variables else self
-
-    def server_class(self, default: type[Any]) -> type[Any]:
-        """The class that `server_cls` names, else `default`.
-
-        Raises: ConfigError when it cannot be imported.
-        """
-        if self.server_cls is None:
-            return default
-        return self.server_cls if isinstance(self.server_cls, type) else _imported(self.server_cls, self)
-
-
-def _imported(path: str, config: LLMConfig) -> type[Any]:
-    module, _, name = path.replace(":", ".").rpartition(".")
-    where = config.place / "server_cls"
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(where.says(f"{path!r} cannot be imported: {error}.")) from error
-    if not isinstance(found, type):
-        raise ConfigError(where.says(f"{path!r} is not a class."))
-    return found

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import Field
 
 from penstock.config.schema.deployment import DeploymentOptions
-from penstock.config.schema.strict import Part
+from penstock.config.schema.strict import StrictModel
 
 _PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -28,7 +28,7 @@ class PreprocessorOptions(DeploymentOptions):
     )
 
 
-class PostprocessorOptions(Part):
+class PostprocessorOptions(StrictModel):
     """Options of the code behind the engine."""
 
     arguments: dict[str, Any] = Field(default={}, description="Arguments of the class.")

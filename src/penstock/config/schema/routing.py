@@ -10,7 +10,7 @@ import re
 from pydantic import Field
 
 from penstock.config.messages.problems import unknown
-from penstock.config.schema.strict import Part
+from penstock.config.schema.strict import StrictModel
 
 POLICIES = (
     "prefix_affinity",
@@ -30,7 +30,7 @@ _CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _TOKEN = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$"
 
 
-class RoutingConfig(Part):
+class RoutingConfig(StrictModel):
     """How requests find their replica."""
 
     session_header: str = Field(

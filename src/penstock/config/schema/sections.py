@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
-from penstock.config.schema.strict import BRANCH, Part
+from penstock.config.messages.annotations import BRANCH
+from penstock.config.schema.strict import StrictModel
 
 ADAPTER_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}$"
 """One folder's name that file systems take; nothing that leads out of the folder of all adapters."""
 
 
-class ExtraFile(Part):
+AcceleratorKind = Literal["cpu", "gpu"]
+
+Nodes = Sequence[Mapping[str, float]]
+"""Resources of each node of a cluster, as Ray names them."""
+
+
+class ExtraFile(StrictModel):
     """A file or folder from elsewhere."""
 
     bucket_uri: str = Field(min_length=1, description="Where it is: any source.")
@@ -22,7 +29,7 @@ class ExtraFile(Part):
     )
 
 
-class BucketSource(Part):
+class BucketSource(StrictModel):
     """A model from a mirror, with further files."""
 
     bucket_uri: str = Field(min_length=1, description="Folder of the model: any source.")
@@ -40,7 +47,7 @@ ModelSource = Annotated[
 ]
 
 
-class ModelLoadingConfig(Part):
+class ModelLoadingConfig(StrictModel):
     """Which model, and where it comes from."""
 
     model_id: str = Field(min_length=1, description="The name that clients use.")
@@ -57,7 +64,7 @@ class ModelLoadingConfig(Part):
 AdapterName = Annotated[str, Field(pattern=ADAPTER_NAME)]
 
 
-class LoraConfig(Part):
+class LoraConfig(StrictModel):
     """Adapters that are loaded on demand: clients name one as `MODEL_ID:ADAPTER`."""
 
     dynamic_lora_loading_path: str | None = Field(
@@ -98,7 +105,7 @@ class LoraConfig(Part):
         return self
 
 
-class AcceleratorConfig(Part):
+class AcceleratorConfig(StrictModel):
     """What the replica runs on."""
 
     kind: Literal["cpu", "gpu"] | None = Field(
@@ -106,7 +113,7 @@ class AcceleratorConfig(Part):
     )
 
 
-class PlacementGroupConfig(Part):
+class PlacementGroupConfig(StrictModel):
     """Resources of the engine's workers, where the computed ones do not fit."""
 
     bundles: list[dict[str, Annotated[float, Field(ge=0)]]] | None = Field(
@@ -127,7 +134,7 @@ class PlacementGroupConfig(Part):
         return self
 
 
-class CallbackConfig(Part):
+class CallbackConfig(StrictModel):
     """Your own steps around the preparation of a replica's node."""
 
     callback_class: Any = Field(
@@ -140,7 +147,7 @@ class CallbackConfig(Part):
     )
 
 
-class ExperimentalConfigs(Part):
+class ExperimentalConfigs(StrictModel):
     """Options that may change."""
 
     stream_batching_interval_ms: float = Field(
@@ -150,7 +157,7 @@ class ExperimentalConfigs(Part):
     )
 
 
-class EngineSizes(Part):
+class EngineSizes(StrictModel):
     """What placement reads from `engine_kwargs`; all other names are the engine's to check."""
 
     model_config = ConfigDict(extra="allow")
@@ -161,7 +168,7 @@ class EngineSizes(Part):
     data_parallel_size: int | None = Field(default=None, ge=1)
 
 
-class OnDemandConfig(Part):
+class OnDemandConfig(StrictModel):
     """Models of a group take turns: a request wakes its model, the one unused for longest goes to sleep."""
 
     group: str = Field(default="default", min_length=1, description="Models of the same group take turns.")

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, SecretStr
 
 from penstock.config.messages.notices import warn_once
 from penstock.config.messages.problems import nearest, told
-from penstock.config.schema.strict import Part
+from penstock.config.schema.strict import StrictModel
 
 PREFIX = "PENSTOCK_"
 
@@ -31,7 +31,7 @@ def _variable(field: str) -> str:
     return PREFIX + field.upper()
 
 
-class Settings(Part):
+class Settings(StrictModel):
     """What the environment says."""
 
     model_config = ConfigDict(alias_generator=_variable)

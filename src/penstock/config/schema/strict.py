@@ -1,22 +1,19 @@
-"""Base of everything that users write: unknown keys are refused, types are not guessed."""
+"""Base classes of everything that users write: unknown keys are refused, types are not guessed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict
-from pydantic_core import core_schema
+from pydantic import BaseModel, ConfigDict, PrivateAttr
 
+from penstock.config.messages.location import Place
+from penstock.config.messages.problems import told
 from penstock.config.messages.redact import masked
 
-BRANCH = "~"
-"""Tags of union branches start with it, so that they can be told from keys of the file."""
 
-
-class Part(BaseModel):
-    """A piece of configuration."""
+class StrictModel(BaseModel):
+    """A section of a config."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
 
@@ -26,21 +23,37 @@ class Part(BaseModel):
             yield name, masked({name: value})[name]
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Annotation of a dict that is checked against `model` but stays the dict that the user wrote."""
+class RootConfig(StrictModel):
+    """A whole config. It raises `ConfigError`, never pydantic's error, and remembers where it was read."""
 
-    model: type[BaseModel]
+    _place: Place = PrivateAttr(default_factory=Place)
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
-        """Pydantic's hook."""
-        return core_schema.no_info_wrap_validator_function(_keep, handler(self.model))
+    def __init__(self, /, **values: Any) -> None:
+        """Raises: ConfigError with every fault of `values`."""
+        with told(type(self)):
+            super().__init__(**values)
 
+    # Inside other models pydantic builds instances itself: paths of nested faults stay whole.
+    __init__.__pydantic_base_init__ = True  # pyright: ignore[reportFunctionMemberAccess]
 
-def _keep(value: Any, check: Callable[[Any], Any]) -> Any:
-    """An object of Ray's own (`AutoscalingConfig(...)`) is as good as the dict of its fields."""
-    if isinstance(value, BaseModel):
-        check(value.model_dump(exclude_unset=True))
-        return value
-    check(value)
-    return dict(value)
+    @classmethod
+    def parse(cls, values: Any, place: Place | None = None) -> Self:
+        """From a mapping that was read at `place`.
+
+        Raises: ConfigError with every fault, each with its place.
+        """
+        with told(cls, place):
+            config = cls.model_validate(values)
+        config._place = place or Place()
+        return config
+
+    def at(self, place: Place) -> Self:
+        """The same config, written in another place."""
+        moved = self.model_copy()
+        moved._place = place
+        return moved
+
+    @property
+    def place(self) -> Place:
+        """Where this config was read; empty for one built in Python."""
+        return self._place

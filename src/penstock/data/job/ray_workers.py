@@ -29,6 +29,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from penstock.config import LLMConfig
 from penstock.config.derive.placement import place as placement_of
+from penstock.config.derive.placement import resolved
 from penstock.data.backends.build import actor_options, own_engine
 from penstock.data.backends.ray_cluster import Cluster
 from penstock.data.execution.patience import Patience
@@ -68,7 +69,7 @@ class Actors:
             cpus = self.size * max(1.0, self._options()[1].get("num_cpus", 1))
             self._cluster = Cluster(self._address, cpus=int(cpus) + 1, verbose=self._verbose)
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        self._config = self._config.resolved(nodes)
+        self._config = resolved(self._config, nodes)
 
     def hand(self, journal: Place, segment: str, patience: Patience) -> Hand:
         bundles, options = self._options()

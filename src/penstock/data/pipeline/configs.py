@@ -12,8 +12,8 @@ from pydantic import Field, field_validator, model_validator
 
 from penstock.config import LLMConfig
 from penstock.config.messages.notices import warn_once
-from penstock.config.schema.root import Root
 from penstock.config.schema.sections import PlacementGroupConfig
+from penstock.config.schema.strict import RootConfig
 from penstock.data.execution.patience import Patience
 from penstock.data.pipeline.ray_stages import (
     MediaStage,
@@ -31,7 +31,7 @@ _SIZES = ("max_concurrent_batches", "max_tasks_in_flight_per_actor")
 _SWITCHES = ("tokenize", "detokenize", "has_image")
 
 
-class ProcessorConfig(Root):
+class ProcessorConfig(RootConfig):
     """What all processors have in common."""
 
     batch_size: int = Field(

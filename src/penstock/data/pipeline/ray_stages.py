@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from penstock.config.schema.strict import Part
+from penstock.config.schema.strict import StrictModel
 
 _EFFECTIVE = {
     "enabled",
@@ -21,7 +21,7 @@ _EFFECTIVE = {
 }
 
 
-class Stage(Part):
+class Stage(StrictModel):
     """Options that every stage has."""
 
     _may_be_off: ClassVar[bool] = False

@@ -9,7 +9,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from penstock.config.messages.problems import unknown
-from penstock.config.schema.strict import Part
+from penstock.config.schema.strict import StrictModel
 
 PLACEHOLDERS = ("api_key", "host", "model", "model_id", "port", "python")
 """What stands in braces in `command` and `environment`, and is replaced when the child is started."""
@@ -18,7 +18,7 @@ _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 """A bare word in braces; JSON in an argument has quotes there."""
 
 
-class ProcessOptions(Part):
+class ProcessOptions(StrictModel):
     """How the child is run, and what it speaks.
 
     In `command` and `environment` are replaced: `{host}` and `{port}`, where it must listen; `{model}`, the

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ConfigDict, Field, model_validator
 
-from penstock.config.schema.strict import Part
+from penstock.config.derive.accelerators import accelerator_kind
+from penstock.config.schema.strict import StrictModel
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
@@ -42,7 +43,7 @@ _NEGATED = frozenset(
 """Arguments that are told a `false` as `--no-NAME`; of all others it is the default, and is not told."""
 
 
-class SGLangOptions(Part):
+class SGLangOptions(StrictModel):
     """What is ours among them; all other names are SGLang's server arguments."""
 
     model_config = ConfigDict(extra="allow")
@@ -73,7 +74,7 @@ class SGLangOptions(Part):
 
 def as_process(config: LLMConfig, options: SGLangOptions) -> LLMConfig:
     """The same model as `llm_engine: process`: SGLang's server as its command."""
-    on_cpu = config.accelerator_kind == "cpu"
+    on_cpu = accelerator_kind(config) == "cpu"
     name = config.model_id.replace(":", "-")
     tokenizer = config.model_loading_config.tokenizer_source
     arguments = {

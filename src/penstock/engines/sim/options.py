@@ -6,10 +6,10 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from penstock.config.schema.strict import Part
+from penstock.config.schema.strict import StrictModel
 
 
-class SimOptions(Part):
+class SimOptions(StrictModel):
     """Size, speed and misfortunes of the simulated engine. No step times and free prefill: answers at once.
 
     A step of the engine takes `step_base_ms`, `step_per_request_ms` for each request that decodes in it and

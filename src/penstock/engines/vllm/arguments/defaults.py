@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 
+from penstock.config.derive.accelerators import accelerator_kind
 from penstock.config.derive.placement import workers
 from penstock.engines.vllm.arguments import lora
 
@@ -47,7 +48,9 @@ class Shape:
     @classmethod
     def of(cls, config: LLMConfig) -> Self:
         adapters = config.lora_config.max_num_adapters_per_replica if config.lora_config else 0
-        return cls(config.accelerator_kind == "cpu", _is_tiny(config.model_source), workers(config), adapters)
+        return cls(
+            accelerator_kind(config) == "cpu", _is_tiny(config.model_source), workers(config), adapters
+        )
 
 
 def _is_tiny(model_source: str) -> bool:

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.config import LLMConfig
+    from penstock.config.derive.accelerators import accelerator_kind
+from penstock.config import LLMConfig
 
 _MAX_RANK = 32
 """Most adapters have 8 to 32. Each place costs memory by it, full or not: 0.2 GB for a model of 8 B."""
@@ -45,7 +46,7 @@ def faults(config: LLMConfig) -> list[str]:
         where = place / "enable_lora"
         found.append(where.says("is false, but lora_config asks for adapters; leave out one of them."))
     adapters = config.lora_config.max_num_adapters_per_replica
-    cpu = config.accelerator_kind == "cpu"
+    cpu = accelerator_kind(config) == "cpu"
     least = places(adapters, cpu)
     for name in ("max_loras", "max_cpu_loras") if cpu else ("max_cpu_loras",):
         size = kwargs.get(name)

@@ -1,0 +1,126 @@
+"""`LLMServingArgs`: all that `build_openai_app` takes. Reads the files that name models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path as File
+from typing import Annotated, Any, Self
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from penstock.config.loading import yaml_source
+from penstock.config.messages.annotations import CheckedDict
+from penstock.config.messages.location import Place
+from penstock.config.messages.problems import Faults, told
+from penstock.config.schema.deployment import DeploymentOptions
+from penstock.config.schema.gateway import GatewayConfig
+from penstock.config.schema.model import LLMConfig
+from penstock.config.schema.strict import RootConfig
+from penstock.errors import ConfigError
+
+MODELS, MODEL, PREFILL, DECODE = FORMS = "llm_configs", "llm_config", "prefill_config", "decode_config"
+"""Keys of a mapping that are models: many; one; one in two halves."""
+
+
+class LLMServingArgs(RootConfig):
+    """Arguments of `build_openai_app`: the models and their gateway.
+
+    Raises: ConfigError with every fault of every model at once.
+    """
+
+    llm_configs: list[LLMConfig] = Field(
+        min_length=1, description="One entry per model: an LLMConfig, a mapping, or the path of a YAML file."
+    )
+    gateway: GatewayConfig = Field(default_factory=lambda: GatewayConfig(), description="The front door.")
+    ingress_deployment_config: Annotated[dict[str, Any], CheckedDict(DeploymentOptions)] = Field(
+        default={}, description="Options of Ray Serve's deployment of the gateway."
+    )
+
+    @classmethod
+    def parse(cls, values: Any, place: Place | None = None, seen: dict[str, Place] | None = None) -> Self:
+        """From a mapping that was read at `place`. Model paths count from its file's folder, else from here.
+
+        seen: model ids that other applications of the same file use; this one's are added.
+        """
+        where = place or Place()
+        if isinstance(values, Mapping):
+            values = _with_models(values, where)
+        with told(cls, where):
+            args = cls.model_validate(values, context=(where, {} if seen is None else seen))
+        args._place = where
+        return args
+
+    @field_validator("llm_configs", mode="before")
+    @classmethod
+    def _each_model(cls, entries: Any, info: ValidationInfo) -> Any:
+        """Reads every entry, so that the faults of all of them are told together."""
+        if not isinstance(entries, Sequence) or isinstance(entries, str):
+            return entries
+        place, seen = info.context or (Place(), {})
+        faults = Faults()
+        models: list[LLMConfig] = []
+        for i, entry in enumerate(entries):
+            with faults.gathered():
+                models.append(_model(entry, place / "llm_configs" / i, seen, faults))
+        faults.raise_any()
+        return models
+
+
+def _with_models(values: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
+    """The arguments of builders of one model as those of `build_openai_app`. Raises: ConfigError."""
+    rest = {name: value for name, value in values.items() if name not in (MODEL, PREFILL, DECODE)}
+    if MODEL in values:
+        return {**rest, MODELS: [values[MODEL]]}
+    if PREFILL in values or DECODE in values:
+        return {**rest, MODELS: [_joined(values, place)]}
+    return values
+
+
+def _joined(values: Mapping[str, Any], place: Place) -> LLMConfig:
+    """Two halves of one model. Raises: ConfigError."""
+    faults = Faults()
+    parsed: dict[str, LLMConfig] = {}
+    for name in (PREFILL, DECODE):
+        with faults.gathered():
+            if name not in values:
+                raise ConfigError(place.says(f"{name} is missing: {PREFILL} and {DECODE} belong together."))
+            parsed[name] = _model(values[name], place / name, {}, faults)
+    faults.raise_any()
+    return parsed[DECODE].with_prefill(parsed[PREFILL])
+
+
+def _model(entry: Any, place: Place, seen: dict[str, Place], faults: Faults) -> LLMConfig:
+    """One model. Its id may be a fault of its own, beside those inside."""
+    values = entry
+    if isinstance(entry, str):
+        values, place = _from_file(entry, place)
+    elif isinstance(entry, LLMConfig):
+        place = entry.place
+    model_id = _model_id(values)
+    if model_id in seen:
+        first = seen[model_id] / "model_loading_config" / "model_id"
+        where = place / "model_loading_config" / "model_id"
+        faults.found.append(where.says(f"{model_id!r} is used twice; model ids must differ. First: {first}."))
+    elif model_id is not None:
+        seen[model_id] = place
+    return values if isinstance(values, LLMConfig) else LLMConfig.parse(values, place)
+
+
+def _from_file(name: str, place: Place) -> tuple[Any, Place]:
+    try:
+        found = yaml_source.read(name, File(place.file).parent if place.file else None)
+    except ConfigError as error:
+        if error.problems:
+            raise
+        raise ConfigError(place.says(str(error))) from error
+    return found.data, found.place
+
+
+def _model_id(values: Any) -> str | None:
+    if isinstance(values, LLMConfig):
+        return values.model_id
+    try:
+        model_id = values["model_loading_config"]["model_id"]
+    except (TypeError, KeyError):
+        return None
+    return model_id if isinstance(model_id, str) else None

@@ -1,0 +1,62 @@
+"""What users say about prefill by replicas of its own."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+from pydantic import Field, field_validator
+
+from penstock.config.messages.annotations import CheckedDict
+from penstock.config.schema.deployment import DeploymentOptions, RuntimeEnv
+from penstock.config.schema.sections import AcceleratorConfig, EngineSizes, PlacementGroupConfig
+from penstock.config.schema.strict import RootConfig
+
+
+class PrefillConfig(RootConfig):
+    """Prefill by replicas of its own. Each field given here stands in the place of the model's own."""
+
+    min_prompt_tokens: int = Field(
+        default=512,
+        ge=1,
+        description="Shorter prompts are computed where they are decoded: the transfer would cost more. "
+        "Counted from the request's size, at four bytes a token.",
+    )
+    engine_kwargs: Annotated[dict[str, Any], CheckedDict(EngineSizes)] = Field(
+        default={}, description="Arguments of the prefill engines, all of them."
+    )
+    accelerator_type: str | None = Field(
+        default=None, min_length=1, description="Ray's name of the GPU type."
+    )
+    accelerator_config: AcceleratorConfig | None = Field(default=None, description="CPU or GPU.")
+    deployment_config: Annotated[dict[str, Any], CheckedDict(DeploymentOptions)] = Field(
+        default={}, description="Options of Ray Serve's deployment, such as `num_replicas`."
+    )
+    placement_group_config: PlacementGroupConfig | None = Field(
+        default=None, description="Workers' resources."
+    )
+    runtime_env: Annotated[dict[str, Any], CheckedDict(RuntimeEnv)] | None = Field(
+        default=None, description="Ray's runtime environment of the replicas."
+    )
+
+    @field_validator("deployment_config")
+    @classmethod
+    def _never_none(cls, options: dict[str, Any]) -> dict[str, Any]:
+        """Nobody would start the first: requests do not wait for prefill replicas."""
+        scaling: Any = options.get("autoscaling_config") or {}
+        least = scaling.get("min_replicas") if isinstance(scaling, dict) else scaling.min_replicas
+        if least == 0:
+            raise ValueError(
+                "autoscaling_config.min_replicas must be at least 1: no request waits for prefill."
+            )
+        return options
+
+    @classmethod
+    def of(cls, half: RootConfig) -> Self:
+        """Prefill by replicas of the model config `half`."""
+        given = cls(**{name: getattr(half, name) for name in OVERRIDES})
+        given._place = half.place
+        return given
+
+
+OVERRIDES = tuple(name for name in PrefillConfig.model_fields if name != "min_prompt_tokens")
+"""Fields that a model and its prefill replicas both have."""
