@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -17,9 +18,11 @@ import pytest_asyncio
 from child import Flood
 from enginetest import MODEL_ID, Served, child_config, serve, until
 from tests.models import model
+from tests.ports import unused
 
 from penstock.asgi_client import call
 from penstock.engine import Delta, Prepared, prepared, using_adapter
+from penstock.engines.process import engine as process_engine
 from penstock.engines.process.engine import ProcessEngine
 from penstock.errors import (
     AdapterBroken,
@@ -80,6 +83,17 @@ async def test_a_keeper_that_ends_before_it_has_read_its_order_is_a_failed_start
     monkeypatch.setattr(sys, "executable", "/bin/true")
     with pytest.raises(EngineStartFailed, match="status 0"):
         await engine("program", "more than a pipe holds" * 10_000).start()
+
+
+async def test_a_port_that_another_program_took_first_is_no_failed_start(
+    nothing_left: None, monkeypatch: pytest.MonkeyPatch
+):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        ports = iter([other.getsockname()[1], unused()])
+        monkeypatch.setattr(process_engine, "_free_port", lambda: next(ports))
+        async with serve(child_config(FILES, ready_path="/", warm_up=False)) as files:
+            assert (await files.http.get("/")).status_code == 200
+    assert list(ports) == []
 
 
 async def test_a_child_that_ends_while_it_starts_has_the_last_word(nothing_left: None):

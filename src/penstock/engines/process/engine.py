@@ -268,8 +268,17 @@ class ProcessEngine(Lacking):
 
     async def _run(self, progress: Progress) -> None:
         """A child that has made a token. Raises: EngineStartFailed, and there is none."""
-        options = self.options
-        port, api_key = options.port or _free_port(), secrets.token_urlsafe(32)
+        port = self.options.port or _free_port()
+        try:
+            await self._run_at(port, progress)
+        except EngineStartFailed:
+            if self.options.port or not _is_listening(port):
+                raise
+            log.warning("Another program took port %d before the engine did; it is started anew", port)
+            await self._run_at(_free_port(), progress)
+
+    async def _run_at(self, port: int, progress: Progress) -> None:
+        options, api_key = self.options, secrets.token_urlsafe(32)
         values = {
             "api_key": api_key,
             "host": _HOST,
@@ -407,6 +416,12 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind((_HOST, 0))
         return probe.getsockname()[1]
+
+
+def _is_listening(port: int) -> bool:
+    """Whether somebody does."""
+    with socket.socket() as probe:
+        return probe.connect_ex((_HOST, port)) == 0
 
 
 def _broken(name: str, why: str) -> AdapterBroken:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import uuid
+from contextlib import ExitStack
 from importlib.util import find_spec
 from typing import Any
 
@@ -25,8 +26,10 @@ def check(vllm_config: Any) -> None:
         )
 
 
-def prepared(vllm_config: Any) -> dict[str, str]:
+def prepared(vllm_config: Any, held: ExitStack) -> dict[str, str]:
     """Variables for a core that is about to start. What the user has set stays.
+
+    held: until the core is ready, so that nobody else gets the port that it is told.
 
     Each core is an engine of its own to the others, also one that takes the place of another: they keep what
     they know of an engine's memory for ever.
@@ -35,7 +38,7 @@ def prepared(vllm_config: Any) -> dict[str, str]:
     if transfer is None:
         return {}
     transfer.engine_id = uuid.uuid4().hex
-    ours = {_DOOR_HOST: os.environ.get(HOST, "localhost"), _DOOR_PORT: str(_free_port())}
+    ours = {_DOOR_HOST: os.environ.get(HOST, "localhost"), _DOOR_PORT: str(_free_port(held))}
     if vllm_config.device_config.device_type == "cpu" and _uses_nixl(transfer):
         ours |= {
             nixl_progress.RESTS: "1",
@@ -48,7 +51,9 @@ def _uses_nixl(transfer: Any) -> bool:
     return "Nixl" in str(transfer.kv_connector)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
+def _free_port(held: ExitStack) -> int:
+    """For one who binds it as ZeroMQ does, with SO_REUSEADDR: to all others it is taken while it is held."""
+    door = held.enter_context(socket.socket())
+    door.bind(("", 0))
+    door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return door.getsockname()[1]

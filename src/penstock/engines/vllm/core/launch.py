@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ from typing import Any
 import psutil
 
 from penstock.engine import Gang
-from penstock.engines.vllm.core import failure_reason as reason
-from penstock.engines.vllm.core import kv_transfer, plugin
+from penstock.engines.vllm.core.process import failure_reason as reason
+from penstock.engines.vllm.core.process import kv_transfer, plugin
 from penstock.errors import EngineDead
 
 _GRACE_S = 5.0
@@ -43,6 +43,7 @@ class Core:
         self._reason_file = folder / "reason"
         reason.clear(self._reason_file)
         self._is_ready = False
+        self._held = ExitStack()
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", _MODULE], stdin=subprocess.PIPE, env=self._environment()
         )
@@ -78,7 +79,7 @@ class Core:
             "executor_class": executor_class,
             "handshake_address": self._address("handshake"),
             # vLLM adds to it for its workers while it makes the config.
-            "environment": {**os.environ, **kv_transfer.prepared(vllm_config)},
+            "environment": {**os.environ, **kv_transfer.prepared(vllm_config, self._held)},
         }
         return bytes(ForkingPickler.dumps(order))
 
@@ -108,6 +109,7 @@ class Core:
             self._is_ready = True
         finally:
             handshake.cancel()
+            self._held.close()
 
     async def _handshake(self) -> None:
         import msgspec
@@ -176,6 +178,7 @@ class Core:
     def _on_end(self) -> None:
         self._loop.remove_reader(self._watch)
         os.close(self._watch)
+        self._held.close()
         status = self._process.wait()
         text = self.reason() or _said_by(status)
         if not self.ended.done():
