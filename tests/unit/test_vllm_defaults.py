@@ -8,8 +8,8 @@ import pytest
 
 import penstock
 from penstock.config import LLMConfig
-from penstock.engines.vllm.arguments import environment
 from penstock.engines.vllm.arguments.defaults import Shape, with_defaults
+from penstock.engines.vllm.arguments.schema import environment, lora
 
 
 def shape(source: str, **engine_kwargs: object) -> Shape:
@@ -58,3 +58,28 @@ def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch):
     assert os.environ["VLLM_PLUGINS"] == "theirs,penstock"
     assert os.environ["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
     assert os.environ["VLLM_NO_USAGE_STATS"] == "1"
+
+
+@pytest.mark.parametrize(
+    "given", [{"max_loras": 16}, {"max_loras": 1, "max_cpu_loras": 17}, {"max_cpu_loras": 18}]
+)
+def test_sizes_for_adapters_that_are_enough_on_a_gpu_are_raised_on_cpu(given: dict[str, int]):
+    def sizes(cpu: bool) -> tuple[int, int]:
+        arguments = with_defaults(given, Shape(cpu, tiny=True, workers=1, adapters=16))
+        return arguments["max_loras"], arguments["max_cpu_loras"]
+
+    assert sizes(cpu=True) == (18, 18)
+    assert sizes(cpu=False) == (given.get("max_loras", 16), given.get("max_cpu_loras", 17))
+
+
+@pytest.mark.parametrize("accelerator", ["cpu", "gpu"])
+def test_a_size_that_no_engine_of_these_adapters_can_have_is_refused(accelerator: str):
+    config = LLMConfig(
+        model_loading_config={"model_id": "m"},
+        accelerator_config={"kind": accelerator},
+        lora_config={"dynamic_lora_loading_path": "s3://bucket/adapters", "max_num_adapters_per_replica": 16},
+        engine_kwargs={"max_loras": 16, "max_cpu_loras": 16},
+    )
+    (fault,) = lora.faults(config)
+    assert "max_cpu_loras: is 16" in fault
+    assert "at least 17" in fault

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.config.derive.accelerators import accelerator_kind
+    pass
 from penstock.config import LLMConfig
 
 _MAX_RANK = 32
@@ -26,6 +26,13 @@ def arguments(given: Mapping[str, Any], adapters: int, cpu: bool) -> dict[str, A
         "max_cpu_loras": in_memory,
         "max_lora_rank": _MAX_RANK,
     }
+
+
+def raised(given: Mapping[str, Any], adapters: int, cpu: bool) -> dict[str, int]:
+    """The user's own sizes where a CPU needs more: what is written for a GPU runs there, too."""
+    least = places(adapters, cpu)
+    sizes = {name: given.get(name) for name in ("max_loras", "max_cpu_loras") if cpu}
+    return {name: least for name, size in sizes.items() if isinstance(size, int) and size < least}
 
 
 def places(adapters: int, cpu: bool) -> int:
@@ -46,13 +53,9 @@ def faults(config: LLMConfig) -> list[str]:
         where = place / "enable_lora"
         found.append(where.says("is false, but lora_config asks for adapters; leave out one of them."))
     adapters = config.lora_config.max_num_adapters_per_replica
-    cpu = accelerator_kind(config) == "cpu"
-    least = places(adapters, cpu)
-    for name in ("max_loras", "max_cpu_loras") if cpu else ("max_cpu_loras",):
-        size = kwargs.get(name)
-        if isinstance(size, int) and size < least:
-            why = f"lora_config.max_num_adapters_per_replica ({adapters}) needs at least {least}"
-            more = "one to replace another, and on CPU an empty one" if cpu else "one to replace another"
-            text = f"is {size}, but {why}: {more}. Leave it out, or lower the other."
-            found.append((place / name).says(text))
+    least, size = places(adapters, cpu=False), kwargs.get("max_cpu_loras")
+    if isinstance(size, int) and size < least:
+        why = f"lora_config.max_num_adapters_per_replica ({adapters}) needs at least {least}"
+        text = f"is {size}, but {why}: one to replace another. Leave it out, or lower the other."
+        found.append((place / "max_cpu_loras").says(text))
     return found
