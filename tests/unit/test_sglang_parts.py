@@ -1,10 +1,13 @@
 """What stands between us and SGLang, without SGLang: command line, parameters, errors, metrics."""
 
+import sys
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from penstock.config import LLMConfig
-from penstock.engines.sglang import errors, metrics, parameters
+from penstock.engines.sglang import errors, metrics, parameters, version
 from penstock.engines.sglang.flags import SGLangOptions, as_process, flags
 from penstock.errors import BadRequest
 
@@ -119,3 +122,18 @@ def test_metrics_have_vllms_names_beside_sglangs():
     assert 'vllm:num_requests_running{model_name="a:b"} 2' in text
     assert 'vllm:prefix_cache_queries_total{model_name="a:b"} 7.0' in text
     assert 'vllm:prefix_cache_hits_total{model_name="a:b"} 0' in text
+
+
+@pytest.mark.parametrize(("found", "warns"), [("0.6.0", True), (version.KNOWN, False)])
+def test_another_version_is_told_in_the_log(found: str, warns: bool, tmp_path: Path, caplog):
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho {found}\n")
+    python.chmod(0o755)
+    version.warn_of_another(str(python))
+    assert (f"SGLang {found} is installed" in caplog.text) == warns
+
+
+def test_an_interpreter_that_cannot_say_is_left_to_the_start(tmp_path: Path, caplog):
+    for python in (str(tmp_path / "missing"), "/bin/false", sys.executable):
+        version.warn_of_another(python)
+    assert caplog.text == ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -17,7 +18,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.config.messages.problems import told
-from penstock.engine import Delta, Load, Manner, Progress, Prompt, plain_name, using_adapter, watched
+from penstock.engine import (
+    Delta,
+    Load,
+    Manner,
+    Progress,
+    Prompt,
+    plain_name,
+    silent,
+    using_adapter,
+    watched,
+)
 from penstock.engines import foreign
 from penstock.engines.edge import Edge
 from penstock.engines.process.engine import ProcessEngine
@@ -25,7 +36,7 @@ from penstock.engines.process.gauges import Gauges
 from penstock.engines.process.readiness import NotReady
 from penstock.engines.process.relay import Names, Relay
 from penstock.engines.process.wire import BROKEN, Wire
-from penstock.engines.sglang import deltas, errors, metrics, parameters, server
+from penstock.engines.sglang import deltas, errors, metrics, parameters, server, version
 from penstock.engines.sglang.flags import SGLangOptions, as_process
 from penstock.engines.sglang.front import Front
 from penstock.engines.sglang.times import Times
@@ -50,6 +61,7 @@ class SGLangEngine(ProcessEngine):
         with told(SGLangOptions, config.place / "engine_kwargs"):
             options = SGLangOptions.model_validate(config.engine_kwargs)
         super().__init__(as_process(config, options))
+        self._python = options.python or sys.executable
         self._app = Edge(Front(Relay(self), self), lambda: self._refusal, heard=errors.heard)
         self._with_adapters = config.lora_config is not None or options.arguments().get("enable_lora") is True
         self.seeds = options.arguments().get("enable_deterministic_inference") is True
@@ -58,6 +70,10 @@ class SGLangEngine(ProcessEngine):
         self._held: dict[str, int] = {}
         self._paused = False
         self._weights: tuple[Path, str] | None = None
+
+    async def start(self, progress: Progress = silent) -> None:
+        await asyncio.to_thread(version.warn_of_another, self._python)
+        await super().start(progress)
 
     async def generate(
         self,
