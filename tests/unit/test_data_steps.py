@@ -13,7 +13,7 @@ from penstock.data.pipeline.engine_stage import EngineStage
 from penstock.data.pipeline.postprocess import Finish
 from penstock.data.pipeline.preprocess import END, PACKED, SAID, Prepare, packed, unpacked
 from penstock.data.pipeline.stage_spec import station
-from penstock.data.results.outcome import Outcome
+from penstock.data.results.outcome import Failure, Outcome
 from penstock.errors import ConfigError
 
 SEEN = []
@@ -145,3 +145,21 @@ def test_what_answers_depend_on_is_in_a_models_identity(other):
 
 def identity(**values):
     return station(EngineProcessorConfig(llm_config=LLMConfig(**values))).identity
+
+
+def test_a_failed_row_has_no_empty_columns_of_the_answer_beside_what_postprocess_returns():
+    config = EngineProcessorConfig(
+        llm_config=LLMConfig(model_loading_config={"model_id": "m"}, llm_engine="sim")
+    )
+    of = station(config)
+    row = {"text": "a", "generated_text": "the user's own"}
+    end = Outcome(state="failed", failure=Failure(code="bad", message="Why.", stage="engine", attempts=1))
+    batch = pa.Table.from_pylist([row])
+    batch = batch.append_column(SAID, packed([{"prompt": "a"}])).append_column(END, packed([end]))
+    (whole, short) = (
+        Finish(function, of.columns, of.fields, go_on=True)(batch)
+        for function in (None, lambda row: {"answer": row["text"]})
+    )
+    assert {"generated_text", "attempts", "original_generated_text"} <= whole.keys()
+    assert sorted(short) == ["error", "original_generated_text", "text"]
+    assert short["error"][0]["code"] == "bad"

@@ -75,7 +75,7 @@ class Finish:
 
     def _finished(self, row: Row, whole: Row, end: Outcome, result: Any) -> Row:
         if end.state != "ok":
-            return {**whole}
+            return self._unanswered(whole, end)
         if isinstance(result, Outcome):
             return self._broken(row, result)
         if not isinstance(result, Mapping):
@@ -86,6 +86,13 @@ class Finish:
         if own.get(ERROR) is not None:
             own[f"original_{ERROR}"] = own[ERROR]
         return {**own, ERROR: None}
+
+    def _unanswered(self, whole: Row, end: Outcome) -> Row:
+        """Without the answer's columns, all empty, where postprocessing gives other rows its own."""
+        if self._each is None:
+            return {**whole}
+        empty = self._columns(end, {}).keys() - {ERROR}
+        return {name: value for name, value in whole.items() if name not in empty}
 
     def _broken(self, row: Row, end: Outcome) -> Row:
         return {**view(row, {}, {}, {ERROR: self._columns(end, {})[ERROR]})}
