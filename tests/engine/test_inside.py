@@ -182,7 +182,9 @@ async def test_a_client_that_leaves_aborts_its_request(assistant: Served) -> Non
 
 
 @pytest.mark.parametrize(("own", "expected"), [([], None), ([GZipMiddleware], "gzip")])
-async def test_with_a_middleware_of_the_users_all_go_by_it(own: list[Any], expected: str | None) -> None:
+async def test_with_a_middleware_of_the_users_all_go_by_it(
+    own: list[Any], expected: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
     app = FastAPI()
 
     @app.post(CHAT)
@@ -195,3 +197,4 @@ async def test_with_a_middleware_of_the_users_all_go_by_it(own: list[Any], expec
         answered = await client.post(CHAT, json={"text": "long " * 500})
     assert answered.text == "long " * 500
     assert answered.headers.get("content-encoding") == expected
+    assert ("the long way" in caplog.text) == bool(own)

@@ -154,14 +154,21 @@ async def test_streams_that_are_not_plain_are_vllms_own(recorded: Recorded) -> N
         {"logprobs": True, "top_logprobs": 2},
         {"return_token_ids": True},
         {"stream_options": usage},
+        {"echo": True},
         {"n": 1, "return_tokens_as_token_ids": True, "logprobs": True},
     ]
     for fields in more:
         await recorded.ask(CHAT, chat | fields)
-    for fields in [{"prompt": ["a", "b"]}, {"logprobs": 0}, {"n": 2}, {"stream_options": usage}]:
+    for fields in [
+        {"prompt": ["a", "b"]},
+        {"logprobs": 0},
+        {"n": 2},
+        {"echo": True},
+        {"stream_options": usage},
+    ]:
         await recorded.ask(COMPLETIONS, {"prompt": "What is", "max_tokens": 8} | fields)
     sent = recorded.take(CHAT) + recorded.take(COMPLETIONS)
-    assert len(sent) == 9
+    assert len(sent) == 11
     assert all(chunks == expected for chunks, expected in sent)
     assert [recorder.fast for recorder in recorded.recorders.values()] == before
 
@@ -229,6 +236,15 @@ class Way:
             await asyncio.sleep(0.05)  # some steps of the engine, on a slow machine too
 
 
+class Gone(Way):
+    """Its reader has left after some pieces."""
+
+    def push(self, piece: bytes) -> bool:
+        if self.pushed == 5:
+            raise KeyError("the stream")
+        return super().push(piece)
+
+
 async def _by(app: Any, way: Way | None, body: dict[str, Any]) -> list[str]:
     """The pieces of an answer, masked, whichever way they come."""
     pieces: list[bytes] = way.pieces if way else []
@@ -282,6 +298,19 @@ async def test_a_reader_that_falls_behind_gets_all_of_it_merged(recorded: Record
     assert len(slow) < len(quick)
     assert _text(slow) == _text(quick)
     assert slow[-2:] == quick[-2:]  # usage and [DONE]
+    recorded.take(CHAT)
+
+
+async def test_a_piece_that_cannot_be_pushed_fails_no_other_request(recorded: Recorded) -> None:
+    """It is pushed where the outputs of all requests are handed out."""
+    app = recorded.served.engine.app()
+    body = {"model": MODEL_ID, "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+    body |= {"max_tokens": 60, "ignore_eos": True, "temperature": 0}
+    way = Gone([])
+    broken, whole = await asyncio.gather(_by(app, way, body), _by(app, None, body))
+    assert "".join(whole).endswith("data: [DONE]\n\n")
+    assert '"error"' in "".join(broken)
+    await until(lambda: recorded.served.engine.load().running == 0)
     recorded.take(CHAT)
 
 

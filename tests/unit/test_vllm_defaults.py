@@ -8,8 +8,8 @@ import pytest
 
 import penstock
 from penstock.config import LLMConfig
+from penstock.engines.vllm.arguments import environment, lora
 from penstock.engines.vllm.arguments.defaults import Shape, with_defaults
-from penstock.engines.vllm.arguments.schema import environment, lora
 
 
 def shape(source: str, **engine_kwargs: object) -> Shape:

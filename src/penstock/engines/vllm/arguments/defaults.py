@@ -11,7 +11,7 @@ import psutil
 
 from penstock.config.derive.accelerators import accelerator_kind
 from penstock.config.derive.placement import workers
-from penstock.engines.vllm.arguments.schema import lora
+from penstock.engines.vllm.arguments import lora
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
@@ -74,9 +74,9 @@ def with_defaults(given: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
         defaults["enforce_eager"] = True  # compiling takes longer than the model will ever run
         defaults["block_size"] = 32  # vLLM's 128 on CPU finds no shared prefix in short prompts
     if shape.cpu and given.get("pipeline_parallel_size", 1) > 1:
-        defaults["worker_cls"] = "penstock.engines.vllm.core.process.cpu_pipeline.StageWorker"
+        defaults["worker_cls"] = "penstock.engines.vllm.core.cpu_pipeline.StageWorker"
     if shape.cpu and given.get("data_parallel_size", 1) > 1:
-        defaults["worker_cls"] = "penstock.engines.vllm.core.process.cpu_experts.ExpertWorker"
+        defaults["worker_cls"] = "penstock.engines.vllm.core.cpu_experts.ExpertWorker"
     if shape.adapters:
         given = {**given, **lora.raised(given, shape.adapters, shape.cpu)}
         defaults |= lora.arguments(given, shape.adapters, shape.cpu)

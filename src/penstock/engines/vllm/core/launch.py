@@ -20,8 +20,8 @@ from typing import Any
 import psutil
 
 from penstock.engine import Gang
-from penstock.engines.vllm.core.process import failure_reason as reason
-from penstock.engines.vllm.core.process import kv_transfer, plugin
+from penstock.engines.vllm.core import failure_reason as reason
+from penstock.engines.vllm.core import kv_transfer, plugin
 from penstock.errors import EngineDead
 
 _GRACE_S = 5.0

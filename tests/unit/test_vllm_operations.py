@@ -1,0 +1,121 @@
+"""What vLLM's own sleep mode needs, which is there on GPUs only: in which order its calls are made."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penstock.engines import peft
+from penstock.engines.vllm import adapters
+from penstock.engines.vllm.adapters import Adapters
+from penstock.engines.vllm.core import token_buffer
+from penstock.engines.vllm.operations import Operations
+
+
+class LLM:
+    """With sleep mode; remembers what was asked of it."""
+
+    def __init__(self) -> None:
+        self.model_config = SimpleNamespace(enable_sleep_mode=True, model="first")
+        self.vllm_config = SimpleNamespace(
+            parallel_config=SimpleNamespace(data_parallel_size=1),
+            lora_config=SimpleNamespace(max_lora_rank=8),
+        )
+        self.gate = asyncio.Event()
+        self.entering = 0
+        self.asked: list[str] = []
+        self.loaded: set[str] = set()
+        self.fails: set[str] = set()
+
+    def get_num_unfinished_requests(self) -> int:
+        return 0
+
+    async def _ask(self, what: str) -> None:
+        await asyncio.sleep(0)
+        self.asked.append(what)
+        if what in self.fails:
+            raise RuntimeError(what)
+
+    async def sleep(self, level: int, mode: str) -> None:
+        await self._ask(f"sleep {level}")
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        await self._ask(f"wake {tags}")
+
+    async def pause_generation(self, **kwargs: Any) -> None:
+        await self._ask(f"pause {kwargs['mode']}")
+
+    async def resume_generation(self) -> None:
+        await self._ask("resume")
+
+    async def collective_rpc(self, method: str, **kwargs: Any) -> None:
+        await self._ask(method)
+        self.loaded.clear()  # as vLLM does when it takes weights anew
+
+    async def add_lora(self, request: Any) -> None:
+        await self._ask(f"add {request.lora_int_id}")
+        self.loaded.add(request.lora_name)
+
+
+def with_adapters(llm: Any, monkeypatch: pytest.MonkeyPatch) -> Adapters:
+    ids = iter(range(1, 9))
+    models: Any = SimpleNamespace(lora_requests={}, lora_id_counter=SimpleNamespace(inc=lambda _: next(ids)))
+    monkeypatch.setattr(peft, "check", lambda *args: None)
+    monkeypatch.setattr(adapters.peft, "shapes", lambda file: {})
+    llm.model_config.quantization = None
+    return Adapters(llm, "m", models)
+
+
+async def nothing() -> None: ...
+
+
+async def test_adapters_are_there_again_after_the_second_level_of_sleep(
+    monkeypatch: pytest.MonkeyPatch, tmp_path
+):
+    llm: Any = LLM()
+    loaded = with_adapters(llm, monkeypatch)
+    await loaded.load("pirate", tmp_path)
+    operations = Operations(llm, loaded, nothing, nothing)
+    await operations.sleep(2, "wait")
+    await operations.wakeup()
+    assert llm.loaded == {"m:pirate"}
+    assert llm.asked[-4:] == ["wake ['weights']", "reload_weights", "wake ['kv_cache']", "add 1"]
+    assert (operations.sleeping, llm.gate.is_set()) == (False, True)
+
+
+@pytest.mark.parametrize(("paused", "last"), [(False, "resume"), (True, "pause keep")])
+async def test_a_sleep_that_fails_in_vllm_leaves_its_scheduler_as_it_was(
+    paused: bool, last: str, monkeypatch: pytest.MonkeyPatch
+):
+    llm: Any = LLM()
+    operations = Operations(llm, with_adapters(llm, monkeypatch), nothing, nothing)
+    if paused:
+        await operations.pause("keep", clear_cache=False)
+    llm.fails = {"sleep 1"}
+    with pytest.raises(RuntimeError, match="sleep 1"):
+        await operations.sleep(1, "wait")
+    assert (llm.asked[-1], operations.sleeping, operations.paused) == (last, False, paused)
+    assert llm.gate.is_set()
+
+
+async def test_an_adapter_that_is_asked_for_twice_at_once_is_loaded_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path
+):
+    llm: Any = LLM()
+    loaded = with_adapters(llm, monkeypatch)
+    await asyncio.gather(loaded.load("pirate", tmp_path), loaded.load("pirate", tmp_path))
+    assert llm.asked == ["add 1"]
+
+
+def test_nothing_is_gathered_of_a_vllm_that_tells_more_with_each_token(monkeypatch: pytest.MonkeyPatch):
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+    from vllm.v1.request import Request
+
+    params = SamplingParams(max_tokens=9, output_kind=RequestOutputKind.FINAL_ONLY)
+    request = Request("a", [1], params, None)
+    assert token_buffer._may_wait(request)
+    monkeypatch.setattr(token_buffer, "_KNOWS_OUTPUTS", False)
+    assert not token_buffer._may_wait(request)
