@@ -115,6 +115,39 @@ async def test_gateways_are_told_before_a_state_that_takes_no_requests_begins():
         assert asleep_when_told == [False, True]
 
 
+async def test_control_is_told_whether_it_sleeps_or_is_only_on_its_way():
+    control, last = Control(Desired()), asyncio.Event()
+
+    class Busy(SimEngine):
+        async def sleep(self, level: int = 1, mode: Manner = "abort") -> None:
+            await last.wait()  # a request that it waits for
+            await super().sleep(level, mode)
+
+    async with following(control, Busy):
+        await control.until("ready")
+        control.want(sleep=1)
+        async with asyncio.timeout(5):
+            while control.told is None or control.told.actual != "asleep":  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0.005)
+        assert control.told.on_its_way
+        last.set()
+        assert not (await control.until("asleep")).on_its_way
+
+
+async def test_a_second_order_to_sleep_at_the_same_moment_does_nothing():
+    control, slept = Control(Desired()), []
+
+    class Counting(SimEngine):
+        async def sleep(self, level: int = 1, mode: Manner = "abort") -> None:
+            slept.append(level)
+            await asyncio.sleep(0)
+            await super().sleep(level, mode)
+
+    async with following(control, Counting) as replica:
+        await asyncio.gather(replica.steward.sleep(1, "wait"), replica.steward.sleep(1, "wait"))
+    assert slept == [1]
+
+
 async def test_sleep_at_another_level_is_an_error_that_is_told():
     control = Control(Desired())
     async with following(control):
@@ -175,6 +208,23 @@ async def test_a_control_that_is_away_is_followed_again(monkeypatch: pytest.Monk
         control.failures = 5
         control.want(pause="wait")
         await control.until("paused")
+
+
+async def test_control_that_stays_away_is_worth_a_warning_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(module, "_AGAIN_S", 0)
+    control = Control(Desired())
+    async with following(control):
+        control.failures = module.WARN_AFTER - 1
+        control.want(pause="wait")
+        await control.until("paused")
+        assert not caplog.records
+        control.failures = module.WARN_AFTER
+        control.want(pause=None)
+        await control.until("ready")
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "ConnectionError: control is restarted" in caplog.text
 
 
 OTHER = Desired(version=2, weights=Weights("/other", "v2"))

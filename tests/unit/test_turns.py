@@ -18,12 +18,17 @@ class Control:
         self.obeys = True
         self.wanted = {model: Desired() for model in models}
         self.actual = dict.fromkeys(models, "ready")
+        self.on_their_way: set[str] = set()
         self.turns = Turns(self)
         for model in models:
             self.turns.enter(model, self.told(model))
 
     def told(self, model: str) -> Told:
-        return Told(f"{model}-1", self.actual[model], "default", 1, self.wanted[model], group=GROUP)
+        return Told(
+            *(f"{model}-1", self.actual[model], "default", 1, self.wanted[model]),
+            group=GROUP,
+            on_its_way=model in self.on_their_way,
+        )
 
     def desired(self, model: str) -> Desired:
         return self.wanted[model]
@@ -52,6 +57,21 @@ async def test_a_model_that_did_not_fall_asleep_keeps_its_memory_from_others():
     fleet.obeys = True
     await fleet.turns.want("b")
     assert fleet.asked[1:] == [("sleep", "a")] * 3 + [("wakeup", "b")]
+
+
+async def test_a_model_that_is_falling_asleep_keeps_its_memory_until_it_sleeps():
+    fleet = Control("a", "b")
+    await fleet.perform("sleep", "b")
+    fleet.obeys = False
+    fleet.actual["a"] = "asleep"  # so gateways send it nothing, but its last request goes on
+    fleet.on_their_way.add("a")
+    await fleet.perform("sleep", "a")
+    with pytest.raises(Unavailable, match="'a' did not go to sleep"):
+        await fleet.turns.want("b")
+    fleet.obeys = True
+    fleet.on_their_way.clear()
+    await fleet.turns.want("b")
+    assert fleet.asked[-1] == ("wakeup", "b")
 
 
 def test_a_controller_that_does_not_answer_is_not_taken_for_no_control(monkeypatch: pytest.MonkeyPatch):

@@ -52,7 +52,7 @@ class Told(msgspec.Struct, frozen=True):
 
     desired: the last that it was told, for a control that has lost it. idle_s: seconds since a request came.
     role: what it is there for, such as "prefill"; "" for all of its model's work. unsupported: whether it
-    failed because its engine has no such operation.
+    failed because its engine has no such operation. on_its_way: whether it is not yet what `actual` says.
     """
 
     replica: str
@@ -65,6 +65,7 @@ class Told(msgspec.Struct, frozen=True):
     idle_s: float = 0.0
     role: str = ""
     unsupported: bool = False
+    on_its_way: bool = False
 
 
 class Moved(msgspec.Struct, frozen=True):

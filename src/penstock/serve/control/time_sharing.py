@@ -82,7 +82,10 @@ class Turns:
     def _holds_memory(self, model: str) -> bool:
         if not self._control.desired(model).sleep:
             return True
-        return any(told.actual not in ("asleep", "starting") for told in self._control.living(model).values())
+        return any(
+            told.on_its_way or told.actual not in ("asleep", "starting")
+            for told in self._control.living(model).values()
+        )
 
     def _idle_s(self, model: str) -> float:
         """Of its busiest replica, as far as is known."""

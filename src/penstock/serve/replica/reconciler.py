@@ -201,6 +201,7 @@ class Steward:
             idle_s=0.0 if self._engine.load().running else time.monotonic() - self._asked_at,
             role=self.role,
             unsupported=self._unsupported,
+            on_its_way=self._going is not None,
         )
 
     # -- what is done to the engine
