@@ -16,7 +16,7 @@ from penstock import sources
 from penstock.config import LLMConfig
 from penstock.engines.sim.engine import SimEngine
 from penstock.errors import AdapterBroken, BadRequest, DownloadFailed, ModelNotFound, Overloaded
-from penstock.layers.adapters import AdapterDownloader, Source, Store, store
+from penstock.layers.adapters import AdapterDownloader, Source, Store, source, store
 
 pytestmark = pytest.mark.parity("S21", "X14")
 
@@ -338,6 +338,42 @@ async def test_asking_for_nonsense_lists_the_source_once(tmp_path: Path, monkeyp
         assert all("There are: 'a', 'b'" in str(error) for error in asked)
         assert len(listed) == 1
         assert not kept.adapters._source._fetching._threads  # none of those that fetch was kept busy
+
+
+async def test_nonsense_that_is_looked_for_keeps_no_real_adapter_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    go_on, stamp = threading.Event(), AdapterDownloader.stamp
+
+    def slow(self: AdapterDownloader, lora_model_id: str, llm_config: LLMConfig) -> str:
+        assert lora_model_id.startswith("m:no")
+        go_on.wait(10)
+        return stamp(self, lora_model_id, llm_config)
+
+    monkeypatch.setattr(AdapterDownloader, "stamp", slow)
+    monkeypatch.setattr(source, "_NAMES_KEPT_S", 0.0)
+    async with keeping(tmp_path) as kept:
+        nonsense = [asyncio.create_task(kept.use(f"no{n}")) for n in range(50)]
+        await until(lambda: kept.adapters._source._looking._work_queue.qsize() > 30)
+        assert await kept.use("a") == "a@51"
+        assert len(kept.adapters._source._fetching._threads) == 1
+        go_on.set()
+        asked = await asyncio.gather(*nonsense, return_exceptions=True)
+        assert all("There are: 'a', 'b'" in str(error) for error in asked)
+
+
+async def test_where_names_cannot_be_listed_nonsense_is_looked_for_before_it_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def unlistable(path: str) -> list[str]:
+        raise DownloadFailed("The bucket lists nothing.")
+
+    monkeypatch.setattr(sources, "children", unlistable)
+    async with keeping(tmp_path) as kept:
+        with pytest.raises(ModelNotFound, match="cannot be listed"):
+            await kept.use("nonsense")
+        assert not kept.adapters._source._fetching._threads
+        assert await kept.use("a") == "a@2"
 
 
 class Copying(AdapterDownloader):

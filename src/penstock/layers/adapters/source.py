@@ -82,13 +82,14 @@ class Source:
         self._stamp = getattr(self._downloader, "stamp", None)
         self._fetching = ThreadPoolExecutor(_FETCHES, "adapter-fetch")
         self._looking = ThreadPoolExecutor(_LOOKS, "adapter-look")
+        self._naming = ThreadPoolExecutor(1, "adapter-names")
         self._listing = asyncio.Lock()
         self._listed: tuple[float, list[str]] = (0.0, [])
 
     async def fetch(self, name: str) -> tuple[Path, str | None]:
         """Its folder and its stamp. Raises: ModelNotFound with the names that there are, DownloadFailed."""
         own = type(self._downloader).load_model_from_config is not AdapterDownloader.load_model_from_config
-        before = await self.stamp(name) if own or await self._is_unlisted(name) else None
+        before = await self.stamp(name) if own or not await self._is_listed(name) else None
         found = await self._ask(self._fetching, self._downloader.load_model_from_config, name)
         return Path(getattr(found, "local_path", found)), getattr(found, "stamp", before)
 
@@ -101,12 +102,12 @@ class Source:
         found = set(self._lora.adapters)
         if self._lora.dynamic_lora_loading_path is not None:
             children = functools.partial(sources.children, self._lora.dynamic_lora_loading_path)
-            found |= set(await _in(self._looking, children))
+            found |= set(await _in(self._naming, children))
         return sorted(name for name in found if re.fullmatch(ADAPTER_NAME, name))
 
     def close(self) -> None:
         """Waits for no download."""
-        for threads in (self._fetching, self._looking):
+        for threads in (self._fetching, self._looking, self._naming):
             threads.shutdown(wait=False, cancel_futures=True)
 
     async def _ask(self, threads: ThreadPoolExecutor, method: Any, name: str) -> Any:
@@ -136,10 +137,10 @@ class Source:
         known = ", ".join(f"'{one}'" for one in names[:_NAMED]) or "none"
         return ModelNotFound(f"{base}. There are: {known}{more}.", param="model")
 
-    async def _is_unlisted(self, name: str) -> bool:
-        """Whether it is new, or nonsense; False where that cannot be known."""
+    async def _is_listed(self, name: str) -> bool:
+        """Others are new, or nonsense; False where that cannot be known."""
         try:
-            return name not in await self._known()
+            return name in await self._known()
         except (Error, TimeoutError):
             return False
 
