@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import hashlib
+from types import SimpleNamespace
 
 import pytest
 from served import Served, chat
 
-from penstock.serve.http.direct_writer import EXTENSION
+from penstock.serve.http.direct_writer import EXTENSION, Outlet
 from penstock.serve.http.server import serve_on
+from penstock.transport.connection import Connection
 
 SSE = [(b"content-type", b"text/event-stream")]
 
@@ -148,3 +150,34 @@ async def test_a_client_that_waits_for_100_continue_gets_it_and_its_answer(serve
     writer.write(content)
     assert (await reader.readuntil(b"\r\n")) == b"HTTP/1.1 200 OK\r\n"
     writer.close()
+
+
+class Closing:
+    """A transport whose end is known and not yet told. uvloop's raises where asyncio's is silent."""
+
+    def is_closing(self) -> bool:
+        return True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def write(self, data: bytes) -> None:
+        raise RuntimeError("the handler is closed")
+
+    writelines = write
+
+
+async def test_nothing_is_written_to_a_client_whose_connection_closes():
+    outlet = Outlet(SimpleNamespace(transport=Closing()), asyncio.get_running_loop(), SimpleNamespace())
+    outlet.write(b"HTTP/1.1 200 OK\r\n\r\n")
+    outlet._head = b"HTTP/1.1 200 OK\r\n\r\n"  # it came before the end
+    outlet.write(b"hello")
+    outlet._flush()
+
+
+async def test_nothing_is_written_to_a_replica_whose_connection_closes():
+    connection = Connection(lambda lost: None)
+    connection.connection_made(Closing())
+    connection.finished = True
+    assert not connection.reusable
+    connection.say(b"stop 1\n")

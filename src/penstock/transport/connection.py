@@ -139,6 +139,7 @@ class Connection(asyncio.Protocol):
             self.exhausted
             and self._broken is None
             and self._transport is not None
+            and not self._transport.is_closing()
             and self._transport.get_write_buffer_size() == 0
         )
 
