@@ -23,6 +23,7 @@ from aiohttp import web
 from enginetest import MODEL_ID, Served, listening, vllm_config
 from examples.vision_preprocessing import VisionInfo
 from models import model
+from PIL import Image
 from seeing import BLUE_SQUARE, RED_CIRCLE, TOKEN, asked, clip, filmed, refused, said, shown
 from tests.pictures import data_url, encoded
 
@@ -104,6 +105,12 @@ async def test_broken_picture_is_400(vision: Served, content: bytes):
     said = await refused(vision, shown(data_url(content)), "What is this?")
     assert "data URL" in said
     assert "0x" not in said
+
+
+async def test_a_small_file_that_is_a_huge_picture_is_400(vision: Served):
+    """20 kB that would be 300 MB in memory."""
+    said = await refused(vision, shown(data_url(Image.new("1", (17_000, 17_000)))), "What is this?")
+    assert "pixels" in said
 
 
 async def test_what_is_no_url_is_400(vision: Served):

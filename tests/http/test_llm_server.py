@@ -59,6 +59,21 @@ async def test_an_error_is_yielded():
     await server.stop()
 
 
+async def test_an_error_is_one_whatever_its_content_type(monkeypatch: pytest.MonkeyPatch):
+    server = await LLMServer(sim())
+    said = b'{"error": {"message": "no sound", "type": "invalid_request_error", "code": "invalid_request"}}'
+
+    async def app(scope, receive, send):
+        fields = [(b"content-type", b"text/plain")]
+        await send({"type": "http.response.start", "status": 400, "headers": fields})
+        await send({"type": "http.response.body", "body": said})
+
+    monkeypatch.setattr(server, "_app", lambda: app)
+    (answer,) = [item async for item in await server.chat({"messages": HELLO})]
+    assert isinstance(answer, ErrorResponse)
+    await server.stop()
+
+
 async def test_every_handle_method_answers():
     server = await LLMServer(sim())
     (tokens,) = [item async for item in await server.tokenize({"prompt": "one two three"})]

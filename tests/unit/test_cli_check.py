@@ -88,6 +88,21 @@ def test_mistakes_of_the_config_and_of_engine_arguments_come_together(written, c
     assert "did you mean 'max_model_len'?" in err
 
 
+def test_keys_are_neither_shown_nor_told_beside_a_mistake(written, capsys):
+    keys = "runtime_env: {env_vars: {HF_TOKEN: hf_hidden}}\n"
+    one = f"llm_configs:\n- {{{GOOD.strip().replace(chr(10), ', ')}, {keys.strip()}}}\n"
+    whole = f"{one}gateway: {{api_key: k_hidden, admin_key: a_hidden}}\n"
+    assert check([written(whole)]) == 0
+    told = capsys.readouterr()
+    assert "one API key" in told.out
+    assert "hidden" not in told.out + told.err
+    wrong = whole.replace("admin_key: a_hidden", "admin_key: [a_hidden]").replace("hf_hidden", "[hf_hidden]")
+    assert check([written(wrong, "wrong.yaml")]) == 2
+    told = capsys.readouterr()
+    assert "admin_key" in told.err
+    assert "hidden" not in told.out + told.err
+
+
 def test_one_bad_file_does_not_hide_another(written, capsys):
     files = [written(BAD, "bad.yaml"), written(GOOD, "good.yaml"), "no/such.yaml"]
     assert check(files) == 2

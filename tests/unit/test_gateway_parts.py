@@ -1,14 +1,26 @@
 """The gateway's small decisions, each by itself: bodies, paths, headers, events, merged metrics."""
 
 import asyncio
+import time
 from types import SimpleNamespace
 
 import pytest
+import uvicorn
 
 from penstock.config import GatewayConfig, LLMConfig
-from penstock.errors import BadRequest, ConfigError, MethodNotAllowed, ModelNotFound, NotFound, TooLarge
+from penstock.errors import (
+    BadRequest,
+    ConfigError,
+    MethodNotAllowed,
+    ModelNotFound,
+    NotFound,
+    TooLarge,
+    Unavailable,
+)
+from penstock.metrics import GatewayMetrics
 from penstock.serve.deployments import LLMRouter
-from penstock.serve.gateway import admin, body, relay, routes
+from penstock.serve.fleet.table import Replica, Table
+from penstock.serve.gateway import admin, admission, body, relay, routes
 from penstock.serve.gateway.catalogue import Catalogue, ModelCard
 from penstock.serve.gateway.relay import whole_events
 from penstock.serve.gateway.request import Request
@@ -16,7 +28,10 @@ from penstock.serve.gateway.response import Reply
 from penstock.serve.gateway.routes import By
 from penstock.serve.gateway.telemetry import engine_metrics
 from penstock.serve.gateway.telemetry.timing import Timing
+from penstock.serve.http import server
+from penstock.serve.routing import policy
 from penstock.transport import headers
+from penstock.transport.address import Address
 
 FORM = "multipart/form-data; boundary=ab"
 
@@ -324,3 +339,26 @@ async def test_a_replica_that_refuses_a_new_connection_was_not_at_work():
     with pytest.raises(relay.ReplicaFailed) as failed:
         await relay._ask_anew(Leaving(), b"", body.Body(body.Room(0)), reply)
     assert not failed.value.worked
+
+
+async def test_why_a_port_does_not_listen_is_told(monkeypatch: pytest.MonkeyPatch):
+    async def serve(self: object, sockets: object) -> None:
+        raise OSError("for once")
+
+    monkeypatch.setattr(uvicorn.Server, "serve", serve)
+    with pytest.raises(Unavailable) as closed:
+        await server.Port.open(lambda *_: None, server.bind("127.0.0.1", 0))
+    assert "for once" in repr(closed.value.__cause__)
+
+
+def test_the_first_of_a_long_line_is_found_at_once(monkeypatch: pytest.MonkeyPatch):
+    """In a dict it is not: Python looks over the places of all that stood before it."""
+    line = admission.Line(
+        ModelCard("m", 1), Table("n"), policy("round_robin"), GatewayMetrics().model("m"), 30.0
+    )
+    line._queued.update(dict.fromkeys(range(100_000)))
+    monkeypatch.setattr(line, "_grant", lambda waiter, replica: line._queued.pop(waiter) is None)
+    began = time.thread_time()
+    line.offer(Replica("m", Address("a", "n", "/none", None, None, "s")))
+    assert len(line) == 0
+    assert time.thread_time() - began < 1

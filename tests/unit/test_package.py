@@ -1,9 +1,12 @@
 """What `import penstock` gives, and how little it takes."""
 
+import itertools
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 import penstock
 
@@ -28,3 +31,12 @@ def test_demo_model_is_a_folder_of_the_package() -> None:
     assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= {
         file.name for file in folder.iterdir()
     }
+
+
+def test_libraries_whose_insides_are_used_are_held_to_the_versions_that_were_tried() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())]
+    for name in ("ray", "uvicorn", "vllm"):
+        found = [one for one in map(Requirement, wanted) if one.name == name]
+        assert found
+        assert all({each.operator for each in one.specifier} & {"==", "<", "~="} for one in found), name

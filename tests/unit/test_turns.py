@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.errors import Unavailable
-from penstock.serve.control import deployment
+from penstock.serve.control import deployment as control
 from penstock.serve.control.state import Desired, Group, Told
 from penstock.serve.control.time_sharing import Turns
 
@@ -74,6 +74,16 @@ async def test_a_model_that_is_falling_asleep_keeps_its_memory_until_it_sleeps()
     assert fleet.asked[-1] == ("wakeup", "b")
 
 
+def test_control_forgets_gateways_that_have_ended():
+    made = control.LLMControl.__new__(control.LLMControl)
+    ended, lives = control._Gateway(), control._Gateway()
+    lives.heard({})
+    ended.at = lives.at - control._GONE_S - 1
+    made._gateways = {"ended": ended, "lives": lives}
+    made._forget_gateways()
+    assert made._gateways == {"lives": lives}
+
+
 def test_a_controller_that_does_not_answer_is_not_taken_for_no_control(monkeypatch: pytest.MonkeyPatch):
     def raising(error: Exception):
         def get(name: str):
@@ -81,8 +91,8 @@ def test_a_controller_that_does_not_answer_is_not_taken_for_no_control(monkeypat
 
         return get
 
-    monkeypatch.setattr(deployment.serve, "get_deployment_handle", raising(KeyError("does not exist")))
-    assert deployment.find() is None
-    monkeypatch.setattr(deployment.serve, "get_deployment_handle", raising(RuntimeError("no controller")))
+    monkeypatch.setattr(control.serve, "get_deployment_handle", raising(KeyError("does not exist")))
+    assert control.find() is None
+    monkeypatch.setattr(control.serve, "get_deployment_handle", raising(RuntimeError("no controller")))
     with pytest.raises(RuntimeError, match="no controller"):
-        deployment.find()
+        control.find()

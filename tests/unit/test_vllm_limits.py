@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
+from penstock.engines.vllm.arguments import environment
 from penstock.engines.vllm.frontend import limits, structured_output
 from penstock.errors import BadRequest
 
@@ -103,3 +105,47 @@ def test_more_members_than_can_be_looked_at_are_refused(path: str, request_: Any
 )
 def test_token_ids_and_long_chats_are_not_too_many(path: str, request_: Any):
     limits.check_items(path, request_)
+
+
+MUCH = "a" * (limits.MOST_TEXT + 1)
+
+
+@pytest.mark.parametrize(
+    ("serving", "method", "request_", "said"),
+    [
+        ("openai_serving_completion", "create_completion", {"prompt": "a", "n": 513}, "513 answers; 512"),
+        ("openai_serving_completion", "create_completion", {"prompt": ["a", "b"], "n": 300}, "600 answers"),
+        (
+            *("openai_serving_chat_batch", "create_batch_chat_completion"),
+            *({"messages": [[]] * 2_000}, "2,000 conversations"),
+        ),
+        ("serving_tokenization", "create_tokenize", {"prompt": MUCH}, "characters; 1,048,576"),
+        ("serving_tokenization", "create_tokenize", {"messages": [{"content": MUCH}]}, "characters"),
+        ("serving_tokenization", "create_detokenize", {"tokens": range(limits.MOST_TEXT + 1)}, "tokens"),
+    ],
+)
+async def test_more_work_than_one_request_may_ask_for_is_refused(
+    serving: str, method: str, request_: dict[str, Any], said: str
+):
+    """Before vLLM's own serving sees it."""
+
+    async def asked(request: Any) -> str:
+        return "answered"
+
+    names = ("create_completion", "create_batch_chat_completion", "create_tokenize", "create_detokenize")
+    servings = ("openai_serving_completion", "openai_serving_chat_batch", "serving_tokenization")
+    state = SimpleNamespace(**{one: SimpleNamespace(**dict.fromkeys(names, asked)) for one in servings})
+    limits.hold(state)
+    answer = getattr(getattr(state, serving), method)
+    with pytest.raises(VLLMValidationError, match=said):
+        await answer(SimpleNamespace(**request_))
+    little = SimpleNamespace(prompt="a", n=1, messages=[], tokens=[1])
+    assert await answer(little) == "answered"
+
+
+def test_outputs_of_one_prompt_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    for name, value in environment._ALWAYS.items():
+        monkeypatch.setenv(name, value)
+    SamplingParams(n=128)
+    with pytest.raises(VLLMValidationError, match="128"):
+        SamplingParams(n=129)
