@@ -20,8 +20,7 @@ from penstock.data.pipeline.row_program import LLM, program_columns, run
 from penstock.data.results.columns import columns, schema
 from penstock.data.results.outcome import Outcome
 from penstock.data.rows.builder import request_of
-from penstock.data.rows.request import Request
-from penstock.data.rows.task import Task
+from penstock.data.rows.request import Request, Task
 from penstock.errors import PromptTooLong
 from recipes.assistant.lessons import tool
 

@@ -25,7 +25,7 @@ from pooling import (
     told,
 )
 
-from penstock.data.rows.task import Task
+from penstock.data.rows.request import Task
 from penstock.serve.openai_api_models import (
     EmbeddingRequest,
     EmbeddingResponse,

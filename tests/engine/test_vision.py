@@ -32,7 +32,7 @@ from penstock.data.backends.protocol import Answer
 from penstock.data.execution.retry import outcome_of
 from penstock.data.results.columns import columns
 from penstock.data.rows.builder import request_of
-from penstock.data.rows.task import Task
+from penstock.data.rows.request import Task
 from penstock.engine import Prepared
 from penstock.engine import prepared as prompt_of_task
 from penstock.errors import BadRequest

@@ -17,11 +17,11 @@ from served import Served
 
 from penstock.data.backends.in_process import OwnEngine
 from penstock.data.backends.openai_service import Url
-from penstock.data.backends.payloads import Http
 from penstock.data.backends.protocol import Backend
 from penstock.data.execution.patience import Patience
 from penstock.data.execution.window import Window
 from penstock.data.pipeline.configs import HttpRequestProcessorConfig
+from penstock.data.pipeline.stage_spec import service_of
 from penstock.data.rows.request import Request
 from penstock.engines.sim.engine import SimEngine
 from penstock.errors import ConfigError, Unavailable
@@ -101,7 +101,7 @@ async def test_a_raw_url_gets_the_body_as_it_is():
         assert request.method == "POST"
         return web.Response(body=request.path_qs.encode() + b" " + await request.read())
 
-    async with service(echo) as base, started(Url(f"{base}/any/where?x=1", raw=True)) as raw:
+    async with service(echo) as base, started(Url(f"{base}/any/where?x=1", finds_model=False)) as raw:
         answer = await raw.ask(Request(path="", body=b'{"a":   1.50}', model="not sent"))
         assert answer.body == b'/any/where?x=1 {"a":   1.50}'
 
@@ -160,7 +160,7 @@ async def test_the_actors_of_a_pipeline_share_its_requests_per_second(kinds: tup
 
     async with service(ok) as base:
         config = HttpRequestProcessorConfig(url=base, model="m", qps=40, concurrency=(1, 2))
-        async with started(Http(config)) as actor:
+        async with started(service_of(config)) as actor:
             began = monotonic()
             await asyncio.gather(*(actor.ask(Request(path=path, body=b"{}")) for path in kinds * 6))
             assert monotonic() - began >= (6 * len(kinds) - 1) / 20

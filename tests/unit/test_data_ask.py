@@ -18,7 +18,7 @@ import pytest
 from penstock.data.rows.builder import request_of
 from penstock.data.rows.input_columns import INPUTS, field_names
 from penstock.data.rows.parameters import PARAMETERS
-from penstock.data.rows.task import CHAT, COMPLETIONS, KINDS, Task
+from penstock.data.rows.request import CHAT, COMPLETIONS, KINDS, Task
 from penstock.errors import BadRequest, ConfigError
 
 GENERATE, EMBED, CLASSIFY, SCORE = Task(), Task("embed"), Task("classify"), Task("score")

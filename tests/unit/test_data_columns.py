@@ -13,7 +13,7 @@ import pytest
 
 from penstock.data.results.columns import ERROR, columns, schema
 from penstock.data.results.outcome import Failure, Outcome
-from penstock.data.rows.task import KINDS, Task
+from penstock.data.rows.request import KINDS, Task
 
 GENERATE = Task()
 

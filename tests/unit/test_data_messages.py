@@ -18,7 +18,7 @@ from pictures import data_url, encoded
 from PIL import Image
 
 from penstock.data.rows.builder import request_of
-from penstock.data.rows.task import Task
+from penstock.data.rows.request import Task
 from penstock.errors import BadRequest, DownloadFailed
 
 RED = Image.new("RGB", (4, 3), "red")

@@ -17,8 +17,7 @@ from penstock.data.execution.retry import outcome_of
 from penstock.data.pipeline.row_program import LLM, program_columns, program_schema, run
 from penstock.data.results.fault import error_of, failure_of
 from penstock.data.results.outcome import Failure, Outcome
-from penstock.data.rows.request import Request
-from penstock.data.rows.task import Task
+from penstock.data.rows.request import Request, Task
 from penstock.engines import engine_class
 from penstock.errors import BadRequest, Error, NotFound, Overloaded, PromptTooLong, Unavailable
 

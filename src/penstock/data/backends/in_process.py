@@ -18,8 +18,7 @@ from penstock.data.backends.json_fields import with_fields
 from penstock.data.backends.protocol import Answer
 from penstock.data.backends.queue_depth import Appetite
 from penstock.data.backends.started_engine import Model
-from penstock.data.rows.request import Request
-from penstock.data.rows.task import Kind
+from penstock.data.rows.request import Kind, Request
 from penstock.engine import Load, Prepared, Progress, prepared, silent
 from penstock.errors import BadRequest, EngineDead, Unavailable
 from penstock.hooks.context import authors_ask

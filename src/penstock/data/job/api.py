@@ -21,7 +21,7 @@ from penstock.data.job.progress import Watcher
 from penstock.data.job.report import Prices, Report
 from penstock.data.job.spec import Engines, Order, Reuse
 from penstock.data.rows.coerce import plain
-from penstock.data.rows.task import Kind
+from penstock.data.rows.request import Kind
 from penstock.data.storage.paths import absolute
 from penstock.errors import BadRequest, ConfigError, SourceNotFound
 

@@ -8,7 +8,7 @@ from penstock.data.backends.protocol import Backend
 from penstock.data.backends.ray_cluster import Cluster
 from penstock.data.job.spec import Engines
 from penstock.data.job.worker_pool import Alone, Crew
-from penstock.data.rows.task import Kind
+from penstock.data.rows.request import Kind
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -6,16 +6,15 @@ this machine but paths.
 
 from __future__ import annotations
 
-import string
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 
 from penstock.data.job.prefix import Waiting, beginning
 from penstock.data.rows.builder import request_of
-from penstock.data.rows.request import Request, digest
-from penstock.data.rows.task import Kind, Task
+from penstock.data.rows.digest import digest, is_deterministic
+from penstock.data.rows.request import Kind, Request, Task
+from penstock.data.rows.template import PromptTemplate
 from penstock.data.storage.paths import Place, place
 from penstock.data.storage.readers import Row
 from penstock.errors import BadRequest, ConfigError
@@ -57,7 +56,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """inputs: files, folders, globs. output: a file, or a folder where it ends with "/".
 
     template: a prompt with columns in braces. chat: whether it goes into a message. defaults: fields of
-    requests where a row is silent. reuse: whose answers count for identical requests (see `reusable`).
+    requests where a row is silent. reuse: which answers serve identical requests, too (`is_deterministic`).
     lines: rows are lines of OpenAI's batch form. part_rows: rows of the input for each file of a folder.
     """
 
@@ -114,7 +113,12 @@ class Asking:
             raise ConfigError(
                 f"{what}: no effect on OpenAI's batch lines, whose bodies are sent as they are."
             )
-        self.columns = _columns(order.template) if order.template is not None else frozenset[str]()
+        self._template: PromptTemplate | None = None
+        if order.template is not None:
+            self._template = PromptTemplate(
+                order.template, kind=order.kind, system=order.system, chat=order.chat
+            )
+        self.columns = self._template.columns if self._template is not None else frozenset[str]()
         self._salt = msgspec.json.encode((order.kind, _who(order.engines)))
 
     def waiting(self, row: Row) -> Waiting | None:
@@ -124,36 +128,18 @@ class Asking:
         """
         if row.fields is None:
             raise BadRequest(row.fault or "The row cannot be read.")
-        if self.columns and all(_empty(row.fields.get(name, row)) for name in self.columns):
+        template = self._template
+        if template is not None and template.is_blank(row.fields):
             return None
-        request = request_of(self._fields(row.fields), self._task, self._order.defaults)
+        fields = row.fields if template is None else template.fields(row.fields)
+        request = request_of(fields, self._task, self._order.defaults)
         begin = beginning(request) if self._order.group_prefixes else b""
         return Waiting(row.number, request, self._key(request), 0, begin)
-
-    def _fields(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-        template, order = self._order.template, self._order
-        if template is None:
-            return fields
-        if missing := self.columns - fields.keys():
-            raise BadRequest(
-                f"The prompt names the column {min(missing)!r}; the row has {', '.join(map(str, fields))}."
-            )
-        try:
-            text = _FORMATTER.vformat(template, (), fields)
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
-            why = f"there is no {error}" if isinstance(error, LookupError) else str(error)
-            raise BadRequest(f"The prompt cannot be made of the row: {why}.") from error
-        if order.kind != "generate":
-            return {"input": text}
-        if not order.chat:
-            return {"prompt": (order.system or "") + text}
-        system = [{"role": "system", "content": order.system}] if order.system is not None else []
-        return {"messages": [*system, {"role": "user", "content": text}]}
 
     def _key(self, request: Request) -> str | None:
         if self._order.reuse == "off" or request.prompt is not None:
             return None
-        if self._order.reuse == "exact" and not reusable(request):
+        if self._order.reuse == "exact" and not is_deterministic(request):
             return None
         return digest(request, self._salt)
 
@@ -163,59 +149,3 @@ def _who(engines: Engines) -> tuple[str | None, ...]:
     if engines.words:
         return (*engines.words, engines.engine)
     return ("served", engines.model) if engines.model else (engines.url, engines.app, engines.deployment)
-
-
-class _Sampling(msgspec.Struct):
-    temperature: float | None = None
-    seed: int | None = None
-
-
-_sampling = msgspec.json.Decoder(_Sampling).decode
-_GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
-
-
-def reusable(request: Request) -> bool:
-    """Whether the same request would get the same answer: nothing is drawn, or by a seed of its own."""
-    if request.path not in _GENERATING:
-        return True
-    try:
-        body = _sampling(request.body)
-    except (msgspec.DecodeError, msgspec.ValidationError):
-        return False
-    return body.temperature == 0 or body.seed is not None
-
-
-def _empty(value: object) -> bool:
-    return value is None or (isinstance(value, str) and not value.strip())
-
-
-class _Formatter(string.Formatter):
-    """Columns that are no text are written as JSON; what a row lacks (null) is empty."""
-
-    def convert_field(self, value: Any, conversion: Any) -> Any:
-        return value if value is None else super().convert_field(value, conversion)
-
-    def format_field(self, value: Any, format_spec: str) -> str:
-        if value is None:
-            return ""
-        if isinstance(value, list | dict):
-            value = msgspec.json.encode(value).decode()
-        return super().format_field(value, format_spec)
-
-
-_FORMATTER = _Formatter()
-
-
-def _columns(template: str) -> frozenset[str]:
-    """Names in braces. Raises: ConfigError."""
-    try:
-        names = [name for _, name, _, _ in _FORMATTER.parse(template) if name is not None]
-    except ValueError as error:
-        raise ConfigError(
-            f"The prompt {template!r} is no template ({error}); write {{{{ for a brace."
-        ) from error
-    if not names or "" in names:
-        raise ConfigError(
-            f"The prompt {template!r} must name a column in braces, as in 'Summarise: {{text}}'."
-        )
-    return frozenset(name.partition(".")[0].partition("[")[0] for name in names)

@@ -19,11 +19,11 @@ from typing import Any
 
 import cloudpickle
 
-from penstock.data.job.spec import reusable
 from penstock.data.journal.index import answered, end_at, segments
 from penstock.data.journal.segment import Entry, Segment
 from penstock.data.results.outcome import Outcome
-from penstock.data.rows.request import Request, digest
+from penstock.data.rows.digest import digest, is_deterministic
+from penstock.data.rows.request import Request
 from penstock.data.storage.paths import place
 from penstock.errors import Error
 
@@ -92,7 +92,7 @@ def _settle(loop: asyncio.AbstractEventLoop, kept: asyncio.Future[None], error: 
 
 def key_of(ask: Any, row: Any, salt: bytes) -> Key:
     """salt: of the model that is asked. row: the user's, all of it."""
-    if isinstance(ask, Request) and reusable(ask):
+    if isinstance(ask, Request) and is_deterministic(ask):
         return Key(digest(ask, salt), is_drawn=False)
     drawn = salt + _hash(row)
     return Key(digest(ask, drawn) if isinstance(ask, Request) else _hash((drawn, ask)).hex(), is_drawn=True)

@@ -21,8 +21,7 @@ from penstock.data.results.fault import error_of, failure_of
 from penstock.data.results.outcome import Failure, Outcome
 from penstock.data.rows.builder import request_of
 from penstock.data.rows.coerce import kind_of, plain
-from penstock.data.rows.request import Request
-from penstock.data.rows.task import Kind, Task
+from penstock.data.rows.request import Kind, Request, Task
 from penstock.errors import BadRequest, Error, OwnCodeFailed, Unavailable
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from penstock.data.results.responses import (
     Scores,
     Usage,
 )
-from penstock.data.rows.task import Kind, Task
+from penstock.data.rows.request import Kind, Task
 
 Columns = dict[str, Any]
 

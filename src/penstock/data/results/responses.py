@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct, field
 
-from penstock.data.rows.task import CHAT, COMPLETIONS, POOLING_PATHS
+from penstock.data.rows.request import CHAT, COMPLETIONS, POOLING_PATHS
 
 Whole = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 """One that a column can hold."""

@@ -13,13 +13,11 @@ from typing import Any, cast
 import msgspec
 
 from penstock.data.rows import messages
-from penstock.data.rows.coerce import kind_of, plain, refused
+from penstock.data.rows.coerce import checked, kind_of, mapping, plain, refused
 from penstock.data.rows.input_columns import IDS, INPUTS, MEDIA, check, is_line, wanted
 from penstock.data.rows.openai_batch import line_request
 from penstock.data.rows.parameters import CHAT_ONLY, COMPLETIONS_ONLY, for_path, parameters
-from penstock.data.rows.request import Request
-from penstock.data.rows.shape import checked, mapping
-from penstock.data.rows.task import CHAT, COMPLETIONS, POOLING_PATHS, Task
+from penstock.data.rows.request import CHAT, COMPLETIONS, POOLING_PATHS, Request, Task
 from penstock.errors import BadRequest
 
 Fields = dict[str, Any]

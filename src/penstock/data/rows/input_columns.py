@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.data.rows.coerce import cut, refused
 from penstock.data.rows.parameters import ALIASES, GROUPS, PARAMETERS, near
-from penstock.data.rows.task import KINDS, Kind, Task
+from penstock.data.rows.request import KINDS, Kind, Task
 from penstock.errors import BadRequest
 
 IDS = ("prompt_token_ids", "tokenized_prompt")

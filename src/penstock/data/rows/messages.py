@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from penstock.data.rows import media
-from penstock.data.rows.coerce import cut, kind_of, plain, refused
-from penstock.data.rows.shape import parsed
-from penstock.data.rows.task import Task
+from penstock.data.rows.coerce import cut, kind_of, parsed, plain, refused
+from penstock.data.rows.request import Task
 
 _MEDIA = {
     "image": "image",

@@ -8,9 +8,8 @@ from typing import Any, cast
 
 import msgspec
 
-from penstock.data.rows.coerce import cut, kind_of, plain, refused
+from penstock.data.rows.coerce import cut, kind_of, parsed, plain, refused
 from penstock.data.rows.request import Request
-from penstock.data.rows.shape import parsed
 
 PATHS = (
     "/v1/chat/completions",

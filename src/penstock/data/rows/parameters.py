@@ -12,9 +12,8 @@ from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from typing import Any
 
-from penstock.data.rows.coerce import cut, refused
-from penstock.data.rows.shape import checked, mapping, parsed
-from penstock.data.rows.task import CHAT, COMPLETIONS, Kind
+from penstock.data.rows.coerce import checked, cut, mapping, parsed, refused
+from penstock.data.rows.request import CHAT, COMPLETIONS, Kind
 
 Fields = dict[str, Any]
 

@@ -1,14 +1,38 @@
-"""What one row asks of an engine, in the one form that every engine and every process understands.
+"""A row's request in the one form that every engine and process understands, and the task it belongs to.
 
-Made from what the user's preprocessing returned; read by the backends. It knows no engine and no Ray.
+Built from what the user's preprocessing returned; sent by the backends.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 import msgspec
+
+from penstock.errors import ConfigError
+
+Kind = Literal["generate", "embed", "classify", "score"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+POOLING_PATHS = {"embed": "/v1/embeddings", "classify": "/classify", "score": "/score"}
+
+ROLES = frozenset(
+    {
+        "system",
+        "developer",
+        "user",
+        "assistant",
+        "tool",
+        "function",
+        "ipython",  # Llama's tool results
+        "observation",  # ChatGLM's
+        "control",  # Granite's, and its documents
+        "document",
+    }
+)
+"""Roles that templates know, OpenAI's first."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,10 +49,24 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     prompt: bytes | None = None
 
 
-def digest(request: Request, salt: bytes) -> str:
-    """The same for the same request. salt: who is asked, and what else must not share an answer."""
-    found = hashlib.blake2b(salt, digest_size=12)
-    prompt = () if request.prompt is None else (request.prompt,)
-    for part in (request.path.encode(), (request.model or "").encode(), request.body, *prompt):
-        found.update(len(part).to_bytes(8, "big") + part)
-    return base64.b64encode(found.digest()).decode()
+@dataclass(frozen=True, slots=True)
+class Task:
+    """model: what the backend serves, for adapters that rows name.
+
+    alone: it serves nothing else, so any other model that a row names is an adapter of it.
+    token_ids: whether answers are asked for the ids of prompt and answer.
+    read_files: whether files, `file://` and buckets that rows name are read here; rows of strangers must not
+        make this process read them.
+    roles: those of messages; None for any.
+    """
+
+    kind: Kind = "generate"
+    model: str | None = None
+    alone: bool = False
+    token_ids: bool = True
+    read_files: bool = True
+    roles: frozenset[str] | None = ROLES
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(f"There is no task {self.kind!r}; there are {', '.join(KINDS)}.")

@@ -1,0 +1,84 @@
+"""A prompt with columns in braces, filled in for each row."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from penstock.data.rows.request import Kind
+from penstock.errors import BadRequest, ConfigError
+
+
+class PromptTemplate:
+    """`Summarise: {text}`, as the request of a row.
+
+    columns: that it names. system: the system message, or text before the prompt where there is no chat.
+    """
+
+    def __init__(
+        self, text: str, *, kind: Kind = "generate", system: str | None = None, chat: bool = True
+    ) -> None:
+        """Raises: ConfigError when `text` is not a template."""
+        self.columns = _columns(text)
+        self._text, self._kind, self._system, self._chat = text, kind, system, chat
+
+    def is_blank(self, row: Mapping[str, Any]) -> bool:
+        """Whether all columns that it names are there, and empty."""
+        return all(_is_empty(row.get(name, row)) for name in self.columns)
+
+    def fields(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Raises: BadRequest when the row cannot fill it in."""
+        if missing := self.columns - row.keys():
+            raise BadRequest(
+                f"The prompt names the column {min(missing)!r}; the row has {', '.join(map(str, row))}."
+            )
+        try:
+            text = _FORMATTER.vformat(self._text, (), row)
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            why = f"there is no {error}" if isinstance(error, LookupError) else str(error)
+            raise BadRequest(f"The prompt cannot be made of the row: {why}.") from error
+        if self._kind != "generate":
+            return {"input": text}
+        if not self._chat:
+            return {"prompt": (self._system or "") + text}
+        system = [{"role": "system", "content": self._system}] if self._system is not None else []
+        return {"messages": [*system, {"role": "user", "content": text}]}
+
+
+class _Formatter(string.Formatter):
+    """Columns that are no text are written as JSON; what a row lacks (null) is empty."""
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        return value if value is None else super().convert_field(value, conversion)
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if value is None:
+            return ""
+        if isinstance(value, list | dict):
+            value = msgspec.json.encode(value).decode()
+        return super().format_field(value, format_spec)
+
+
+_FORMATTER = _Formatter()
+
+
+def _columns(template: str) -> frozenset[str]:
+    """Names in braces. Raises: ConfigError."""
+    try:
+        names = [name for _, name, _, _ in _FORMATTER.parse(template) if name is not None]
+    except ValueError as error:
+        raise ConfigError(
+            f"The prompt {template!r} is no template ({error}); write {{{{ for a brace."
+        ) from error
+    if not names or "" in names:
+        raise ConfigError(
+            f"The prompt {template!r} must name a column in braces, as in 'Summarise: {{text}}'."
+        )
+    return frozenset(name.partition(".")[0].partition("[")[0] for name in names)
+
+
+def _is_empty(value: object) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip())
