@@ -1,11 +1,12 @@
-"""Any OpenAI-compatible service by its URL, or any URL that takes JSON: somebody else keeps the engines.
+"""Any OpenAI-compatible service by its URL, or any URL that takes JSON.
 
-It stands between the window and the network. What is answered is an answer, whatever its status; where nobody
-was reached, it is Unavailable.
+Between the window and the network. An answer of any status is a response; a service that cannot be reached is
+Unavailable.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Mapping
@@ -27,12 +28,16 @@ _WRONG = (400, 404, 422)
 _MODELS = "/v1/models"
 _VERSION = re.compile(r"/v\d\w*(/|$)")
 
+PAYLOAD = ""
+"""Path of a request whose body is posted unchanged to exactly the service's URL."""
+
 
 class Url:
-    """A service at `url`, with or without its `/v1`; with `raw` each body goes to exactly this URL.
+    """A service at `url`, with or without its `/v1`.
 
-    model: for rows that name none; without it the one that the service lists, if it is one.
-    pace: of its requests. max_concurrency: at a time; less while it answers 429 or 503.
+    model: for rows that name none; without it, the only model that the service lists.
+    requests_per_second: None for no limit. max_concurrency: requests at a time; fewer while it answers 429
+    or 503. finds_model: whether `start` asks for its models; else the first row that is no payload does.
     """
 
     def __init__(
@@ -42,10 +47,10 @@ class Url:
         headers: Mapping[str, str] | None = None,
         api_key: str | None = None,
         model: str | None = None,
-        pace: Pace | None = None,
+        requests_per_second: float | None = None,
         max_concurrency: int = 64,
         timeout_s: float | None = None,
-        raw: bool = False,
+        finds_model: bool = True,
     ) -> None:
         """Raises: ConfigError."""
         self._url = _parsed(url)
@@ -53,8 +58,10 @@ class Url:
         self._headers = {**({"authorization": f"Bearer {api_key}"} if api_key else {}), **(headers or {})}
         self._model = model
         self._timeout_s = timeout_s
-        self._raw = raw
-        self._pace = pace or Pace(None)
+        self._finds_model = finds_model
+        self._finding = asyncio.Lock()
+        self._found = model is not None
+        self._pace = Pace(requests_per_second)
         self._width = Width(max_concurrency)
         self._wire: Wire | None = None
         self._in_flight = 0
@@ -67,8 +74,8 @@ class Url:
             return
         wire = Wire(self._headers, self._timeout_s)
         try:
-            if not self._raw and self._model is None:
-                self._model = await self._only_model(wire)
+            if self._finds_model:
+                await self._find_model(wire)
         except BaseException:
             await wire.close()
             raise
@@ -81,7 +88,9 @@ class Url:
 
     async def ask(self, request: Request) -> Answer:
         if self._wire is None:
-            raise Unavailable(f"Nothing is asked of {self._shown} before `start`.")
+            raise Unavailable(f"Call `start` before sending requests to {self._shown}.")
+        if request.path != PAYLOAD:
+            await self._find_model(self._wire)
         self._in_flight += 1
         try:
             await self._pace.turn()
@@ -110,7 +119,9 @@ class Url:
         Raises: ConfigError.
         """
         self._accepted |= answer.status == 200
-        if request.model or self._accepted or not self._several or answer.status not in _WRONG:
+        if request.model or request.path == PAYLOAD or self._accepted or not self._several:
+            return
+        if answer.status not in _WRONG:
             return
         raise ConfigError(
             f"{self._shown} refuses a row that names no model; it serves "
@@ -139,11 +150,18 @@ class Url:
         return answer
 
     def _whole(self, request: Request) -> tuple[str, bytes]:
-        if self._raw:
+        if request.path == PAYLOAD:
             return urlunsplit(self._url), request.body
         model = request.model or self._model
         body = with_fields(request.body, {"model": model} if model else {})
         return _endpoint(self._url, request.path), body
+
+    async def _find_model(self, wire: Wire) -> None:
+        """Once. Raises: Unavailable, ConfigError."""
+        async with self._finding:
+            if not self._found:
+                self._model = await self._only_model(wire)
+                self._found = True
 
     async def _only_model(self, wire: Wire) -> str | None:
         try:

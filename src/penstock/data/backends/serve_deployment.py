@@ -15,7 +15,6 @@ from penstock.data.backends.native_types import argument
 from penstock.data.backends.protocol import Answer
 from penstock.data.backends.replica_set import Fleet
 from penstock.data.backends.serve_handle import Method
-from penstock.data.pipeline.configs import ServeDeploymentProcessorConfig
 from penstock.data.rows.coerce import plain
 from penstock.data.rows.request import Request
 from penstock.engine import Load, Progress, silent
@@ -39,13 +38,22 @@ _PATHS = {
 
 
 class Served:
-    """Asked at its listeners where it is a model of ours, else by handle."""
+    """Asked at its listeners where it serves a model of Penstock's, else by handle.
 
-    def __init__(self, config: ServeDeploymentProcessorConfig) -> None:
-        app, name = config.app_name, config.deployment_name
-        self._dtypes: Mapping[str, Any] = config.dtype_mapping
-        self._fleet: Fleet | None = Fleet(app, name)
-        self._method = Method(app, name, dtypes=self._dtypes, max_concurrency=config.max_in_flight)
+    dtypes: classes by the names that rows give. max_concurrency: calls by handle at a time.
+    """
+
+    def __init__(
+        self,
+        app_name: str,
+        deployment_name: str | None = None,
+        *,
+        dtypes: Mapping[str, Any],
+        max_concurrency: int = 256,
+    ) -> None:
+        self._dtypes = dtypes
+        self._fleet: Fleet | None = Fleet(app_name, deployment_name)
+        self._method = Method(app_name, deployment_name, dtypes=dtypes, max_concurrency=max_concurrency)
 
     async def start(self, progress: Progress = silent) -> None:
         await self._method.start(progress)

@@ -18,7 +18,7 @@ from penstock.config.derive.accelerators import Nodes
 from penstock.config.derive.placement import gang_size, spans_nodes
 from penstock.data.backends.build import own_engine, single_actor_options
 from penstock.data.backends.in_process import engine_identity, for_task
-from penstock.data.backends.payloads import PAYLOAD, Http
+from penstock.data.backends.openai_service import PAYLOAD, Url
 from penstock.data.backends.protocol import Backend
 from penstock.data.backends.serve_deployment import Served
 from penstock.data.backends.serve_handle import called
@@ -39,8 +39,7 @@ from penstock.data.results.outcome import Outcome
 from penstock.data.rows.builder import request_of
 from penstock.data.rows.coerce import plain
 from penstock.data.rows.input_columns import field_names, is_line
-from penstock.data.rows.request import Request
-from penstock.data.rows.task import Task
+from penstock.data.rows.request import Request, Task
 from penstock.errors import BadRequest, ConfigError, Unsupported
 
 Fields = Mapping[str, Any]
@@ -119,7 +118,13 @@ def _served(config: ServeDeploymentProcessorConfig) -> Station:
     task = Task(config.task_type, read_files=config.read_files)
     return Station(
         task=task,
-        make=partial(Served, config),
+        make=partial(
+            Served,
+            config.app_name,
+            config.deployment_name,
+            dtypes=config.dtype_mapping,
+            max_concurrency=config.max_in_flight,
+        ),
         ask=partial(call_or_request, task),
         columns=partial(result_or_columns, task),
         fields=partial(fields_or_call, task),
@@ -164,7 +169,7 @@ def _http(config: HttpRequestProcessorConfig) -> Station:
     task = Task(config.task_type, token_ids=False, read_files=config.read_files)
     return Station(
         task=task,
-        make=partial(Http, config),
+        make=partial(service_of, config),
         ask=partial(payload_or_request, task),
         columns=partial(response_or_columns, task),
         fields=partial(fields_or_payload, task),
@@ -172,6 +177,20 @@ def _http(config: HttpRequestProcessorConfig) -> Station:
         resources=small,
         alone=False,
         identity=_identity("http", config.task_type, config.url, config.model),
+    )
+
+
+def service_of(config: HttpRequestProcessorConfig) -> Url:
+    """One actor's client; the pipeline's actors share its requests per second."""
+    return Url(
+        config.url,
+        headers=config.headers,
+        api_key=config.api_key,
+        model=config.model,
+        requests_per_second=config.qps / config.most_actors if config.qps else None,
+        max_concurrency=config.max_in_flight,
+        timeout_s=config.timeout_s,
+        finds_model=False,
     )
 
 
