@@ -18,7 +18,8 @@ from benchmarks.slots import Slots
 from penstock.engines.sim.batch import Batch, Sequence
 from penstock.engines.sim.options import SimOptions
 from penstock.engines.sim.reply import Reply
-from penstock.serve.fleet.table import Replica, Table, Taken
+from penstock.serve.fleet.replica import Replica, Taken
+from penstock.serve.fleet.table import Table
 from penstock.serve.gateway import body
 from penstock.serve.gateway.catalogue import Catalogue, ModelCard
 from penstock.serve.gateway.routing_features import Reading

@@ -7,7 +7,8 @@ from collections import Counter
 
 import pytest
 
-from penstock.serve.fleet.table import REQUEST_TOKENS, Replica, Table, Taken
+from penstock.serve.fleet.replica import REQUEST_TOKENS, Replica, Taken
+from penstock.serve.fleet.table import Table
 from penstock.serve.routing import Asked, policy
 from penstock.serve.routing.adapter_affinity import LOAD_TOKENS
 from penstock.transport.address import Address

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.serve.fleet.table import Replica
+from penstock.serve.fleet.replica import Replica
 from penstock.serve.routing.prefix_hashes import ENDS
 from penstock.serve.routing.prefix_index import Memory
 from penstock.transport.address import Address

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from penstock.serve.fleet.candidates import Candidates
-from penstock.serve.fleet.table import Replica, Table
+from penstock.serve.fleet.replica import Replica
+from penstock.serve.fleet.table import Table
 from penstock.serve.routing import Asked, Pick, policy
 from penstock.serve.routing.user_policy import Own
 from penstock.transport.address import Address

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from penstock.config.schema.routing import POLICIES
-from penstock.serve.fleet.table import Replica, Table, Taken, Tried
+from penstock.serve.fleet.replica import Replica, Taken, Tried
+from penstock.serve.fleet.table import Table
 from penstock.serve.routing import Asked, Pick, Policy, policy
 from penstock.serve.routing.load_bounds import ALWAYS, OVER_SHARE
 from penstock.serve.routing.policy import Learns

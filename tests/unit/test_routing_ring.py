@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from penstock.serve.fleet.table import Replica
+from penstock.serve.fleet.replica import Replica
 from penstock.serve.routing.hash_ring import Ring, hash_of
 from penstock.transport.address import Address
 

@@ -2,7 +2,8 @@
 
 import random
 
-from penstock.serve.fleet.table import REQUEST_TOKENS, Replica, Table, Tried
+from penstock.serve.fleet.replica import REQUEST_TOKENS, Replica, Tried
+from penstock.serve.fleet.table import Table
 from penstock.serve.routing.policy import Asked
 from penstock.serve.routing.power_of_two import PowerOfTwo
 from penstock.transport.address import Address

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from penstock.serve.fleet.indexed_set import Bag
-
-if TYPE_CHECKING:
-    from penstock.serve.fleet.table import Replica
+from penstock.serve.fleet.replica import Replica
 
 _NOBODY: Bag[Replica] = Bag()
 

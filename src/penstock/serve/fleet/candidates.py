@@ -7,16 +7,13 @@ thousand replicas, full or not, costs what a pick among two does.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from penstock.serve.fleet.adapter_index import Holders
 from penstock.serve.fleet.indexed_set import Bag
-
-if TYPE_CHECKING:
-    from penstock.serve.fleet.table import Replica
+from penstock.serve.fleet.replica import Replica
 
 
-class Candidates(Bag["Replica"]):
+class Candidates(Bag[Replica]):
     """Ready replicas with room, in no order; `in` takes no search.
 
     members: every replica of the model in Serve's order, ready or not; another tuple after each change.

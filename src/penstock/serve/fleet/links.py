@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from penstock.serve.fleet.table import Replica, Table
+from penstock.serve.fleet.replica import Replica
+from penstock.serve.fleet.table import Table
 from penstock.transport import headers, link
 from penstock.transport.pool import Pool
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import msgspec
 
 from penstock.serve.fleet.links import Fleet
-from penstock.serve.fleet.table import Replica, Table
+from penstock.serve.fleet.replica import Replica
+from penstock.serve.fleet.table import Table
 from penstock.serve.gateway.catalogue import ModelCard
 from penstock.transport import link
 

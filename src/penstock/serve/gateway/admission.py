@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from penstock.errors import Overloaded, Unavailable
 from penstock.metrics import ModelMetrics
-from penstock.serve.fleet.table import Replica, Table, Taken, Tried
+from penstock.serve.fleet.replica import Replica, Taken, Tried
+from penstock.serve.fleet.table import Table
 from penstock.serve.gateway import stored_responses
 from penstock.serve.gateway.catalogue import ModelCard
 from penstock.serve.gateway.telemetry.timing import PICK, QUEUE, Timing

@@ -15,7 +15,8 @@ from functools import partial
 from penstock.errors import EngineDead
 from penstock.metrics import GatewayMetrics, ModelMetrics
 from penstock.serve.fleet.links import Fleet
-from penstock.serve.fleet.table import Replica, Table, Tried
+from penstock.serve.fleet.replica import Replica, Tried
+from penstock.serve.fleet.table import Table
 from penstock.serve.gateway import relay, stored_responses
 from penstock.serve.gateway.admission import Line
 from penstock.serve.gateway.body import Body

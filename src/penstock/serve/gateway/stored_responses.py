@@ -9,7 +9,8 @@ import msgspec
 
 from penstock.errors import NotFound
 from penstock.openai.response_ids import keeper_of
-from penstock.serve.fleet.table import Replica, Table
+from penstock.serve.fleet.replica import Replica
+from penstock.serve.fleet.table import Table
 from penstock.serve.gateway.body import Fields
 from penstock.serve.gateway.routes import Route
 

@@ -19,7 +19,8 @@ from penstock.config.derive.serve_options import deployment_name
 from penstock.serve.control.state import FOLLOW_S, WARN_AFTER, Moved
 from penstock.serve.fleet import membership
 from penstock.serve.fleet.membership import Members
-from penstock.serve.fleet.table import Replica, Table
+from penstock.serve.fleet.replica import Replica
+from penstock.serve.fleet.table import Table
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from penstock.serve.fleet.candidates import Candidates
-from penstock.serve.fleet.table import Replica
+from penstock.serve.fleet.replica import Replica
 from penstock.serve.routing.hash_ring import Ring, hash_of
 from penstock.serve.routing.load_bounds import share
 from penstock.serve.routing.policy import Pick

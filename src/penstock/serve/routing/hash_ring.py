@@ -12,7 +12,7 @@ import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
-from penstock.serve.fleet.table import Replica
+from penstock.serve.fleet.replica import Replica
 
 _POINTS = 64  # each: with fewer, some replicas own twice the share of others
 _SPACE = 2**64

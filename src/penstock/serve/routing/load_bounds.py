@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 from penstock.serve.fleet.candidates import Candidates
-from penstock.serve.fleet.table import Replica
+from penstock.serve.fleet.replica import Replica
 
 OVER_SHARE = 1.5
 """A replica gets no request for affinity's sake while it has more than this many times the mean."""

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 import msgspec
 
 from penstock.serve.fleet.candidates import Candidates
-from penstock.serve.fleet.table import Replica
+from penstock.serve.fleet.replica import Replica
 
 Reads = Literal["prompt", "session"]
 """What a policy may ask for beside the adapter and the size, which cost nothing to know."""

@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator, Sequence
 
 from penstock.serve.fleet.candidates import Candidates
-from penstock.serve.fleet.table import Replica
+from penstock.serve.fleet.replica import Replica
 from penstock.serve.routing.adapter_affinity import AdapterRing
 from penstock.serve.routing.hash_ring import Ring
 from penstock.serve.routing.load_bounds import share, two

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from penstock.serve.fleet.table import Replica
+from penstock.serve.fleet.replica import Replica
 from penstock.serve.routing.prefix_hashes import BYTES_PER_TOKEN, ENDS
 
 ENTRIES = 2**18

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from penstock.serve.fleet.candidates import Candidates
-from penstock.serve.fleet.table import Replica
+from penstock.serve.fleet.replica import Replica
 from penstock.serve.routing.policy import Asked, Learns, Pick, Policy
 from penstock.serve.routing.power_of_two import PowerOfTwo
 

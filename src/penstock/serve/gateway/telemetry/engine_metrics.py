@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable
 
 from penstock.serve.fleet.links import Fleet
-from penstock.serve.fleet.table import Replica
+from penstock.serve.fleet.replica import Replica
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,91 @@
+"""What a gateway knows of one replica, the slots that its requests hold there, and which replicas failed one.
+
+The table keeps these up to date; routing policies only read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from penstock.transport.address import Address
+
+REQUEST_TOKENS = 256
+"""What an open request weighs beside prompt tokens that wait: about a hundred more tokens to make, each a
+few times as dear as one of a prompt."""
+
+
+@dataclass(eq=False, slots=True)
+class Replica:
+    """What this gateway knows about one replica. Units: requests, and tokens where the name says so.
+
+    in_flight: ours, exact. elsewhere: of other gateways, as last reported. reported: running and waiting in
+    the engine, as last reported, whoever sent them; in_flight_then: ours at that time. waiting_tokens: of
+    prompts not yet worked on, as last reported; sent_tokens: of prompts that we have sent since. kv_tokens:
+    of its whole KV cache, when it has told.
+    """
+
+    model_id: str
+    address: Address
+    state: str = "unknown"
+    in_flight: int = 0
+    elsewhere: int = 0
+    reported: int = 0
+    in_flight_then: int = 0
+    waiting_tokens: int = 0
+    sent_tokens: int = 0
+    kv_tokens: int | None = None
+    hellos: int = 0
+    reports: int = 0
+    counted: tuple[int, int] = (0, 0)
+    """What the table's sums hold of this one: of requests in it, and of those from other gateways."""
+
+    @property
+    def id(self) -> str:
+        return self.address.replica_id
+
+    @property
+    def ongoing(self) -> int:
+        """Open requests of all gateways."""
+        return self.in_flight + self.elsewhere
+
+    @property
+    def busy(self) -> int:
+        """Requests in it now: the last report, corrected by what we have started and finished since."""
+        return max(self.in_flight + self.elsewhere, self.reported + self.in_flight - self.in_flight_then)
+
+    @property
+    def load_tokens(self) -> int:
+        """Work before it: prompt tokens that wait, and for every request what it is worth in such tokens."""
+        return self.waiting_tokens + self.sent_tokens + REQUEST_TOKENS * self.busy
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A place in a replica, held by one request until it is given back."""
+
+    replica: Replica
+    tokens: int
+    report: int
+    adapter: str = ""
+
+
+class Tried:
+    """Replicas that failed one request. A replica may be tried again once it has said hello anew."""
+
+    __slots__ = ("_hellos",)
+
+    def __init__(self) -> None:
+        self._hellos: dict[Replica, int] = {}
+
+    def add(self, replica: Replica) -> None:
+        self._hellos[replica] = replica.hellos
+
+    def __contains__(self, replica: object) -> bool:
+        return isinstance(replica, Replica) and self._hellos.get(replica) == replica.hellos
+
+    def __iter__(self) -> Iterator[Replica]:
+        return (replica for replica in self._hellos if replica in self)
+
+    def __len__(self) -> int:
+        return len(self._hellos)
