@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+KEEP_ALIVE_S = 75
+"""Seconds that a listener keeps a connection open between two requests."""
+
 
 @dataclass(frozen=True, slots=True)
 class Address:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.serve.http.server import KEEP_ALIVE_S
-from penstock.transport.address import Address
+from penstock.transport.address import KEEP_ALIVE_S, Address
 from penstock.transport.connection import Connection, connect
 from penstock.transport.multiplexer import Receiver
 

@@ -23,10 +23,10 @@ from penstock.serve.http import limits
 from penstock.serve.http.connection_limits import Connections, Peer, expire
 from penstock.serve.http.direct_writer import EXTENSION, Outlet
 from penstock.serve.http.port_sharing import Family, Mark, claim
+from penstock.transport.address import KEEP_ALIVE_S
 
 log = logging.getLogger(__name__)
 
-KEEP_ALIVE_S = 75
 """How long an idle connection is kept; whoever reuses connections to us must let go of them earlier."""
 
 _BACKLOG = 512
