@@ -238,7 +238,7 @@ applications:
 def test_a_config_remembers_where_it_was_read(tmp_path):
     file = write(tmp_path, "a.yaml", ONE + "engine_kwargs:\n  max_model_len: 5\n")
     (config,) = load_configs(file)
-    where = config.place / "engine_kwargs" / "max_model_len"
+    where = config.location / "engine_kwargs" / "max_model_len"
     assert str(where) == f"{file}:4: engine_kwargs.max_model_len"
 
 

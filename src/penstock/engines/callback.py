@@ -112,7 +112,7 @@ def problems(config: LLMConfig) -> list[str]:
     try:
         _imported(wanted.callback_class)
     except Exception as error:
-        where = config.place / "callback_config" / "callback_class"
+        where = config.location / "callback_config" / "callback_class"
         return [
             where.says(f"'{_name(wanted.callback_class)}' cannot be had: {type(error).__name__}: {error}.")
         ]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from penstock.config import LLMConfig, Settings
 from penstock.config.derive.prefill import to_check
-from penstock.config.messages.problems import Faults, told
+from penstock.config.messages.problems import ErrorCollector, translated
 from penstock.config.schema.strict import StrictModel
 from penstock.engines.vllm.arguments import check as vllm
 from penstock.engines.vllm.arguments.check import Findings
@@ -41,10 +41,10 @@ def options_form(engine_name: str) -> type[StrictModel] | None:
 
 
 def _problems_of_forms(configs: Sequence[LLMConfig]) -> list[str]:
-    faults = Faults()
+    faults = ErrorCollector()
     for config in configs:
         form = options_form(config.engine_name)
         if form is not None:
-            with faults.gathered(), told(form, config.place / "engine_kwargs"):
+            with faults.collecting(), translated(form, config.location / "engine_kwargs"):
                 form.model_validate(config.engine_kwargs)
     return faults.found

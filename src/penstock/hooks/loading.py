@@ -24,7 +24,7 @@ def made(config: LLMConfig, field: str) -> Callable[..., Any]:
 
     Raises: ConfigError with its place when it cannot be imported or made.
     """
-    where = config.place / field
+    where = config.location / field
     named = getattr(config, field)
     try:
         found = _imported(named) if isinstance(named, str) else named
@@ -50,7 +50,7 @@ def problems(config: LLMConfig) -> list[str]:
         except Exception as error:  # importing is the user's own code
             if isinstance(error, ImportError) and _brings_code(config, field):
                 continue  # it may be there when the replica starts; what is not there then, is told then
-            found.append((config.place / field).says(f"{_shown(named)} cannot be used: {_why(error)}."))
+            found.append((config.location / field).says(f"{_shown(named)} cannot be used: {_why(error)}."))
     return found
 
 

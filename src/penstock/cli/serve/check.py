@@ -13,7 +13,7 @@ from penstock.config import Application, LLMConfig, load_applications
 from penstock.config.derive.prefill import halves
 from penstock.config.loading import yaml_source
 from penstock.config.loading.serving_args import FORMS
-from penstock.config.messages.location import Place
+from penstock.config.messages.location import Location
 from penstock.config.schema.routing import POLICIES
 from penstock.engines import callback
 from penstock.engines.check import check_arguments
@@ -110,7 +110,7 @@ def _readable_models(file: str) -> list[LLMConfig]:
     except Error:
         return []
     models: list[LLMConfig] = []
-    for values, place in _entries(found.data, found.place):
+    for values, place in _entries(found.data, found.location):
         kept = {name: values[name] for name in ("llm_engine", "engine_kwargs") if name in values}
         try:
             models.append(LLMConfig.parse({"model_loading_config": {"model_id": file}, **kept}, place))
@@ -119,7 +119,7 @@ def _readable_models(file: str) -> list[LLMConfig]:
     return models
 
 
-def _entries(data: Any, place: Place) -> Iterator[tuple[Mapping[str, Any], Place]]:
+def _entries(data: Any, place: Location) -> Iterator[tuple[Mapping[str, Any], Location]]:
     """The mappings in which a file describes models, whatever its form."""
     if isinstance(data, list):
         for i, entry in enumerate(data):

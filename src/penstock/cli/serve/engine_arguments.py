@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from penstock.cli.arguments import OPTIONS, Plan
-from penstock.config.messages.problems import config_error, nearest, told
+from penstock.config.messages.problems import config_error, nearest, translated
 from penstock.engines.check import check_arguments, options_form
 from penstock.errors import ConfigError
 
@@ -58,7 +58,7 @@ def _form(engine_name: str) -> Callable[[Sequence[str]], dict[str, Any]]:
             if not equals and not left:
                 raise ConfigError(f"{name} needs a value.")
             read[name.removeprefix("--").replace("-", "_")] = yaml.safe_load(value if equals else left.pop(0))
-        with told(form):
+        with translated(form):
             form.model_validate(read)
         return read
 

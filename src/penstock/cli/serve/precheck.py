@@ -61,7 +61,7 @@ def missing_folders(config: LLMConfig) -> list[str]:
         for field, source in named.items()
         if isinstance(source, str) and source.startswith(("/", "./", "../", "~", "file://"))
     }
-    where = config.place / "model_loading_config"
+    where = config.location / "model_loading_config"
     return [
         (where / field).says(f"'{path}' does not exist on this machine.")
         for field, path in paths.items()

@@ -97,7 +97,7 @@ def _missing(config: LLMConfig, what: str, nodes: Nodes) -> str:
     named = f", of type {', '.join(types)}" if types else ""
     guess = nearest(config.accelerator_type or "", types)
     hint = f" Did you mean {guess!r}?" if guess else ""
-    where = config.place / "accelerator_type" if config.accelerator_type else config.place
+    where = config.location / "accelerator_type" if config.accelerator_type else config.location
     return where.says(
         f"no node has {what}; the cluster has {has}{on}{named}.{hint} "
         "PENSTOCK_ACCELERATOR=cpu (or --accelerator cpu) runs it on CPU."

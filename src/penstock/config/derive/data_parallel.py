@@ -20,7 +20,7 @@ _SPREAD = "Serve places whole gangs. Set deployment_config.gang_scheduling_confi
 
 
 def in_gangs(config: LLMConfig, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What takes the place of some of `options`, of which a number of replicas is one of gangs.
+    """Options that replace some of `options`, whose numbers of replicas count gangs.
 
     Raises: ConfigError for what does not go with gangs.
     """
@@ -41,17 +41,17 @@ def in_gangs(config: LLMConfig, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _problems(config: LLMConfig, size: int) -> Iterator[str]:
-    given, place = config.deployment_config, config.place
+    given, location = config.deployment_config, config.location
     said: Mapping[str, Any] = given.get("gang_scheduling_config") or {}
     if said.get("gang_size", size) != size:
-        where = place / "deployment_config" / "gang_scheduling_config" / "gang_size"
+        where = location / "deployment_config" / "gang_scheduling_config" / "gang_size"
         yield where.says(f"is {said['gang_size']}, but data_parallel_size is {size}; make them the same.")
     if given.get("max_replicas_per_node") is not None:
-        where = place / "deployment_config" / "max_replicas_per_node"
+        where = location / "deployment_config" / "max_replicas_per_node"
         yield where.says(f"does not go with data_parallel_size. {_SPREAD}")
     group = config.placement_group_config
     if group is not None and group.strategy != "PACK":
-        where = place / "placement_group_config" / "strategy"
+        where = location / "placement_group_config" / "strategy"
         yield where.says(f"does not go with data_parallel_size. {_SPREAD}")
     if config.on_demand is not None:
-        yield (place / "on_demand").says("does not go with data_parallel_size: a gang does not sleep.")
+        yield (location / "on_demand").says("does not go with data_parallel_size: a gang does not sleep.")

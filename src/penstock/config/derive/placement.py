@@ -195,7 +195,7 @@ def _enough(config: LLMConfig, gpus: float) -> None:
 
 def _where(config: LLMConfig) -> Any:
     part = "placement_group_config" if config.placement_group_config is not None else "deployment_config"
-    return config.place / part
+    return config.location / part
 
 
 def _as_bundle(actor: Mapping[str, Any]) -> Bundle:

@@ -48,7 +48,7 @@ def to_check(config: LLMConfig) -> tuple[LLMConfig, ...]:
     given = config.prefill
     if given is None or "engine_kwargs" not in given.model_fields_set:
         return (config,)
-    where = given.place if str(given.place) else config.place / "prefill"
+    where = given.location if str(given.location) else config.location / "prefill"
     return config, config.model_copy(update={"engine_kwargs": given.engine_kwargs}).at(where)
 
 

@@ -18,7 +18,7 @@ def server_class(config: LLMConfig, default: type[Any]) -> type[Any]:
     if given is None or isinstance(given, type):
         return given or default
     module, _, name = given.replace(":", ".").rpartition(".")
-    where = config.place / "server_cls"
+    where = config.location / "server_cls"
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:

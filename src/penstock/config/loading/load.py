@@ -15,8 +15,8 @@ from pydantic import Field, field_validator
 
 from penstock.config.loading import yaml_source
 from penstock.config.loading.serving_args import FORMS, LLMServingArgs
-from penstock.config.messages.location import Place
-from penstock.config.messages.problems import Faults
+from penstock.config.messages.location import Location
+from penstock.config.messages.problems import ErrorCollector
 from penstock.config.schema.model import LLMConfig
 from penstock.config.schema.strict import RootConfig, StrictModel
 
@@ -46,8 +46,8 @@ class ServeApplication(StrictModel):
     logging_config: Any = Field(default=None, description="Serve's `LoggingConfig`.")
     autoscaling_policy: Any = Field(default=None, description="Serve's, for the whole application.")
     external_scaler_enabled: bool = Field(default=False, description="Serve's.")
-    host: Any = Field(default=None, description="Ignored by Serve in this place.")
-    port: Any = Field(default=None, description="Ignored by Serve in this place.")
+    host: Any = Field(default=None, description="Serve ignores it here.")
+    port: Any = Field(default=None, description="Serve ignores it here.")
 
     @field_validator("deployments")
     @classmethod
@@ -87,7 +87,7 @@ def load_applications(given: One | Sequence[One]) -> list[Application]:
     reading = _Reading()
     found: list[Application] = []
     for one in several:
-        with reading.faults.gathered():
+        with reading.faults.collecting():
             found += reading.applications(one)
     reading.faults.raise_any()
     return found
@@ -97,39 +97,39 @@ class _Reading:
     """One call of `load_applications`: its faults, and the model ids seen so far."""
 
     def __init__(self) -> None:
-        self.faults = Faults()
-        self.seen: dict[str, Place] = {}
+        self.faults = ErrorCollector()
+        self.seen: dict[str, Location] = {}
 
     def applications(self, given: Any) -> list[Application]:
-        data, place = given, Place()
+        data, location = given, Location()
         if isinstance(given, str | os.PathLike):
             found = yaml_source.read(given)
-            data, place = found.data, found.place
+            data, location = found.data, found.location
         if isinstance(data, Mapping) and "applications" in data:
-            return self._serve_file(data, place)
+            return self._serve_file(data, location)
         if isinstance(data, Mapping) and not data.keys().isdisjoint(FORMS):
-            return [Application("default", "/", LLMServingArgs.parse(data, place, self.seen))]
-        return [Application("default", "/", self._alone(data, place))]
+            return [Application("default", "/", LLMServingArgs.parse(data, location, self.seen))]
+        return [Application("default", "/", self._alone(data, location))]
 
-    def _serve_file(self, data: Mapping[str, Any], place: Place) -> list[Application]:
-        with self.faults.gathered():
-            ServeFile.parse(data, place)
+    def _serve_file(self, data: Mapping[str, Any], location: Location) -> list[Application]:
+        with self.faults.collecting():
+            ServeFile.parse(data, location)
         return [
             application
             for i, entry in enumerate(_entries(data))
-            for application in self._application(entry, place / "applications" / i)
+            for application in self._application(entry, location / "applications" / i)
         ]
 
-    def _application(self, entry: Mapping[str, Any], place: Place) -> list[Application]:
-        with self.faults.gathered():
-            args = LLMServingArgs.parse(entry["args"], place / "args", self.seen)
+    def _application(self, entry: Mapping[str, Any], location: Location) -> list[Application]:
+        with self.faults.collecting():
+            args = LLMServingArgs.parse(entry["args"], location / "args", self.seen)
             return [Application(entry.get("name", "default"), entry.get("route_prefix", "/"), args)]
         return []
 
-    def _alone(self, data: Any, place: Place) -> LLMServingArgs:
+    def _alone(self, data: Any, location: Location) -> LLMServingArgs:
         """A model by itself."""
-        config = data if isinstance(data, LLMConfig) else LLMConfig.parse(data, place)
-        return LLMServingArgs.parse({"llm_configs": [config]}, place, self.seen)
+        config = data if isinstance(data, LLMConfig) else LLMConfig.parse(data, location)
+        return LLMServingArgs.parse({"llm_configs": [config]}, location, self.seen)
 
 
 def _entries(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:

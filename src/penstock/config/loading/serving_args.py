@@ -10,8 +10,8 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from penstock.config.loading import yaml_source
 from penstock.config.messages.annotations import CheckedDict
-from penstock.config.messages.location import Place
-from penstock.config.messages.problems import Faults, told
+from penstock.config.messages.location import Location
+from penstock.config.messages.problems import ErrorCollector, translated
 from penstock.config.schema.deployment import DeploymentOptions
 from penstock.config.schema.gateway import GatewayConfig
 from penstock.config.schema.model import LLMConfig
@@ -37,17 +37,19 @@ class LLMServingArgs(RootConfig):
     )
 
     @classmethod
-    def parse(cls, values: Any, place: Place | None = None, seen: dict[str, Place] | None = None) -> Self:
-        """From a mapping that was read at `place`. Model paths count from its file's folder, else from here.
+    def parse(
+        cls, values: Any, location: Location | None = None, seen: dict[str, Location] | None = None
+    ) -> Self:
+        """From a mapping read at `location`. Paths of models count from its file's folder, else from here.
 
         seen: model ids that other applications of the same file use; this one's are added.
         """
-        where = place or Place()
+        where = location or Location()
         if isinstance(values, Mapping):
             values = _with_models(values, where)
-        with told(cls, where):
+        with translated(cls, where):
             args = cls.model_validate(values, context=(where, {} if seen is None else seen))
-        args._place = where
+        args._location = where
         return args
 
     @field_validator("llm_configs", mode="before")
@@ -56,64 +58,66 @@ class LLMServingArgs(RootConfig):
         """Reads every entry, so that the faults of all of them are told together."""
         if not isinstance(entries, Sequence) or isinstance(entries, str):
             return entries
-        place, seen = info.context or (Place(), {})
-        faults = Faults()
+        location, seen = info.context or (Location(), {})
+        faults = ErrorCollector()
         models: list[LLMConfig] = []
         for i, entry in enumerate(entries):
-            with faults.gathered():
-                models.append(_model(entry, place / "llm_configs" / i, seen, faults))
+            with faults.collecting():
+                models.append(_model(entry, location / "llm_configs" / i, seen, faults))
         faults.raise_any()
         return models
 
 
-def _with_models(values: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
+def _with_models(values: Mapping[str, Any], location: Location) -> Mapping[str, Any]:
     """The arguments of builders of one model as those of `build_openai_app`. Raises: ConfigError."""
     rest = {name: value for name, value in values.items() if name not in (MODEL, PREFILL, DECODE)}
     if MODEL in values:
         return {**rest, MODELS: [values[MODEL]]}
     if PREFILL in values or DECODE in values:
-        return {**rest, MODELS: [_joined(values, place)]}
+        return {**rest, MODELS: [_joined(values, location)]}
     return values
 
 
-def _joined(values: Mapping[str, Any], place: Place) -> LLMConfig:
+def _joined(values: Mapping[str, Any], location: Location) -> LLMConfig:
     """Two halves of one model. Raises: ConfigError."""
-    faults = Faults()
+    faults = ErrorCollector()
     parsed: dict[str, LLMConfig] = {}
     for name in (PREFILL, DECODE):
-        with faults.gathered():
+        with faults.collecting():
             if name not in values:
-                raise ConfigError(place.says(f"{name} is missing: {PREFILL} and {DECODE} belong together."))
-            parsed[name] = _model(values[name], place / name, {}, faults)
+                raise ConfigError(
+                    location.says(f"{name} is missing: {PREFILL} and {DECODE} belong together.")
+                )
+            parsed[name] = _model(values[name], location / name, {}, faults)
     faults.raise_any()
     return parsed[DECODE].with_prefill(parsed[PREFILL])
 
 
-def _model(entry: Any, place: Place, seen: dict[str, Place], faults: Faults) -> LLMConfig:
+def _model(entry: Any, location: Location, seen: dict[str, Location], faults: ErrorCollector) -> LLMConfig:
     """One model. Its id may be a fault of its own, beside those inside."""
     values = entry
     if isinstance(entry, str):
-        values, place = _from_file(entry, place)
+        values, location = _from_file(entry, location)
     elif isinstance(entry, LLMConfig):
-        place = entry.place
+        location = entry.location
     model_id = _model_id(values)
     if model_id in seen:
         first = seen[model_id] / "model_loading_config" / "model_id"
-        where = place / "model_loading_config" / "model_id"
+        where = location / "model_loading_config" / "model_id"
         faults.found.append(where.says(f"{model_id!r} is used twice; model ids must differ. First: {first}."))
     elif model_id is not None:
-        seen[model_id] = place
-    return values if isinstance(values, LLMConfig) else LLMConfig.parse(values, place)
+        seen[model_id] = location
+    return values if isinstance(values, LLMConfig) else LLMConfig.parse(values, location)
 
 
-def _from_file(name: str, place: Place) -> tuple[Any, Place]:
+def _from_file(name: str, location: Location) -> tuple[Any, Location]:
     try:
-        found = yaml_source.read(name, File(place.file).parent if place.file else None)
+        found = yaml_source.read(name, File(location.file).parent if location.file else None)
     except ConfigError as error:
         if error.problems:
             raise
-        raise ConfigError(place.says(str(error))) from error
-    return found.data, found.place
+        raise ConfigError(location.says(str(error))) from error
+    return found.data, found.location
 
 
 def _model_id(values: Any) -> str | None:

@@ -10,20 +10,20 @@ from typing import Any
 
 import yaml
 
-from penstock.config.messages.location import Path, Place
+from penstock.config.messages.location import Location, Path
 from penstock.config.messages.problems import config_error, nearest
 from penstock.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class YamlFile:
     """What a file says, and where: `place` is the file's own, with the lines of its keys."""
 
     data: Any
-    place: Place
+    location: Location
 
 
-def read(name: str | os.PathLike[str], folder: File | None = None) -> Source:
+def read(name: str | os.PathLike[str], folder: File | None = None) -> YamlFile:
     """Reads a file; a relative name is looked for in `folder`, then in the working directory.
 
     Raises: ConfigError for a missing or unreadable file, bad YAML, or a key that is given twice.
@@ -64,7 +64,7 @@ def _neighbour(file: File) -> File | None:
     return file.parent / guess if guess else None
 
 
-def parse(text: str, file: str) -> Source:
+def parse(text: str, file: str) -> YamlFile:
     """The data of one YAML document; `file` is its name for messages.
 
     Raises: ConfigError for bad YAML, and for every key that is given twice.
@@ -86,7 +86,7 @@ def parse(text: str, file: str) -> Source:
         loader.dispose()
     if reading.twice:
         raise config_error(reading.twice)
-    return Source(data, Place(file, (), reading.lines))
+    return YamlFile(data, Location(file, (), reading.lines))
 
 
 @dataclass(slots=True)
@@ -127,7 +127,7 @@ class _Reading:
         for key in keys:
             name, line = self._name(key), key.start_mark.line + 1
             if name in first:
-                where = Place(self.file, (*path, name), {(*path, name): line})
+                where = Location(self.file, (*path, name), {(*path, name): line})
                 self.twice.append(where.says(f"is given twice; the first is in line {first[name]}."))
             first.setdefault(name, line)
             self.lines[*path, name] = line

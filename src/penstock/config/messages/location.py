@@ -9,15 +9,15 @@ Path = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Location:
     """Where in which file something was written. Places never make configs differ: all are equal."""
 
     file: str = field(default="", compare=False)
     path: Path = field(default=(), compare=False)
     lines: Mapping[Path, int] = field(default_factory=dict[Path, int], compare=False)
 
-    def __truediv__(self, part: str | int) -> Place:
-        return Place(self.file, (*self.path, part), self.lines)
+    def __truediv__(self, part: str | int) -> Location:
+        return Location(self.file, (*self.path, part), self.lines)
 
     def __str__(self) -> str:
         """`config.yaml:14: applications[0].args.llm_configs[1].engine_kwargs.x`, as far as known."""

@@ -1,4 +1,4 @@
-"""Faults of a config, as sentences that name the place, what is wrong, what is allowed, and the nearest name.
+"""Mistakes in a config as sentences: where, what is wrong, what is allowed, and the nearest name.
 
 Used wherever a config is read. It knows pydantic's error types and nothing of the fields themselves:
 allowed names come from the models.
@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from penstock.config.messages.annotations import BRANCH, CheckedDict
-from penstock.config.messages.location import Path, Place
+from penstock.config.messages.location import Location, Path
 from penstock.config.messages.redact import is_secret, masked
 from penstock.errors import ConfigError
 
@@ -56,13 +56,13 @@ def config_error(problems: Iterable[str]) -> ConfigError:
 
 
 @dataclass(slots=True)
-class Faults:
+class ErrorCollector:
     """Collects the problems of several checks into one error."""
 
     found: list[str] = field(default_factory=list[str])
 
     @contextmanager
-    def gathered(self) -> Generator[None]:
+    def collecting(self) -> Generator[None]:
         """A ConfigError inside is kept instead of raised."""
         try:
             yield
@@ -76,16 +76,16 @@ class Faults:
 
 
 @contextmanager
-def told(model: type[BaseModel], place: Place | None = None) -> Generator[None]:
+def translated(model: type[BaseModel], location: Location | None = None) -> Generator[None]:
     """Turns pydantic's error about `model` into a ConfigError with every problem."""
     try:
         yield
     except ValidationError as error:
         # `from None`: pydantic's own text would show values that must not be shown.
-        raise config_error(problems(error, model, place or Place())) from None
+        raise config_error(problems(error, model, location or Location())) from None
 
 
-def problems(error: ValidationError, model: type[BaseModel], place: Place) -> list[str]:
+def problems(error: ValidationError, model: type[BaseModel], location: Location) -> list[str]:
     """Every fault that pydantic found, in our words."""
     found: list[str] = []
     for detail in error.errors(include_url=False):
@@ -94,7 +94,7 @@ def problems(error: ValidationError, model: type[BaseModel], place: Place) -> li
             found += cause.problems or [str(cause)]  # they carry their own place
             continue
         path, known = _locate(model, detail["loc"])
-        where = Place(place.file, place.path + path, place.lines)
+        where = Location(location.file, location.path + path, location.lines)
         found.append(where.says(_sentence(detail, path, known)))
     return found
 

@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from penstock.config.messages.annotations import CheckedDict
-from penstock.config.messages.location import Place
+from penstock.config.messages.location import Location
 from penstock.config.messages.notices import warn_once
-from penstock.config.messages.problems import told
+from penstock.config.messages.problems import translated
 from penstock.config.schema.strict import StrictModel
 
 _PLACEMENT = (
@@ -78,7 +78,7 @@ class AutoscalingOptions(StrictModel):
 
 
 class RuntimeEnv(StrictModel):
-    """Ray's `runtime_env`: what is put into place on a node before a replica's process starts there."""
+    """Ray's `runtime_env`: what a node is given before a replica's process starts there."""
 
     env_vars: dict[str, str] = Field(
         default={},
@@ -174,7 +174,7 @@ def _known_router(router: object) -> object:
 
 
 class RequestRouterOptions(StrictModel):
-    """Serve's `RequestRouterConfig`, but for its class, whose place `routing_policy` takes."""
+    """Serve's `RequestRouterConfig`, without its class, which `routing_policy` replaces."""
 
     request_router_class: Annotated[Any, BeforeValidator(_known_router)] = Field(
         default=None,
@@ -208,7 +208,7 @@ def router_options(given: Any) -> dict[str, Any]:
     fields: Mapping[str, Any] = (
         given.model_dump(exclude_unset=True) if isinstance(given, BaseModel) else given or {}
     )
-    with told(RequestRouterOptions, Place("request_router_config")):
+    with translated(RequestRouterOptions, Location("request_router_config")):
         RequestRouterOptions.model_validate(fields)
     return {name: value for name, value in fields.items() if not name.startswith("request_router_")}
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self, cast, get_args
 from pydantic import Field, field_validator, model_validator
 
 from penstock.config.messages.annotations import CheckedDict
-from penstock.config.messages.location import Place
+from penstock.config.messages.location import Location
 from penstock.config.messages.problems import unknown
 from penstock.config.schema.deployment import DeploymentOptions, RuntimeEnv, router_name
 from penstock.config.schema.env_vars import with_variables
@@ -43,7 +43,7 @@ _ENGINES: tuple[EngineName, ...] = get_args(EngineName)
 
 
 class LLMConfig(RootConfig):
-    """One model: its source, its engine, its place, its deployment.
+    """One model: its source, its engine, its placement, its deployment.
 
     Raises: ConfigError with every fault at once.
     """
@@ -173,9 +173,9 @@ class LLMConfig(RootConfig):
         return self
 
     @property
-    def place(self) -> Place:
+    def location(self) -> Location:
         """Where this config was read; for one built in Python, its model's name."""
-        return self._place if str(self._place) else Place(f"model {self.model_id!r}")
+        return self._location if str(self._location) else Location(f"model {self.model_id!r}")
 
     @property
     def model_id(self) -> str:
@@ -232,7 +232,7 @@ class LLMConfig(RootConfig):
         """
         if (half.model_id, half.engine_name) != (self.model_id, self.engine_name):
             raise ConfigError(
-                half.place.says(
+                half.location.says(
                     f"prefill and decode must be one model on one engine, not {half.model_id!r} on "
                     f"{half.engine_name!r} and {self.model_id!r} on {self.engine_name!r}."
                 )

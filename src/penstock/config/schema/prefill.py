@@ -13,7 +13,7 @@ from penstock.config.schema.strict import RootConfig
 
 
 class PrefillConfig(RootConfig):
-    """Prefill by replicas of its own. Each field given here stands in the place of the model's own."""
+    """Prefill by replicas of its own. Each field given here replaces the model's own."""
 
     min_prompt_tokens: int = Field(
         default=512,
@@ -54,7 +54,7 @@ class PrefillConfig(RootConfig):
     def of(cls, half: RootConfig) -> Self:
         """Prefill by replicas of the model config `half`."""
         given = cls(**{name: getattr(half, name) for name in OVERRIDES})
-        given._place = half.place
+        given._location = half.location
         return given
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, ConfigDict, Field, SecretStr
 
 from penstock.config.messages.notices import warn_once
-from penstock.config.messages.problems import nearest, told
+from penstock.config.messages.problems import nearest, translated
 from penstock.config.schema.strict import StrictModel
 
 PREFIX = "PENSTOCK_"
@@ -79,5 +79,5 @@ class Settings(StrictModel):
                 del ours[name]
                 names = ", ".join(sorted(known))
                 warn_once(f"The environment variable {name} has no effect. Known: {names}.")
-        with told(cls):
+        with translated(cls):
             return cls.model_validate(ours)

@@ -7,8 +7,8 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
-from penstock.config.messages.location import Place
-from penstock.config.messages.problems import told
+from penstock.config.messages.location import Location
+from penstock.config.messages.problems import translated
 from penstock.config.messages.redact import masked
 
 
@@ -26,34 +26,34 @@ class StrictModel(BaseModel):
 class RootConfig(StrictModel):
     """A whole config. It raises `ConfigError`, never pydantic's error, and remembers where it was read."""
 
-    _place: Place = PrivateAttr(default_factory=Place)
+    _location: Location = PrivateAttr(default_factory=Location)
 
     def __init__(self, /, **values: Any) -> None:
         """Raises: ConfigError with every fault of `values`."""
-        with told(type(self)):
+        with translated(type(self)):
             super().__init__(**values)
 
     # Inside other models pydantic builds instances itself: paths of nested faults stay whole.
     __init__.__pydantic_base_init__ = True  # pyright: ignore[reportFunctionMemberAccess]
 
     @classmethod
-    def parse(cls, values: Any, place: Place | None = None) -> Self:
-        """From a mapping that was read at `place`.
+    def parse(cls, values: Any, location: Location | None = None) -> Self:
+        """From a mapping that was read at `location`.
 
-        Raises: ConfigError with every fault, each with its place.
+        Raises: ConfigError with every fault, each with its location.
         """
-        with told(cls, place):
+        with translated(cls, location):
             config = cls.model_validate(values)
-        config._place = place or Place()
+        config._location = location or Location()
         return config
 
-    def at(self, place: Place) -> Self:
-        """The same config, written in another place."""
+    def at(self, location: Location) -> Self:
+        """The same config, said to be read at `location`."""
         moved = self.model_copy()
-        moved._place = place
+        moved._location = location
         return moved
 
     @property
-    def place(self) -> Place:
+    def location(self) -> Location:
         """Where this config was read; empty for one built in Python."""
-        return self._place
+        return self._location

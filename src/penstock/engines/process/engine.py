@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.config.messages.problems import told
+from penstock.config.messages.problems import translated
 from penstock.engine import (
     ASGIApp,
     Delta,
@@ -77,7 +77,7 @@ class ProcessEngine(Lacking):
 
     def __init__(self, config: LLMConfig) -> None:
         self._config = config
-        with told(ProcessOptions, config.place / "engine_kwargs"):
+        with translated(ProcessOptions, config.location / "engine_kwargs"):
             self.options = ProcessOptions.model_validate(config.engine_kwargs)
         self._source = config.model_source
         self._child: Child | None = None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.config.messages.problems import told
+from penstock.config.messages.problems import translated
 from penstock.engine import (
     Delta,
     Load,
@@ -58,7 +58,7 @@ class SGLangEngine(ProcessEngine):
     """One model in one SGLang server. `engine_kwargs` are its server arguments, see `SGLangOptions`."""
 
     def __init__(self, config: LLMConfig) -> None:
-        with told(SGLangOptions, config.place / "engine_kwargs"):
+        with translated(SGLangOptions, config.location / "engine_kwargs"):
             options = SGLangOptions.model_validate(config.engine_kwargs)
         super().__init__(as_process(config, options))
         self._python = options.python or sys.executable

@@ -12,7 +12,7 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.config.messages.problems import told
+from penstock.config.messages.problems import translated
 from penstock.engine import (
     DEFAULT_WEIGHTS,
     ASGIApp,
@@ -54,7 +54,7 @@ class SimEngine(Lacking):
     def __init__(self, config: LLMConfig, clock: Clock | None = None) -> None:
         self._config = config
         self.model_id = config.model_id
-        with told(SimOptions, config.place / "engine_kwargs"):
+        with translated(SimOptions, config.location / "engine_kwargs"):
             self.options = SimOptions.model_validate(config.engine_kwargs)
         self._scheduler = Scheduler(self.options, self._after_step, clock)
         self._app = App(self)

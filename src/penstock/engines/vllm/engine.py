@@ -389,7 +389,7 @@ def _plan(config: LLMConfig, shape: Shape, gang: Gang | None) -> Plan:
 
     if found := lora.faults(config):
         raise config_error(found)
-    engine, frontend = schema.split(with_defaults(config.engine_kwargs, shape), config.place)
+    engine, frontend = schema.split(with_defaults(config.engine_kwargs, shape), config.location)
     tokenizer = config.model_loading_config.tokenizer_source
     engine = {
         **engine,

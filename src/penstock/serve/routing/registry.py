@@ -52,7 +52,7 @@ def problems(configs: Sequence[LLMConfig]) -> list[str]:
         try:
             policy(config.routing_policy)
         except ConfigError as error:
-            found.append((config.place / "routing_policy").says(str(error)))
+            found.append((config.location / "routing_policy").says(str(error)))
     return found
 
 

@@ -19,7 +19,7 @@ from pydantic_core import SchemaValidator, ValidationError
 
 from penstock.config import LLMConfig
 from penstock.config.derive.placement import gang_size
-from penstock.config.messages.location import Place
+from penstock.config.messages.location import Location
 from penstock.config.messages.problems import config_error
 from penstock.engines.vllm.arguments import answer_cache, lora
 from penstock.engines.vllm.arguments.question import to_json
@@ -51,7 +51,7 @@ def check_arguments(configs: Sequence[LLMConfig]) -> Findings:
     if not installed():
         return Findings(notices=(_not_here(asked),))
     problems = [
-        _told(config.place / "engine_kwargs", path, text)
+        _told(config.location / "engine_kwargs", path, text)
         for config, faults in zip(asked, _faults(asked), strict=True)
         for path, text in faults
     ]
@@ -94,7 +94,7 @@ def _without_experts(configs: Sequence[LLMConfig]) -> list[str]:
         {"models": [{"model": c.model_source, "engine_kwargs": c.engine_kwargs} for c in configs]}
     )
     return [
-        (config.place / "engine_kwargs" / "data_parallel_size").says(
+        (config.location / "engine_kwargs" / "data_parallel_size").says(
             "is for models with experts, which this one has not; set deployment_config.num_replicas: "
             "each replica is an engine of its own."
         )
@@ -131,8 +131,8 @@ def _not_here(configs: Sequence[LLMConfig]) -> str:
     return f"engine_kwargs of {ids} are not checked: vLLM is not installed here. The replica will check them."
 
 
-def _told(place: Place, path: Sequence[str | int], text: str) -> str:
-    return Place(place.file, (*place.path, *path), place.lines).says(text)
+def _told(place: Location, path: Sequence[str | int], text: str) -> str:
+    return Location(place.file, (*place.path, *path), place.lines).says(text)
 
 
 def _ask(question: Mapping[str, Any]) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def faults(config: LLMConfig) -> list[str]:
     """What in `engine_kwargs` contradicts `lora_config`, each with its place."""
     if config.lora_config is None:
         return []
-    kwargs, place, found = config.engine_kwargs, config.place / "engine_kwargs", list[str]()
+    kwargs, place, found = config.engine_kwargs, config.location / "engine_kwargs", list[str]()
     if kwargs.get("enable_lora") is False:
         where = place / "enable_lora"
         found.append(where.says("is false, but lora_config asks for adapters; leave out one of them."))

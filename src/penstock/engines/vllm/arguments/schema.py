@@ -20,7 +20,7 @@ from vllm.config import SpeculativeConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import FrontendArgs
 
-from penstock.config.messages.location import Path, Place
+from penstock.config.messages.location import Location, Path
 from penstock.config.messages.problems import config_error, described, nearest, unknown
 from penstock.config.messages.redact import is_secret
 from penstock.config.messages.type_names import choices, describe, members, shape
@@ -203,14 +203,14 @@ def has_experts(model: str, engine_kwargs: Mapping[str, Any]) -> bool | None:
 
 
 def split(
-    engine_kwargs: Mapping[str, Any], place: Place | None = None
+    engine_kwargs: Mapping[str, Any], place: Location | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Keyword arguments for AsyncEngineArgs and for FrontendArgs, mappings made into vLLM's config objects.
 
     Raises: ConfigError with every fault.
     """
     plain = json.loads(to_json(engine_kwargs))
-    found = [_told((place or Place()) / "engine_kwargs", fault) for fault in faults(plain)]
+    found = [_told((place or Location()) / "engine_kwargs", fault) for fault in faults(plain)]
     if found:
         raise config_error(found)
     sides = engine_arguments(), frontend_arguments()
@@ -221,9 +221,9 @@ def split(
     return engine, frontend
 
 
-def _told(place: Place, fault: Fault) -> str:
+def _told(place: Location, fault: Fault) -> str:
     path, text = fault
-    return Place(place.file, place.path + path, place.lines).says(text)
+    return Location(place.file, place.path + path, place.lines).says(text)
 
 
 def _made(argument: Argument, value: Any) -> Any:
