@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
-from pydantic import ValidationError
+from fastapi import Body
+from openai.types.responses import ResponseInputFile, ResponseOutputMessage
+from openai.types.responses.response_reasoning_item import ResponseReasoningItem
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
 from vllm.entrypoints.anthropic.api_router import create_messages
 from vllm.entrypoints.openai.chat_completion.api_router import create_chat_completion
 from vllm.entrypoints.openai.completion.api_router import create_completion
 from vllm.entrypoints.openai.responses.api_router import create_responses
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.pooling.embed.api_router import create_embedding
 from vllm.entrypoints.serve.tokenize.api_router import tokenize as create_tokenize
 
@@ -57,3 +61,15 @@ def test_a_list_fails_at_its_first_wrong_item(endpoint: Any, body: dict[str, Any
     with pytest.raises(ValidationError) as refused:
         request_models.of(endpoint).validate_python({"model": "m", "max_tokens": 3} | body)
     assert refused.value.error_count() < 500
+
+
+def test_models_that_the_openai_client_has_built_fail_there_too():
+    for model in (ResponseInputFile, ResponseOutputMessage, ResponseReasoningItem):
+        model.model_rebuild()
+    request_models.fail_at_first_item()
+    content = [{"role": "user", "content": [{"type": "x"}] * 500}]
+    forms: tuple[Any, ...] = (ResponsesRequest, Annotated[ResponsesRequest, Body()])
+    for form in forms:
+        with pytest.raises(ValidationError) as refused:
+            TypeAdapter(form).validate_python({"model": "m", "input": content})
+        assert refused.value.error_count() < 500

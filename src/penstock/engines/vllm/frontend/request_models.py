@@ -50,23 +50,42 @@ def models(form: Any) -> Iterator[type[BaseModel]]:
 
 
 def fail_at_first_item() -> None:
-    """From now on a list in a request fails at its first wrong item. Call it before vLLM's app is built."""
-    for model in {model for form in _FORMS for model in models(form)}:
+    """From now on a list in a request fails at its first wrong item. Call it before vLLM's app is built.
+
+    The models within a form are changed as well: a form's validator is built from the validators that these
+    have, once they are complete. Those of the openai package are complete from their first use on.
+    """
+    waiting = [model for form in _FORMS for model in models(form)]
+    changed, seen = set[Any](), set[int]()
+    while waiting:
+        model: Any = waiting.pop()
+        if model in changed:
+            continue
+        changed.add(model)
+        if not model.__pydantic_complete__:
+            model.model_rebuild()
         schema: Any = model.__pydantic_core_schema__
-        _hasten(schema, set())
-        model.__pydantic_validator__ = SchemaValidator(schema)
+        for part in _parts(schema, seen):
+            kind = part.get("type")
+            if kind in ("list", "set", "tuple"):
+                part["fail_fast"] = True
+            elif kind in ("model", "dataclass"):
+                waiting.append(part["cls"])
+        model.__pydantic_validator__ = SchemaValidator(schema, _use_prebuilt=False)
 
 
-def _hasten(part: Any, seen: set[int]) -> None:
-    if id(part) in seen or not isinstance(part, dict | list | tuple):
+def _parts(schema: Any, seen: set[int]) -> Iterator[dict[str, Any]]:
+    """The mappings in a core schema that have not been seen."""
+    if id(schema) in seen or not isinstance(schema, dict | list | tuple):
         return
-    seen.add(id(part))
-    if isinstance(part, dict):
-        part = cast("dict[str, Any]", part)
-        if part.get("type") in ("list", "set", "tuple"):
-            part["fail_fast"] = True
-    for inner in part.values() if isinstance(part, dict) else part:
-        _hasten(inner, seen)
+    seen.add(id(schema))
+    if isinstance(schema, dict):
+        yield cast("dict[str, Any]", schema)
+        inner: Any = schema.values()
+    else:
+        inner = schema
+    for part in inner:
+        yield from _parts(part, seen)
 
 
 def of(endpoint: Callable[..., Any]) -> TypeAdapter[Any]:
