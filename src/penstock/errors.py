@@ -149,7 +149,7 @@ class EngineDead(Unavailable):
 
 
 class DownloadFailed(Unavailable):
-    """Files of a model or adapter could not be fetched. Fact `passing`: whether a later try may succeed."""
+    """Files of a model or adapter could not be fetched. Fact `retryable`: whether a later try may succeed."""
 
     code = "download_failed"
 

@@ -35,9 +35,9 @@ def test_a_folder_comes_whole_and_its_change_is_seen(bucket: Path):
     folder = sources.fetch("gs://models/of/poet")
     assert (folder / "adapter_model.safetensors").read_bytes() == WEIGHTS
     assert (folder / "adapter_config.json").read_text() == "{}"
-    before = sources.stamp("gs://models/of/poet")
+    before = sources.version_of("gs://models/of/poet")
     (bucket / "of" / "poet" / "adapter_config.json").write_text("[1]")
-    assert sources.stamp("gs://models/of/poet") != before
+    assert sources.version_of("gs://models/of/poet") != before
 
 
 def test_folders_are_listed():

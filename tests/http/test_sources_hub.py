@@ -63,9 +63,9 @@ def test_a_folder_of_a_repository_is_a_source(hub: Hub):
 
 
 def test_a_new_commit_changes_the_stamp_and_the_folder(hub: Hub):
-    before, first = sources.stamp("org/open"), sources.fetch("org/open")
+    before, first = sources.version_of("org/open"), sources.fetch("org/open")
     (hub.repositories["org/open"] / "config.json").write_text("[]")
-    assert sources.stamp("org/open") != before
+    assert sources.version_of("org/open") != before
     second = sources.fetch("org/open")
     assert (first / "config.json").read_text() == "{}"
     assert (second / "config.json").read_text() == "[]"

@@ -192,7 +192,7 @@ class Failing:
         return Object()
 
 
-PASSING = Unavailable("The server cannot be reached.", passing=True)
+PASSING = Unavailable("The server cannot be reached.", retryable=True)
 
 
 def test_lines_of_an_object_that_could_not_be_written_are_written_again(monkeypatch):

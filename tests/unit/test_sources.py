@@ -55,10 +55,10 @@ def test_a_url_is_downloaded_once(adapters: str):
 
 
 def test_a_changed_file_changes_the_stamp_and_the_folder(adapters: str):
-    before, first = sources.stamp(f"{adapters}/a"), sources.fetch(f"{adapters}/a")
-    assert sources.stamp(f"{adapters}/a") == before
+    before, first = sources.version_of(f"{adapters}/a"), sources.fetch(f"{adapters}/a")
+    assert sources.version_of(f"{adapters}/a") == before
     fsspec.filesystem("memory").pipe_file("/adapters/a/adapter_config.json", b"[]")
-    assert sources.stamp(f"{adapters}/a") != before
+    assert sources.version_of(f"{adapters}/a") != before
     second = sources.fetch(f"{adapters}/a")
     assert second != first
     assert (first / "adapter_config.json").read_text() == "{}"
@@ -67,10 +67,10 @@ def test_a_changed_file_changes_the_stamp_and_the_folder(adapters: str):
 
 def test_a_changed_local_file_changes_the_stamp(tmp_path: Path):
     (tmp_path / "config.json").write_text("{}")
-    before = sources.stamp(str(tmp_path))
+    before = sources.version_of(str(tmp_path))
     (tmp_path / "new.json").write_text("[]")
     (tmp_path / "new.json").rename(tmp_path / "config.json")
-    assert sources.stamp(str(tmp_path)) != before
+    assert sources.version_of(str(tmp_path)) != before
 
 
 def test_children_are_the_folders_directly_below(adapters: str, tmp_path: Path):
@@ -146,7 +146,7 @@ def test_former_versions_go_when_nobody_uses_them(adapters: str):
         fsspec.filesystem("memory").pipe_file("/adapters/a/adapter_config.json", text)
         former.append(sources.fetch(f"{adapters}/a"))
     held, free, _ = former
-    sources.hold(held)
+    sources.pin(held)
     long_ago = time.time() - 3600
     for folder in (held, free):
         os.utime(folder, (long_ago, long_ago))
@@ -195,9 +195,9 @@ def test_a_killed_downloader_leaves_neither_lock_nor_half_a_folder(tmp_path: Pat
     ],
 )  # fmt: skip
 def test_errors_of_clients_are_told_apart(error: Exception, said: str, passing: bool):
-    told = failures.told(error)
+    told = failures.classify(error)
     assert said in told.why
-    assert told.passing == passing
+    assert told.retryable == passing
 
 
 def test_weights_come_in_one_format():

@@ -44,7 +44,7 @@ async def _fetched(config: LLMConfig, files: sources.Only, progress: Progress) -
     progress(PHASE)
     told = _Told(progress)
     try:
-        return await asyncio.to_thread(sources.brought, config, files, told.watch)
+        return await asyncio.to_thread(sources.with_local_sources, config, files, told.watch)
     except (SourceNotFound, DownloadFailed) as error:
         raise EngineStartFailed(f"Model '{config.model_id}' cannot start: {error}") from error
     finally:

@@ -1,29 +1,31 @@
-"""Folders of files, wherever they are: on this node, on a hub, in a bucket, at any URL fsspec knows.
+"""Folders of files from anywhere: this node, a hub, a bucket, any URL that fsspec knows.
 
-The engines fetch models by it and replicas adapters. `fetch` gives a folder on this node; what it had to
-download lies in a cache, complete or not at all, once per node. Knows nothing of adapters, and of models only
-which files of a repository are weights twice. All calls block: use them in threads.
+Engines fetch models with it, replicas adapters. `fetch` returns a folder on this node; downloads are cached
+once per node, completely or not at all. All calls block: run them in threads.
+
+In the order of a call: `fetch`, `protocol`, the kinds (`folder`, `hub`, `bucket`, `fsspec_store`), `cache`,
+`pin`, `transfer`, `failures`; for models `fetch_model`, `weights`; for one small file `read_bytes`.
 """
 
-from penstock.sources.fetch import Only, children, fetch, fetch_all, fetch_stamped, stamp
-from penstock.sources.fetch_model import brought, is_here
+from penstock.sources.fetch import Only, children, fetch, fetch_all, fetch_with_version, version_of
+from penstock.sources.fetch_model import is_here, with_local_sources
 from penstock.sources.hub import use_fast_transfers
-from penstock.sources.pin import hold
+from penstock.sources.pin import pin
 from penstock.sources.read_bytes import read
 from penstock.sources.weights import model_files, tokenizer_files
 
 __all__ = [
     "Only",
-    "brought",
     "children",
     "fetch",
     "fetch_all",
-    "fetch_stamped",
-    "hold",
+    "fetch_with_version",
     "is_here",
     "model_files",
+    "pin",
     "read",
-    "stamp",
     "tokenizer_files",
     "use_fast_transfers",
+    "version_of",
+    "with_local_sources",
 ]

@@ -25,7 +25,7 @@ _GCS_RETRY = timedelta(seconds=10)
 class Bucket:
     """Objects below a prefix; an object by itself is a source with one file."""
 
-    discreet = False
+    has_secret_url = False
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)

@@ -1,7 +1,7 @@
 """The cache of downloaded folders: `~/.cache/penstock/sources/<source>/<version>/`.
 
-A version appears by a rename, whole. Whoever downloads holds the source's lock, which dies with its process;
-what was left unfinished is taken up by the next one.
+A version appears by a rename, complete. The downloading process holds the source's lock, which the kernel
+releases when it ends; the next one continues an unfinished download.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from penstock.config import Settings
 from penstock.errors import DownloadFailed
-from penstock.sources.pin import LOCK, is_held, marked
+from penstock.sources.pin import LOCK, is_pinned, pin_file
 
 _LOOK_S = 0.1
 _KEPT_S = 600.0
@@ -28,7 +28,7 @@ _PARTIAL = ".partial"
 
 
 class Slot:
-    """One source's place in the cache."""
+    """Cache entry of one source."""
 
     def __init__(self, source: str, shown: str) -> None:
         name = re.sub(r"[^\w.-]+", "--", shown)[-80:]
@@ -69,13 +69,13 @@ class Slot:
             yield
 
     def partial(self, version: str) -> Path:
-        """Where this version is put together; with what a former try has left."""
+        """Folder in which this version is assembled, with what an earlier try has left."""
         folder = self.folder / f"{version}{_PARTIAL}"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def publish(self, version: str) -> Path:
-        """The partial folder becomes the version; older ones that nobody uses go."""
+        """Turns the partial folder into the version, and deletes older ones that no process uses."""
         folder, partial = self.folder / version, self.folder / f"{version}{_PARTIAL}"
         for path in (*partial.rglob("*"), partial):  # a power cut must not leave a version that is not whole
             _sync(path)
@@ -88,10 +88,10 @@ class Slot:
         for unfinished in self.folder.glob(f"*{_PARTIAL}"):
             shutil.rmtree(unfinished, ignore_errors=True)
         for folder in self._versions():
-            if folder != newest and time.time() - folder.stat().st_mtime > _KEPT_S and not is_held(folder):
+            if folder != newest and time.time() - folder.stat().st_mtime > _KEPT_S and not is_pinned(folder):
                 gone = folder.rename(folder.with_name(f"{folder.name}{_PARTIAL}"))  # never half a version
                 shutil.rmtree(gone, ignore_errors=True)
-                marked(folder).unlink(missing_ok=True)
+                pin_file(folder).unlink(missing_ok=True)
 
     def _versions(self) -> list[Path]:
         if not self.folder.is_dir():

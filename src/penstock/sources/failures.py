@@ -1,6 +1,6 @@
-"""What a failed listing or download means, in one sentence, and whether another try could help.
+"""Why a listing or download failed, in one sentence, and whether a retry could help.
 
-Every client has errors of its own, and some only texts: they are told apart here and nowhere else.
+Every client raises its own errors, some with nothing but a text. Only this file tells them apart.
 """
 
 from __future__ import annotations
@@ -11,34 +11,34 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
-    """why: the end of a sentence; passing: another try may succeed; missing: there is no such thing."""
+class FailureCause:
+    """why: the end of a sentence; retryable: another try may succeed; missing: there is no such thing."""
 
     why: str
-    passing: bool = False
+    retryable: bool = False
     missing: bool = False
 
 
-_DENIED = Trouble("access is denied: the credentials are missing or wrong, or lack the right to read it")
-_NO_BUCKET = Trouble("there is no such bucket", missing=True)
-_NO_FILE = Trouble("there is no such file or folder", missing=True)
-_NO_REPOSITORY = Trouble(
+_DENIED = FailureCause("access is denied: the credentials are missing or wrong, or lack the right to read it")
+_NO_BUCKET = FailureCause("there is no such bucket", missing=True)
+_NO_FILE = FailureCause("there is no such file or folder", missing=True)
+_NO_REPOSITORY = FailureCause(
     "the hub has no such repository, or it is private and HF_TOKEN may not read it", missing=True
 )
-_GATED = Trouble("the repository is gated: accept its terms on the hub, and set HF_TOKEN")
-_OFFLINE = Trouble("the hub is switched off (HF_HUB_OFFLINE), and its cache does not have it")
-_SLOW_DOWN = Trouble("the server asks to slow down", passing=True)
-_SERVER_FAILED = Trouble("the server failed", passing=True)
-_LATE = Trouble("the server did not answer in time", passing=True)
-_LOST = Trouble("the connection was lost", passing=True)
-_UNREACHABLE = Trouble("the server cannot be reached", passing=True)
+_GATED = FailureCause("the repository is gated: accept its terms on the hub, and set HF_TOKEN")
+_OFFLINE = FailureCause("the hub is switched off (HF_HUB_OFFLINE), and its cache does not have it")
+_SLOW_DOWN = FailureCause("the server asks to slow down", retryable=True)
+_SERVER_FAILED = FailureCause("the server failed", retryable=True)
+_LATE = FailureCause("the server did not answer in time", retryable=True)
+_LOST = FailureCause("the connection was lost", retryable=True)
+_UNREACHABLE = FailureCause("the server cannot be reached", retryable=True)
 
 _STATUSES = {401: _DENIED, 403: _DENIED, 404: _NO_FILE, 408: _LATE, 410: _NO_FILE, 429: _SLOW_DOWN}
 
 _CLASSES = {
     "GatedRepoError": _GATED,
     "RepositoryNotFoundError": _NO_REPOSITORY,
-    "RevisionNotFoundError": Trouble("the repository has no such revision", missing=True),
+    "RevisionNotFoundError": FailureCause("the repository has no such revision", missing=True),
     "EntryNotFoundError": _NO_FILE,
     "OfflineModeIsEnabled": _OFFLINE,
     "LocalEntryNotFoundError": _OFFLINE,
@@ -58,7 +58,7 @@ _CLASSES = {
 
 _TEXTS = [
     (r"NO_SUCH_BUCKET|[Bb]ucket '.*' not found|bucket does not exist", _NO_BUCKET),
-    (r"EXPIRED_TOKEN|ExpiredToken", Trouble("the credentials have expired")),
+    (r"EXPIRED_TOKEN|ExpiredToken", FailureCause("the credentials have expired")),
     (
         r"ACCESS_DENIED|SIGNATURE_DOES_NOT_MATCH|INVALID_ACCESS_KEY|INVALID_CLIENT_TOKEN|UNRECOGNIZED_CLIENT"
         r"|PERMISSION_DENIED|UNAUTHENTICATED",
@@ -75,29 +75,31 @@ _TEXTS = [
 """What Arrow's clients say: they raise plain OSErrors."""
 
 
-def told(error: BaseException) -> Trouble:
-    """The trouble behind `error`."""
+def classify(error: BaseException) -> FailureCause:
+    """Why `error` was raised."""
     if isinstance(error, ShortFile):
-        return Trouble(str(error), passing=True)
+        return FailureCause(str(error), retryable=True)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return Trouble("there is no space left on the disk")
+        return FailureCause("there is no space left on the disk")
     if isinstance(error, PermissionError):
-        return Trouble(f"this user has no permission for {error.filename}") if error.filename else _DENIED
+        return (
+            FailureCause(f"this user has no permission for {error.filename}") if error.filename else _DENIED
+        )
     if isinstance(error, ImportError):
-        return Trouble(f"a package for it is not installed ({error})")
+        return FailureCause(f"a package for it is not installed ({error})")
     return _by_class(error) or _by_status(error) or _by_text(error) or _other(error)
 
 
 def pause_s(attempt: int) -> float:
-    """Before the try after `attempt`."""
+    """Pause in seconds after try number `attempt`."""
     return 0.25 * 2**attempt
 
 
-def _by_class(error: BaseException) -> Trouble | None:
+def _by_class(error: BaseException) -> FailureCause | None:
     return next((_CLASSES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _CLASSES), None)
 
 
-def _by_status(error: BaseException) -> Trouble | None:
+def _by_status(error: BaseException) -> FailureCause | None:
     status = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
     if not isinstance(status, int):
         said = re.search(r"HTTP status (\d{3})", str(error))
@@ -105,13 +107,15 @@ def _by_status(error: BaseException) -> Trouble | None:
     return _STATUSES.get(status) or (_SERVER_FAILED if status >= 500 else None)
 
 
-def _by_text(error: BaseException) -> Trouble | None:
+def _by_text(error: BaseException) -> FailureCause | None:
     return next((trouble for pattern, trouble in _TEXTS if re.search(pattern, str(error))), None)
 
 
-def _other(error: BaseException) -> Trouble:
+def _other(error: BaseException) -> FailureCause:
     """Its text may hold anything, and goes to the log as the cause."""
-    return Trouble(f"unexpected {type(error).__name__}, see the log", passing=isinstance(error, OSError))
+    return FailureCause(
+        f"unexpected {type(error).__name__}, see the log", retryable=isinstance(error, OSError)
+    )
 
 
 class ShortFile(OSError):

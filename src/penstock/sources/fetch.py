@@ -1,4 +1,4 @@
-"""`fetch`, `stamp` and `children`, for every kind of source."""
+"""`fetch`, `version_of` and `children`, for every kind of source."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.sources import failures
 from penstock.sources.cache import Slot
 from penstock.sources.folder import Folder
 from penstock.sources.hub import Hub, is_hub_id
-from penstock.sources.protocol import File, Store, cause, digest, shown
+from penstock.sources.protocol import File, FileSource, cause, digest, shown
 from penstock.sources.transfer import Wanted, Watch, silent, transfer
 
 log = logging.getLogger(__name__)
@@ -48,15 +48,15 @@ def fetch(
     return fetch_all(source, (), timeout_s=timeout_s, tries=tries, only=only, watch=watch)
 
 
-def fetch_stamped(source: str, *, timeout_s: float | None = None, tries: int = 3) -> tuple[Path, str]:
-    """The same, and the `stamp` of what came, "" when it is not known: an older version that was here.
+def fetch_with_version(source: str, *, timeout_s: float | None = None, tries: int = 3) -> tuple[Path, str]:
+    """The folder and its `version_of`; "" where a cached version is used and nobody knows which.
 
-    A folder of our cache is called by its stamp. Elsewhere that is asked for first: no change is missed.
+    Folders of our cache are named by their version. Elsewhere it is read before the fetch, to miss no change.
     """
     before = None
     if isinstance(_store(source), Folder | Hub):
         try:
-            before = stamp(source)
+            before = version_of(source)
         except DownloadFailed:
             before = ""
     folder = fetch(source, timeout_s=timeout_s, tries=tries)
@@ -84,11 +84,11 @@ def fetch_all(
     try:
         wanted = _wanted(store, extra, only, tries)
     except DownloadFailed as failure:
-        return _former(slot, failure)
+        return _cached_fallback(slot, failure)
     return slot.find(_version(wanted)) or _download(slot, wanted, tries, deadline, watch)
 
 
-def stamp(source: str) -> str:
+def version_of(source: str) -> str:
     """A short text that changes when any file of `source` does. Lists; reads no file.
 
     Raises: SourceNotFound, DownloadFailed.
@@ -105,10 +105,12 @@ def children(source: str) -> list[str]:
     return _asked(store, store.children, tries=1)
 
 
-def _store(source: str) -> Store:
+def _store(source: str) -> FileSource:
     scheme, is_url = source.partition("://")[0].lower(), "://" in source
     if is_url and scheme in _BUCKETS:
-        from penstock.sources.bucket import Bucket  # here, as Url: who reads local folders pays for neither
+        from penstock.sources.bucket import (
+            Bucket,  # here, and below: local folders need neither
+        )
 
         return Bucket(source)
     if is_url and scheme not in ("file", "hf"):
@@ -121,46 +123,46 @@ def _store(source: str) -> Store:
     raise SourceNotFound(f"'{source}' does not exist on this node, and is neither a URL nor a hub id.")
 
 
-def _url(source: str) -> Store:
-    from penstock.sources.fsspec_store import Url
+def _url(source: str) -> FileSource:
+    from penstock.sources.fsspec_store import FsspecSource
 
     try:
-        return Url(source)
+        return FsspecSource(source)
     except (ImportError, ValueError) as error:
         raise SourceNotFound(f"'{shown(source)}' cannot be read: {error}.") from error
     except Exception as error:  # some file systems connect at once
-        told = failures.told(error)
-        sentence = f"'{shown(source)}' cannot be read: {told.why}."
-        raise DownloadFailed(sentence, passing=told.passing) from None
+        found = failures.classify(error)
+        sentence = f"'{shown(source)}' cannot be read: {found.why}."
+        raise DownloadFailed(sentence, retryable=found.retryable) from None
 
 
-def _asked(store: Store, ask: Callable[[], Answer], tries: int) -> Answer:
-    """What a listing says, in the end; foreign errors as ours."""
+def _asked(store: FileSource, ask: Callable[[], Answer], tries: int) -> Answer:
+    """The result of a listing, retried where that helps; foreign errors become ours."""
     for attempt in range(1, tries + 1):
         try:
             return ask()
         except Error:
             raise
         except Exception as error:
-            told = failures.told(error)
-            if told.missing:
-                raise SourceNotFound(f"'{store.shown}' was not found: {told.why}.") from cause(store, error)
-            if not told.passing or attempt == tries:
+            found = failures.classify(error)
+            if found.missing:
+                raise SourceNotFound(f"'{store.shown}' was not found: {found.why}.") from cause(store, error)
+            if not found.retryable or attempt == tries:
                 after = f" after {attempt} tries" if attempt > 1 else ""
-                sentence = f"'{store.shown}' cannot be read{after}: {told.why}."
-                raise DownloadFailed(sentence, passing=told.passing) from cause(store, error)
+                sentence = f"'{store.shown}' cannot be read{after}: {found.why}."
+                raise DownloadFailed(sentence, retryable=found.retryable) from cause(store, error)
             time.sleep(failures.pause_s(attempt))
     raise AssertionError("tries is at least 1")
 
 
-def _files(store: Store, tries: int) -> list[File]:
+def _files(store: FileSource, tries: int) -> list[File]:
     files = _asked(store, store.files, tries)
     if not files:
         raise SourceNotFound(f"'{store.shown}' was not found: it holds no files.")
     return files
 
 
-def _chosen(store: Store, only: Only | None, tries: int) -> list[File]:
+def _chosen(store: FileSource, only: Only | None, tries: int) -> list[File]:
     files = _files(store, tries)
     names = set(_names(only, [file.name for file in files]))
     chosen = [file for file in files if file.name in names]
@@ -181,7 +183,7 @@ def _last(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def _wanted(store: Store, extra: Sequence[Extra], only: Only | None, tries: int) -> list[Wanted]:
+def _wanted(store: FileSource, extra: Sequence[Extra], only: Only | None, tries: int) -> list[Wanted]:
     wanted = {file.name: Wanted(store, file, file.name) for file in _chosen(store, only, tries)}
     for uri, to in extra:
         other = _store(uri)
@@ -195,7 +197,7 @@ def _wanted(store: Store, extra: Sequence[Extra], only: Only | None, tries: int)
 
 
 def _check_name(wanted: Wanted) -> None:
-    """Servers say what their files are called. Raises: SourceNotFound for a path out of the folder."""
+    """Servers choose file names. Raises: SourceNotFound for a path that leaves the folder."""
     path = PurePosixPath(wanted.name)
     if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in wanted.name:
         raise SourceNotFound(
@@ -208,12 +210,12 @@ def _version(wanted: Iterable[Wanted]) -> str:
     return digest(File(one.name, one.file.size_bytes, one.file.version) for one in wanted)
 
 
-def _former(slot: Slot, failure: DownloadFailed) -> Path:
-    """A source that cannot be asked just now may be here from an earlier time: better than nothing."""
-    folder = slot.newest() if failure.facts.get("passing") else None
+def _cached_fallback(slot: Slot, failure: DownloadFailed) -> Path:
+    """The last cached version, when the source cannot be reached just now."""
+    folder = slot.newest() if failure.facts.get("retryable") else None
     if folder is None:
         raise failure
-    log.warning("%s The version that is here is used.", failure)
+    log.warning("%s Using the cached version.", failure)
     return folder
 
 
@@ -222,28 +224,28 @@ def _download(slot: Slot, wanted: Sequence[Wanted], tries: int, deadline: float,
     try:
         with slot.locked(deadline):
             if folder := slot.find(version):
-                return folder  # another process was quicker
+                return folder  # another process has downloaded it
             transfer(wanted, slot.partial(version), tries, deadline, watch)
             _check_unchanged(wanted, slot.shown, tries)
             return slot.publish(version)
     except OSError as error:
-        why = failures.told(error).why
+        why = failures.classify(error).why
         raise DownloadFailed(f"'{slot.shown}' cannot be put into {slot.folder}: {why}.") from error
 
 
 def _check_unchanged(wanted: Sequence[Wanted], shown: str, tries: int) -> None:
-    """Files of two versions together would be a third one that never was."""
+    """Files of two versions must not be mixed."""
     for store in {one.store.shown: one.store for one in wanted}.values():
         now = set(_files(store, tries))
         if any(one.file not in now for one in wanted if one.store.shown == store.shown):
-            raise DownloadFailed(f"'{shown}' was changed while it was downloaded; try again.", passing=True)
+            raise DownloadFailed(f"'{shown}' was changed while it was downloaded; try again.", retryable=True)
 
 
 def _from_hub(hub: Hub, only: Only | None, tries: int, deadline: float, watch: Watch) -> Path:
     try:
         chosen = _chosen(hub, only, tries)
     except DownloadFailed as failure:
-        return _hubs_former(hub, only, failure)
+        return _hub_cache_fallback(hub, only, failure)
     arrived, total = 0, sum(file.size_bytes for file in chosen)
     lock = threading.Lock()
 
@@ -258,10 +260,10 @@ def _from_hub(hub: Hub, only: Only | None, tries: int, deadline: float, watch: W
     return _asked(hub, lambda: hub.download([file.name for file in chosen], count), tries)
 
 
-def _hubs_former(hub: Hub, only: Only | None, failure: DownloadFailed) -> Path:
+def _hub_cache_fallback(hub: Hub, only: Only | None, failure: DownloadFailed) -> Path:
     try:
         folder = hub.cached(lambda names: _names(only, names))
-    except Exception:  # the client has many; none says more than the failure
+    except Exception:  # the client raises many kinds; none says more than the failure
         raise failure from failure.__cause__
-    log.warning("%s What the hub's cache has is used.", failure)
+    log.warning("%s Using the hub's cache.", failure)
     return folder

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from penstock.config.schema.sections import BucketSource
 from penstock.sources.fetch import Only, fetch, fetch_all
 from penstock.sources.hub import is_hub_id
-from penstock.sources.pin import hold
+from penstock.sources.pin import pin
 from penstock.sources.transfer import Watch, silent
 from penstock.sources.weights import model_files, tokenizer_files
 
@@ -32,7 +32,7 @@ def is_here(config: LLMConfig) -> bool:
     return all(isinstance(one, str) and not _is_ours(one, config) for one in sources) and not _extra(config)
 
 
-def brought(config: LLMConfig, files: Only = model_files, watch: Watch = silent) -> LLMConfig:
+def with_local_sources(config: LLMConfig, files: Only = model_files, watch: Watch = silent) -> LLMConfig:
     """The same config, with folders of this node in place of sources elsewhere. Downloads what is not here.
 
     files: which of the model's, see `fetch`.
@@ -77,7 +77,7 @@ def _folder(
     extra = [(one.bucket_uri, one.destination_path) for one in bucket.extra_files]
     within = [(origin, to) for origin, to in extra if not Path(to).is_absolute()]
     folder = fetch_all(uri, within, timeout_s=limit_s, only=only, watch=watch)
-    hold(folder)
+    pin(folder)
     for origin, to in extra:
         if Path(to).is_absolute():
             _place(fetch(origin, timeout_s=limit_s, watch=watch), Path(to), Path(origin).name)

@@ -11,7 +11,7 @@ from penstock.sources.protocol import Count, File
 class Folder:
     """Files below `path`; a file by itself is a source with one file."""
 
-    discreet = False
+    has_secret_url = False
     part_bytes: int | None = None
 
     def __init__(self, path: Path) -> None:

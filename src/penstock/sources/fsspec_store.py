@@ -24,14 +24,14 @@ _VERSIONS = (
 )
 
 
-class Url:
+class FsspecSource:
     """Files below a URL; a file by itself is a source with one file."""
 
     part_bytes: int | None = None
 
     def __init__(self, url: str) -> None:
         self.shown = shown(url)
-        self.discreet = self.shown != url
+        self.has_secret_url = self.shown != url
         self._fs, path = url_to_fs(url)
         self._path = path.rstrip("/")
         self._alone = self.shown.rpartition("/")[2]  # its name if it is a file: no signature is part of it

@@ -36,7 +36,7 @@ def use_fast_transfers(environment: Any = os.environ) -> None:
 class Hub:
     """Files of one revision."""
 
-    discreet = False
+    has_secret_url = False
     part_bytes: int | None = None
 
     def __init__(self, source: str) -> None:

@@ -1,6 +1,6 @@
-"""Versions in the cache that a living process uses: they are not swept away.
+"""Pins cached versions that a running process uses, so that they are not deleted.
 
-A shared lock on a file beside the version, which the kernel gives back when the process ends, however.
+A pin is a shared lock on a file beside the version; the kernel releases it when the process ends.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from pathlib import Path
 _held: dict[Path, int] = {}
 
 
-def hold(folder: Path) -> None:
-    """Keeps what `fetch` gave while this process lives. Without it a former version has ten minutes."""
-    mark = marked(folder)
+def pin(folder: Path) -> None:
+    """Keeps what `fetch` returned until this process ends. Unpinned older versions stay for ten minutes."""
+    mark = pin_file(folder)
     if mark in _held or not mark.parent.joinpath(LOCK).exists():
-        return  # held already, or no folder of the cache
+        return  # pinned already, or not in the cache
     handle = os.open(mark, os.O_RDWR | os.O_CREAT, 0o666)
     fcntl.flock(handle, fcntl.LOCK_SH)
     _held[mark] = handle
 
 
 LOCK = "lock"
-"""The file in each source's folder of the cache that its downloader has locked."""
+"""File in each source's cache folder that the downloading process locks."""
 
 
-def marked(folder: Path) -> Path:
+def pin_file(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.use")
 
 
-def is_held(folder: Path) -> bool:
-    """Whether any process holds it, this one included."""
+def is_pinned(folder: Path) -> bool:
+    """Whether any process has pinned it, this one included."""
     try:
-        handle = os.open(marked(folder), os.O_RDWR)
+        handle = os.open(pin_file(folder), os.O_RDWR)
     except FileNotFoundError:
         return False
     try:

@@ -10,7 +10,7 @@ from typing import Protocol
 from urllib.parse import urlsplit, urlunsplit
 
 Count = Callable[[int], None]
-"""Is told of bytes that have arrived, from any thread; what it raises ends the transfer."""
+"""Called with the number of bytes that arrived, from any thread; an exception ends the transfer."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -22,12 +22,12 @@ class File:
     version: str = ""
 
 
-class Store(Protocol):
-    """Where a source is. Its calls raise what the client below it raises; `trouble` puts it into words."""
+class FileSource(Protocol):
+    """One kind of source. Calls raise what the client below raises; `failures` puts that into words."""
 
     shown: str
-    discreet: bool
-    """Its URL holds more than may be shown, and what its client raises may repeat that."""
+    has_secret_url: bool
+    """Its URL holds secrets, and errors of its client may repeat them."""
     part_bytes: int | None
     """Larger files are read in parts of this size, side by side; None: in one piece."""
 
@@ -45,14 +45,14 @@ class Store(Protocol):
 
 
 def digest(files: Iterable[File]) -> str:
-    """Twelve letters that change when any of the files does."""
+    """Twelve hexadecimal digits that change when any of the files does."""
     lines = "\n".join(f"{file.name}\0{file.size_bytes}\0{file.version}" for file in sorted(files))
     return hashlib.sha256(lines.encode()).hexdigest()[:12]
 
 
-def cause(store: Store, error: Exception) -> Exception | None:
+def cause(store: FileSource, error: Exception) -> Exception | None:
     """For `raise ... from`, which logs show: nothing where it could tell a secret."""
-    return None if store.discreet else error
+    return None if store.has_secret_url else error
 
 
 def shown(source: str) -> str:

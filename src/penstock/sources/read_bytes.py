@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from penstock.errors import DownloadFailed, SourceNotFound
 from penstock.sources import bucket, fsspec_store
-from penstock.sources.failures import pause_s, told
+from penstock.sources.failures import classify, pause_s
 from penstock.sources.protocol import shown
 
 _TRIES = 3
@@ -21,18 +21,18 @@ _BUCKETS = ("s3", "gs", "gcs")
 def read(source: str) -> bytes:
     """Its bytes. source: a path, `file://`, `s3://`, `gs://`, or any URL fsspec knows. Blocks.
 
-    Raises: SourceNotFound; DownloadFailed, whose fact `passing` says whether a later try may succeed.
+    Raises: SourceNotFound; DownloadFailed, whose fact `retryable` says whether a later try may succeed.
     """
     for attempt in range(_TRIES):
         try:
             return _bytes(source)
         except Exception as error:
-            trouble = told(error)
+            trouble = classify(error)
             if trouble.missing:
                 raise SourceNotFound(f"{shown(source)} cannot be read: {trouble.why}.") from error
-            if not trouble.passing or attempt == _TRIES - 1:
+            if not trouble.retryable or attempt == _TRIES - 1:
                 sentence = f"{shown(source)} cannot be read: {trouble.why}."
-                raise DownloadFailed(sentence, passing=trouble.passing) from error
+                raise DownloadFailed(sentence, retryable=trouble.retryable) from error
             time.sleep(pause_s(attempt))
     raise AssertionError
 

@@ -1,4 +1,4 @@
-"""Many files, or many parts of one, side by side into a folder; each tried again where that helps.
+"""Downloads many files, or parts of one, side by side into a folder; retries where that helps.
 
 A file is there under its name only when all of it is.
 """
@@ -15,10 +15,10 @@ from pathlib import Path
 
 from penstock.errors import DownloadFailed
 from penstock.sources import failures
-from penstock.sources.protocol import File, Store, cause
+from penstock.sources.protocol import File, FileSource, cause
 
 Watch = Callable[[int, int], None]
-"""Is told bytes that are here and bytes in all, from any thread. What it raises ends the download."""
+"""Called with bytes downloaded and bytes in all, from any thread. An exception ends the download."""
 
 _WORKERS = 16
 _PART = ".part"
@@ -28,13 +28,13 @@ _PART = ".part"
 class Wanted:
     """One file, and where in the folder it goes."""
 
-    store: Store
+    store: FileSource
     file: File
     name: str
 
 
 def silent(done: int, total: int) -> None:
-    """The `Watch` of those who do not ask."""
+    """A `Watch` that does nothing."""
 
 
 def transfer(
@@ -73,7 +73,7 @@ def _size_bytes(wanted: Sequence[Wanted]) -> int:
 
 
 class _Arrived:
-    """Bytes so far; the place where every transfer looks whether it shall go on."""
+    """Bytes downloaded so far; tells every transfer when to stop."""
 
     def __init__(self, here: int, total: int, watch: Watch, deadline: float) -> None:
         self.stopped = threading.Event()
@@ -170,10 +170,10 @@ class _Job:
 
     def _judge(self, error: Exception, attempt: int) -> None:
         """Returns when another try may help, after a pause."""
-        told = failures.told(error)
-        if not told.passing or attempt == self.tries:
+        found = failures.classify(error)
+        if not found.retryable or attempt == self.tries:
             after = f" after {attempt} tries" if attempt > 1 else ""
-            sentence = f"The download of {self._what} failed{after}: {told.why}."
+            sentence = f"The download of {self._what} failed{after}: {found.why}."
             raise DownloadFailed(sentence) from cause(self.wanted.store, error)
         self.arrived.stopped.wait(failures.pause_s(attempt))
 

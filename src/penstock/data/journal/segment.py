@@ -208,7 +208,7 @@ class _Objects:
                 (self._folder / name).write(data)
                 return
             except Unavailable as error:
-                if not error.facts.get("passing") or time.monotonic() - began > _OUTAGE_S:
+                if not error.facts.get("retryable") or time.monotonic() - began > _OUTAGE_S:
                     raise
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _SLOWEST_SYNC_S)

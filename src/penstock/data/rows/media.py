@@ -103,7 +103,7 @@ def _of_text(text: str, kind: Kind, where: str, read_files: bool) -> str:
     except (SourceNotFound, OSError, ValueError, ImportError) as error:
         raise refused(where, f"is {cut(repr(text))}: there is no such file; {_ways(kind)}") from error
     except DownloadFailed as error:
-        if error.facts.get("passing"):
+        if error.facts.get("retryable"):
             raise
         raise BadRequest(f"{where}: {error}", param=where) from error
 

@@ -286,12 +286,12 @@ class Elsewhere:
             try:
                 return call()
             except Exception as error:
-                told = failures.told(error)
-                if told.passing and attempt < _TRIES:
+                told = failures.classify(error)
+                if told.retryable and attempt < _TRIES:
                     time.sleep(failures.pause_s(attempt))
                     continue
                 kind = SourceNotFound if told.missing else Unavailable
-                raise kind(f"'{self.url}' cannot be {what}: {told.why}.", passing=told.passing) from error
+                raise kind(f"'{self.url}' cannot be {what}: {told.why}.", retryable=told.retryable) from error
         raise AssertionError("the last try returns or raises")
 
 

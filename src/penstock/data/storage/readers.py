@@ -226,7 +226,7 @@ def _rows_of(part: Part, form: Form, first: int, wanted: Wanted) -> _Read:
             raise
         except _UNREADABLE as error:
             failures += 1
-            if where.is_local or failures >= _TRIES or not trouble.told(error).passing:
+            if where.is_local or failures >= _TRIES or not trouble.classify(error).retryable:
                 raise _unreadable(part, error, number - first) from error
             time.sleep(trouble.pause_s(failures))
 

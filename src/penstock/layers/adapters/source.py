@@ -61,11 +61,11 @@ class AdapterDownloader:
     def load_model_from_config(self, lora_model_id: str, llm_config: LLMConfig) -> Any:
         """Gives a `Brought`. Raises: SourceNotFound, DownloadFailed."""
         source = _source(lora_model_id, llm_config)
-        return Brought(*sources.fetch_stamped(source, timeout_s=self._timeout_s, tries=self._tries))
+        return Brought(*sources.fetch_with_version(source, timeout_s=self._timeout_s, tries=self._tries))
 
     def stamp(self, lora_model_id: str, llm_config: LLMConfig) -> str:
         """Changes when any file of the adapter does. Raises: SourceNotFound, DownloadFailed."""
-        return sources.stamp(_source(lora_model_id, llm_config))
+        return sources.version_of(_source(lora_model_id, llm_config))
 
 
 class Source:
