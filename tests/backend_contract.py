@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from penstock.config import LLMConfig
-from penstock.data.backends.in_process import OwnEngine
-from penstock.data.backends.protocol import Answer, Backend
+from penstock.data.backends.in_process import InProcessEngine
+from penstock.data.backends.protocol import Backend, Response
 from penstock.data.rows.request import Request
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
@@ -65,7 +65,7 @@ REQUESTS: dict[str, Request] = {
 """What every backend answers as an engine in this process does."""
 
 
-def meaning(answer: Answer) -> tuple[int, Any]:
+def meaning(answer: Response) -> tuple[int, Any]:
     """The answer without what is its own. A gateway says the same of an error in other words."""
     body = json.loads(answer.body)
     if "error" in body:
@@ -80,21 +80,21 @@ async def until(true: Callable[[], object], limit_s: float = 20.0) -> None:
 
 
 async def many_rows_get_each_its_own_answer(backend: Backend) -> None:
-    answers = await asyncio.gather(*(backend.ask(row(prompt=f"row {i}", max_tokens=8)) for i in range(100)))
+    answers = await asyncio.gather(*(backend.send(row(prompt=f"row {i}", max_tokens=8)) for i in range(100)))
     texts = [json.loads(answer.body)["choices"][0]["text"] for answer in answers]
     assert texts == [f"row {i}" for i in range(100)]
 
 
 async def an_idle_backend_wants_some(backend: Backend) -> None:
-    await until(lambda: backend.room(0) > 0)
+    await until(lambda: backend.available_slots(0) > 0)
 
 
 async def a_backend_with_far_too_many_wants_none(backend: Backend) -> None:
-    assert backend.room(10_000) == 0
+    assert backend.available_slots(10_000) == 0
 
 
 async def what_runs_is_seen_in_its_load_and_leaves_it_when_cancelled(backend: Backend) -> None:
-    asking = [asyncio.create_task(backend.ask(long())) for _ in range(3)]
+    asking = [asyncio.create_task(backend.send(long())) for _ in range(3)]
     await until(lambda: backend.load().running == 3)
     for task in asking:
         task.cancel()
@@ -104,7 +104,7 @@ async def what_runs_is_seen_in_its_load_and_leaves_it_when_cancelled(backend: Ba
 
 
 async def starting_again_changes_nothing(backend: Backend) -> None:
-    asking = asyncio.create_task(backend.ask(row(prompt="hello", max_tokens=400, ignore_eos=True)))
+    asking = asyncio.create_task(backend.send(row(prompt="hello", max_tokens=400, ignore_eos=True)))
     await until(lambda: backend.load().running == 1)
     await backend.start()
     assert (await asking).status == 200
@@ -123,9 +123,9 @@ FACTS: dict[str, Fact] = {fact.__name__: fact for fact in _ALL}
 
 async def expected(request: Request, config: LLMConfig) -> tuple[int, Any]:
     """What an engine in this process answers."""
-    own = OwnEngine(config)
+    own = InProcessEngine(config)
     await own.start()
     try:
-        return meaning(await own.ask(request))
+        return meaning(await own.send(request))
     finally:
         await own.stop()

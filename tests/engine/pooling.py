@@ -14,10 +14,10 @@ from enginetest import MODEL_ID, listening, vllm_config
 from models import model
 
 from penstock.asgi_client import call
-from penstock.data.backends.protocol import Answer
-from penstock.data.execution.retry import outcome_of
-from penstock.data.results.columns import columns
-from penstock.data.rows.builder import request_of
+from penstock.data.backends.protocol import Response
+from penstock.data.execution.retry import classify_response
+from penstock.data.results.columns import result_columns
+from penstock.data.rows.builder import build_request
 from penstock.data.rows.request import Task
 from penstock.serve import LLMServer
 
@@ -100,6 +100,6 @@ async def told(answers: Any) -> Any:
 
 async def row(served: Pooled, task: Task, **fields: Any) -> dict[str, Any]:
     """The columns of a row of a batch."""
-    request = request_of(fields, task)
+    request = build_request(fields, task)
     answer = await call(served.server.engine.app(), request.path, request.body)
-    return columns(task, outcome_of(Answer(answer.status, await answer.read()), attempts=1))
+    return result_columns(task, classify_response(Response(answer.status, await answer.read()), attempts=1))

@@ -15,8 +15,8 @@ from backend_contract import CHAT, COMPLETIONS, EMBEDDINGS, FACTS, row
 from borrowed import lent
 from enginetest import SEATS, Served, vllm_config
 
-from penstock.data.backends.in_process import OwnEngine
-from penstock.data.backends.protocol import Answer
+from penstock.data.backends.in_process import InProcessEngine
+from penstock.data.backends.protocol import Response
 from penstock.data.execution.window import Window
 from penstock.data.rows.request import Request
 from penstock.engine import Load
@@ -33,16 +33,16 @@ pytestmark = [
 ]
 
 
-async def over(served: Served | LLMServer) -> OwnEngine:
+async def over(served: Served | LLMServer) -> InProcessEngine:
     """One whose engine is the started one."""
     with lent(served.engine):
-        own = OwnEngine(vllm_config())
+        own = InProcessEngine(vllm_config())
         await own.start()
     return own
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def own(demo: Served) -> AsyncIterator[OwnEngine]:
+async def own(demo: Served) -> AsyncIterator[InProcessEngine]:
     own = await over(demo)
     yield own
     await own.stop()
@@ -56,7 +56,7 @@ class Watched:
     an answer lets the window send one more ahead.
     """
 
-    def __init__(self, backend: OwnEngine) -> None:
+    def __init__(self, backend: InProcessEngine) -> None:
         self._backend = backend
         self._dry = 0
         self.window = Window(self)
@@ -67,9 +67,9 @@ class Watched:
         self.running.append(self._running())
         return self._backend.room(in_flight)
 
-    async def ask(self, request: Request) -> Answer:
+    async def send(self, request: Request) -> Response:
         self.ahead.append(self.window.in_flight - self._dry)
-        answer = await self._backend.ask(request)
+        answer = await self._backend.send(request)
         self._dry += not self._running()
         return answer
 
@@ -86,7 +86,7 @@ class Watched:
         await self._backend.stop()
 
 
-async def test_a_window_fills_every_seat_and_never_sends_much_more(own: OwnEngine):
+async def test_a_window_fills_every_seat_and_never_sends_much_more(own: InProcessEngine):
     watched = Watched(own)
     rows = [row(prompt=f"{i}", max_tokens=60, ignore_eos=True) for i in range(200)]
     outcomes = await asyncio.gather(*map(watched.window.run, rows))
@@ -96,19 +96,19 @@ async def test_a_window_fills_every_seat_and_never_sends_much_more(own: OwnEngin
 
 
 @pytest.mark.parametrize("fact", [fact for fact in FACTS if fact != "many_rows_get_each_its_own_answer"])
-async def test_of_every_backend(own: OwnEngine, fact: str):
+async def test_of_every_backend(own: InProcessEngine, fact: str):
     await FACTS[fact](own)
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_a_prompt_for_the_engine_stands_in_for_the_bodys(own: OwnEngine, path: str):
+async def test_a_prompt_for_the_engine_stands_in_for_the_bodys(own: InProcessEngine, path: str):
     prompt = pickle.dumps({"prompt_token_ids": [1, 2, 3]})
-    answer = await own.ask(Request(path=path, body=b'{"max_tokens": 1}', prompt=prompt))
+    answer = await own.send(Request(path=path, body=b'{"max_tokens": 1}', prompt=prompt))
     assert answer.status == 200, answer.body
     assert json.loads(answer.body)["usage"]["prompt_tokens"] == 3
 
 
-async def test_rows_at_once_keep_their_own_prompts(own: OwnEngine):
+async def test_rows_at_once_keep_their_own_prompts(own: InProcessEngine):
     prompts = [[1 + i] * (3 + i) for i in range(20)]
     requests = [
         Request(
@@ -116,14 +116,14 @@ async def test_rows_at_once_keep_their_own_prompts(own: OwnEngine):
         )
         for prompt in prompts
     ]
-    answers = await asyncio.gather(*map(own.ask, requests))
+    answers = await asyncio.gather(*map(own.send, requests))
     counts = [json.loads(answer.body)["usage"]["prompt_tokens"] for answer in answers]
     assert counts == [len(prompt) for prompt in prompts]
 
 
 @pytest.mark.parametrize("body", [b"[]", b"{", b'{"prompt": 5}', b'{"prompt": "x", "temperature": "hot"}'])
-async def test_a_bad_row_is_an_answer_with_400(own: OwnEngine, body: bytes):
-    answer = await own.ask(Request(path=COMPLETIONS, body=body))
+async def test_a_bad_row_is_an_answer_with_400(own: InProcessEngine, body: bytes):
+    answer = await own.send(Request(path=COMPLETIONS, body=body))
     assert answer.status == 400
     assert json.loads(answer.body)["error"]["message"]
 

@@ -14,12 +14,12 @@ import pytest
 from enginetest import BLOCK_SIZE, WINDOW, Served
 
 from penstock.asgi_client import call
-from penstock.data.backends.protocol import Answer
-from penstock.data.execution.retry import outcome_of
+from penstock.data.backends.protocol import Response
+from penstock.data.execution.retry import classify_response
 from penstock.data.pipeline.row_program import LLM, program_columns, run
-from penstock.data.results.columns import columns, schema
+from penstock.data.results.columns import result_columns, result_schema
 from penstock.data.results.outcome import Outcome
-from penstock.data.rows.builder import request_of
+from penstock.data.rows.builder import build_request
 from penstock.data.rows.request import Request, Task
 from penstock.errors import PromptTooLong
 from recipes.assistant.lessons import tool
@@ -50,10 +50,10 @@ class Asked:
 
     async def __call__(self, request: Request) -> Outcome:
         answer = await call(self._app, request.path, request.body)
-        return outcome_of(Answer(answer.status, await answer.read()), attempts=1)
+        return classify_response(Response(answer.status, await answer.read()), attempts=1)
 
     async def row(self, **fields: Any) -> dict[str, Any]:
-        return columns(TASK, await self(request_of(fields, TASK, DEFAULTS)))
+        return result_columns(TASK, await self(build_request(fields, TASK, DEFAULTS)))
 
     async def ok(self, **fields: Any) -> dict[str, Any]:
         row = await self.row(**fields)
@@ -190,7 +190,7 @@ async def test_rows_of_every_shape_in_one_block_do_not_touch_each_other(ask: Ask
     assert long["error"]["code"] == "context_length_exceeded"
     assert "schema" in nothing["error"]["message"]
     assert [row["error"] for row in rows[:7]] == [None] * 7
-    table = pa.Table.from_pylist(rows, schema=schema(TASK))
+    table = pa.Table.from_pylist(rows, schema=result_schema(TASK))
     assert table.to_pylist() == list(rows)
 
 

@@ -28,10 +28,10 @@ from seeing import BLUE_SQUARE, RED_CIRCLE, TOKEN, asked, clip, filmed, refused,
 from tests.pictures import data_url, encoded
 
 from penstock.asgi_client import call
-from penstock.data.backends.protocol import Answer
-from penstock.data.execution.retry import outcome_of
-from penstock.data.results.columns import columns
-from penstock.data.rows.builder import request_of
+from penstock.data.backends.protocol import Response
+from penstock.data.execution.retry import classify_response
+from penstock.data.results.columns import result_columns
+from penstock.data.rows.builder import build_request
 from penstock.data.rows.request import Task
 from penstock.engine import Prepared
 from penstock.engine import prepared as prompt_of_task
@@ -306,14 +306,16 @@ async def test_own_preprocessing_reads_no_other_urls(own: httpx.AsyncClient, url
 
 async def row(vision: Served, **fields: Any) -> str:
     """What is said to a row, asked as batch asks its own engine."""
-    request = request_of(fields, Task(), {"temperature": 0, "max_tokens": 40})
+    request = build_request(fields, Task(), {"temperature": 0, "max_tokens": 40})
     body = request.body
     if request.prompt is not None:
         ours = Prepared(pickle.loads(request.prompt))
         prompt_of_task.set(ours)
         body = msgspec.json.encode({**json.loads(body), "prompt": ours.sign})
     answer = await call(vision.engine.app(), request.path, body)
-    found = columns(Task(), outcome_of(Answer(answer.status, await answer.read()), attempts=1))
+    found = result_columns(
+        Task(), classify_response(Response(answer.status, await answer.read()), attempts=1)
+    )
     assert found["error"] is None
     return found["generated_text"]
 

@@ -13,7 +13,7 @@ from backend_contract import CHAT, row
 from dying import FOUND_S, LONG, nothing_is_left_when_the_owner_is_killed
 from enginetest import MODEL_ID, SEATS, Served, listening, until, vllm_config
 
-from penstock.data.backends.in_process import OwnEngine
+from penstock.data.backends.in_process import InProcessEngine
 from penstock.engine import Engine
 from penstock.engines.vllm.engine import VLLMEngine
 from penstock.errors import BadRequest, EngineDead
@@ -31,7 +31,7 @@ def test_nothing_is_left_when_the_owner_is_killed_while_it_loads(tmp_path: Path)
 async def test_a_killed_core_ends_streams_and_rows_and_batch_starts_another():
     """An engine of its own, which it kills, for all facts: batch's, which starts another one after it."""
     others = set(psutil.Process().children())
-    own = OwnEngine(vllm_config(max_num_seqs=SEATS, kv_cache_memory_bytes=1 << 27))
+    own = InProcessEngine(vllm_config(max_num_seqs=SEATS, kv_cache_memory_bytes=1 << 27))
     try:
         await own.start()
         (core,) = set(psutil.Process().children()) - others
@@ -41,7 +41,7 @@ async def test_a_killed_core_ends_streams_and_rows_and_batch_starts_another():
             await lose(core, doomed, own)
             await refuses(doomed)
         await own.start()
-        answer = await own.ask(row(CHAT, messages=[{"role": "user", "content": "What is Penstock?"}]))
+        answer = await own.send(row(CHAT, messages=[{"role": "user", "content": "What is Penstock?"}]))
         assert answer.status == 200
         assert json.loads(answer.body)["usage"]["prompt_tokens_details"] is not None, "batch asks for them"
         await deafen(own._model.engine)
@@ -49,11 +49,11 @@ async def test_a_killed_core_ends_streams_and_rows_and_batch_starts_another():
         await own.stop()
 
 
-async def lose(core: psutil.Process, doomed: Served, own: OwnEngine) -> None:
+async def lose(core: psutil.Process, doomed: Served, own: InProcessEngine) -> None:
     """Kills it under rows and a stream of each kind; all end with the reason, and not an older one."""
     with pytest.raises(BadRequest, match="no_such_method"):
         await doomed.engine.collective_rpc("no_such_method")
-    rows = [asyncio.create_task(own.ask(row(prompt="water", **LONG))) for _ in range(ROWS)]
+    rows = [asyncio.create_task(own.send(row(prompt="water", **LONG))) for _ in range(ROWS)]
     await until(lambda: own.load().running - own.load().unseen == ROWS)
     async with (
         aclosing(doomed.engine.generate("water", LONG)) as deltas,

@@ -15,10 +15,10 @@ from aiohttp import web
 from backend_contract import CHAT, COMPLETIONS, FACTS, OPTIONS, REQUESTS, config, expected, meaning, row
 from served import Served
 
-from penstock.data.backends.in_process import OwnEngine
-from penstock.data.backends.openai_service import Url
+from penstock.data.backends.in_process import InProcessEngine
+from penstock.data.backends.openai_service import OpenAIService
 from penstock.data.backends.protocol import Backend
-from penstock.data.execution.patience import Patience
+from penstock.data.execution.retry import RetryPolicy
 from penstock.data.execution.window import Window
 from penstock.data.pipeline.configs import HttpRequestProcessorConfig
 from penstock.data.pipeline.stage_spec import service_of
@@ -54,7 +54,7 @@ async def started(backend: Any) -> AsyncIterator[Any]:
 @pytest.fixture(params=["own", "url"])
 async def backend(request: pytest.FixtureRequest, served: Served) -> AsyncIterator[Backend]:
     if request.param == "own":
-        async with started(OwnEngine(config())) as own:
+        async with started(InProcessEngine(config())) as own:
             yield own
         return
     engine = SimEngine(config())
@@ -62,7 +62,7 @@ async def backend(request: pytest.FixtureRequest, served: Served) -> AsyncIterat
     await served.gateway("m")
     app = stacked(engine, config(), adapters=None, preprocessor=None, postprocessor=None)
     await served.app(app, load=engine.load)
-    async with started(Url(served.url)) as url:
+    async with started(OpenAIService(served.url)) as url:
         yield url
     await engine.stop()
 
@@ -77,7 +77,7 @@ async def test_of_every_backend(backend: Backend, fact: str):
 @pytest.mark.parametrize("name", REQUESTS)
 async def test_every_backend_answers_as_an_own_engine(backend: Backend, name: str):
     request = REQUESTS[name]
-    assert meaning(await backend.ask(request)) == await expected(request, config())
+    assert meaning(await backend.send(request)) == await expected(request, config())
 
 
 # -- a service by its URL
@@ -92,8 +92,8 @@ async def url(served: Served) -> str:
 
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/", CHAT])
 async def test_a_url_may_be_written_in_any_usual_way(url: str, suffix: str):
-    async with started(Url(url + suffix)) as service:
-        assert (await service.ask(REQUESTS["a chat"])).status == 200
+    async with started(OpenAIService(url + suffix)) as service:
+        assert (await service.send(REQUESTS["a chat"])).status == 200
 
 
 async def test_a_raw_url_gets_the_body_as_it_is():
@@ -101,8 +101,11 @@ async def test_a_raw_url_gets_the_body_as_it_is():
         assert request.method == "POST"
         return web.Response(body=request.path_qs.encode() + b" " + await request.read())
 
-    async with service(echo) as base, started(Url(f"{base}/any/where?x=1", finds_model=False)) as raw:
-        answer = await raw.ask(Request(path="", body=b'{"a":   1.50}', model="not sent"))
+    async with (
+        service(echo) as base,
+        started(OpenAIService(f"{base}/any/where?x=1", finds_model=False)) as raw,
+    ):
+        answer = await raw.send(Request(path="", body=b'{"a":   1.50}', model="not sent"))
         assert answer.body == b'/any/where?x=1 {"a":   1.50}'
 
 
@@ -112,9 +115,9 @@ async def test_headers_and_key_are_sent():
 
     async with (
         service(echo) as base,
-        started(Url(base, api_key="k", headers={"X-Team": "blue"}, model="m")) as asked,
+        started(OpenAIService(base, api_key="k", headers={"X-Team": "blue"}, model="m")) as asked,
     ):
-        assert json.loads((await asked.ask(row())).body) == ["Bearer k", "blue"]
+        assert json.loads((await asked.send(row())).body) == ["Bearer k", "blue"]
 
 
 async def test_a_refused_key_is_told_at_the_start():
@@ -123,7 +126,7 @@ async def test_a_refused_key_is_told_at_the_start():
 
     async with service(refuse) as base:
         with pytest.raises(ConfigError, match="refuses the API key"):
-            await Url(base, api_key="wrong").start()
+            await OpenAIService(base, api_key="wrong").start()
 
 
 async def test_of_several_models_none_is_chosen():
@@ -132,9 +135,9 @@ async def test_of_several_models_none_is_chosen():
             return web.json_response({"data": [{"id": "a"}, {"id": "b"}]})
         return web.Response(body=await request.read())
 
-    async with service(models) as base, started(Url(base)) as asked:
-        assert (await asked.ask(Request(path=COMPLETIONS, body=b"{}"))).body == b"{}"
-        assert json.loads((await asked.ask(Request(path=COMPLETIONS, body=b"{}", model="b"))).body) == {
+    async with service(models) as base, started(OpenAIService(base)) as asked:
+        assert (await asked.send(Request(path=COMPLETIONS, body=b"{}"))).body == b"{}"
+        assert json.loads((await asked.send(Request(path=COMPLETIONS, body=b"{}", model="b"))).body) == {
             "model": "b"
         }
 
@@ -145,11 +148,11 @@ async def test_a_service_that_wants_one_of_several_models_named_ends_the_job_wit
             return web.json_response({"data": [{"id": "a"}, {"id": "b"}]})
         return web.Response(status=200 if b"model" in await request.read() else 404)
 
-    async with service(models) as base, started(Url(base)) as asked:
+    async with service(models) as base, started(OpenAIService(base)) as asked:
         with pytest.raises(ConfigError, match=r"serves 'a', 'b'.*--model"):
-            await asked.ask(Request(path=COMPLETIONS, body=b"{}"))
-        await asked.ask(Request(path=COMPLETIONS, body=b"{}", model="b"))
-        alone = await asked.ask(Request(path=COMPLETIONS, body=b"{}"))  # other rows name theirs
+            await asked.send(Request(path=COMPLETIONS, body=b"{}"))
+        await asked.send(Request(path=COMPLETIONS, body=b"{}", model="b"))
+        alone = await asked.send(Request(path=COMPLETIONS, body=b"{}"))  # other rows name theirs
         assert alone.status == 404
 
 
@@ -162,15 +165,15 @@ async def test_the_actors_of_a_pipeline_share_its_requests_per_second(kinds: tup
         config = HttpRequestProcessorConfig(url=base, model="m", qps=40, concurrency=(1, 2))
         async with started(service_of(config)) as actor:
             began = monotonic()
-            await asyncio.gather(*(actor.ask(Request(path=path, body=b"{}")) for path in kinds * 6))
+            await asyncio.gather(*(actor.send(Request(path=path, body=b"{}")) for path in kinds * 6))
             assert monotonic() - began >= (6 * len(kinds) - 1) / 20
 
 
 async def test_nobody_there_is_unavailable_with_the_url_and_no_secret(free_port: int):
-    asked = Url(f"http://me:secret@127.0.0.1:{free_port}/v1?key=secret", model="m")
+    asked = OpenAIService(f"http://me:secret@127.0.0.1:{free_port}/v1?key=secret", model="m")
     await asked.start()
     with pytest.raises(Unavailable) as told:
-        await asked.ask(row(prompt="x"))
+        await asked.send(row(prompt="x"))
     await asked.stop()
     assert str(told.value).startswith(f"http://127.0.0.1:{free_port}/v1 cannot be reached: ")
     assert "secret" not in str(told.value)
@@ -178,7 +181,7 @@ async def test_nobody_there_is_unavailable_with_the_url_and_no_secret(free_port:
 
 async def test_nobody_there_is_told_at_the_start_where_the_model_is_not_known(free_port: int):
     with pytest.raises(Unavailable, match="Is it running"):
-        await Url(f"http://127.0.0.1:{free_port}").start()
+        await OpenAIService(f"http://127.0.0.1:{free_port}").start()
 
 
 @pytest.mark.parametrize(
@@ -195,20 +198,20 @@ async def test_retry_after_is_read_in_all_its_forms(
     async def busy(request: web.Request) -> web.Response:
         return web.Response(status=429, headers=dict([header()]), body=b"{}")
 
-    async with service(busy) as base, started(Url(base, model="m")) as asked:
-        answer = await asked.ask(row())
+    async with service(busy) as base, started(OpenAIService(base, model="m")) as asked:
+        answer = await asked.send(row())
         assert least_s <= answer.retry_after_s <= most_s
-        assert asked.room(0) == 0
+        assert asked.available_slots(0) == 0
 
 
 async def test_a_refusal_leaves_room_for_half_as_many():
     async def busy(request: web.Request) -> web.Response:
         return web.Response(status=503, body=b"{}")
 
-    async with service(busy) as base, started(Url(base, model="m", max_concurrency=10)) as asked:
-        assert asked.room(0) == 10
-        await asked.ask(row())
-        assert (asked.room(0), asked.room(4), asked.room(9)) == (5, 1, 0)
+    async with service(busy) as base, started(OpenAIService(base, model="m", max_concurrency=10)) as asked:
+        assert asked.available_slots(0) == 10
+        await asked.send(row())
+        assert (asked.available_slots(0), asked.available_slots(4), asked.available_slots(9)) == (5, 1, 0)
 
 
 async def test_an_answer_that_breaks_off_counts_as_an_answer():
@@ -219,8 +222,8 @@ async def test_an_answer_that_breaks_off_counts_as_an_answer():
         request.transport.abort()
         return web.Response()
 
-    async with service(cut) as base, started(Url(base, model="m")) as asked:
-        answer = await asked.ask(row())
+    async with service(cut) as base, started(OpenAIService(base, model="m")) as asked:
+        answer = await asked.send(row())
         assert answer.status == 502
         assert "broke off" in json.loads(answer.body)["error"]["message"]
 
@@ -235,8 +238,8 @@ async def test_a_connection_that_was_closed_for_its_idleness_costs_nothing():
         asked_on.append(request.transport)
         return web.Response(body=b"{}")
 
-    async with service(once) as base, started(Url(base, model="m")) as asked:
-        assert [(await asked.ask(row())).status for _ in range(3)] == [200, 200, 200]
+    async with service(once) as base, started(OpenAIService(base, model="m")) as asked:
+        assert [(await asked.send(row())).status for _ in range(3)] == [200, 200, 200]
         assert len(asked_on) > 3
 
 
@@ -245,8 +248,8 @@ async def test_no_answer_in_time_is_504():
         await asyncio.Event().wait()
         raise AssertionError
 
-    async with service(never) as base, started(Url(base, model="m", timeout_s=0.2)) as asked:
-        answer = await asked.ask(row())
+    async with service(never) as base, started(OpenAIService(base, model="m", timeout_s=0.2)) as asked:
+        answer = await asked.send(row())
         assert (answer.status, json.loads(answer.body)["error"]["code"]) == (504, "deadline_exceeded")
 
 
@@ -254,15 +257,15 @@ async def test_a_redirection_is_told_instead_of_followed():
     async def moved(request: web.Request) -> web.Response:
         raise web.HTTPPermanentRedirect("https://elsewhere.example/v1")
 
-    async with service(moved) as base, started(Url(base, model="m")) as asked:
-        answer = await asked.ask(row())
+    async with service(moved) as base, started(OpenAIService(base, model="m")) as asked:
+        answer = await asked.send(row())
         assert answer.status == 308
         assert "a redirection" in json.loads(answer.body)["error"]["message"]
 
 
 async def test_a_prompt_for_the_engine_stays_in_its_process(url: str):
-    async with started(Url(url)) as asked:
-        answer = await asked.ask(Request(path=COMPLETIONS, body=b"{}", prompt=b"pickled"))
+    async with started(OpenAIService(url)) as asked:
+        answer = await asked.send(Request(path=COMPLETIONS, body=b"{}", prompt=b"pickled"))
         assert answer.status == 400
 
 
@@ -276,8 +279,8 @@ async def test_a_window_gets_all_rows_answered_by_a_service_that_often_refuses()
             return web.Response(status=429, headers={"retry-after-ms": "5"}, body=b"{}")
         return web.json_response({"n": counted})
 
-    async with service(moody) as base, started(Url(base, model="m")) as asked:
-        window = Window(asked, Patience(attempts=20, pause_s=0.01))
+    async with service(moody) as base, started(OpenAIService(base, model="m")) as asked:
+        window = Window(asked, RetryPolicy(max_attempts=20, initial_backoff_s=0.01))
         outcomes = await asyncio.gather(*(window.run(row()) for _ in range(200)))
     assert {outcome.state for outcome in outcomes} == {"ok"}
 
@@ -289,6 +292,6 @@ async def test_a_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatc
     async with service(proxy) as base:
         monkeypatch.setenv("http_proxy", base)
         monkeypatch.setenv("no_proxy", "")
-        async with started(Url("http://model.example/v1", model="m")) as asked:
-            answer = await asked.ask(row())
+        async with started(OpenAIService("http://model.example/v1", model="m")) as asked:
+            answer = await asked.send(row())
     assert "model.example" in json.loads(answer.body)["asked"]

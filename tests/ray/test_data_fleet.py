@@ -15,8 +15,8 @@ from backend_contract import COMPLETIONS, FACTS, REQUESTS, config, expected, lon
 from ray import serve
 from tests.ray.zoo import APP, FAST, LATE, Zoo
 
-from penstock.data.backends.protocol import Answer
-from penstock.data.backends.replica_set import Fleet
+from penstock.data.backends.protocol import Response
+from penstock.data.backends.replica_set import ReplicaSet
 from penstock.data.execution.window import Window
 from penstock.data.rows.request import Request
 from penstock.errors import ConfigError, EngineDead
@@ -32,74 +32,74 @@ def deploy(replicas: int) -> None:
     serve.run(build_llm_deployment(model), name="mortal", route_prefix=None)
 
 
-def pids(fleet: Fleet) -> list[int]:
+def pids(fleet: ReplicaSet) -> list[int]:
     return [member.hello.pid for member in fleet._members.values() if member.ready]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def fleet(zoo: Zoo) -> AsyncIterator[Fleet]:
-    fleet = Fleet(APP, f"LLMServer:{FAST}")
+async def fleet(zoo: Zoo) -> AsyncIterator[ReplicaSet]:
+    fleet = ReplicaSet(APP, f"LLMServer:{FAST}")
     await fleet.start()
     yield fleet
     await fleet.stop()
 
 
 @pytest.mark.parametrize("fact", FACTS)
-async def test_of_every_backend(fleet: Fleet, fact: str):
+async def test_of_every_backend(fleet: ReplicaSet, fact: str):
     await FACTS[fact](fleet)
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-async def test_a_fleet_answers_as_an_own_engine(fleet: Fleet, name: str):
+async def test_a_fleet_answers_as_an_own_engine(fleet: ReplicaSet, name: str):
     request = REQUESTS[name]
-    assert meaning(await fleet.ask(request)) == await expected(request, config())
+    assert meaning(await fleet.send(request)) == await expected(request, config())
 
 
-async def test_a_prompt_for_the_engine_stays_in_its_process(fleet: Fleet):
-    assert (await fleet.ask(Request(path=COMPLETIONS, body=b"{}", prompt=b"pickled"))).status == 400
+async def test_a_prompt_for_the_engine_stays_in_its_process(fleet: ReplicaSet):
+    assert (await fleet.send(Request(path=COMPLETIONS, body=b"{}", prompt=b"pickled"))).status == 400
 
 
-async def test_a_window_keeps_a_fleet_full(fleet: Fleet):
-    window = Window(fleet, alone=False)
+async def test_a_window_keeps_a_fleet_full(fleet: ReplicaSet):
+    window = Window(fleet, exclusive=False)
     outcomes = await asyncio.gather(*(window.run(row(prompt=f"{i}", max_tokens=20)) for i in range(1000)))
     assert [json.loads(bytes(outcome.body))["choices"][0]["text"] for outcome in outcomes] == [
         str(i) for i in range(1000)
     ]
 
 
-async def test_what_is_not_there_is_told_with_what_there_is(fleet: Fleet):
+async def test_what_is_not_there_is_told_with_what_there_is(fleet: ReplicaSet):
     with pytest.raises(ConfigError, match=r"No application 'other' runs on Ray Serve; there are .*'zoo'"):
-        await Fleet("other").start()
+        await ReplicaSet("other").start()
     with pytest.raises(ConfigError, match=r"has no deployment 'other'; it has .*'LLMServer:m'"):
-        await Fleet(APP, "other").start()
+        await ReplicaSet(APP, "other").start()
 
 
-async def test_a_deployment_that_is_none_of_ours_is_told(fleet: Fleet):
+async def test_a_deployment_that_is_none_of_ours_is_told(fleet: ReplicaSet):
     with pytest.raises(ConfigError, match="none of Penstock's"):
-        await Fleet(APP, "LLMRouter").start()
+        await ReplicaSet(APP, "LLMRouter").start()
 
 
 async def test_of_several_models_one_must_be_named_and_is_woken_where_it_sleeps(zoo: Zoo):
     with pytest.raises(ConfigError, match="serves 3 models; say with deployment_name"):
-        await Fleet(APP).start()
-    named = Fleet(APP, f"LLMServer:{LATE}")
+        await ReplicaSet(APP).start()
+    named = ReplicaSet(APP, f"LLMServer:{LATE}")
     await named.start()
-    answer = await named.ask(row(prompt="hello"))
+    answer = await named.send(row(prompt="hello"))
     await named.stop()
     assert (answer.status, json.loads(answer.body)["model"]) == (200, LATE)
 
 
-async def ended(fleet: Fleet, request: Request) -> Answer | EngineDead:
+async def ended(fleet: ReplicaSet, request: Request) -> Response | EngineDead:
     try:
-        return await fleet.ask(request)
+        return await fleet.send(request)
     except EngineDead as error:
         return error
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def two(serve_url: str) -> AsyncIterator[Fleet]:
+async def two(serve_url: str) -> AsyncIterator[ReplicaSet]:
     await asyncio.to_thread(deploy, 2)
-    two = Fleet("mortal")
+    two = ReplicaSet("mortal")
     await two.start()
     yield two
     await two.stop()
@@ -107,13 +107,13 @@ async def two(serve_url: str) -> AsyncIterator[Fleet]:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def mortals(two: Fleet) -> Fleet:
+async def mortals(two: ReplicaSet) -> ReplicaSet:
     """Both are there, also when a test before has killed them."""
     await until(lambda: len(pids(two)) == 2, limit_s=60)  # Serve starts those anew that tests have killed
     return two
 
 
-async def test_rows_are_shared_between_replicas_and_a_killed_one_costs_none(mortals: Fleet):
+async def test_rows_are_shared_between_replicas_and_a_killed_one_costs_none(mortals: ReplicaSet):
     asking = [asyncio.create_task(ended(mortals, long())) for _ in range(200)]
     await until(lambda: mortals.load().running > 100)
     in_flight = {member.id: member.in_flight for member in mortals._members.values()}
@@ -125,14 +125,14 @@ async def test_rows_are_shared_between_replicas_and_a_killed_one_costs_none(mort
     assert len(ends) == 200
     deaths = [end for end in ends if isinstance(end, EngineDead)]
     assert 50 < len(deaths) < 150
-    assert all(end.status == 200 for end in ends if isinstance(end, Answer))
+    assert all(end.status == 200 for end in ends if isinstance(end, Response))
     await mortals.start()
     assert killed not in pids(mortals)
-    assert {(await mortals.ask(row(prompt="x"))).status for _ in deaths} == {200}
+    assert {(await mortals.send(row(prompt="x"))).status for _ in deaths} == {200}
 
 
-async def test_a_window_outlives_the_death_of_all_replicas(mortals: Fleet):
-    window = Window(mortals, alone=False)
+async def test_a_window_outlives_the_death_of_all_replicas(mortals: ReplicaSet):
+    window = Window(mortals, exclusive=False)
     asked = (row(prompt="x", max_tokens=200, ignore_eos=True, seed=i) for i in range(100))
     rows = [asyncio.create_task(window.run(request)) for request in asked]
     await until(lambda: mortals.load().running > 50)
@@ -143,12 +143,12 @@ async def test_a_window_outlives_the_death_of_all_replicas(mortals: Fleet):
     assert max(outcome.deaths for outcome in outcomes) >= 1
 
 
-async def test_a_replica_that_leaves_ends_its_rows_and_gets_no_more(mortals: Fleet):
+async def test_a_replica_that_leaves_ends_its_rows_and_gets_no_more(mortals: ReplicaSet):
     before: set[Any] = set(mortals._members)
-    asking = [asyncio.create_task(mortals.ask(long())) for _ in range(100)]
+    asking = [asyncio.create_task(mortals.send(long())) for _ in range(100)]
     await until(lambda: mortals.load().running == 100)
     await asyncio.to_thread(deploy, 1)
     assert {(await task).status for task in asking} == {200}
     await until(lambda: len(mortals._ready()) == 1)
-    assert (await mortals.ask(row(prompt="x"))).status == 200
+    assert (await mortals.send(row(prompt="x"))).status == 200
     assert before

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from penstock.config import LLMConfig
-from penstock.data.backends.in_process import OwnEngine, for_batch, for_task
-from penstock.data.execution.patience import Patience
+from penstock.data.backends.engine_config import with_runner, with_usage_details
+from penstock.data.backends.in_process import InProcessEngine
+from penstock.data.execution.retry import RetryPolicy
 from penstock.data.execution.window import Window
 from penstock.data.job.hiring import hire
 from penstock.data.job.spec import Engines
@@ -35,10 +36,10 @@ def config(**options: Any) -> LLMConfig:
 
 @pytest.fixture
 async def make() -> AsyncIterator[Any]:
-    made: list[OwnEngine] = []
+    made: list[InProcessEngine] = []
 
-    async def start(**options: Any) -> OwnEngine:
-        made.append(OwnEngine(config(**options)))
+    async def start(**options: Any) -> InProcessEngine:
+        made.append(InProcessEngine(config(**options)))
         await made[-1].start()
         return made[-1]
 
@@ -66,14 +67,14 @@ async def test_a_row_that_names_an_adapter_gets_it(make: Any, tmp_path: Path):
         Request(path=COMPLETIONS, body=b'{"prompt": "hello"}', model=model)
         for model in ("m:a", "m:b", "m", "m:a")
     ]
-    answers = [json.loads((await engine.ask(request)).body) for request in requests]
+    answers = [json.loads((await engine.send(request)).body) for request in requests]
     starts = [answer["choices"][0]["text"].partition("]")[0] for answer in answers]
     assert starts == ["[a@1", "[b@2", "hello", "[a@3"]
 
 
 async def test_a_row_that_names_no_adapter_there_is_fails_alone(make: Any, tmp_path: Path):
     engine = await make(lora_config=adapters(tmp_path, "a"))
-    answer = await engine.ask(Request(path=COMPLETIONS, body=b'{"prompt": "hello"}', model="m:z"))
+    answer = await engine.send(Request(path=COMPLETIONS, body=b'{"prompt": "hello"}', model="m:z"))
     assert answer.status == 404
     assert "There are: 'a'" in json.loads(answer.body)["error"]["message"]
 
@@ -84,7 +85,7 @@ def louder(request: dict[str, Any]) -> dict[str, Any]:
 
 async def test_the_configs_own_preprocessor_is_asked_as_in_a_replica(make: Any):
     engine = await make(preprocessor=louder)
-    answer = await engine.ask(Request(path=COMPLETIONS, body=b'{"prompt": "hello"}'))
+    answer = await engine.send(Request(path=COMPLETIONS, body=b'{"prompt": "hello"}'))
     assert b"HELLO" in answer.body
 
 
@@ -99,26 +100,28 @@ def careless(request: dict[str, Any]) -> Any:
 async def test_what_the_authors_preprocessor_raises_is_the_rows_end_at_once(
     make: Any, prompt: str, said: str
 ):
-    window = Window(await make(preprocessor=careless), Patience())
+    window = Window(await make(preprocessor=careless), RetryPolicy())
     end = await window.run(Request(path=COMPLETIONS, body=json.dumps({"prompt": prompt}).encode()))
     assert (end.failure.code, end.attempts) == ("own_code_failed", 1)
     assert said in end.failure.message
 
 
 async def test_a_row_is_answered_with_the_model_of_the_config(make: Any):
-    answer = await (await make()).ask(Request(path=COMPLETIONS, body=b'{"prompt": "hello"}'))
+    answer = await (await make()).send(Request(path=COMPLETIONS, body=b'{"prompt": "hello"}'))
     assert answer.status == 200
     assert json.loads(answer.body)["model"] == "m"
 
 
 async def test_cached_tokens_are_told(make: Any):
-    answer = await (await make()).ask(Request(path=COMPLETIONS, body=b'{"prompt": "hello"}'))
+    answer = await (await make()).send(Request(path=COMPLETIONS, body=b'{"prompt": "hello"}'))
     assert json.loads(answer.body)["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
 
 
 def test_the_users_own_word_on_cached_tokens_stands():
     assert (
-        for_batch(config(enable_prompt_tokens_details=False)).engine_kwargs["enable_prompt_tokens_details"]
+        with_usage_details(config(enable_prompt_tokens_details=False)).engine_kwargs[
+            "enable_prompt_tokens_details"
+        ]
         is False
     )
 
@@ -137,7 +140,7 @@ VLLM = {"model_loading_config": {"model_id": "m"}, "llm_engine": "vllm"}
 )
 def test_the_task_of_a_batch_is_what_its_engines_run(kind: Any, runs: dict[str, Any]):
     model = LLMConfig(**VLLM, engine_kwargs={"seed": 1})
-    assert for_task(model, kind).engine_kwargs == {**runs, "seed": 1}
+    assert with_runner(model, kind).engine_kwargs == {**runs, "seed": 1}
     pipeline = station(EngineProcessorConfig(llm_config=model, task_type=kind))
     assert pipeline.make()._config.engine_kwargs.items() >= runs.items()
     workers = hire(Engines(), model, kind=kind)
@@ -146,26 +149,26 @@ def test_the_task_of_a_batch_is_what_its_engines_run(kind: Any, runs: dict[str, 
 
 def test_the_users_own_word_on_the_runner_stands():
     model = LLMConfig(**VLLM, engine_kwargs={"runner": "generate"})
-    assert for_task(model, "embed") == model
+    assert with_runner(model, "embed") == model
 
 
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b'"x"', b'{"prompt": 5}', b"{", b'{"prompt": "x", "n": "many"}']
 )
 async def test_a_bad_row_is_an_answer_with_400(make: Any, body: bytes):
-    answer = await (await make()).ask(Request(path=COMPLETIONS, body=body))
+    answer = await (await make()).send(Request(path=COMPLETIONS, body=body))
     assert answer.status == 400
     assert json.loads(answer.body)["error"]["message"]
 
 
 async def test_an_unknown_path_is_an_answer_with_404(make: Any):
-    assert (await (await make()).ask(Request(path="/v1/nothing", body=b"{}"))).status == 404
+    assert (await (await make()).send(Request(path="/v1/nothing", body=b"{}"))).status == 404
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 async def test_a_prompt_for_the_engine_stands_in_for_the_bodys(make: Any, path: str):
     engine = await make()
-    answer = await engine.ask(
+    answer = await engine.send(
         Request(path=path, body=b'{"max_tokens": 9}', prompt=pickle.dumps({"prompt": "mine"}))
     )
     assert answer.status == 200, answer.body
@@ -174,7 +177,7 @@ async def test_a_prompt_for_the_engine_stands_in_for_the_bodys(make: Any, path: 
 
 async def test_a_prompt_for_the_engine_is_refused_where_none_is_taken(make: Any):
     request = Request(path="/v1/embeddings", body=b"{}", prompt=pickle.dumps({"prompt": "mine"}))
-    answer = await (await make()).ask(request)
+    answer = await (await make()).send(request)
     assert answer.status == 400
     assert "takes no prompt for the engine" in json.loads(answer.body)["error"]["message"]
 
@@ -182,31 +185,31 @@ async def test_a_prompt_for_the_engine_is_refused_where_none_is_taken(make: Any)
 async def test_token_ids_are_asked_by_generate(make: Any):
     ids = tokenizer.encode("one two three")
     body = json.dumps({"prompt_token_ids": ids, "sampling_params": {"max_tokens": 3}})
-    answer = await (await make()).ask(Request(path="/v1/generate", body=body.encode()))
+    answer = await (await make()).send(Request(path="/v1/generate", body=body.encode()))
     assert json.loads(answer.body)["usage"]["prompt_tokens"] == len(ids)
 
 
 async def test_a_death_ends_what_is_open_and_start_makes_a_new_engine(make: Any):
     engine = await make(die_after_tokens=500, step_base_ms=5)
     long = Request(path=COMPLETIONS, body=b'{"prompt": "x", "max_tokens": 400, "ignore_eos": true}')
-    ends = await asyncio.gather(*(engine.ask(long) for _ in range(20)), return_exceptions=True)
+    ends = await asyncio.gather(*(engine.send(long) for _ in range(20)), return_exceptions=True)
     assert {type(end) for end in ends} == {EngineDead}
-    assert engine.room(0) == 0
+    assert engine.available_slots(0) == 0
     await engine.start()
-    assert (await engine.ask(Request(path=COMPLETIONS, body=b'{"prompt": "x"}'))).status == 200
+    assert (await engine.send(Request(path=COMPLETIONS, body=b'{"prompt": "x"}'))).status == 200
 
 
 async def test_a_death_with_nothing_in_it_costs_the_next_row_nothing(make: Any):
     engine = await make()
     engine._model.engine.die()
-    await until(lambda: engine.room(0) == 0)
-    assert (await engine.ask(Request(path=COMPLETIONS, body=b'{"prompt": "x"}'))).status == 200
+    await until(lambda: engine.available_slots(0) == 0)
+    assert (await engine.send(Request(path=COMPLETIONS, body=b'{"prompt": "x"}'))).status == 200
 
 
 async def test_cancelling_ends_the_request_in_the_engine(make: Any):
     engine = await make(step_base_ms=5)
     long = Request(path=COMPLETIONS, body=b'{"prompt": "x", "max_tokens": 4000, "ignore_eos": true}')
-    asking = asyncio.create_task(engine.ask(long))
+    asking = asyncio.create_task(engine.send(long))
     await until(lambda: engine.load().running == 1)
     asking.cancel()
     await asyncio.wait({asking})
@@ -216,23 +219,23 @@ async def test_cancelling_ends_the_request_in_the_engine(make: Any):
 
 async def test_who_asks_before_the_start_is_told_so():
     with pytest.raises(Unavailable, match="call `start` first"):
-        await OwnEngine(config()).ask(Request(path=COMPLETIONS, body=b"{}"))
+        await InProcessEngine(config()).send(Request(path=COMPLETIONS, body=b"{}"))
 
 
 async def test_stop_may_come_twice_and_before_the_start():
-    engine = OwnEngine(config())
+    engine = InProcessEngine(config())
     await engine.stop()
     await engine.start()
     await engine.stop()
     await engine.stop()
     with pytest.raises(Unavailable):
-        await engine.ask(Request(path=COMPLETIONS, body=b"{}"))
+        await engine.send(Request(path=COMPLETIONS, body=b"{}"))
 
 
 async def test_stop_ends_what_is_open(make: Any):
     engine = await make(step_base_ms=5)
     long = Request(path=COMPLETIONS, body=b'{"prompt": "x", "max_tokens": 4000, "ignore_eos": true}')
-    asking = asyncio.create_task(engine.ask(long))
+    asking = asyncio.create_task(engine.send(long))
     await until(lambda: engine.load().running == 1)
     await engine.stop()
     with pytest.raises(EngineDead, match="stopped"):
@@ -240,14 +243,14 @@ async def test_stop_ends_what_is_open(make: Any):
 
 
 async def test_a_start_that_takes_too_long_says_what_to_raise():
-    engine = OwnEngine(config(start_delay_s=60.0, engine_start_timeout_s=0.05))
+    engine = InProcessEngine(config(start_delay_s=60.0, engine_start_timeout_s=0.05))
     with pytest.raises(EngineStartFailed, match="Raise engine_start_timeout_s"):
         await engine.start()
 
 
 async def test_many_starts_make_one_engine(make: Any):
     engine = await make()
-    await engine.ask(Request(path=COMPLETIONS, body=b'{"prompt": "x", "max_tokens": 1}'))
+    await engine.send(Request(path=COMPLETIONS, body=b'{"prompt": "x", "max_tokens": 1}'))
     before = engine._model
     await asyncio.gather(*(engine.start() for _ in range(5)))
     assert engine._model is before

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from penstock.data.backends.openai_service import Url, _endpoint, _parsed
-from penstock.data.backends.rate_limit import Pace, Width
+from penstock.data.backends.openai_service import OpenAIService, _endpoint, _parsed
+from penstock.data.backends.rate_limit import AdaptiveConcurrency, RateLimiter
 from penstock.data.rows.request import Request
 from penstock.errors import ConfigError, Unavailable
 
@@ -41,22 +41,22 @@ def test_paths_without_a_version_stand_beside_it():
 @pytest.mark.parametrize("url", ["", "h:8000", "ftp://h", "http://", "http://h:port", "/v1"])
 def test_what_is_no_url_is_refused_with_an_example(url: str):
     with pytest.raises(ConfigError, match="must be like http://host:8000/v1"):
-        Url(url)
+        OpenAIService(url)
 
 
 async def test_who_asks_before_the_start_is_told_so_without_secrets():
     with pytest.raises(Unavailable) as told:
-        await Url("http://me:secret@h/v1?key=secret").ask(Request(path=CHAT, body=b"{}"))
+        await OpenAIService("http://me:secret@h/v1?key=secret").send(Request(path=CHAT, body=b"{}"))
     assert "http://h/v1" in str(told.value)
     assert "secret" not in str(told.value)
 
 
 async def test_turns_come_at_even_distances():
-    pace, began = Pace(qps=100), time.monotonic()
+    pace, began = RateLimiter(qps=100), time.monotonic()
     turns: list[float] = []
 
     async def take() -> None:
-        await pace.turn()
+        await pace.acquire()
         turns.append(time.monotonic() - began)
 
     await asyncio.gather(*(take() for _ in range(11)))
@@ -65,47 +65,49 @@ async def test_turns_come_at_even_distances():
 
 
 async def test_no_more_turns_are_open_than_come_soon():
-    pace = Pace(qps=20)
-    assert pace.open() == 3
-    await asyncio.gather(pace.turn(), pace.turn())
-    assert pace.open() < 3
-    assert Pace(None).open() is None
+    pace = RateLimiter(qps=20)
+    assert pace.available() == 3
+    await asyncio.gather(pace.acquire(), pace.acquire())
+    assert pace.available() < 3
+    assert RateLimiter(None).available() is None
 
 
 def test_a_refusal_halves_the_width_and_answers_widen_it_slowly():
-    width = Width(64)
+    width = AdaptiveConcurrency(64)
     sent_at = time.monotonic()
-    width.refused(sent_at, None)
-    assert width.now == 32
+    width.on_throttled(sent_at, None)
+    assert width.limit == 32
     for _ in range(32):
-        width.bore()
-    assert 32 <= width.now <= 33
+        width.on_success()
+    assert 32 <= width.limit <= 33
     for _ in range(10_000):
-        width.bore()
-    assert width.now == 64
+        width.on_success()
+    assert width.limit == 64
 
 
 def test_refusals_of_one_moment_count_once():
-    width, sent_at = Width(64), time.monotonic()
+    width, sent_at = AdaptiveConcurrency(64), time.monotonic()
     for _ in range(30):
-        width.refused(sent_at, None)
-    assert width.now == 32
+        width.on_throttled(sent_at, None)
+    assert width.limit == 32
 
 
 def test_the_width_is_never_less_than_one():
-    width = Width(8)
+    width = AdaptiveConcurrency(8)
     for _ in range(30):
-        width.refused(time.monotonic(), None)
-    assert width.now == 1
+        width.on_throttled(time.monotonic(), None)
+    assert width.limit == 1
 
 
 def test_who_asks_to_be_left_alone_is():
-    width = Width(8)
-    width.refused(time.monotonic(), 30.0)
-    assert width.now == 0
+    width = AdaptiveConcurrency(8)
+    width.on_throttled(time.monotonic(), 30.0)
+    assert width.limit == 0
 
 
 @pytest.mark.parametrize("url", ["http://[::1]:8000/v1", "http://host/v1", "https://10.0.0.1:1/v1"])
 async def test_an_address_is_shown_as_it_is_written(url: str):
     with pytest.raises(Unavailable, match=re.escape(url)):
-        await Url(url.replace("://", "://me:secret@") + "?key=secret").ask(Request(path="/", body=b"{}"))
+        await OpenAIService(url.replace("://", "://me:secret@") + "?key=secret").send(
+            Request(path="/", body=b"{}")
+        )

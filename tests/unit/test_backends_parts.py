@@ -7,7 +7,7 @@ import json
 import pytest
 
 from penstock.data.backends.json_fields import with_fields
-from penstock.data.backends.queue_depth import Appetite
+from penstock.data.backends.queue_depth import QueueDepth
 from penstock.engine import Load
 
 
@@ -27,50 +27,50 @@ def test_nothing_of_a_body_changes():
 
 
 def test_an_idle_engine_wants_some():
-    assert Appetite().room(Load(), 0) == 16
+    assert QueueDepth().available_slots(Load(), 0) == 16
 
 
 def test_a_full_engine_with_enough_waiting_wants_none():
-    assert Appetite().room(Load(running=256, waiting=64), 320) == 0
+    assert QueueDepth().available_slots(Load(running=256, waiting=64), 320) == 0
 
 
 def test_a_busy_engine_wants_a_quarter_of_what_runs_ahead():
-    assert Appetite().room(Load(running=256, waiting=10), 266) == 54
+    assert QueueDepth().available_slots(Load(running=256, waiting=10), 266) == 54
 
 
 def test_an_engine_that_takes_all_at_once_is_given_more():
-    assert Appetite().room(Load(running=256), 256) == 128
+    assert QueueDepth().available_slots(Load(running=256), 256) == 128
 
 
 def test_an_engine_out_of_memory_wants_none():
-    assert Appetite().room(Load(running=10, waiting=40, kv_usage=1.0), 30) == 0
+    assert QueueDepth().available_slots(Load(running=10, waiting=40, kv_usage=1.0), 30) == 0
 
 
 def test_those_that_the_scheduler_has_not_seen_count_as_waiting():
-    assert Appetite().room(Load(running=16, unseen=16), 16) == 0
+    assert QueueDepth().available_slots(Load(running=16, unseen=16), 16) == 0
 
 
 def test_an_engine_that_ends_all_within_a_step_wants_ever_more():
-    appetite = Appetite()
+    appetite = QueueDepth()
     for _ in range(100):
-        appetite.answered(Load())
-    assert appetite.room(Load(), 0) == 116
+        appetite.on_response(Load())
+    assert appetite.available_slots(Load(), 0) == 116
     for _ in range(10_000):
-        appetite.answered(Load())
-    assert appetite.room(Load(), 0) == 1024
+        appetite.on_response(Load())
+    assert appetite.available_slots(Load(), 0) == 1024
 
 
 def test_an_engine_that_takes_all_that_waits_is_sent_what_it_ran_at_once_ahead():
-    appetite = Appetite()
+    appetite = QueueDepth()
     for _ in range(100):
-        appetite.answered(Load(running=32))
-    assert appetite.room(Load(running=32), 32) == 32
+        appetite.on_response(Load(running=32))
+    assert appetite.available_slots(Load(running=32), 32) == 32
 
 
 def test_an_engine_that_leaves_much_waiting_wants_less_again():
-    appetite = Appetite()
+    appetite = QueueDepth()
     for _ in range(100):
-        appetite.answered(Load())
+        appetite.on_response(Load())
     for _ in range(50):
-        appetite.answered(Load(waiting=100))
-    assert appetite.room(Load(), 0) == 66
+        appetite.on_response(Load(waiting=100))
+    assert appetite.available_slots(Load(), 0) == 66

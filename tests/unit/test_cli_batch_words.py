@@ -89,7 +89,7 @@ def test_bad_input_is_told_in_words(tmp_path: Path, command, name: str, data, op
     ("output", "told"),
     [
         ("out.txt", "out.txt' must end with .jsonl"),
-        ("in.jsonl", "would be input and output"),
+        ("in.jsonl", "would be both input and output"),
         ("other.jsonl", "other.jsonl' exists"),
         ("in.jsonl/out.jsonl", "Not a directory"),
         ("/proc/nowhere/out.jsonl", "No such file or directory"),

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pydantic
 import pytest
 
-from penstock.data.rows.builder import request_of
-from penstock.data.rows.input_columns import INPUTS, field_names
+from penstock.data.rows.builder import build_request
+from penstock.data.rows.input_columns import INPUTS, request_columns
 from penstock.data.rows.parameters import PARAMETERS
 from penstock.data.rows.request import CHAT, COMPLETIONS, KINDS, Task
 from penstock.errors import BadRequest, ConfigError
@@ -26,7 +26,7 @@ MESSAGES = [{"role": "user", "content": "Hi"}]
 
 
 def body(fields: Any, task: Task = GENERATE, defaults: Any = None) -> dict[str, Any]:
-    return json.loads(request_of(fields, task, defaults).body)
+    return json.loads(build_request(fields, task, defaults).body)
 
 
 def sent(**fields: Any) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def sent(**fields: Any) -> dict[str, Any]:
 
 def refusal(fields: Any, task: Task = GENERATE) -> str:
     with pytest.raises(BadRequest) as caught:
-        request_of(fields, task)
+        build_request(fields, task)
     return str(caught.value)
 
 
@@ -47,7 +47,7 @@ def refusal(fields: Any, task: Task = GENERATE) -> str:
 
 
 def test_messages_are_a_chat_and_ask_for_token_ids():
-    request = request_of({"messages": MESSAGES}, GENERATE)
+    request = build_request({"messages": MESSAGES}, GENERATE)
     assert (request.path, request.model, request.prompt) == (CHAT, None, None)
     assert request.body == b'{"messages":[{"role":"user","content":"Hi"}],"return_token_ids":true}'
 
@@ -58,7 +58,7 @@ def test_messages_are_a_chat_and_ask_for_token_ids():
     "ids", [[1, 2], (1, 2), np.array([1, 2]), np.array([1, 2], np.int32), pa.array([1, 2])]
 )
 def test_token_ids_are_a_completion_whatever_holds_them(name: str, ids: Any):
-    request = request_of({name: ids}, GENERATE)
+    request = build_request({name: ids}, GENERATE)
     assert request.path == COMPLETIONS
     assert json.loads(request.body)["prompt"] == [1, 2]
 
@@ -69,7 +69,7 @@ def test_token_ids_win_over_the_text_that_they_were_made_of():
 
 
 def test_a_prompt_of_messages_is_a_chat():
-    assert request_of({"prompt": MESSAGES}, GENERATE).path == CHAT
+    assert build_request({"prompt": MESSAGES}, GENERATE).path == CHAT
 
 
 def test_messages_may_be_json_text_of_a_column():
@@ -82,7 +82,7 @@ def test_an_engines_own_prompt_arrives_as_its_objects(beside: bool):
     picture = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
     media = {"multi_modal_data": {"image": picture}}
     fields = {"prompt": "<image>", **media} if beside else {"prompt": {"prompt": "<image>", **media}}
-    request = request_of(fields | {"mm_processor_kwargs": {"fps": 2}, "max_tokens": 3}, GENERATE)
+    request = build_request(fields | {"mm_processor_kwargs": {"fps": 2}, "max_tokens": 3}, GENERATE)
     found = pickle.loads(request.prompt or b"")
     assert np.array_equal(found.pop("multi_modal_data")["image"], picture)
     assert found == {"prompt": "<image>", "mm_processor_kwargs": {"fps": 2}}
@@ -92,7 +92,7 @@ def test_an_engines_own_prompt_arrives_as_its_objects(beside: bool):
 @pytest.mark.parity("D9")
 def test_an_engines_own_prompt_with_tools_is_a_chat():
     tools = [{"type": "function", "function": {"name": "f"}}]
-    request = request_of({"prompt": {"prompt_token_ids": np.array([1])}, "tools": tools}, GENERATE)
+    request = build_request({"prompt": {"prompt_token_ids": np.array([1])}, "tools": tools}, GENERATE)
     assert request.path == CHAT
     assert pickle.loads(request.prompt or b"") == {"prompt_token_ids": [1]}
     assert json.loads(request.body)["messages"] == ""
@@ -102,8 +102,8 @@ def test_an_engines_own_prompt_with_tools_is_a_chat():
 @pytest.mark.parity("D6")
 def test_each_pooling_task_has_its_endpoint(name: str):
     assert body({name: "x"}, EMBED) == {"input": "x", "encoding_format": "base64"}
-    assert request_of({name: "x"}, EMBED).path == "/v1/embeddings"
-    request = request_of({name: "x", "pooling_params": {"use_activation": False}}, CLASSIFY)
+    assert build_request({name: "x"}, EMBED).path == "/v1/embeddings"
+    request = build_request({name: "x", "pooling_params": {"use_activation": False}}, CLASSIFY)
     assert (request.path, request.body) == ("/classify", b'{"input":"x","use_activation":false}')
 
 
@@ -118,7 +118,7 @@ def test_pooling_takes_ids_lists_of_one_and_messages():
 @pytest.mark.parametrize("names", [("text_1", "text_2"), ("query", "documents"), ("query", "document")])
 @pytest.mark.parity("D6")
 def test_a_score_is_of_two_texts(names: tuple[str, str]):
-    request = request_of(dict(zip(names, ("a", ["b", "c"]), strict=True)), SCORE)
+    request = build_request(dict(zip(names, ("a", ["b", "c"]), strict=True)), SCORE)
     assert (request.path, request.body) == ("/score", b'{"text_1":"a","text_2":["b","c"]}')
 
 
@@ -128,7 +128,7 @@ def test_a_score_is_of_two_texts(names: tuple[str, str]):
 @pytest.mark.parametrize("text", [{"messages": MESSAGES}, {"prompt": "Hi"}])
 @pytest.mark.parametrize("ids", ["tokenized_prompt", "prompt_token_ids"])
 def test_ids_win_over_the_text_that_a_tokenizer_left_beside_them(ids: str, text: Any):
-    request = request_of({**text, ids: [1, 2]}, GENERATE)
+    request = build_request({**text, ids: [1, 2]}, GENERATE)
     assert (request.path, json.loads(request.body)["prompt"]) == ("/v1/completions", [1, 2])
 
 
@@ -172,7 +172,7 @@ def test_names_and_types_of_other_engines_are_understood(given: Any, expected: A
 
 def test_defaults_hold_where_the_row_is_silent():
     defaults = {"sampling_params": {"temperature": 0, "max_tokens": 5}, "model": "base", "seed": 3}
-    request = request_of({"messages": MESSAGES, "temperature": 1, "seed": None}, GENERATE, defaults)
+    request = build_request({"messages": MESSAGES, "temperature": 1, "seed": None}, GENERATE, defaults)
     found = json.loads(request.body)
     assert (found["temperature"], found["max_tokens"], found["seed"]) == (1, 5, 3)
     assert request.model == "base"
@@ -219,14 +219,14 @@ def test_a_pydantic_class_is_its_schema():
 )
 @pytest.mark.parity("D7")
 def test_an_adapter_is_part_of_the_model(fields: Any, model: str | None):
-    assert request_of({"prompt": "x"} | fields, Task(model="base")).model == model
+    assert build_request({"prompt": "x"} | fields, Task(model="base")).model == model
 
 
 @pytest.mark.parity("D7")
 def test_where_one_model_is_served_another_name_is_its_adapter():
     alone = Task(model="base", alone=True)
     for name, model in (("a", "base:a"), ("base", "base"), ("base:a", "base:a")):
-        assert request_of({"prompt": "x", "model": name}, alone).model == model
+        assert build_request({"prompt": "x", "model": name}, alone).model == model
 
 
 # -- values
@@ -431,7 +431,7 @@ def test_whatever_a_row_holds_it_is_a_request_or_refused(kind: Any):
     for _ in range(3000):
         fields = {draw.choice(names): draw.choice(JUNK) for _ in range(3)}
         try:
-            request_of({draw.choice(INPUTS[kind]): "x"} | fields, Task(kind))
+            build_request({draw.choice(INPUTS[kind]): "x"} | fields, Task(kind))
         except BadRequest:
             refused += 1
     assert 0 < refused < 3000
@@ -460,7 +460,7 @@ def test_a_bad_row_of_a_pooling_task_is_told_the_same(fields: Any, task: Task, s
 
 def test_the_error_names_the_field_as_a_fact():
     with pytest.raises(BadRequest) as caught:
-        request_of({"prompt": "x", "temperature": "hot"}, GENERATE)
+        build_request({"prompt": "x", "temperature": "hot"}, GENERATE)
     assert caught.value.facts == {"param": "temperature"}
 
 
@@ -474,7 +474,7 @@ def test_a_task_that_is_none_is_refused():
 
 def test_columns_of_the_row_stay_its_own():
     given = {"messages", "temperature", "id", "document", "user", "speed", "task", "guided_json"}
-    assert field_names(given, GENERATE) == {"messages", "temperature", "guided_json"}
+    assert request_columns(given, GENERATE) == {"messages", "temperature", "guided_json"}
     assert sent(id=7, document="d", user="u", speed=1, task="t") == {}
 
 
@@ -491,10 +491,10 @@ def line(**fields: Any) -> dict[str, Any]:
 
 
 def test_a_line_of_a_batch_file_goes_as_it_is():
-    request = request_of(line(), GENERATE)
+    request = build_request(line(), GENERATE)
     assert (request.path, request.body, request.model) == ("/v1/embeddings", b'{"input":"x"}', "m")
-    assert request_of(line(body='{"input": "x", "stream": false}'), GENERATE).body == b'{"input":"x"}'
-    assert field_names(line() | {"note": 1}, GENERATE) == {"custom_id", "method", "url", "body"}
+    assert build_request(line(body='{"input": "x", "stream": false}'), GENERATE).body == b'{"input":"x"}'
+    assert request_columns(line() | {"note": 1}, GENERATE) == {"custom_id", "method", "url", "body"}
 
 
 @pytest.mark.parametrize(

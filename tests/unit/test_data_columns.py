@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.data.results.columns import ERROR, columns, schema
+from penstock.data.results.columns import ERROR, result_columns, result_schema
 from penstock.data.results.outcome import Failure, Outcome
 from penstock.data.rows.request import KINDS, Task
 
@@ -24,7 +24,7 @@ def ok(body: Any) -> Outcome:
 
 
 def generated(*choices: Any, **more: Any) -> dict[str, Any]:
-    return columns(GENERATE, ok({"choices": [{"index": i} | c for i, c in enumerate(choices)]} | more))
+    return result_columns(GENERATE, ok({"choices": [{"index": i} | c for i, c in enumerate(choices)]} | more))
 
 
 def said(content: Any, **more: Any) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def test_a_chat_gives_text_reason_counts_and_times():
 
 @pytest.mark.parity("D10")
 def test_all_of_several_outputs_are_there_in_their_order():
-    row = columns(
+    row = result_columns(
         GENERATE,
         ok({"choices": [{"index": 1, "text": "b", "finish_reason": "length"}, {"index": 0, "text": "a"}]}),
     )
@@ -120,24 +120,26 @@ def test_base64_and_numbers_are_the_same_vector():
     numbers = np.array([0.1, -2.5, 3e-8], np.float32)
     encoded = base64.b64encode(numbers.tobytes()).decode()
     for given in (encoded, numbers.tolist()):
-        row = columns(Task("embed"), ok({"data": [{"embedding": given}], "usage": {"prompt_tokens": 2}}))
+        row = result_columns(
+            Task("embed"), ok({"data": [{"embedding": given}], "usage": {"prompt_tokens": 2}})
+        )
         assert np.array_equal(np.array(row["embeddings"], np.float32), numbers)
         assert row["num_input_tokens"] == 2
 
 
 @pytest.mark.parity("D6")
 def test_classes_and_scores():
-    judged = columns(Task("classify"), ok({"data": [{"label": "good", "probs": [0.1, 0.9]}]}))
+    judged = result_columns(Task("classify"), ok({"data": [{"label": "good", "probs": [0.1, 0.9]}]}))
     assert (judged["label"], judged["probs"], judged["embeddings"]) == ("good", [0.1, 0.9], [0.1, 0.9])
-    scored = columns(Task("score"), ok({"data": [{"score": 0.5}, {"score": 0.25}]}))
+    scored = result_columns(Task("score"), ok({"data": [{"score": 0.5}, {"score": 0.25}]}))
     assert (scored["score"], scored["scores"]) == (0.5, [0.5, 0.25])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parity("D11")
 def test_a_failed_row_has_the_same_columns_and_its_error(kind: Any):
-    row = columns(Task(kind), FAILED)
-    assert list(row) == schema(Task(kind)).names
+    row = result_columns(Task(kind), FAILED)
+    assert list(row) == result_schema(Task(kind)).names
     assert row["error"] == {
         "code": "timeout",
         "message": "Too late.",
@@ -151,8 +153,8 @@ def test_a_failed_row_has_the_same_columns_and_its_error(kind: Any):
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"choices": [], "data": []}', b'{"choices": 1}'])
 @pytest.mark.parity("D11")
 def test_an_answer_of_another_form_is_an_error_in_the_same_columns(kind: Any, body: bytes):
-    row = columns(Task(kind), ok(body))
-    assert list(row) == schema(Task(kind)).names
+    row = result_columns(Task(kind), ok(body))
+    assert list(row) == result_schema(Task(kind)).names
     assert row["error"]["code"] == "bad_answer"
 
 
@@ -171,7 +173,7 @@ def test_an_answer_of_another_form_is_an_error_in_the_same_columns(kind: Any, bo
 def test_what_no_column_can_hold_is_an_error(choice: Any):
     row = generated({"text": "x"} | choice)
     assert row["error"]["code"] == "bad_answer"
-    assert pa.Table.from_pylist([row], schema=schema(GENERATE)).num_rows == 1
+    assert pa.Table.from_pylist([row], schema=result_schema(GENERATE)).num_rows == 1
 
 
 @pytest.mark.parity("D11")
@@ -179,14 +181,14 @@ def test_all_rows_of_a_task_fit_one_schema():
     call = {"id": "c", "function": {"name": "f", "arguments": "{}"}}
     token = {"token": "a", "logprob": -1.0, "top_logprobs": [{"token": "a", "logprob": -1.0}]}
     rows = [
-        columns(GENERATE, FAILED),
-        columns(GENERATE, Outcome(state="skipped")),
+        result_columns(GENERATE, FAILED),
+        result_columns(GENERATE, Outcome(state="skipped")),
         generated(said(None, tool_calls=[call])),
         generated(said("a") | {"logprobs": {"content": [token]}}, said("b"), said("c")),
         generated({"text": "x", "token_ids": [2**31], "prompt_logprobs": [None]}),
     ]
-    table = pa.Table.from_pylist(rows, schema=schema(GENERATE))
+    table = pa.Table.from_pylist(rows, schema=result_schema(GENERATE))
     assert table.to_pylist() == rows
-    alone = pa.Table.from_pylist(rows[:1], schema=schema(GENERATE))
+    alone = pa.Table.from_pylist(rows[:1], schema=result_schema(GENERATE))
     assert pa.concat_tables([table, alone]).num_rows == 6
     assert alone.schema.field("error").type == ERROR

@@ -15,9 +15,9 @@ import pytest
 
 from penstock.cli.batch.run import config_of
 from penstock.config import LLMConfig
-from penstock.data.backends.in_process import OwnEngine
-from penstock.data.backends.protocol import Answer
-from penstock.data.execution.patience import Patience
+from penstock.data.backends.in_process import InProcessEngine
+from penstock.data.backends.protocol import Response
+from penstock.data.execution.retry import RetryPolicy
 from penstock.data.job import manifest
 from penstock.data.job.api import batch, continued
 from penstock.data.job.driver import Limits
@@ -31,8 +31,8 @@ from penstock.data.job.worker_pool import Alone, WorkerLost
 from penstock.data.journal.answer_cache import Key, Memory
 from penstock.data.journal.lock import Taken, claim, held
 from penstock.data.results.outcome import Outcome
-from penstock.data.storage.paths import Elsewhere, place
-from penstock.data.storage.readers import Row
+from penstock.data.storage.paths import RemotePath, storage_path
+from penstock.data.storage.readers import InputRow
 from penstock.errors import ConfigError, EngineStartFailed, Unavailable
 
 FAST = {"step_base_ms": 0, "step_per_request_ms": 0, "prefill_tokens_per_s": float("inf")}
@@ -42,7 +42,7 @@ def job(order: Order, *, engine: dict | None = None, **options) -> Job:
     config = LLMConfig(
         model_loading_config={"model_id": "m"}, llm_engine="sim", engine_kwargs={**FAST, **(engine or {})}
     )
-    return Job(order, Alone(lambda: OwnEngine(config)), **options)
+    return Job(order, Alone(lambda: InProcessEngine(config)), **options)
 
 
 @pytest.fixture
@@ -79,12 +79,12 @@ async def test_each_row_is_answered_in_the_order_of_the_input(order):
 def test_several_rows_read_their_pictures_at_a_time_and_stay_in_order():
     together = threading.Barrier(2, timeout=10)
 
-    def make(row: Row) -> int:
+    def make(row: InputRow) -> int:
         if row.number in (0, 40):  # the first waits for one that is further on
             together.wait()
         return row.number
 
-    assert list(side_by_side(make, (Row(n, {}) for n in range(1000)))) == list(range(1000))
+    assert list(side_by_side(make, (InputRow(n, {}) for n in range(1000)))) == list(range(1000))
 
 
 async def test_a_template_makes_a_prompt_of_columns(order):
@@ -131,7 +131,7 @@ async def test_failed_rows_alone_are_run_again(order):
     second = await job(asked, retry_failed=True).run()
     assert (second.run_rows, second.ok, second.failed) == (5, 20, 0)
     assert [row["id"] for row in read(asked.output)] == list(range(20))
-    assert not asked.where.sibling("out.failed.jsonl").exists()
+    assert not asked.where.with_name("out.failed.jsonl").exists()
 
 
 @pytest.mark.parity("X5")
@@ -384,7 +384,7 @@ async def test_what_a_row_lacks_is_empty_in_its_prompt(order):
 async def test_an_answer_that_breaks_our_own_code_fails_its_row_alone(order, monkeypatch):
     from penstock.data.execution import window
 
-    real = window.outcome_of
+    real = window.classify_response
 
     def broken(answer, attempts):
         if b"row 1" in answer.body:
@@ -430,7 +430,7 @@ async def test_a_folder_of_parts_within_its_input_goes_on(tmp_path: Path):
 async def test_an_output_that_is_named_as_input_is_refused_by_whatever_path(order, tmp_path: Path):
     (tmp_path / "link").symlink_to(tmp_path)
     asked = order(texts(1), "link/in.jsonl")
-    with pytest.raises(ConfigError, match="would be input and output"):
+    with pytest.raises(ConfigError, match="would be both input and output"):
         await job(asked).run()
 
 
@@ -530,15 +530,15 @@ async def test_what_cannot_be_run_leaves_nothing_to_go_on_with(order):
 
 async def test_a_bucket_that_takes_no_last_object_ends_the_job(tmp_path: Path, monkeypatch):
     """No other line follows that could meet the error: every row waits to be kept."""
-    written = Elsewhere.write
+    written = RemotePath.write
 
     def write(self, data: bytes) -> None:
         if "engine" in self.url and refuses:
             raise Unavailable("The credentials have expired.")
         written(self, data)
 
-    monkeypatch.setattr(Elsewhere, "write", write)
-    place(f"memory://{tmp_path.name}/in.jsonl").write(b'{"prompt": "x"}\n')
+    monkeypatch.setattr(RemotePath, "write", write)
+    storage_path(f"memory://{tmp_path.name}/in.jsonl").write(b'{"prompt": "x"}\n')
     asked = Order(
         inputs=(f"memory://{tmp_path.name}/in.jsonl",), output=f"memory://{tmp_path.name}/out.jsonl"
     )
@@ -553,28 +553,28 @@ async def test_a_bucket_that_takes_no_last_object_ends_the_job(tmp_path: Path, m
 
 async def test_a_pipeline_whose_journal_breaks_is_told():
     error = Unavailable("The credentials have expired.")
-    place("memory://memory-breaks/x").write(b"")
+    storage_path("memory://memory-breaks/x").write(b"")
 
     async def ask() -> Outcome:
         return Outcome(state="ok", body=msgspec.Raw(b"{}"))
 
     with pytest.MonkeyPatch.context() as patch:
         memory = Memory("memory://memory-breaks")
-        patch.setattr(Elsewhere, "write", Mock(side_effect=error))
+        patch.setattr(RemotePath, "write", Mock(side_effect=error))
         with pytest.raises(Unavailable, match="The credentials have expired"):
             await asyncio.wait_for(memory.answer(Key("key", is_drawn=False), ask), 60)
 
 
 @pytest.mark.parametrize("body", [b'{"choices": []}', b'{"data": []}', b'{"choices": [{"index": "x"}]}'])
 async def test_an_answer_of_another_form_is_a_failure_that_can_be_retried(order, monkeypatch, body: bytes):
-    real = OwnEngine.ask
+    real = InProcessEngine.ask
 
     async def odd(self, request):
-        return Answer(200, body) if b"row 1" in request.body else await real(self, request)
+        return Response(200, body) if b"row 1" in request.body else await real(self, request)
 
     asked = order(texts(3))
     with monkeypatch.context() as patch:
-        patch.setattr(OwnEngine, "ask", odd)
+        patch.setattr(InProcessEngine, "ask", odd)
         done = await job(asked).run()
     assert (done.ok, done.errors, done.retry_may_help) == (2, {"bad_answer": 1}, True)
     assert (await job(asked, retry_failed=True).run()).ok == 3
@@ -596,15 +596,15 @@ async def test_a_worker_that_only_dies_is_given_up_however_well_others_work(orde
         size = 2
         died = 0
 
-        def hand(self, journal, segment, patience):
+        def hand(self, journal, segment, retry_policy):
             if "engine-1" in segment:
-                return super().hand(journal, segment, patience)
+                return super().hand(journal, segment, retry_policy)
             self.died += 1
             return Dying()
 
     engine = {"step_base_ms": 5, "max_num_seqs": 2}
     config = LLMConfig(model_loading_config={"model_id": "m"}, llm_engine="sim", engine_kwargs=engine)
-    crew = Mixed(lambda: OwnEngine(config))
+    crew = Mixed(lambda: InProcessEngine(config))
     done = await Job(order(texts(60)), crew).run()
     assert (done.ok, done.failed, crew.died) == (60, 0, 3)
 
@@ -625,7 +625,7 @@ async def test_who_lost_the_output_to_another_driver_writes_nothing(order, monke
 
 
 def test_asking_for_the_state_of_a_job_is_in_nobodys_way(tmp_path: Path):
-    journal = place(tmp_path)
+    journal = storage_path(tmp_path)
     assert not held(journal)
     mine = claim(journal)
     said = (tmp_path / "driver").read_bytes()
@@ -645,7 +645,7 @@ def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch):
 
     monkeypatch.setattr(fcntl, "flock", none)
     with pytest.raises(Unavailable, match=r"driver' cannot be locked: No locks available"):
-        claim(place(tmp_path))
+        claim(storage_path(tmp_path))
 
 
 def test_a_template_of_the_model_that_refuses_a_row_is_its_fault(order, monkeypatch):
@@ -663,8 +663,8 @@ def test_a_template_of_the_model_that_refuses_a_row_is_its_fault(order, monkeypa
 
 async def test_a_service_that_never_answers_is_not_waited_for_without_end(monkeypatch):
     made = Mock()
-    monkeypatch.setattr("penstock.data.backends.openai_service.Url", made)
-    hire(Engines(url="http://x"), None).hand(place("/nowhere"), "a", Patience())
+    monkeypatch.setattr("penstock.data.backends.openai_service.OpenAIService", made)
+    hire(Engines(url="http://x"), None).hand(storage_path("/nowhere"), "a", RetryPolicy())
     assert 600 <= made.call_args.kwargs["timeout_s"] <= 3600
 
 
@@ -680,7 +680,7 @@ SIM = LLMConfig(
 def in_process(monkeypatch):
     """`batch()` with its engine in this process."""
     monkeypatch.setattr(
-        "penstock.data.job.api.hire", lambda engines, config, **_: Alone(lambda: OwnEngine(config))
+        "penstock.data.job.api.hire", lambda engines, config, **_: Alone(lambda: InProcessEngine(config))
     )
 
 
@@ -735,14 +735,14 @@ async def test_no_secret_is_kept_and_the_same_command_goes_on(order):
 async def test_an_input_by_a_signed_url_is_read_by_it(tmp_path: Path, monkeypatch):
     """What may be shown of it opens nothing."""
     opened: list[str] = []
-    real = Elsewhere.at.__func__
+    real = RemotePath.at.__func__
 
     def at(cls, url: str):
         opened.append(url)
         return real(cls, url)
 
-    monkeypatch.setattr(Elsewhere, "at", classmethod(at))
-    place("memory://signed.jsonl?sig=s3cret").write(b'{"prompt": "x"}\n')
+    monkeypatch.setattr(RemotePath, "at", classmethod(at))
+    storage_path("memory://signed.jsonl?sig=s3cret").write(b'{"prompt": "x"}\n')
     asked = Order(inputs=("memory://signed.jsonl?sig=s3cret",), output=str(tmp_path / "out.jsonl"))
     assert (await job(asked).run()).ok == 1
     assert set(opened) == {"memory://signed.jsonl?sig=s3cret"}

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.config import LLMConfig
-from penstock.data.backends.in_process import OwnEngine
-from penstock.data.backends.protocol import Answer
+from penstock.data.backends.in_process import InProcessEngine
+from penstock.data.backends.protocol import Response
 from penstock.data.job.job import Job
 from penstock.data.job.spec import Order
 from penstock.data.job.worker_pool import Alone
@@ -118,14 +118,14 @@ def tear(journal: Path, draw: random.Random) -> None:
         path.write_bytes(path.read_bytes()[: -draw.randrange(1, 3)])
 
 
-class Interrupting(OwnEngine):
+class Interrupting(InProcessEngine):
     """Cancels the job, wherever it is, when it has begun so many requests."""
 
     def __init__(self, config: LLMConfig, job: asyncio.Task[object], after: int) -> None:
         super().__init__(config)
         self._job, self._after = job, after
 
-    async def ask(self, request: Request) -> Answer:
+    async def ask(self, request: Request) -> Response:
         if self._after == 0:
             self._job.cancel()
         self._after -= 1
@@ -174,7 +174,7 @@ async def test_each_row_is_answered_once_whatever_interrupts_the_job(tmp_path: P
         await asyncio.gather(asyncio.create_task(work), return_exceptions=True)
         tear(Path(asked.journal.url), draw)
     last = config()
-    done = await Job(asked, Alone(lambda: OwnEngine(last)), retry_failed=True).run()
+    done = await Job(asked, Alone(lambda: InProcessEngine(last)), retry_failed=True).run()
     assert (done.ended, done.failed, done.rows) == ("finished", 0, len(rows))
     found = read(Path(asked.output))
     assert [int(row["id"]) for row in found] == [row["id"] for row in rows]

@@ -13,7 +13,7 @@ from bucket import s3_server
 from penstock.data.journal.index import Index, JournalBroken, ended_in
 from penstock.data.journal.segment import Entry, Segment, attempt, line
 from penstock.data.results.outcome import Failure, Outcome
-from penstock.data.storage.paths import place
+from penstock.data.storage.paths import storage_path
 from penstock.errors import Unavailable
 
 pytestmark = pytest.mark.parity("X5")
@@ -34,11 +34,11 @@ def write(folder: Path, name: str, *entries: Entry) -> Path:
 
 
 def index(folder: Path) -> Index:
-    return Index(place(folder))
+    return Index(storage_path(folder))
 
 
 def test_a_kept_entry_is_in_the_file_before_it_is_told(tmp_path: Path):
-    segment, seen = Segment(place(tmp_path), "0001-engine-1"), []
+    segment, seen = Segment(storage_path(tmp_path), "0001-engine-1"), []
     path = tmp_path / "0001-engine-1.jsonl"
     segment.keep(Entry(3, ok()), lambda: seen.append(path.read_bytes()))
     assert seen == [line(Entry(3, ok()))]
@@ -116,26 +116,26 @@ def test_rows_of_a_dead_worker_are_read_from_its_segment(tmp_path: Path):
     path = write(tmp_path, "0001-engine-1", Entry(0, ok()), Entry(1, ok()))
     write(tmp_path, "0001-engine-1-2", Entry(5, ok()))
     path.write_bytes(path.read_bytes()[:-3])
-    assert [row for row, _ in ended_in(place(tmp_path), "0001-engine-1", range(9))] == [0]
+    assert [row for row, _ in ended_in(storage_path(tmp_path), "0001-engine-1", range(9))] == [0]
 
 
 def test_each_run_has_a_number_of_its_own(tmp_path: Path):
-    assert attempt(place(tmp_path)) == 1
+    assert attempt(storage_path(tmp_path)) == 1
     write(tmp_path, "0003-driver")
-    assert attempt(place(tmp_path)) == 4
+    assert attempt(storage_path(tmp_path)) == 4
 
 
 def test_no_two_processes_write_one_segment(tmp_path: Path):
-    Segment(place(tmp_path), "0001-a").close()
+    Segment(storage_path(tmp_path), "0001-a").close()
     with pytest.raises(Unavailable, match="File exists"):
-        Segment(place(tmp_path), "0001-a")
+        Segment(storage_path(tmp_path), "0001-a")
 
 
 def test_in_a_bucket_an_entry_is_told_when_its_object_is_there(tmp_path: Path, monkeypatch):
     with s3_server("jobs") as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
-        folder, told = place("s3://jobs/out.jsonl.journal"), threading.Event()
+        folder, told = storage_path("s3://jobs/out.jsonl.journal"), threading.Event()
         segment = Segment(folder, "0001-engine-1")
         for row in range(3):
             segment.keep(Entry(row, ok(str(row))), told.set)
@@ -223,7 +223,7 @@ def test_a_bucket_that_cannot_be_written_is_told_at_once_without_another_line(er
 
 
 def test_after_a_full_disk_no_line_goes_behind_the_torn_one(tmp_path: Path, monkeypatch):
-    segment = Segment(place(tmp_path), "0001-a")
+    segment = Segment(storage_path(tmp_path), "0001-a")
     segment.keep(Entry(0, ok()), lambda: None)
     real = os.write
 
@@ -245,7 +245,7 @@ def test_after_a_full_disk_no_line_goes_behind_the_torn_one(tmp_path: Path, monk
 
 def test_a_disk_that_does_not_take_what_was_written_is_told(tmp_path: Path, monkeypatch):
     broken = threading.Event()
-    segment = Segment(place(tmp_path), "0001-a", lambda error: broken.set())
+    segment = Segment(storage_path(tmp_path), "0001-a", lambda error: broken.set())
 
     def failing(file: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -274,7 +274,9 @@ def test_zeros_in_the_middle_cost_only_the_rows_below_them(tmp_path: Path, caplo
 def test_only_rows_that_a_dead_worker_had_are_read(tmp_path: Path):
     path = write(tmp_path, "0001-engine-1", *(Entry(row, ok(), used=(1, 0, 2)) for row in range(3)))
     path.write_bytes(path.read_bytes() + b'{"row":7,"end":{"\0\0\n{"row":8,"en')
-    assert [(row, end.state) for row, end in ended_in(place(tmp_path), "0001-engine-1", {1, 2, 9})] == [
+    assert [
+        (row, end.state) for row, end in ended_in(storage_path(tmp_path), "0001-engine-1", {1, 2, 9})
+    ] == [
         (1, "ok"),
         (2, "ok"),
     ]
@@ -283,7 +285,7 @@ def test_only_rows_that_a_dead_worker_had_are_read(tmp_path: Path):
 def test_runs_are_counted_beyond_four_digits(tmp_path: Path):
     for number in (9999, 10000):
         write(tmp_path, f"{number:04d}-driver", Entry(0, failed(str(number))))
-    assert attempt(place(tmp_path)) == 10001
+    assert attempt(storage_path(tmp_path)) == 10001
     assert index(tmp_path).codes == {0: "10000"}
 
 

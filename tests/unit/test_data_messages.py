@@ -17,7 +17,7 @@ from openai.types.chat import ChatCompletionMessage
 from pictures import data_url, encoded
 from PIL import Image
 
-from penstock.data.rows.builder import request_of
+from penstock.data.rows.builder import build_request
 from penstock.data.rows.request import Task
 from penstock.errors import BadRequest, DownloadFailed
 
@@ -28,7 +28,7 @@ REMOTE = "https://pictures.example.com/one.png"
 
 
 def sent(messages: Any, task: Task | None = None) -> list[dict[str, Any]]:
-    return json.loads(request_of({"messages": messages}, task or Task()).body)["messages"]
+    return json.loads(build_request({"messages": messages}, task or Task()).body)["messages"]
 
 
 def part(**fields: Any) -> dict[str, Any]:

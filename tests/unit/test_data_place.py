@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from bucket import s3_server
 
-from penstock.data.storage.paths import found, place, unfinished, written
+from penstock.data.storage.glob import expand_glob
+from penstock.data.storage.paths import atomic_write, storage_path, unfinished_files
 from penstock.errors import SourceNotFound, Unavailable
 
 
@@ -26,8 +27,8 @@ def root(request: pytest.FixtureRequest, tmp_path: Path):
     """A folder, an S3 prefix and a URL of fsspec, all empty."""
     if request.param == "s3":
         request.getfixturevalue("s3")
-        return place(f"s3://jobs/{tmp_path.name}")
-    return place(tmp_path) if request.param == "here" else place(f"memory://{tmp_path.name}")
+        return storage_path(f"s3://jobs/{tmp_path.name}")
+    return storage_path(tmp_path) if request.param == "here" else storage_path(f"memory://{tmp_path.name}")
 
 
 def test_what_is_written_can_be_read(root):
@@ -44,7 +45,7 @@ def test_a_second_write_replaces_the_first(root):
 
 
 def test_a_large_file_is_there_when_its_block_ends(root):
-    with written(root / "a.txt") as file:
+    with atomic_write(root / "a.txt") as file:
         file.write(b"x" * 3_000_000)
         assert not (root / "a.txt").exists()
     assert (root / "a.txt").files()[0].size_bytes == 3_000_000
@@ -52,7 +53,7 @@ def test_a_large_file_is_there_when_its_block_ends(root):
 
 def test_a_block_that_raises_leaves_the_old_file(root):
     (root / "a.txt").write(b"old")
-    with suppress(RuntimeError), written(root / "a.txt") as file:
+    with suppress(RuntimeError), atomic_write(root / "a.txt") as file:
         file.write(b"new")
         raise RuntimeError
     assert (root / "a.txt").read() == b"old"
@@ -66,8 +67,8 @@ def test_files_are_listed_by_name_below_a_folder(root):
 
 
 def test_neighbours_have_names_in_the_same_folder(root):
-    (root / "a.jsonl").beside(".journal").write(b"1")
-    (root / "a.jsonl").sibling("b.jsonl").write(b"2")
+    (root / "a.jsonl").with_added_suffix(".journal").write(b"1")
+    (root / "a.jsonl").with_name("b.jsonl").write(b"2")
     assert [file.name for file in root.files()] == ["a.jsonl.journal", "b.jsonl"]
 
 
@@ -81,33 +82,33 @@ def test_removing_what_is_not_there_does_nothing(root):
 def test_a_glob_finds_files_of_its_ending_only(root):
     for name in ("b.jsonl", "a.jsonl", "c.csv"):
         (root / name).write(b"x")
-    assert [where.name for where, _ in found(f"{root.url}/*.jsonl")] == ["a.jsonl", "b.jsonl"]
+    assert [where.name for where, _ in expand_glob(f"{root.url}/*.jsonl")] == ["a.jsonl", "b.jsonl"]
 
 
 def test_a_folder_means_its_files_without_journals_and_marks(root):
     for name in ("a.jsonl", "_SUCCESS", "out.jsonl.journal/0001-driver.jsonl"):
         (root / name).write(b"x")
-    assert [where.name for where, _ in found(root.url)] == ["a.jsonl"]
+    assert [where.name for where, _ in expand_glob(root.url)] == ["a.jsonl"]
 
 
 def test_an_input_that_is_not_there_is_named(root):
     with pytest.raises(SourceNotFound, match=r"no file at '.*nothing\.jsonl'"):
-        found(f"{root.url}/nothing.jsonl")
+        expand_glob(f"{root.url}/nothing.jsonl")
 
 
 def test_what_a_kill_left_half_written_can_be_told(tmp_path: Path):
     (tmp_path / ".a.txt.12345678.unfinished").write_bytes(b"x")
     (tmp_path / "a.txt").write_bytes(b"x")
-    assert [path.name for path in unfinished(place(tmp_path))] == [".a.txt.12345678.unfinished"]
+    assert [path.name for path in unfinished_files(storage_path(tmp_path))] == [".a.txt.12345678.unfinished"]
 
 
 def test_a_scheme_without_a_client_is_one_sentence():
     with pytest.raises(Unavailable, match="cannot be reached"):
-        place("nosuchscheme://bucket/x")
+        storage_path("nosuchscheme://bucket/x")
 
 
 def test_credentials_in_a_url_are_not_shown():
-    assert "secret" not in place("s3://user:secret@jobs/x").url
+    assert "secret" not in storage_path("s3://user:secret@jobs/x").url
 
 
 def test_a_glob_stays_in_its_folder_and_out_of_journals(root):
@@ -116,7 +117,7 @@ def test_a_glob_stays_in_its_folder_and_out_of_journals(root):
         (root / name).write(b"x")
 
     def names_of(pattern: str) -> list[str]:
-        return [where.url.removeprefix(f"{root.url}/") for where, _ in found(f"{root.url}/{pattern}")]
+        return [where.url.removeprefix(f"{root.url}/") for where, _ in expand_glob(f"{root.url}/{pattern}")]
 
     assert names_of("*.jsonl") == ["a.jsonl"]
     assert names_of("*/*.jsonl") == ["old/b.jsonl"]
@@ -130,10 +131,10 @@ def test_a_glob_stays_in_its_folder_and_out_of_journals(root):
 def test_a_file_with_a_mark_of_globs_in_its_name_means_itself(root):
     for name in ("what?.jsonl", "whats.jsonl", "[a].jsonl", "a.jsonl"):
         (root / name).write(b"x")
-    assert [where.name for where, _ in found(f"{root.url}/what?.jsonl")] == ["what?.jsonl"]
-    assert [where.name for where, _ in found(f"{root.url}/[a].jsonl")] == ["[a].jsonl"]
+    assert [where.name for where, _ in expand_glob(f"{root.url}/what?.jsonl")] == ["what?.jsonl"]
+    assert [where.name for where, _ in expand_glob(f"{root.url}/[a].jsonl")] == ["[a].jsonl"]
 
 
 def test_a_file_url_may_be_quoted(tmp_path: Path):
     (tmp_path / "a b.txt").write_bytes(b"x")
-    assert place(f"file://{tmp_path}/a%20b.txt").read() == b"x"
+    assert storage_path(f"file://{tmp_path}/a%20b.txt").read() == b"x"

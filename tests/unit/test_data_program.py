@@ -12,10 +12,9 @@ import pytest
 
 from penstock.asgi_client import call
 from penstock.config import LLMConfig
-from penstock.data.backends.protocol import Answer
-from penstock.data.execution.retry import outcome_of
+from penstock.data.backends.protocol import Response
+from penstock.data.execution.retry import classify_response
 from penstock.data.pipeline.row_program import LLM, program_columns, program_schema, run
-from penstock.data.results.fault import error_of, failure_of
 from penstock.data.results.outcome import Failure, Outcome
 from penstock.data.rows.request import Request, Task
 from penstock.engines import engine_class
@@ -44,7 +43,7 @@ class Asked:
         self.most = max(self.most, self.at_a_time)
         answer = await call(self._app, request.path, request.body)
         self.at_a_time -= 1
-        return outcome_of(Answer(answer.status, await answer.read()), attempts=1)
+        return classify_response(Response(answer.status, await answer.read()), attempts=1)
 
 
 @pytest.fixture
@@ -202,7 +201,7 @@ async def test_all_rows_of_programs_fit_one_schema(ask: Asked):
 )
 def test_a_failure_is_the_error_that_it_was_and_back(code: str, status: int | None, kind: type[Error]):
     failure = Failure(code=code, message="Why.", stage="engine", attempts=3, status=status)
-    error = error_of(failure)
+    error = failure.to_error()
     assert isinstance(error, kind)
-    again = failure_of(error, "engine")
+    again = Failure.from_error(error, "engine")
     assert (again.code, again.message, again.attempts) == (code, "Why.", 3)

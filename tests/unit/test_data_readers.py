@@ -8,13 +8,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.data.storage.paths import Elsewhere, place
-from penstock.data.storage.readers import source
+from penstock.data.storage.paths import RemotePath, storage_path
+from penstock.data.storage.source import find_input
 from penstock.errors import ConfigError, Unavailable
 
 
 def rows(*paths: Path, wanted=None):
-    return list(source([str(path) for path in paths]).rows(wanted))
+    return list(find_input([str(path) for path in paths]).rows(wanted))
 
 
 @pytest.fixture
@@ -89,28 +89,28 @@ def test_rows_are_counted(tmp_path: Path, name: str):
         pq.write_table(pa.table({"a": [1, 2, 3]}), path)
     else:
         path.write_text('{"a":1}\n{}\n{}' if name.endswith("jsonl") else "a\n1\n2\n3\n")
-    assert source([str(path)]).count() == 3
+    assert find_input([str(path)]).count() == 3
 
 
 def test_files_of_two_forms_are_refused(tmp_path: Path):
     for name in ("a.jsonl", "a.csv"):
         (tmp_path / name).write_text("")
-    with pytest.raises(ConfigError, match="several forms"):
-        source([str(tmp_path)])
+    with pytest.raises(ConfigError, match="several formats"):
+        find_input([str(tmp_path)])
 
 
 def test_a_file_without_an_ending_needs_its_form_said(tmp_path: Path):
     (tmp_path / "rows").write_text('{"a": 1}\n')
     with pytest.raises(ConfigError, match="--input-form"):
-        source([str(tmp_path / "rows")])
-    assert source([str(tmp_path / "rows")], "jsonl").count() == 1
+        find_input([str(tmp_path / "rows")])
+    assert find_input([str(tmp_path / "rows")], "jsonl").count() == 1
 
 
 def test_a_change_of_the_input_is_named(lines: Path):
-    before = source([str(lines)])
-    assert before.changed(source([str(lines)])) is None
+    before = find_input([str(lines)])
+    assert before.changed(find_input([str(lines)])) is None
     lines.write_text('{"a": 3}\n')
-    assert before.changed(source([str(lines)])) == f"'{lines}' has changed."
+    assert before.changed(find_input([str(lines)])) == f"'{lines}' has changed."
 
 
 def _utf16(path: Path) -> Path:
@@ -148,13 +148,13 @@ def _cut_gzip(path: Path) -> Path:
         ("a.parquet", _corrupt_parquet, "cannot be read: "),
         ("b.parquet", _damaged_pages, "cannot be read: "),
         ("a.jsonl.gz", _no_gzip, "Not a gzipped file"),
-        ("b.jsonl.gz", _cut_gzip, "rows: it is cut off, for its gzip stream has no end"),
+        ("b.jsonl.gz", _cut_gzip, "rows: it is truncated: its gzip stream has no end"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named_in_one_sentence(tmp_path: Path, name: str, make, why: str):
     path = make(tmp_path / name)
     with pytest.raises(Unavailable) as refused:
-        list(source([str(path)]).rows())
+        list(find_input([str(path)]).rows())
     assert str(refused.value).startswith(f"'{path}' cannot be read")
     assert why in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -175,11 +175,11 @@ def test_a_bucket_that_breaks_off_is_read_on_from_the_same_row(monkeypatch):
             return super().readinto(memoryview(buffer)[: 1 << 19])
 
     monkeypatch.setattr("penstock.sources.failures.pause_s", lambda attempt: 0.0)
-    place("memory://breaking/a.jsonl").write(
+    storage_path("memory://breaking/a.jsonl").write(
         b"".join(b'{"a": %d, "pad": "%s"}\n' % (row, b"x" * 1000) for row in range(3000))
     )
-    data = place("memory://breaking/a.jsonl").read()
-    monkeypatch.setattr(Elsewhere, "open", lambda self: Breaking(data))
+    data = storage_path("memory://breaking/a.jsonl").read()
+    monkeypatch.setattr(RemotePath, "open", lambda self: Breaking(data))
     assert [row.fields["a"] for row in rows("memory://breaking/a.jsonl")] == list(range(3000))
     assert Breaking.opened == 3
 
@@ -193,7 +193,7 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path, name: str):
             pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), tmp_path / name
         )
     with pytest.raises(ConfigError, match="two columns named 'a'"):
-        source([str(tmp_path / name)]).count()
+        find_input([str(tmp_path / name)]).count()
     with pytest.raises(ConfigError, match="two columns named 'a'"):
         rows(tmp_path / name)
 
@@ -208,6 +208,6 @@ def test_large_rows_of_parquet_are_read_a_few_at_a_time(tmp_path: Path):
     table = pa.table({"picture": [b"%07d" % row + b"x" * (1 << 20) for row in range(80)]})
     pq.write_table(table, tmp_path / "a.parquet", compression="none", use_dictionary=False)
     before = pa.total_allocated_bytes()
-    found = source([str(tmp_path / "a.parquet")]).rows()
+    found = find_input([str(tmp_path / "a.parquet")]).rows()
     assert next(found).number == 0
     assert pa.total_allocated_bytes() - before < 75 << 20

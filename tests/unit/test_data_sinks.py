@@ -12,10 +12,10 @@ from penstock.data.job.output import Sink
 from penstock.data.job.spec import Order
 from penstock.data.journal.index import Index
 from penstock.data.journal.segment import Entry, line
-from penstock.data.results.columns import columns
+from penstock.data.results.columns import result_columns
 from penstock.data.results.outcome import Failure, Outcome
-from penstock.data.storage.paths import place
-from penstock.data.storage.readers import source
+from penstock.data.storage.paths import storage_path
+from penstock.data.storage.source import find_input
 from penstock.data.storage.writers import batched
 from penstock.errors import ConfigError, Error
 
@@ -40,12 +40,12 @@ def written(tmp_path: Path, given: str, output: str, ends: list[Outcome], **orde
     journal.mkdir(exist_ok=True)
     lines = b"".join(line(Entry(row, end)) for row, end in enumerate(ends))
     (journal / "0001-engine-1.jsonl").write_bytes(lines)
-    found = source(asked.inputs)
+    found = find_input(asked.inputs)
 
     def shown(end: Outcome):
-        return {name: value for name, value in columns(asked.task(), end).items() if value is not None}
+        return {name: value for name, value in result_columns(asked.task(), end).items() if value is not None}
 
-    return Sink(asked, found, shown).write(Index(place(journal)))
+    return Sink(asked, found, shown).write(Index(storage_path(journal)))
 
 
 @pytest.fixture

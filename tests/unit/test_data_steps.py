@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.config import LLMConfig
-from penstock.data.execution.patience import Patience
+from penstock.data.execution.retry import RetryPolicy
 from penstock.data.pipeline.configs import EngineProcessorConfig
 from penstock.data.pipeline.engine_stage import EngineStage
 from penstock.data.pipeline.postprocess import Finish
@@ -79,7 +79,9 @@ def sim(**options):
 def outcomes(config, journal, rows, program=None):
     """Of rows, through an engine of their own with a journal."""
     found = station(EngineProcessorConfig(llm_config=config), program)
-    stage = EngineStage(found.make, Patience(), journal=str(journal), identity=found.identity, run=found.run)
+    stage = EngineStage(
+        found.make, RetryPolicy(), journal=str(journal), identity=found.identity, run=found.run
+    )
     return unpacked(stage(Prepare(None, found.ask)(pa.Table.from_pylist(rows))), END)
 
 

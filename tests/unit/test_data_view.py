@@ -7,14 +7,14 @@ import pickle
 
 import pytest
 
-from penstock.data.results.row_view import View, view
+from penstock.data.results.merge import RowView, row_view
 
 REQUEST = {"messages": [{"role": "user", "content": "Hi"}], "sampling_params": {"temperature": 0}}
 RESULTS = {"generated_text": "Hello.", "error": None}
 
 
-def made(**row: object) -> View:
-    return view(row, {"note": 1}, REQUEST, RESULTS)
+def made(**row: object) -> RowView:
+    return row_view(row, {"note": 1}, REQUEST, RESULTS)
 
 
 @pytest.mark.parity("D1")
@@ -41,22 +41,22 @@ def test_a_column_with_a_results_name_is_kept_beside_it():
 
 @pytest.mark.parity("D15")
 def test_a_third_stage_overwrites_neither_of_the_others():
-    first = view({"item": 1}, {}, {}, {"generated_text": "one"})
-    second = view(first, {}, {}, {"generated_text": "two"})
-    third = view(second, {}, {}, {"generated_text": "three"})
+    first = row_view({"item": 1}, {}, {}, {"generated_text": "one"})
+    second = row_view(first, {}, {}, {"generated_text": "two"})
+    third = row_view(second, {}, {}, {"generated_text": "three"})
     texts = [third[f"{kept}generated_text"] for kept in ("", "original_", "original_original_")]
     assert texts == ["three", "two", "one"]
 
 
 def test_a_column_named_as_a_request_field_hides_it():
-    row = view({"messages": "mine"}, {}, REQUEST, RESULTS)
+    row = row_view({"messages": "mine"}, {}, REQUEST, RESULTS)
     assert row["messages"] == "mine"
     assert row.request["messages"] == REQUEST["messages"]
 
 
 def test_an_unknown_name_tells_the_columns():
     with pytest.raises(
-        KeyError, match="'answer'; there are item, note, generated_text, error; of the request"
+        KeyError, match="'answer'; there are item, note, generated_text, error; the request has"
     ):
         made(item="a")["answer"]
 
@@ -70,5 +70,5 @@ def test_a_view_survives_pickling_and_copying():
 
 def test_the_users_row_is_not_changed():
     row = {"error": "mine"}
-    view(row, {}, REQUEST, RESULTS)
+    row_view(row, {}, REQUEST, RESULTS)
     assert row == {"error": "mine"}

@@ -6,15 +6,15 @@ from collections import Counter
 
 import pytest
 
-from penstock.data.backends.protocol import Answer
-from penstock.data.execution.patience import Patience
+from penstock.data.backends.protocol import Response
+from penstock.data.execution.retry import RetryPolicy
 from penstock.data.execution.window import Window
 from penstock.data.rows.request import Request
 from penstock.engine import Load
 from penstock.errors import EngineDead, EngineStartFailed, Unavailable
 
-QUICK = Patience(pause_s=0.001)
-OVERLOADED = Answer(429, b'{"error": {"message": "Full.", "code": "overloaded"}}')
+QUICK = RetryPolicy(initial_backoff_s=0.001)
+OVERLOADED = Response(429, b'{"error": {"message": "Full.", "code": "overloaded"}}')
 
 
 class Obedient:
@@ -35,7 +35,7 @@ class Obedient:
 
     async def stop(self) -> None: ...
 
-    async def ask(self, request: Request) -> Answer:
+    async def send(self, request: Request) -> Response:
         word = request.body.decode()
         self.asked[word] += 1
         death = asyncio.get_running_loop().create_future()
@@ -46,7 +46,7 @@ class Obedient:
         finally:
             del self.inside[death]
 
-    async def _answer(self, word: str, death: asyncio.Future[None]) -> Answer:
+    async def _answer(self, word: str, death: asyncio.Future[None]) -> Response:
         if word.startswith("poison"):
             await asyncio.sleep(0)
             self.beside_poison.append(len(self.inside))
@@ -60,17 +60,17 @@ class Obedient:
         if word.startswith("busy") and self.asked[word] < int(word[4:]):
             return OVERLOADED
         if word == "broken":
-            return Answer(500, b'{"error": {"message": "Odd.", "code": "internal_error"}}')
+            return Response(500, b'{"error": {"message": "Odd.", "code": "internal_error"}}')
         if word == "bad":
-            return Answer(400, b'{"error": {"message": "No such role.", "code": "invalid_request"}}')
+            return Response(400, b'{"error": {"message": "No such role.", "code": "invalid_request"}}')
         if word == "away" and self.asked[word] < 3:
             raise Unavailable("Nobody there.")
-        return Answer(200, b'{"said": "%s"}' % word.encode())
+        return Response(200, b'{"said": "%s"}' % word.encode())
 
     def load(self) -> Load:
         return Load(running=len(self.inside))
 
-    def room(self, in_flight: int) -> int:
+    def available_slots(self, in_flight: int) -> int:
         return max(0, self.size - in_flight)
 
 
@@ -78,8 +78,8 @@ def row(word: str) -> Request:
     return Request(path="/v1/completions", body=word.encode())
 
 
-async def ended(backend: Obedient, *words: str, patience: Patience = QUICK, alone: bool = True):
-    window = Window(backend, patience, alone=alone)
+async def ended(backend: Obedient, *words: str, retry_policy: RetryPolicy = QUICK, alone: bool = True):
+    window = Window(backend, retry_policy, exclusive=alone)
     return await asyncio.gather(*(window.run(row(word)) for word in words))
 
 
@@ -97,7 +97,7 @@ async def test_no_more_than_fit_are_in_the_engine_and_no_fewer():
 
 async def test_no_more_than_the_user_allows_are_in_the_engine():
     backend = Obedient(size=8)
-    window = Window(backend, QUICK, most=3)
+    window = Window(backend, QUICK, max_in_flight=3)
     await asyncio.gather(*(window.run(row(f"row{n}")) for n in range(20)))
     assert backend.most == 3
 
@@ -129,8 +129,8 @@ async def test_who_is_asked_to_come_later_waits_without_using_up_attempts():
 
 async def test_a_row_that_alone_is_put_off_for_too_long_fails():
     """As one that is larger than a service's limit of tokens a minute."""
-    patience = Patience(pause_s=0.001, outage_s=0.05)
-    window = Window(Obedient(), patience)
+    retry_policy = RetryPolicy(initial_backoff_s=0.001, outage_s=0.05)
+    window = Window(Obedient(), retry_policy)
     late = asyncio.create_task(window.run(row("busy1000000")))
     while not late.done():
         assert (await window.run(row("row"))).state == "ok"
@@ -141,7 +141,9 @@ async def test_a_row_that_alone_is_put_off_for_too_long_fails():
 async def test_a_service_that_puts_everybody_off_for_too_long_ends_no_row():
     """As with a key whose budget is used up: rows stay, and can be asked when it is filled."""
     with pytest.raises(Unavailable, match=r"Every request was refused .* \(status 429\): Full\."):
-        await ended(Obedient(), "busy1000000", patience=Patience(pause_s=0.001, outage_s=0.05))
+        await ended(
+            Obedient(), "busy1000000", retry_policy=RetryPolicy(initial_backoff_s=0.001, outage_s=0.05)
+        )
 
 
 async def test_an_engine_that_died_with_all_rows_cancelled_is_no_complaint(caplog):
@@ -217,7 +219,7 @@ async def test_of_three_poison_rows_each_is_found_and_no_other():
 
 
 async def test_where_others_share_the_engines_the_rest_goes_on_beside_suspects():
-    window = Window(Obedient(size=4), QUICK, alone=False)
+    window = Window(Obedient(size=4), QUICK, exclusive=False)
     suspect = asyncio.create_task(window.run(row("hang"), deaths=2))
     others = await asyncio.gather(*(window.run(row(f"row{n}")) for n in range(10)))
     assert [outcome.state for outcome in others] == ["ok"] * 10
@@ -242,22 +244,24 @@ async def test_an_engine_that_cannot_start_again_ends_every_row_of_the_window():
 
 async def test_an_outage_without_end_raises():
     class Gone(Obedient):
-        async def ask(self, request: Request) -> Answer:
+        async def send(self, request: Request) -> Response:
             raise Unavailable("Nobody there.")
 
     with pytest.raises(Unavailable):
-        await ended(Gone(), "row", "row2", patience=Patience(pause_s=0.001, outage_s=0.01))
+        await ended(Gone(), "row", "row2", retry_policy=RetryPolicy(initial_backoff_s=0.001, outage_s=0.01))
 
 
 async def test_a_row_past_its_deadline_fails_and_leaves_the_engine():
     backend = Obedient()
-    (outcome,) = await ended(backend, "hang", patience=Patience(deadline_s=0.02))
+    (outcome,) = await ended(backend, "hang", retry_policy=RetryPolicy(deadline_s=0.02))
     assert (outcome.state, outcome.failure.code) == ("failed", "deadline_exceeded")
     assert not backend.inside
 
 
 async def test_waiting_for_a_turn_does_not_count_against_the_deadline():
-    outcomes = await ended(Obedient(size=1), *["busy2"] * 3, patience=Patience(pause_s=0.03, deadline_s=5))
+    outcomes = await ended(
+        Obedient(size=1), *["busy2"] * 3, retry_policy=RetryPolicy(initial_backoff_s=0.03, deadline_s=5)
+    )
     assert {outcome.state for outcome in outcomes} == {"ok"}
     assert all(outcome.waited_s < 5 for outcome in outcomes)
 
@@ -276,18 +280,18 @@ async def test_a_cancelled_row_frees_its_place():
 
 async def test_room_is_what_the_backend_has_less_those_that_wait():
     window = Window(Obedient(size=4), QUICK)
-    assert await window.wait_room() == 4
+    assert await window.wait_for_slot() == 4
     rows = [asyncio.create_task(window.run(row("hang"))) for _ in range(6)]
     await asyncio.sleep(0)
-    assert (window.in_flight, window.room()) == (4, 0)
+    assert (window.in_flight, window.available_slots()) == (4, 0)
     for each in rows:
         each.cancel()
 
 
 async def test_an_answer_that_is_no_json_fails_the_row():
     class Babbling(Obedient):
-        async def ask(self, request: Request) -> Answer:
-            return Answer(200, b"<html>hello")
+        async def send(self, request: Request) -> Response:
+            return Response(200, b"<html>hello")
 
     (outcome,) = await ended(Babbling(), "row")
     assert (outcome.failure.code, outcome.state) == ("bad_answer", "failed")
@@ -300,8 +304,8 @@ async def test_an_answer_that_is_no_json_fails_the_row():
 @pytest.mark.parametrize("status", [200, 400])
 async def test_an_answer_that_cannot_be_read_fails_its_row_alone(status: int, body: bytes):
     class Odd(Obedient):
-        async def ask(self, request: Request) -> Answer:
-            return Answer(status, body) if request.body == b"odd" else await super().ask(request)
+        async def send(self, request: Request) -> Response:
+            return Response(status, body) if request.body == b"odd" else await super().send(request)
 
     odd, other = await ended(Odd(), "odd", "row")
     assert (odd.state, other.state) == ("failed", "ok")

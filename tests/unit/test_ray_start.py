@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import ray
 
-from penstock.data.backends.ray_cluster import started
+from penstock.data.backends.ray_cluster import init_ray
 from penstock.errors import Unavailable
 
 LATE = "The current node timed out during startup. This could happen because ..."
@@ -46,19 +46,19 @@ def starts(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_start_that_was_too_late_is_tried_again_and_leaves_nothing(starts):
     slow = starts(1)
-    assert started(address="local") == "ready"
+    assert init_ray(address="local") == "ready"
     assert slow.left[0].poll() is not None
 
 
 def test_a_second_late_start_is_told(starts):
     starts(2)
     with pytest.raises(Unavailable, match="twice"):
-        started(address="local")
+        init_ray(address="local")
 
 
 @pytest.mark.parametrize(("address", "why"), [("10.0.0.1:6379", LATE), ("local", "no disk")])
 def test_other_failures_are_raised_at_once(starts, address: str, why: str):
     once = starts(5, why)
     with pytest.raises(Exception, match=why.partition(".")[0]):
-        started(address=address)
+        init_ray(address=address)
     assert len(once.left) == 1

@@ -424,7 +424,7 @@ def _engines(words: tuple[str, ...], given: Any, more: Mapping[str, Any]) -> Any
 
 def _defaults(params: list[str], max_tokens: int | None) -> dict[str, Any]:
     """Raises: ConfigError."""
-    from penstock.data.rows.coerce import plain
+    from penstock.data.rows.coerce import to_json
 
     found: dict[str, Any] = {}
     for param in params:
@@ -432,7 +432,7 @@ def _defaults(params: list[str], max_tokens: int | None) -> dict[str, Any]:
         if not equals or not name:
             raise ConfigError(f"--param {param!r} must be NAME=VALUE, as in temperature=0.")
         try:
-            found[name] = plain(yaml.safe_load(value), f"--param {name}")
+            found[name] = to_json(yaml.safe_load(value), f"--param {name}")
         except yaml.YAMLError as error:
             raise ConfigError(f"--param {param!r} is not YAML; quote it, as in 'stop=\"[1\"'.") from error
         except BadRequest as error:

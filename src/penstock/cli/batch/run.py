@@ -33,7 +33,7 @@ from penstock.data.job.report import Prices, Report, Tally, report
 from penstock.data.job.spec import Engines, Order
 from penstock.data.journal.index import Index
 from penstock.data.journal.lock import held
-from penstock.data.storage.paths import Place
+from penstock.data.storage.paths import StoragePath
 from penstock.errors import ConfigError, EngineStartFailed, Error
 
 STOP_S = 90.0
@@ -265,7 +265,7 @@ def status(output: str, *, as_json: bool) -> int:
     return 0
 
 
-def _state(found: manifest.Record, journal: Place) -> str:
+def _state(found: manifest.Record, journal: StoragePath) -> str:
     if found.ended is not None:
         return found.ended
     return "running" if held(journal) else "killed"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.config import LLMConfig
 from penstock.config.derive.prefill import halves
 from penstock.config.schema.processing import own_deployment
-from penstock.data.backends.ray_cluster import started
+from penstock.data.backends.ray_cluster import init_ray
 from penstock.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Cluster:
                 wishes["object_store_memory"] = _OBJECT_STORE_BYTES
             wishes["include_dashboard"] = False
         try:
-            context = started(**wishes)
+            context = init_ray(**wishes)
         except (ConnectionError, ValueError) as error:
             if self.own:
                 raise

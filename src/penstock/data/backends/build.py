@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 from penstock.config.derive.accelerators import Nodes, accelerator_kind
 from penstock.config.derive.placement import Placement, place
 from penstock.config.derive.serve_options import runtime_env, without_secrets
-from penstock.data.backends.in_process import OwnEngine
+from penstock.data.backends.in_process import InProcessEngine
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
 
 
-def own_engine(config: LLMConfig) -> OwnEngine:
+def in_process_engine(config: LLMConfig) -> InProcessEngine:
     """Made in the actor's process, which gets the secret variables that no option of the actor may show."""
     _, secrets = without_secrets(runtime_env(config))
     os.environ.update(secrets)
-    return OwnEngine(config)
+    return InProcessEngine(config)
 
 
 def actor_options(config: LLMConfig, placement: Placement) -> dict[str, Any]:

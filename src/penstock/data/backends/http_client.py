@@ -17,7 +17,7 @@ from typing import Any
 
 import aiohttp
 
-from penstock.data.backends.protocol import Answer
+from penstock.data.backends.protocol import Response
 
 _CONNECT_S = 10.0
 # A host that vanished without a word, or a router that forgot us, is noticed by the kernel.
@@ -27,27 +27,27 @@ _LOST = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, ConnectionEr
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class HttpResponse:
     """An answer. headers: by names in lower case, if not in any."""
 
     status: int
     body: bytes
     headers: Mapping[str, str]
 
-    def answer(self) -> Answer:
+    def to_response(self) -> Response:
         """For the window."""
-        return Answer(self.status, self.body, _retry_after_s(self.headers))
+        return Response(self.status, self.body, _retry_after_s(self.headers))
 
 
-class NotReached(Exception):
+class ConnectFailed(Exception):
     """No connection: nobody has seen the request. str: why."""
 
 
-class Cut(Exception):
+class ConnectionLost(Exception):
     """The connection broke after the request had been sent. str: why."""
 
 
-class Wire:
+class HttpClient:
     """Kept-alive connections to one place. Made on a running loop; whoever has it closes it."""
 
     def __init__(self, headers: Mapping[str, str] | None = None, timeout_s: float | None = None) -> None:
@@ -61,39 +61,41 @@ class Wire:
             trace_configs=[_noting_reuse()],
         )
 
-    async def get(self, url: str) -> Heard:
+    async def get(self, url: str) -> HttpResponse:
         """Raises: NotReached, Cut, TimeoutError."""
         return await self._ask("GET", url, None, {})
 
-    async def post(self, url: str, body: bytes, headers: Mapping[str, str] | None = None) -> Heard:
+    async def post(self, url: str, body: bytes, headers: Mapping[str, str] | None = None) -> HttpResponse:
         """Raises: NotReached; Cut; TimeoutError after `timeout_s`."""
         return await self._ask("POST", url, body, headers or {})
 
     async def close(self) -> None:
         await self._session.close()
 
-    async def _ask(self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]) -> Heard:
+    async def _ask(
+        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> HttpResponse:
         cut = False
         while True:
             noted = SimpleNamespace(reused=False)
             try:
                 return await self._try(method, url, body, headers, noted)
             except _UNREACHED as error:
-                raise (Cut if cut else NotReached)(_why(error)) from error
+                raise (ConnectionLost if cut else ConnectFailed)(_why(error)) from error
             except _LOST as error:
                 if not noted.reused:
-                    raise Cut(_why(error)) from error
+                    raise ConnectionLost(_why(error)) from error
                 cut = True  # for its idleness, maybe. The next connection may be as old, at last one is new.
 
     async def _try(
         self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], noted: SimpleNamespace
-    ) -> Heard:
+    ) -> HttpResponse:
         asking = self._session.request(
             method, url, data=body, headers=headers, allow_redirects=False, trace_request_ctx=noted
         )
         async with asking as answer:
             noted.reused = False  # it has been heard
-            return Heard(answer.status, await answer.read(), answer.headers)
+            return HttpResponse(answer.status, await answer.read(), answer.headers)
 
 
 def _watched_socket(info: tuple[Any, ...]) -> socket.socket:

@@ -8,22 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import pickle
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import ray
 
 from penstock import sources
 from penstock.asgi_client import call
+from penstock.data.backends.engine_config import with_usage_details
 from penstock.data.backends.json_fields import with_fields
-from penstock.data.backends.protocol import Answer
-from penstock.data.backends.queue_depth import Appetite
-from penstock.data.backends.started_engine import Model
-from penstock.data.rows.request import Kind, Request
-from penstock.engine import Load, Prepared, Progress, prepared, silent
-from penstock.errors import BadRequest, EngineDead, Unavailable
+from penstock.data.backends.protocol import Response
+from penstock.data.backends.queue_depth import QueueDepth
+from penstock.data.rows.request import Request
+from penstock.engine import ASGIApp, Engine, Load, Prepared, Progress, prepared, silent
+from penstock.engines import engine_class
+from penstock.errors import BadRequest, EngineDead, EngineStartFailed, Error, Unavailable
+from penstock.hooks import POSTPROCESSOR, PREPROCESSOR, Hook
 from penstock.hooks.context import authors_ask
-from penstock.layers.adapters import asking_for
+from penstock.layers.adapters import Source, Store, asking_for
 from penstock.layers.preprocessing import GENERATING, stand_in
+from penstock.layers.stack import stacked
 from penstock.openai.errors import form
 
 if TYPE_CHECKING:
@@ -33,51 +39,19 @@ log = logging.getLogger(__name__)
 
 _STOPPED = "The engine was stopped."
 _DYING_S = 0.3  # an error this close before the engine's death is the death's
-_TOLD = "enable_prompt_tokens_details"
-_TELLING = ("vllm", "sim")  # engines that have that argument
-
-_RUNNERS: Mapping[Kind, Mapping[str, str]] = {
-    "generate": {},
-    "embed": {"runner": "pooling", "convert": "embed"},
-    "classify": {"runner": "pooling", "convert": "classify"},
-    "score": {"runner": "pooling"},
-}
-"""vLLM's arguments; by itself it runs a model that can generate for that only."""
-
-_ADAPTERS = {"dynamic_lora_loading_path", "adapters"}
-_HOOKS = ("preprocessor", "preprocessor_options", "postprocessor", "postprocessor_options")
-_SIZES = frozenset(
-    {
-        "block_size",
-        "cpu_offload_gb",
-        "data_parallel_size",
-        "disable_log_stats",
-        "distributed_executor_backend",
-        "enable_chunked_prefill",
-        "enable_prefix_caching",
-        "enforce_eager",
-        "gpu_memory_utilization",
-        "kv_cache_memory_bytes",
-        "max_num_batched_tokens",
-        "max_num_seqs",
-        "pipeline_parallel_size",
-        "tensor_parallel_size",
-    }
-)
-"""Engine arguments that say how fast an engine answers, not what."""
 
 
-class OwnEngine:
+class InProcessEngine:
     """One engine, made anew by `start` after each death."""
 
     def __init__(self, config: LLMConfig) -> None:
-        self._config = for_batch(config)
-        self._model: Model | None = None
+        self._config = with_usage_details(config)
+        self._model: StartedEngine | None = None
         self._dead: str | None = None
         self._watch: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
-        self._open: set[asyncio.Task[Answer]] = set()
-        self._appetite = Appetite()
+        self._open: set[asyncio.Task[Response]] = set()
+        self._appetite = QueueDepth()
 
     async def start(self, progress: Progress = silent) -> None:
         """Raises: EngineStartFailed, also when `engine_start_timeout_s` has passed; ConfigError."""
@@ -86,8 +60,8 @@ class OwnEngine:
                 return
             await self._end()
             sources.use_fast_transfers()
-            self._model = await Model.started(self._config, progress)
-            self._dead, self._appetite = None, Appetite()
+            self._model = await StartedEngine.started(self._config, progress)
+            self._dead, self._appetite = None, QueueDepth()
             self._watch = asyncio.create_task(self._until_dead(self._model))
 
     async def stop(self) -> None:
@@ -96,7 +70,7 @@ class OwnEngine:
             await self._end()
             self._dead = None
 
-    async def ask(self, request: Request) -> Answer:
+    async def send(self, request: Request) -> Response:
         if self._dead is not None:  # with no request in it, else somebody would have called `start`
             await self.start()
         if (model := self._model) is None:
@@ -111,13 +85,13 @@ class OwnEngine:
             raise EngineDead(self._dead or _STOPPED) from None  # by `_fail`; `stop` may be over already
         finally:
             self._open.discard(task)
-            self._appetite.answered(model.engine.load())
+            self._appetite.on_response(model.engine.load())
 
     def load(self) -> Load:
         return self._model.engine.load() if self._model is not None else Load()
 
-    def room(self, in_flight: int) -> int:
-        return self._appetite.room(self.load(), in_flight) if self._dead is None else 0
+    def available_slots(self, in_flight: int) -> int:
+        return self._appetite.available_slots(self.load(), in_flight) if self._dead is None else 0
 
     async def _end(self) -> None:
         model, self._model = self._model, None
@@ -126,7 +100,7 @@ class OwnEngine:
         if model is not None:
             await model.stop()
 
-    async def _until_dead(self, model: Model) -> None:
+    async def _until_dead(self, model: StartedEngine) -> None:
         reason = await model.engine.wait_dead()
         log.error("The engine of model '%s' died: %s", self._config.model_id, reason)
         self._fail(f"The engine died: {reason.rstrip('.')}.")
@@ -137,15 +111,15 @@ class OwnEngine:
         for task in self._open:
             task.cancel()
 
-    async def _answer(self, model: Model, request: Request) -> Answer:
+    async def _answer(self, model: StartedEngine, request: Request) -> Response:
         try:
             headers, body = self._headers(request), self._body(request)
         except BadRequest as error:
-            return Answer(error.status, form(request.path).envelope(error))
+            return Response(error.status, form(request.path).envelope(error))
         authors_ask.set(True)
         answer = await call(model.app, request.path, body, headers)
         try:
-            whole = Answer(answer.status, await answer.read())
+            whole = Response(answer.status, await answer.read())
         finally:
             await answer.body.aclose()
         if whole.status >= 500:
@@ -180,32 +154,57 @@ class OwnEngine:
         return with_fields(request.body, fields)
 
 
-def for_batch(config: LLMConfig) -> LLMConfig:
-    """The same config, with what batch wants to know of every answer, unless the user says otherwise."""
-    if config.engine_name not in _TELLING:
-        return config
-    return config.model_copy(update={"engine_kwargs": {_TOLD: True, **config.engine_kwargs}})
+@dataclass(frozen=True, slots=True)
+class StartedEngine:
+    """One engine, and what to ask in its place. Whoever has it stops it."""
+
+    engine: Engine
+    app: ASGIApp
+    adapters: Store | None
+
+    @classmethod
+    async def started(cls, config: LLMConfig, progress: Progress) -> StartedEngine:
+        """Raises: EngineStartFailed, also after `engine_start_timeout_s`; ConfigError for a hook."""
+        if ray.is_initialized():  # else workers that are Ray actors would start a cluster of their own
+            os.environ.setdefault("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
+        before, after = _hook(config, PREPROCESSOR), _hook(config, POSTPROCESSOR)
+        engine = engine_class(config)(config)
+        adapters = None
+        if config.lora_config is not None:
+            adapters = Store(engine, Source(config), config.lora_config)
+        try:
+            async with asyncio.timeout(config.engine_start_timeout_s):
+                await engine.start(progress)
+                if adapters is not None:
+                    await _start(adapters, config)
+            app = stacked(engine, config, adapters=adapters, preprocessor=before, postprocessor=after)
+        except TimeoutError as error:
+            await engine.stop()
+            raise EngineStartFailed(
+                f"The engine of model '{config.model_id}' was not ready after "
+                f"{config.engine_start_timeout_s:g} s. Raise engine_start_timeout_s if it needs longer."
+            ) from error
+        except BaseException:
+            await engine.stop()
+            raise
+        return cls(engine, app, adapters)
+
+    async def stop(self) -> None:
+        if self.adapters is not None:
+            await self.adapters.stop()
+        await self.engine.stop()
 
 
-def for_task(config: LLMConfig, kind: Kind) -> LLMConfig:
-    """The same config, so that vLLM runs the model for this task, unless the user says how."""
-    kwargs = config.engine_kwargs
-    if config.engine_name != "vllm" or kwargs.keys() & {"runner", "convert"}:
-        return config
-    return config.model_copy(update={"engine_kwargs": {**_RUNNERS[kind], **kwargs}})
+def _hook(config: LLMConfig, field: str) -> Hook | None:
+    return None if getattr(config, field) is None else Hook(config, field)
 
 
-def engine_identity(config: LLMConfig) -> dict[str, object]:
-    """What of a config its answers depend on, as JSON can hold it: neither sizes nor places."""
-    kwargs = config.engine_kwargs
-    hooks = {name: getattr(config, name) for name in _HOOKS}
-    return {
-        "model": config.model_loading_config.model_dump(),
-        "engine": config.engine_name,
-        "adapters": config.lora_config and config.lora_config.model_dump(include=_ADAPTERS),
-        "engine_kwargs": {name: str(value) for name, value in kwargs.items() if name not in _SIZES},
-        **{name: str(getattr(hook, "__qualname__", hook)) for name, hook in hooks.items()},
-    }
+async def _start(adapters: Store, config: LLMConfig) -> None:
+    try:
+        await adapters.start()
+    except Error as error:
+        sentence = f"Model '{config.model_id}' cannot start with its pinned adapters: {error}"
+        raise EngineStartFailed(sentence) from error
 
 
 def _is_cancelled() -> bool:

@@ -14,10 +14,10 @@ from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 import msgspec
 
-from penstock.data.backends.http_client import Cut, NotReached, Wire
+from penstock.data.backends.http_client import ConnectFailed, ConnectionLost, HttpClient
 from penstock.data.backends.json_fields import with_fields
-from penstock.data.backends.protocol import Answer
-from penstock.data.backends.rate_limit import Pace, Width
+from penstock.data.backends.protocol import Response
+from penstock.data.backends.rate_limit import AdaptiveConcurrency, RateLimiter
 from penstock.data.rows.request import Request
 from penstock.engine import Load, Progress, silent
 from penstock.errors import BadRequest, ConfigError, DeadlineExceeded, Error, Unavailable
@@ -32,7 +32,7 @@ PAYLOAD = ""
 """Path of a request whose body is posted unchanged to exactly the service's URL."""
 
 
-class Url:
+class OpenAIService:
     """A service at `url`, with or without its `/v1`.
 
     model: for rows that name none; without it, the only model that the service lists.
@@ -61,9 +61,9 @@ class Url:
         self._finds_model = finds_model
         self._finding = asyncio.Lock()
         self._found = model is not None
-        self._pace = Pace(requests_per_second)
-        self._width = Width(max_concurrency)
-        self._wire: Wire | None = None
+        self._pace = RateLimiter(requests_per_second)
+        self._width = AdaptiveConcurrency(max_concurrency)
+        self._wire: HttpClient | None = None
         self._in_flight = 0
         self._several: list[str] = []
         self._accepted = False
@@ -72,7 +72,7 @@ class Url:
         """Raises: Unavailable when the service is not reached, ConfigError when it refuses the key."""
         if self._wire is not None:
             return
-        wire = Wire(self._headers, self._timeout_s)
+        wire = HttpClient(self._headers, self._timeout_s)
         try:
             if self._finds_model:
                 await self._find_model(wire)
@@ -86,22 +86,22 @@ class Url:
         if wire is not None:
             await wire.close()
 
-    async def ask(self, request: Request) -> Answer:
+    async def send(self, request: Request) -> Response:
         if self._wire is None:
             raise Unavailable(f"Call `start` before sending requests to {self._shown}.")
         if request.path != PAYLOAD:
             await self._find_model(self._wire)
         self._in_flight += 1
         try:
-            await self._pace.turn()
+            await self._pace.acquire()
             sent_at = time.monotonic()
             answer = await self._post(self._wire, request)
         finally:
             self._in_flight -= 1
         if answer.status in _TOO_MANY:
-            self._width.refused(sent_at, answer.retry_after_s)
+            self._width.on_throttled(sent_at, answer.retry_after_s)
         else:
-            self._width.bore()
+            self._width.on_success()
         self._check_named(request, answer)
         return answer
 
@@ -109,11 +109,11 @@ class Url:
         """What is known here: how many are unanswered."""
         return Load(running=self._in_flight)
 
-    def room(self, in_flight: int) -> int:
-        free, turns = max(0, self._width.now - in_flight), self._pace.open()
+    def available_slots(self, in_flight: int) -> int:
+        free, turns = max(0, self._width.limit - in_flight), self._pace.available()
         return free if turns is None else min(free, turns)
 
-    def _check_named(self, request: Request, answer: Answer) -> None:
+    def _check_named(self, request: Request, answer: Response) -> None:
         """Of several models a service may have a default. Where it has none, all rows would fail alike.
 
         Raises: ConfigError.
@@ -129,7 +129,7 @@ class Url:
             "one in each row."
         )
 
-    async def _post(self, wire: Wire, request: Request) -> Answer:
+    async def _post(self, wire: HttpClient, request: Request) -> Response:
         """Raises: Unavailable."""
         if request.prompt is not None:
             return _refused(
@@ -137,16 +137,16 @@ class Url:
             )
         url, body = self._whole(request)
         try:
-            answer = (await wire.post(url, body)).answer()
-        except NotReached as error:
+            answer = (await wire.post(url, body)).to_response()
+        except ConnectFailed as error:
             raise Unavailable(f"{self._shown} cannot be reached: {error}.") from error
-        except Cut as error:
-            return Answer(502, envelope(Unavailable(f"{self._shown} broke off: {error}.")))
+        except ConnectionLost as error:
+            return Response(502, envelope(Unavailable(f"{self._shown} broke off: {error}.")))
         except TimeoutError:
             return _refused(DeadlineExceeded(f"{self._shown} gave no answer within {self._timeout_s:g} s."))
         if 300 <= answer.status < 400:
             moved = f"{self._shown} answers {answer.status}, a redirection; give the URL to which it leads."
-            return Answer(answer.status, envelope(Unavailable(moved)))
+            return Response(answer.status, envelope(Unavailable(moved)))
         return answer
 
     def _whole(self, request: Request) -> tuple[str, bytes]:
@@ -156,17 +156,17 @@ class Url:
         body = with_fields(request.body, {"model": model} if model else {})
         return _endpoint(self._url, request.path), body
 
-    async def _find_model(self, wire: Wire) -> None:
+    async def _find_model(self, wire: HttpClient) -> None:
         """Once. Raises: Unavailable, ConfigError."""
         async with self._finding:
             if not self._found:
                 self._model = await self._only_model(wire)
                 self._found = True
 
-    async def _only_model(self, wire: Wire) -> str | None:
+    async def _only_model(self, wire: HttpClient) -> str | None:
         try:
             answer = await wire.get(_endpoint(self._url, _MODELS))
-        except (NotReached, Cut, TimeoutError) as error:
+        except (ConnectFailed, ConnectionLost, TimeoutError) as error:
             why = str(error) or "it does not answer"
             raise Unavailable(
                 f"{self._shown} cannot be reached: {why}. Is it running, and the URL right?"
@@ -197,8 +197,8 @@ class _Models(msgspec.Struct):
     data: list[_Card] = []
 
 
-def _refused(error: Error) -> Answer:
-    return Answer(error.status, envelope(error))
+def _refused(error: Error) -> Response:
+    return Response(error.status, envelope(error))
 
 
 def _parsed(url: str) -> SplitResult:

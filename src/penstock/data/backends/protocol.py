@@ -13,7 +13,7 @@ from penstock.engine import Load, Progress, silent
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """What came back, whatever its status. body: JSON. retry_after_s: what the other side asked for."""
 
     status: int
@@ -35,7 +35,7 @@ class Backend(Protocol):
         """Frees everything. Safe to call twice or before `start`."""
         ...
 
-    async def ask(self, request: Request) -> Answer:
+    async def send(self, request: Request) -> Response:
         """One answer; cancelling it aborts the request in the engine.
 
         Raises: EngineDead when the engine died with this request in it; Unavailable when it was not reached.
@@ -46,6 +46,6 @@ class Backend(Protocol):
         """Of the engine or engines behind it, as far as known. Cheap, never raises."""
         ...
 
-    def room(self, in_flight: int) -> int:
+    def available_slots(self, in_flight: int) -> int:
         """How many more requests it wants now, to have always work waiting and never much; 0 when full."""
         ...

@@ -13,14 +13,14 @@ _SHARE, _FIRST_SHARE = 4, 2
 """One in so many of what runs waits, to be taken within a few steps; more while all is taken at once."""
 
 
-class Appetite:
+class QueueDepth:
     """The one of an engine. Told of each answer, for what ends within a step is never seen running."""
 
     def __init__(self) -> None:
         self._margin = _LEAST
         self._widest = _LEAST
 
-    def room(self, load: Load, in_flight: int) -> int:
+    def available_slots(self, load: Load, in_flight: int) -> int:
         """How many more requests to send now, of which `in_flight` are unanswered."""
         running = load.running - load.unseen
         margin = max(self._margin, running // (_SHARE if load.waiting else _FIRST_SHARE))
@@ -28,7 +28,7 @@ class Appetite:
             return 0
         return max(0, margin - (in_flight - running))
 
-    def answered(self, load: Load) -> None:
+    def on_response(self, load: Load) -> None:
         """Wants more ahead when it has come to the end of what waited, less when much is left.
 
         Not more than all that ever ran at once, which is all that can be taken in a step, unless it ran dry.

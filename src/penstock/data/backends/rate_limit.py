@@ -9,14 +9,14 @@ _AHEAD_S = 0.1  # turns given out before their time
 _LONGEST_REST_S = 60.0
 
 
-class Pace:
+class RateLimiter:
     """Turns at even distances. qps: how many a second; None for no limit."""
 
     def __init__(self, qps: float | None) -> None:
         self._gap_s = 1 / qps if qps else 0.0
         self._next = 0.0
 
-    async def turn(self) -> None:
+    async def acquire(self) -> None:
         """Returns when the next request may go."""
         if not self._gap_s:
             return
@@ -25,7 +25,7 @@ class Pace:
         self._next = at + self._gap_s
         await asyncio.sleep(at - now)
 
-    def open(self) -> int | None:
+    def available(self) -> int | None:
         """How many turns come soon; None for any number."""
         if not self._gap_s:
             return None
@@ -33,7 +33,7 @@ class Pace:
         return max(0, min(int(ahead_s / self._gap_s), int(_AHEAD_S / self._gap_s)) + 1 if ahead_s > 0 else 0)
 
 
-class Width:
+class AdaptiveConcurrency:
     """How many requests at a time: halved when the service says that they are too many, then slowly more."""
 
     def __init__(self, most: int) -> None:
@@ -43,15 +43,15 @@ class Width:
         self._rests_until = 0.0
 
     @property
-    def now(self) -> int:
+    def limit(self) -> int:
         """0 while the service wants to be left alone."""
         return 0 if time.monotonic() < self._rests_until else int(self._now)
 
-    def bore(self) -> None:
+    def on_success(self) -> None:
         """One was answered."""
         self._now = min(self._most, self._now + 1 / self._now)
 
-    def refused(self, sent_at: float, rest_s: float | None) -> None:
+    def on_throttled(self, sent_at: float, rest_s: float | None) -> None:
         """One was too many. sent_at: those sent before the last such answer say nothing new."""
         now = time.monotonic()
         if sent_at >= self._narrowed_at:

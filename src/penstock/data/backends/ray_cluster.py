@@ -20,7 +20,7 @@ _TIMED_OUT = "timed out during startup"
 _END_S = 5.0
 
 
-def started(**wishes: Any) -> Any:
+def init_ray(**wishes: Any) -> Any:
     """`ray.init`. Where Ray is started here and its own limit of 30 s was too short, once more.
 
     Raises: Unavailable when it was too short again; what `ray.init` raises.
@@ -53,7 +53,7 @@ def _end(processes: list[psutil.Process]) -> None:
     psutil.wait_procs(processes, _END_S)
 
 
-class Cluster:
+class RayCluster:
     """A connection, which `leave` ends where it was made here; with it the cluster, if that was, too."""
 
     def __init__(self, address: str | None, *, cpus: int, verbose: bool = False) -> None:
@@ -78,7 +78,7 @@ class Cluster:
             wishes["object_store_memory"] = _OBJECT_STORE_BYTES
             wishes["include_dashboard"] = False
         try:
-            started(**wishes)
+            init_ray(**wishes)
         except Unavailable:
             raise
         except Exception as error:  # Ray raises plain ones when a node does not come up
@@ -87,7 +87,7 @@ class Cluster:
             )
             raise Unavailable(f"{what}: {error}") from error
 
-    def leave(self) -> None:
+    def disconnect(self) -> None:
         import ray
 
         if self._ours:

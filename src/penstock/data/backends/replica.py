@@ -12,8 +12,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from penstock.data.backends.http_client import Cut, Heard, NotReached
-from penstock.data.backends.queue_depth import Appetite
+from penstock.data.backends.http_client import ConnectFailed, ConnectionLost, HttpResponse
+from penstock.data.backends.queue_depth import QueueDepth
 from penstock.engine import Load
 from penstock.transport import link
 from penstock.transport.address import Address
@@ -26,7 +26,7 @@ _PATH = "/-_.~:@!$&'()*+,;=?"
 """What a path may hold as it is."""
 
 
-class Member:
+class ReplicaClient:
     """A replica from the moment it is known until it is lost; then it is lost for good."""
 
     def __init__(self, address: Address, node_id: str, asker: str, changed: Callable[[], None]) -> None:
@@ -35,20 +35,20 @@ class Member:
         self.hello: link.Hello | None = None
         self.takes_adapters = False
         self.in_flight = 0
-        self.gone = False
+        self.lost = False
         self._address, self._node_id, self._asker = address, node_id, asker
         self._changed = changed
         self._report: link.Report | None = None
         self._reported = 0
         """Of ours in it, when it reported."""
-        self._appetite = Appetite()
+        self._appetite = QueueDepth()
         self._idle: list[Connection] = []
         self._link = asyncio.create_task(self._follow())
 
     @property
     def ready(self) -> bool:
         """Whether new requests may go to it."""
-        return not self.gone and self._report is not None and self._report.state == "ready"
+        return not self.lost and self._report is not None and self._report.state == "ready"
 
     @property
     def busy(self) -> int:
@@ -60,15 +60,15 @@ class Member:
         report = self._report or link.Report()
         return Load(report.running, report.waiting, report.waiting_tokens, report.kv_usage)
 
-    def room(self) -> int:
+    def available_slots(self) -> int:
         """How many more requests to send to it now."""
         if not self.ready:
             return 0
         load = self.load()
         since = self.in_flight - self._reported
-        return self._appetite.room(load, load.running + load.waiting + since)
+        return self._appetite.available_slots(load, load.running + load.waiting + since)
 
-    async def ask(self, path: str, body: bytes, adapter: str | None) -> Heard:
+    async def send(self, path: str, body: bytes, adapter: str | None) -> HttpResponse:
         """Raises: NotReached when it has not seen the request; Cut when it ended with the request in it."""
         self.in_flight += 1
         try:
@@ -76,17 +76,17 @@ class Member:
             try:
                 heard = await _exchange(connection, self._head(path, len(body), adapter), body)
             except OSError as error:
-                raise Cut(str(error)) from error
+                raise ConnectionLost(str(error)) from error
             finally:
                 self._release(connection)
         finally:
             self.in_flight -= 1
-        self._appetite.answered(self.load())
+        self._appetite.on_response(self.load())
         return heard
 
     async def close(self) -> None:
         """Ends the link, and the connections that nothing uses."""
-        self.gone = True
+        self.lost = True
         self._link.cancel()
         await asyncio.wait({self._link})
         for connection in self._idle:
@@ -106,11 +106,11 @@ class Member:
         try:
             return await connect(self._address, self._node_id, _nothing)
         except (OSError, TimeoutError) as error:
-            raise NotReached(str(error) or "no connection in time") from error
+            raise ConnectFailed(str(error) or "no connection in time") from error
 
     def _release(self, connection: Connection) -> None:
         """Kept for the next request; one that has not finished is thereby aborted, its request with it."""
-        if connection.reusable and not self.gone:
+        if connection.reusable and not self.lost:
             connection.idle_since = asyncio.get_running_loop().time()
             self._idle.append(connection)
         else:
@@ -136,10 +136,10 @@ class Member:
                 await link.listen(connection, self._address.secret, self._asker, self._hear)
             finally:
                 connection.abort()
-        except (NotReached, OSError, TimeoutError, msgspec.DecodeError) as error:
+        except (ConnectFailed, OSError, TimeoutError, msgspec.DecodeError) as error:
             log.info("Replica %s is lost: %s", self.id, error)
         finally:
-            self.gone = True
+            self.lost = True
             self._changed()
 
     def _hear(self, word: link.Word) -> None:
@@ -154,7 +154,7 @@ class Member:
             self._changed()
 
 
-async def _exchange(connection: Connection, head: bytes, body: bytes) -> Heard:
+async def _exchange(connection: Connection, head: bytes, body: bytes) -> HttpResponse:
     """Raises: ConnectionError."""
     connection.request(head, body)
     answer = await connection.head()
@@ -162,7 +162,7 @@ async def _exchange(connection: Connection, head: bytes, body: bytes) -> Heard:
     while piece := await connection.read():
         pieces.append(piece)
     fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in answer.headers}
-    return Heard(answer.status, b"".join(pieces), fields)
+    return HttpResponse(answer.status, b"".join(pieces), fields)
 
 
 def _nothing(_connection: Connection) -> None:

@@ -15,10 +15,10 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
 from penstock.data.backends import serve_lookup
-from penstock.data.backends.http_client import Cut, Heard, NotReached
+from penstock.data.backends.http_client import ConnectFailed, ConnectionLost, HttpResponse
 from penstock.data.backends.json_fields import with_fields
-from penstock.data.backends.protocol import Answer
-from penstock.data.backends.replica import Member
+from penstock.data.backends.protocol import Response
+from penstock.data.backends.replica import ReplicaClient
 from penstock.data.rows.request import Request
 from penstock.engine import Load, Progress, silent
 from penstock.errors import BadRequest, ConfigError, EngineDead, EngineStartFailed, Unavailable
@@ -36,7 +36,7 @@ _WAIT_S = 30.0  # of a row for a replica
 _RETRY, _UNTOUCHED = link.RETRY.decode(), link.UNTOUCHED.decode()
 
 
-class Fleet:
+class ReplicaSet:
     """The replicas of one deployment. Shared with whoever else asks them.
 
     deployment_name: needed where the application serves several models.
@@ -46,8 +46,8 @@ class Fleet:
         self._app_name = app_name
         self._deployment_name = deployment_name
         self._asker = f"batch-{secrets.token_hex(8)}"
-        self._deployment: serve_lookup.Deployment | None = None
-        self._members: dict[str, Member] = {}
+        self._deployment: serve_lookup.FoundDeployment | None = None
+        self._members: dict[str, ReplicaClient] = {}
         self._changed = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
         self._waking: asyncio.Task[None] | None = None
@@ -76,7 +76,7 @@ class Fleet:
         members, self._members = list(self._members.values()), {}
         await asyncio.gather(*(member.close() for member in members))
 
-    async def ask(self, request: Request) -> Answer:
+    async def send(self, request: Request) -> Response:
         refused: set[str] = set()
         while True:
             try:
@@ -86,16 +86,16 @@ class Fleet:
             try:
                 heard = await self._ask(member, request)
             except BadRequest as error:
-                return Answer(error.status, form(request.path).envelope(error))
-            except NotReached as error:
+                return Response(error.status, form(request.path).envelope(error))
+            except ConnectFailed as error:
                 log.info("Replica %s cannot be reached: %s", member.id, error)
                 refused.add(member.id)
                 continue
-            except Cut as error:
+            except ConnectionLost as error:
                 raise EngineDead("The replica ended with this request in it.") from error
             retry = heard.headers.get(_RETRY)
             if retry is None:
-                return heard.answer()
+                return heard.to_response()
             if retry != _UNTOUCHED:
                 raise EngineDead("The engine of the replica died with this request in it.")
             refused.add(member.id)
@@ -110,16 +110,16 @@ class Fleet:
             max(load.kv_usage for load in loads),
         )
 
-    def room(self, in_flight: int) -> int:
+    def available_slots(self, in_flight: int) -> int:
         if not self._ready():
             return max(0, 1 - in_flight)  # one row, to wake a deployment that sleeps
         on_their_way = in_flight - sum(member.in_flight for member in self._members.values())
-        return max(0, sum(member.room() for member in self._ready()) - max(0, on_their_way))
+        return max(0, sum(member.available_slots() for member in self._ready()) - max(0, on_their_way))
 
-    def _ready(self) -> list[Member]:
+    def _ready(self) -> list[ReplicaClient]:
         return [member for member in self._members.values() if member.ready]
 
-    async def _choose(self, refused: set[str]) -> Member:
+    async def _choose(self, refused: set[str]) -> ReplicaClient:
         """The one with the most room. Raises: Unavailable when there is none for a while."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_WAIT_S):
@@ -129,10 +129,10 @@ class Fleet:
                     else:
                         await self._news(_AGAIN_S)
                     refused.clear()
-                return max(able, key=lambda member: (member.room(), -member.busy))
+                return max(able, key=lambda member: (member.available_slots(), -member.busy))
         raise Unavailable(f"No replica of application '{self._app_name}' took the request in {_WAIT_S:g} s.")
 
-    async def _ask(self, member: Member, request: Request) -> Heard:
+    async def _ask(self, member: ReplicaClient, request: Request) -> HttpResponse:
         """Raises: NotReached, Cut; BadRequest for what no replica can be asked."""
         assert member.hello is not None
         own = member.hello.model_id
@@ -142,17 +142,17 @@ class Fleet:
         adapter = named.removeprefix(f"{own}:") if named.startswith(f"{own}:") else None
         if adapter is not None and not member.takes_adapters:
             raise BadRequest(f"Model '{own}' takes no adapters: it has no lora_config.", param="model")
-        return await member.ask(request.path, with_fields(request.body, {"model": named}), adapter)
+        return await member.send(request.path, with_fields(request.body, {"model": named}), adapter)
 
     # -- who is there
 
-    async def _keep_looking(self, deployment: serve_lookup.Deployment) -> None:
+    async def _keep_looking(self, deployment: serve_lookup.FoundDeployment) -> None:
         while True:
             await self._news(_LOOK_S if self._ready() else _AGAIN_S)
             await asyncio.sleep(_GAP_S)
             await self._look(deployment)
 
-    async def _look(self, deployment: serve_lookup.Deployment) -> None:
+    async def _look(self, deployment: serve_lookup.FoundDeployment) -> None:
         """Raises: ConfigError when it is no deployment of ours."""
         try:
             response = deployment.handle.broadcast("door", serve_lookup.node_id())
@@ -171,10 +171,12 @@ class Fleet:
         replica_id = str(door["replica_id"])
         if replica_id not in self._members:
             address = Address.from_metadata(door)
-            self._members[replica_id] = Member(address, serve_lookup.node_id(), self._asker, self._tell)
+            self._members[replica_id] = ReplicaClient(
+                address, serve_lookup.node_id(), self._asker, self._tell
+            )
 
     async def _let_go(self) -> None:
-        for member in [member for member in self._members.values() if member.gone and not member.in_flight]:
+        for member in [member for member in self._members.values() if member.lost and not member.in_flight]:
             del self._members[member.id]
             await member.close()
 
@@ -188,19 +190,19 @@ class Fleet:
             async with asyncio.timeout(limit_s):
                 await self._changed.wait()
 
-    def _found(self) -> serve_lookup.Deployment:
+    def _found(self) -> serve_lookup.FoundDeployment:
         """Raises: Unavailable before `start`."""
         if self._deployment is None:
             raise Unavailable(f"Nothing is asked of application '{self._app_name}' before `start`.")
         return self._deployment
 
-    async def _woken(self, deployment: serve_lookup.Deployment) -> None:
+    async def _woken(self, deployment: serve_lookup.FoundDeployment) -> None:
         """Returns when a replica is ready; of many who wait one wakes. Raises: as `start`."""
         if self._waking is None or self._waking.done():
             self._waking = asyncio.create_task(self._wake(deployment))
         await asyncio.shield(self._waking)
 
-    async def _wake(self, deployment: serve_lookup.Deployment) -> None:
+    async def _wake(self, deployment: serve_lookup.FoundDeployment) -> None:
         """A call by handle makes Serve start a replica where there is none."""
         call = deployment.handle.options(method_name="door")
         waking = call.remote(serve_lookup.node_id())

@@ -11,11 +11,10 @@ from typing import Any
 
 import msgspec
 
-from penstock.data.backends.native_types import argument
-from penstock.data.backends.protocol import Answer
-from penstock.data.backends.replica_set import Fleet
-from penstock.data.backends.serve_handle import Method
-from penstock.data.rows.coerce import plain
+from penstock.data.backends.protocol import Response
+from penstock.data.backends.replica_set import ReplicaSet
+from penstock.data.backends.serve_handle import ServeHandle, build_argument
+from penstock.data.rows.coerce import to_json
 from penstock.data.rows.request import Request
 from penstock.engine import Load, Progress, silent
 from penstock.errors import BadRequest, ConfigError
@@ -37,7 +36,7 @@ _PATHS = {
 """Methods of `LLMServer` that are endpoints of its listener, too."""
 
 
-class Served:
+class ServeDeployment:
     """Asked at its listeners where it serves a model of Penstock's, else by handle.
 
     dtypes: classes by the names that rows give. max_concurrency: calls by handle at a time.
@@ -52,8 +51,8 @@ class Served:
         max_concurrency: int = 256,
     ) -> None:
         self._dtypes = dtypes
-        self._fleet: Fleet | None = Fleet(app_name, deployment_name)
-        self._method = Method(app_name, deployment_name, dtypes=dtypes, max_concurrency=max_concurrency)
+        self._fleet: ReplicaSet | None = ReplicaSet(app_name, deployment_name)
+        self._method = ServeHandle(app_name, deployment_name, dtypes=dtypes, max_concurrency=max_concurrency)
 
     async def start(self, progress: Progress = silent) -> None:
         await self._method.start(progress)
@@ -68,31 +67,35 @@ class Served:
         if self._fleet is not None:
             await self._fleet.stop()
 
-    async def ask(self, request: Request) -> Answer:
+    async def send(self, request: Request) -> Response:
         is_call = not request.path.startswith("/")
         if self._fleet is None:
-            return await self._method.ask(request) if is_call else _refused(_NO_MODEL)
+            return await self._method.send(request) if is_call else _refused(_NO_MODEL)
         if not is_call:
-            return await self._fleet.ask(request)
+            return await self._fleet.send(request)
         if request.path not in _PATHS:
-            return await self._method.ask(request)
+            return await self._method.send(request)
         try:
-            return await self._fleet.ask(self._as_request(request))
+            return await self._fleet.send(self._as_request(request))
         except BadRequest as error:
             return _refused(error)
 
     def load(self) -> Load:
         return self._method.load() if self._fleet is None else self._fleet.load()
 
-    def room(self, in_flight: int) -> int:
-        return self._method.room(in_flight) if self._fleet is None else self._fleet.room(in_flight)
+    def available_slots(self, in_flight: int) -> int:
+        return (
+            self._method.available_slots(in_flight)
+            if self._fleet is None
+            else self._fleet.available_slots(in_flight)
+        )
 
     def _as_request(self, call: Request) -> Request:
         """Raises: BadRequest."""
         dtype, kwargs = pickle.loads(call.prompt or b"")
         if dtype is not None:
-            argument(dtype, kwargs, self._dtypes)
-        body = plain(kwargs, "request_kwargs")
+            build_argument(dtype, kwargs, self._dtypes)
+        body = to_json(kwargs, "request_kwargs")
         model = body.pop("model", None)
         if body.pop("stream", None):
             raise BadRequest("A row gets its answer whole; leave `stream` out.", param="stream")
@@ -104,5 +107,5 @@ _NO_MODEL = BadRequest(
 )
 
 
-def _refused(error: BadRequest) -> Answer:
-    return Answer(error.status, envelope(error))
+def _refused(error: BadRequest) -> Response:
+    return Response(error.status, envelope(error))

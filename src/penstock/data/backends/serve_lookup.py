@@ -24,7 +24,7 @@ _SHOWN_CHARS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class Deployment:
+class FoundDeployment:
     """One deployment of a running application."""
 
     app: str
@@ -44,7 +44,7 @@ class Deployment:
             raise EngineStartFailed(f"{self} cannot start: {status.message[:_SHOWN_CHARS]}")
 
 
-def lookup(app: str, name: str | None = None) -> Deployment:
+def find_deployment(app: str, name: str | None = None) -> FoundDeployment:
     """The deployment `name` of `app`; without a name, the one of it that serves a model.
 
     Raises: Unavailable where no Ray runs; ConfigError with the names that there are.
@@ -58,12 +58,12 @@ def lookup(app: str, name: str | None = None) -> Deployment:
         name = _only_model(app, list(names))
     if name not in names:
         raise ConfigError(f"Application '{app}' has no deployment '{name}'; {_listed('it has', names)}.")
-    return Deployment(app, name, cast("DeploymentHandle[Any]", serve.get_deployment_handle(name, app)))
+    return FoundDeployment(app, name, cast("DeploymentHandle[Any]", serve.get_deployment_handle(name, app)))
 
 
-async def find(app: str, name: str | None = None) -> Deployment:
-    """`lookup` without blocking the loop."""
-    return await asyncio.to_thread(lookup, app, name)
+async def find(app: str, name: str | None = None) -> FoundDeployment:
+    """`find_deployment` without blocking the loop."""
+    return await asyncio.to_thread(find_deployment, app, name)
 
 
 def is_no_method(cause: BaseException) -> bool:

@@ -1,76 +1,103 @@
-"""What an answer means for its row: it is done, it is to be asked again, or it has failed for good.
+"""When a row is tried again, how often and how long; and what a response means for its row.
 
-Read by the window. It knows the error envelopes of OpenAI, Anthropic and FastAPI, and no engine.
+Read by the window. It knows the error bodies of OpenAI, Anthropic and FastAPI, and no engine.
 """
 
 from __future__ import annotations
 
+import math
+import random
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from penstock.data.backends.protocol import Answer
-from penstock.data.results.outcome import Failure, Outcome
-from penstock.errors import Error, OwnCodeFailed
+from penstock.data.backends.protocol import Response
+from penstock.data.results.outcome import Failure, Outcome, failed
+from penstock.errors import OwnCodeFailed
 
-PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Statuses that may be others next time."""
+RETRYABLE_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 
-BUSY = frozenset({429, 503})
-"""Those of them that say nothing about the request, and only ask to come later."""
+BUSY_STATUSES = frozenset({429, 503})
+"""Of these, the ones that say nothing about the request, only to come back later."""
 
-_OWN_FAULT = OwnCodeFailed.code.encode()
+_MAX_BACKOFF_S = 30.0
 _SHOWN_CHARS = 2_000
-_NO_JSON = (ValueError, RecursionError)
-"""msgspec's errors, one about UTF-8 and one about depth."""
+_USER_CODE_FAILED = OwnCodeFailed.code.encode()
+_NOT_JSON = (ValueError, RecursionError)
+"""msgspec's errors, with those about UTF-8 and about depth."""
 
 
-def may_pass(answer: Answer) -> bool:
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Limits of one row, and of the job while nothing answers.
+
+    max_attempts: responses with a retryable status other than 429 and 503; the last one fails the row.
+    max_deaths: of engines while they ran this row; then it fails as poison. At least 2.
+    deadline_s: from the row's first try, over all its tries; None for no limit.
+    outage_s: with no engine reached, or every request answered 429 or 503, until the job stops with its rows
+    unfinished. A row that alone is answered so for this long fails.
+    """
+
+    max_attempts: int = 3
+    max_deaths: int = 3
+    deadline_s: float | None = None
+    outage_s: float = 300.0
+    initial_backoff_s: float = 0.5
+
+    def backoff_s(self, tries: int, requested_s: float | None = None) -> float:
+        """Before the next try, after `tries` of them. requested_s: what the service asked for; it wins."""
+        if requested_s is not None:
+            return min(requested_s, 10 * _MAX_BACKOFF_S)
+        return min(_MAX_BACKOFF_S, self.initial_backoff_s * 2 ** (tries - 1)) * random.uniform(0.5, 1.0)
+
+    def quarantine_concurrency(self, suspects: int, deaths: int) -> int:
+        """How many rows that `deaths` engine deaths have hit may run together.
+
+        Shrinks geometrically from `suspects` (in flight at the last death) to 1, so that only a row that
+        killed an engine while it ran alone is poison.
+        """
+        steps = self.max_deaths - 1
+        left = max(0, steps - deaths)
+        return max(1, math.ceil(suspects ** (left / steps))) if left else 1
+
+
+def is_retryable(response: Response) -> bool:
     """Whether another try may end otherwise. The user's own code fails again on the same row."""
-    if answer.status not in PASSING:
+    if response.status not in RETRYABLE_STATUSES:
         return False
-    return _OWN_FAULT not in answer.body or _envelope(answer.body).get("code") != OwnCodeFailed.code
+    return _USER_CODE_FAILED not in response.body or _error(response.body).get("code") != OwnCodeFailed.code
 
 
-def outcome_of(answer: Answer, attempts: int) -> Outcome:
+def classify_response(response: Response, attempts: int) -> Outcome:
     """`ok` with the body, or `failed` with what the body says."""
-    if answer.status == 200:
-        try:
-            answer.body.decode()
-            body = msgspec.json.decode(answer.body, type=msgspec.Raw)
-            return Outcome(state="ok", attempts=attempts, body=body.copy())
-        except _NO_JSON:
-            message = f"The engine's answer is no JSON: {_shown(answer.body)}"
-            return failed(Failure(code="bad_answer", message=message, stage="engine", attempts=attempts))
-    return failed(_refusal(answer, attempts))
-
-
-def raised(error: Error, attempts: int) -> Outcome:
-    """`failed`, by an error of ours."""
-    message, status = str(error), error.status
-    return failed(Failure(code=error.code, message=message, stage="engine", attempts=attempts, status=status))
-
-
-def failed(failure: Failure) -> Outcome:
-    return Outcome(state="failed", attempts=failure.attempts, failure=failure)
-
-
-def _refusal(answer: Answer, attempts: int) -> Failure:
-    said = _envelope(answer.body)
-    code = said.get("code") or said.get("type")
-    if not isinstance(code, str):  # some servers put the status there
-        code = str(said.get("type") or f"http_{answer.status}")
-    message = said.get("message") or said.get("detail") or _shown(answer.body) or f"Status {answer.status}."
-    return Failure(code=code, message=str(message), stage="engine", attempts=attempts, status=answer.status)
-
-
-def _envelope(body: bytes) -> dict[str, Any]:
+    if response.status != 200:
+        return failed(_failure(response, attempts))
     try:
-        whole = msgspec.json.decode(body, type=dict[str, Any])
-    except _NO_JSON:
+        response.body.decode()
+        body = msgspec.json.decode(response.body, type=msgspec.Raw)
+        return Outcome(state="ok", attempts=attempts, body=body.copy())
+    except _NOT_JSON:
+        message = f"The response is not valid JSON: {_shown(response.body)}"
+        return failed(Failure(code="bad_answer", message=message, stage="engine", attempts=attempts))
+
+
+def _failure(response: Response, attempts: int) -> Failure:
+    error, status = _error(response.body), response.status
+    code = error.get("code") or error.get("type")
+    if not isinstance(code, str):  # some servers put the status there
+        code = str(error.get("type") or f"http_{status}")
+    message = error.get("message") or error.get("detail") or _shown(response.body) or f"Status {status}."
+    return Failure(code=code, message=str(message), stage="engine", attempts=attempts, status=status)
+
+
+def _error(body: bytes) -> dict[str, Any]:
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, Any])
+    except _NOT_JSON:
         return {}
-    inner = whole.get("error", whole)
-    return inner if isinstance(inner, dict) else {"message": inner}
+    error = fields.get("error", fields)
+    return error if isinstance(error, dict) else {"message": error}
 
 
 def _shown(body: bytes) -> str:

@@ -1,8 +1,8 @@
-"""The window of rows over one backend: always full, refilled row by row, through deaths and refusals.
+"""The rows in flight on one backend: refilled row by row, through engine deaths and refusals.
 
 Above it: a job's worker, or a stage of a Ray Data pipeline. Below it: one backend. It lives on one event
-loop. Rows get their turns in the order of asking. One that an engine died with is tried again apart from the
-others, with ever fewer beside it, until it has an end or is known to be what kills.
+loop. Rows start in the order of their calls. Rows that were in an engine when it died (suspects) are retried
+in quarantine, fewer at a time after each death, until one that kills engines by itself is found.
 """
 
 from __future__ import annotations
@@ -13,232 +13,238 @@ from collections import deque
 
 import msgspec
 
-from penstock.data.backends.protocol import Answer, Backend
-from penstock.data.execution.patience import Patience
-from penstock.data.execution.retry import BUSY, failed, may_pass, outcome_of
-from penstock.data.results.outcome import Failure, Outcome
+from penstock.data.backends.protocol import Backend, Response
+from penstock.data.execution.retry import BUSY_STATUSES, RetryPolicy, classify_response, is_retryable
+from penstock.data.results.outcome import Failure, Outcome, failed
 from penstock.data.rows.request import Request
 from penstock.errors import EngineDead, Error, Unavailable
 
-_LOOK_S = 0.005
-"""Between looks at an engine that may have begun with what it was given."""
+_POLL_S = 0.005
+"""How often to check whether the engine has scheduled the requests already sent to it."""
 
-_DEATHS_IN_A_ROW = 3
-"""More than poison needs, with no row answered in between: then it is the engine."""
+_EXTRA_DEATHS = 3
+"""In a row, beyond those that a poison row causes: then the engine is at fault."""
 
-_SUSPECTS = 256
-"""How many there were at a death elsewhere."""
+_ASSUMED_SUSPECTS = 256
+"""Rows in flight at a death in another process, where their number is unknown."""
 
 
 class Window:
-    """Rows in flight over `backend`, which has been started.
+    """Rows in flight on `backend`, which has been started.
 
-    alone: whether the backend serves this window only. Then suspects run with nothing else beside them.
-    most: rows in flight at a time; None for as many as the backend wants.
+    exclusive: whether the backend serves this window only; then nothing else runs beside suspects.
+    max_in_flight: rows at a time; None for as many as the backend takes.
     """
 
     def __init__(
         self,
         backend: Backend,
-        patience: Patience | None = None,
+        retry_policy: RetryPolicy | None = None,
         *,
-        alone: bool = True,
-        most: int | None = None,
+        exclusive: bool = True,
+        max_in_flight: int | None = None,
     ) -> None:
         self.backend = backend
-        self.patience = patience or Patience()
-        self._alone = alone
-        self._most = most
-        self._waiting: list[deque[_Row]] = [deque() for _ in range(self.patience.deaths)]
-        self._flying: set[_Row] = set()
+        self.retry_policy = retry_policy or RetryPolicy()
+        self._exclusive = exclusive
+        self._max_in_flight = max_in_flight
+        self._waiting: list[deque[_Row]] = [deque() for _ in range(self.retry_policy.max_deaths)]
+        self._in_flight: set[_Row] = set()
         self._suspects: set[_Row] = set()
-        self._suspected = _SUSPECTS
-        self._pump: asyncio.Task[None] | None = None
-        self._revival: asyncio.Task[None] | None = None
-        self._born = 0.0
+        self._suspects_at_death = _ASSUMED_SUSPECTS
+        self._poller: asyncio.Task[None] | None = None
+        self._restart: asyncio.Task[None] | None = None
+        self._restarted_at = 0.0
         self._deaths_in_a_row = 0
-        self._out_since: float | None = None
+        self._outage_since: float | None = None
         self._broken: Error | None = None
 
     @property
     def in_flight(self) -> int:
-        return len(self._flying)
+        return len(self._in_flight)
 
-    def room(self) -> int:
-        """How many rows more could start now; 0 while an engine is made anew or suspects run alone."""
-        if self._revival is not None or (self._alone and self._level()):
+    def available_slots(self) -> int:
+        """How many more rows could start now; 0 while the engine restarts or suspects run by themselves."""
+        if self._restart is not None or (self._exclusive and self._max_suspect_deaths()):
             return 0
-        return max(0, self._free() - len(self._waiting[0]))
+        return max(0, self._free_slots() - len(self._waiting[0]))
 
-    async def wait_room(self) -> int:
-        """Returns as soon as a row could start: how many could. Raises: as `run`."""
-        while not (room := self.room()):
+    async def wait_for_slot(self) -> int:
+        """Waits until a row could start; returns how many could. Raises: as `run`."""
+        while not (slots := self.available_slots()):
             if self._broken is not None:
                 raise self._broken
-            await asyncio.sleep(_LOOK_S)
-        return room
+            await asyncio.sleep(_POLL_S)
+        return slots
 
     async def run(self, request: Request, deaths: int = 0) -> Outcome:
-        """The row's one end. deaths: of engines, with this row in them, before now.
+        """The row's final outcome. deaths: of engines while they ran this row, before now.
 
-        Raises: what the backend raises when it cannot be made anew, EngineDead when it only dies, Unavailable
-        when it was out of reach for too long. The row has no end then.
+        Raises: what the backend raises when it cannot restart, EngineDead when it keeps dying, Unavailable
+        when it could not be reached for `outage_s`. The row has no outcome then.
         """
         row = _Row(request, deaths)
         if deaths:
             self._suspects.add(row)
         try:
             async with asyncio.timeout(None) as limit:
-                outcome = await self._tries(row, limit)
+                outcome = await self._run_tries(row, limit)
         except TimeoutError:
-            outcome = self._gave_up(
-                row, "deadline_exceeded", f"No answer within {self.patience.deadline_s} s, its deadline."
+            outcome = self._failed(
+                row,
+                "deadline_exceeded",
+                f"No answer within its deadline of {self.retry_policy.deadline_s} s.",
             )
         finally:
             self._suspects.discard(row)
             self._admit()
-        return row.ended(outcome)
+        return row.finished(outcome)
 
-    async def _tries(self, row: _Row, limit: asyncio.Timeout) -> Outcome:
-        while row.deaths < self.patience.deaths:
+    async def _run_tries(self, row: _Row, limit: asyncio.Timeout) -> Outcome:
+        while row.deaths < self.retry_policy.max_deaths:
             try:
-                await self._turn(row, limit)
-                answer = await self.backend.ask(row.request)
+                await self._wait_turn(row, limit)
+                response = await self.backend.send(row.request)
             except EngineDead as death:
                 if self._broken is not None:
                     raise self._broken from death
                 row.deaths += 1
-                await self._died(row, death)
+                await self._on_death(row, death)
                 continue
             except Unavailable as error:
-                self._leave(row)
-                await self._unreached(row, error)
+                self._release(row)
+                await self._on_unreachable(row, error)
                 continue
             finally:
-                self._leave(row)
+                self._release(row)
             self._deaths_in_a_row = 0
-            if answer.status in BUSY:
-                if self._waited_out(row, answer):
-                    return outcome_of(answer, row.attempts)
+            if response.status in BUSY_STATUSES:
+                if self._busy_too_long(row, response):
+                    return classify_response(response, row.attempts)
             else:
-                self._out_since = row.busy_since = None
+                self._outage_since = row.busy_since = None
                 row.failures += 1
-                if not may_pass(answer) or row.failures >= self.patience.attempts:
-                    return outcome_of(answer, row.attempts)
-            await self._refused(row, answer)
+                if not is_retryable(response) or row.failures >= self.retry_policy.max_attempts:
+                    return classify_response(response, row.attempts)
+            await self._back_off(row, response)
         self._deaths_in_a_row = 0
-        return self._gave_up(row, "poison_row", f"{row.deaths} engines died with this row in them.")
+        return self._failed(row, "poison_row", f"{row.deaths} engines died while they ran this row.")
 
-    async def _turn(self, row: _Row, limit: asyncio.Timeout) -> None:
-        """Returns when the row may run; it is in flight then."""
+    async def _wait_turn(self, row: _Row, limit: asyncio.Timeout) -> None:
+        """Returns when the row may run; it is in flight from then on."""
         if self._broken is not None:
             raise self._broken
         row.turn = asyncio.get_running_loop().create_future()
         self._waiting[row.deaths].append(row)
         self._admit()
-        if self._pump is None or self._pump.done():
-            self._pump = asyncio.create_task(self._look())
+        if self._poller is None or self._poller.done():
+            self._poller = asyncio.create_task(self._poll())
         await row.turn
-        if row.starts() and self.patience.deadline_s is not None:
-            limit.reschedule(asyncio.get_running_loop().time() + self.patience.deadline_s)
+        if row.start_try() and self.retry_policy.deadline_s is not None:
+            limit.reschedule(asyncio.get_running_loop().time() + self.retry_policy.deadline_s)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         while any(self._waiting):
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
             self._admit()
 
     def _admit(self) -> None:
-        while self._revival is None and (row := self._next()) is not None:
-            if not row.turn.done():  # else it was cancelled while it waited
-                self._flying.add(row)
+        while self._restart is None and (row := self._next_row()) is not None:
+            if not row.turn.done():  # not cancelled while it waited
+                self._in_flight.add(row)
                 row.turn.set_result(None)
 
-    def _next(self) -> _Row | None:
-        if level := self._level():
-            beside = len(self._flying) if self._alone else sum(row.deaths > 0 for row in self._flying)
-            if self._waiting[level] and beside < self.patience.width(self._suspected, level):
+    def _next_row(self) -> _Row | None:
+        if level := self._max_suspect_deaths():
+            beside = (
+                len(self._in_flight) if self._exclusive else sum(row.deaths > 0 for row in self._in_flight)
+            )
+            if self._waiting[level] and beside < self.retry_policy.quarantine_concurrency(
+                self._suspects_at_death, level
+            ):
                 return self._waiting[level].popleft()
-            if self._alone:
+            if self._exclusive:
                 return None
-        if self._waiting[0] and self._free() > 0:
+        if self._waiting[0] and self._free_slots() > 0:
             return self._waiting[0].popleft()
         return None
 
-    def _free(self) -> int:
-        wanted = self.backend.room(len(self._flying))
-        return wanted if self._most is None else min(wanted, self._most - len(self._flying))
+    def _free_slots(self) -> int:
+        wanted = self.backend.available_slots(len(self._in_flight))
+        return (
+            wanted if self._max_in_flight is None else min(wanted, self._max_in_flight - len(self._in_flight))
+        )
 
-    def _level(self) -> int:
-        """Most deaths that a row here has seen; 0 where none is a suspect."""
+    def _max_suspect_deaths(self) -> int:
+        """The most deaths that any suspect has been in; 0 without suspects."""
         return max((row.deaths for row in self._suspects), default=0)
 
-    def _leave(self, row: _Row) -> None:
-        """Its place is free for others. Does nothing when it has none."""
-        if row in self._flying:
-            self._flying.discard(row)
+    def _release(self, row: _Row) -> None:
+        """Frees the row's slot. Does nothing when it has none."""
+        if row in self._in_flight:
+            self._in_flight.discard(row)
             self._admit()
 
-    async def _died(self, row: _Row, death: EngineDead) -> None:
-        """Returns when there is an engine again: made once for all rows that were in the old one."""
-        if row.deaths < self.patience.deaths:
+    async def _on_death(self, row: _Row, death: EngineDead) -> None:
+        """Returns when an engine runs again, restarted once for all rows that were in the old one."""
+        if row.deaths < self.retry_policy.max_deaths:
             self._suspects.add(row)
         else:
             self._suspects.discard(row)
-        if self._revival is None and row.started >= self._born:
-            self._suspected = max(len(self._flying), len(self._suspects))
-            self._revival = asyncio.create_task(self._revive(death))
-            self._revival.add_done_callback(_retrieved)
-        self._leave(row)
-        if self._revival is not None:
-            await asyncio.shield(self._revival)
+        if self._restart is None and row.started >= self._restarted_at:
+            self._suspects_at_death = max(len(self._in_flight), len(self._suspects))
+            self._restart = asyncio.create_task(self._restart_backend(death))
+            self._restart.add_done_callback(_consume_exception)
+        self._release(row)
+        if self._restart is not None:
+            await asyncio.shield(self._restart)
 
-    async def _revive(self, death: EngineDead) -> None:
+    async def _restart_backend(self, death: EngineDead) -> None:
         try:
             self._deaths_in_a_row += 1
-            if self._deaths_in_a_row > self.patience.deaths + _DEATHS_IN_A_ROW:
+            if self._deaths_in_a_row > self.retry_policy.max_deaths + _EXTRA_DEATHS:
                 raise death
             await self.backend.start()
-            self._born = time.monotonic()
+            self._restarted_at = time.monotonic()
         except Error as error:
-            self._break(error)
+            self._fail_all(error)
             raise
         finally:
-            self._revival = None
+            self._restart = None
         self._admit()
 
-    async def _unreached(self, row: _Row, error: Unavailable) -> None:
+    async def _on_unreachable(self, row: _Row, error: Unavailable) -> None:
         now = time.monotonic()
-        self._out_since = self._out_since or now
-        if now - self._out_since > self.patience.outage_s:
-            self._break(error)
+        self._outage_since = self._outage_since or now
+        if now - self._outage_since > self.retry_policy.outage_s:
+            self._fail_all(error)
             raise error
         row.unreached += 1
-        await asyncio.sleep(self.patience.pause(row.unreached))
+        await asyncio.sleep(self.retry_policy.backoff_s(row.unreached))
 
-    def _waited_out(self, row: _Row, answer: Answer) -> bool:
-        """Whether a row was told to come later for too long, while others were answered.
+    def _busy_too_long(self, row: _Row, response: Response) -> bool:
+        """Whether this row was answered 429 or 503 for too long, while others were served.
 
-        Raises: Unavailable when all were.
+        Raises: Unavailable when all rows were.
         """
         now = time.monotonic()
-        self._out_since = self._out_since or now
+        self._outage_since = self._outage_since or now
         row.busy_since = row.busy_since or now
-        if now - self._out_since > self.patience.outage_s:
-            failure = outcome_of(answer, row.attempts).failure
+        if now - self._outage_since > self.retry_policy.outage_s:
+            failure = classify_response(response, row.attempts).failure
             why = failure.message if failure is not None else ""
-            error = Unavailable(
-                f"Every request was refused for {self.patience.outage_s:g} s (status {answer.status}): {why}"
-            )
-            self._break(error)
+            outage = f"{self.retry_policy.outage_s:g} s (status {response.status})"
+            error = Unavailable(f"Every request was refused for {outage}: {why}")
+            self._fail_all(error)
             raise error
-        return now - row.busy_since > self.patience.outage_s
+        return now - row.busy_since > self.retry_policy.outage_s
 
-    async def _refused(self, row: _Row, answer: Answer) -> None:
-        await asyncio.sleep(self.patience.pause(row.attempts, answer.retry_after_s))
+    async def _back_off(self, row: _Row, response: Response) -> None:
+        await asyncio.sleep(self.retry_policy.backoff_s(row.attempts, response.retry_after_s))
         row.attempts += 1
 
-    def _break(self, error: Error) -> None:
-        """No row will get an answer here any more: those that wait are told now, others when they come."""
+    def _fail_all(self, error: Error) -> None:
+        """Fails the rows that wait, and later ones when they come: the backend is lost."""
         self._broken = error
         for rows in self._waiting:
             for row in rows:
@@ -246,18 +252,18 @@ class Window:
                     row.turn.set_exception(error)
             rows.clear()
 
-    def _gave_up(self, row: _Row, code: str, message: str) -> Outcome:
+    def _failed(self, row: _Row, code: str, message: str) -> Outcome:
         return failed(Failure(code=code, message=message, stage="engine", attempts=row.attempts))
 
 
-def _retrieved(task: asyncio.Task[None]) -> None:
-    """Nobody waits for it where all rows were cancelled; asyncio would complain then."""
+def _consume_exception(task: asyncio.Task[None]) -> None:
+    """Where all rows were cancelled, nothing awaits the task, and asyncio would log its exception."""
     if not task.cancelled():
         task.exception()
 
 
 class _Row:
-    """One row between `run` and its end."""
+    """One row during `run`."""
 
     __slots__ = (
         "attempts",
@@ -281,16 +287,16 @@ class _Row:
         self.started = 0.0
         self.turn: asyncio.Future[None]
 
-    def starts(self) -> bool:
-        """Whether this is its first try, which begins now."""
+    def start_try(self) -> bool:
+        """A try begins now; whether it is the first."""
         self.started = time.monotonic()
         if self.first is not None:
             return False
         self.first = self.started
         return True
 
-    def ended(self, outcome: Outcome) -> Outcome:
-        """The outcome with what the row went through."""
+    def finished(self, outcome: Outcome) -> Outcome:
+        """The outcome with the row's attempts, deaths and times."""
         began = self.first if self.first is not None else time.monotonic()
         started = max(self.started, began)
         return msgspec.structs.replace(

@@ -20,7 +20,7 @@ from penstock.data.job.manifest import Record
 from penstock.data.job.progress import Watcher
 from penstock.data.job.report import Prices, Report
 from penstock.data.job.spec import Engines, Order, Reuse
-from penstock.data.rows.coerce import plain
+from penstock.data.rows.coerce import to_json
 from penstock.data.rows.request import Kind
 from penstock.data.storage.paths import absolute
 from penstock.errors import BadRequest, ConfigError, SourceNotFound
@@ -118,7 +118,7 @@ def batch(
 def _plain(params: dict[str, Any]) -> dict[str, Any]:
     """As they come back from the journal. Raises: ConfigError for what JSON cannot hold."""
     try:
-        return {name: plain(value, name) for name, value in params.items()}
+        return {name: to_json(value, name) for name, value in params.items()}
     except BadRequest as error:
         raise ConfigError(f"params: {error}") from error
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from penstock.data.execution.patience import Patience
+from penstock.data.execution.retry import RetryPolicy
 from penstock.data.job.prefix import Waiting
 from penstock.data.job.progress import Watcher
 from penstock.data.job.protocol import Done
@@ -26,7 +26,7 @@ from penstock.data.job.worker_pool import Crew, Hand, WorkerLost
 from penstock.data.journal.index import ended_in
 from penstock.data.journal.lock import Claim, taken_over
 from penstock.data.journal.segment import Entry, Segment
-from penstock.data.storage.paths import Place
+from penstock.data.storage.paths import StoragePath
 from penstock.errors import Error
 
 _LOOK_S = 0.2
@@ -75,9 +75,9 @@ class Driver:
     def __init__(
         self,
         crew: Crew,
-        journal: Place,
+        journal: StoragePath,
         attempt: int,
-        patience: Patience,
+        retry_policy: RetryPolicy,
         *,
         watcher: Watcher,
         tally: Tally,
@@ -85,7 +85,7 @@ class Driver:
         limits: Limits,
         holder: Claim,
     ) -> None:
-        self._crew, self._journal, self._attempt, self._patience = crew, journal, attempt, patience
+        self._crew, self._journal, self._attempt, self._retry_policy = crew, journal, attempt, retry_policy
         self._watcher, self._tally, self._stop = watcher, tally, stop
         self._limits, self._holder = limits, holder
         self._writing = threading.Lock()
@@ -172,7 +172,7 @@ class Driver:
         while not self._over():
             born += 1
             name = f"{self._attempt:04d}-engine-{number}" + (f"-{born}" if born > 1 else "")
-            hand = self._crew.hand(self._journal, name, self._patience)
+            hand = self._crew.hand(self._journal, name, self._retry_policy)
             try:
                 await self._work(hand, name, f"engine {number}")
                 break

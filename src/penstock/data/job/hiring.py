@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.data.backends.protocol import Backend
-from penstock.data.backends.ray_cluster import Cluster
+from penstock.data.backends.ray_cluster import RayCluster
 from penstock.data.job.spec import Engines
 from penstock.data.job.worker_pool import Alone, Crew
 from penstock.data.rows.request import Kind
@@ -30,11 +30,11 @@ def hire(
         return _Application(engines, verbose=verbose)
     if config is None:
         raise ConfigError("Say who shall answer: a model or a config, a URL, or an application.")
-    from penstock.data.backends.in_process import for_task
+    from penstock.data.backends.engine_config import with_runner
     from penstock.data.job.ray_workers import Actors
 
     size = engines.replicas or replicas(config)
-    return Actors(for_task(config, kind), size, address=engines.address, verbose=verbose)
+    return Actors(with_runner(config, kind), size, address=engines.address, verbose=verbose)
 
 
 _TIMEOUT_S = 3600.0
@@ -45,19 +45,19 @@ class _Application(Alone):
     """Replicas that Ray Serve keeps on a cluster that runs already."""
 
     def __init__(self, engines: Engines, *, verbose: bool) -> None:
-        from penstock.data.backends.replica_set import Fleet
+        from penstock.data.backends.replica_set import ReplicaSet
 
-        super().__init__(lambda: Fleet(engines.app or "", engines.deployment))
+        super().__init__(lambda: ReplicaSet(engines.app or "", engines.deployment))
         self._address, self._verbose = engines.address or "auto", verbose
-        self._cluster: Cluster | None = None
+        self._cluster: RayCluster | None = None
 
     async def open(self) -> None:
-        self._cluster = self._cluster or Cluster(self._address, cpus=0, verbose=self._verbose)
+        self._cluster = self._cluster or RayCluster(self._address, cpus=0, verbose=self._verbose)
 
     async def close(self) -> None:
         cluster, self._cluster = self._cluster, None
         if cluster is not None:
-            cluster.leave()
+            cluster.disconnect()
 
 
 def replicas(config: LLMConfig) -> int:
@@ -68,10 +68,10 @@ def replicas(config: LLMConfig) -> int:
 
 
 def _url(engines: Engines, api_key: str | None) -> Backend:
-    from penstock.data.backends.openai_service import Url
+    from penstock.data.backends.openai_service import OpenAIService
 
     assert engines.url is not None
-    return Url(
+    return OpenAIService(
         engines.url,
         api_key=api_key,
         model=engines.model,

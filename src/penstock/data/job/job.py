@@ -22,7 +22,7 @@ from typing import TypeVar
 
 import msgspec
 
-from penstock.data.execution.patience import Patience
+from penstock.data.execution.retry import RetryPolicy
 from penstock.data.job import manifest
 from penstock.data.job.driver import Driver, Limits
 from penstock.data.job.manifest import FINISHED, Record
@@ -37,12 +37,12 @@ from penstock.data.journal import segment
 from penstock.data.journal.index import Index
 from penstock.data.journal.lock import Claim, claim, taken_over
 from penstock.data.journal.segment import Entry
-from penstock.data.results.columns import columns
-from penstock.data.results.fault import failure_of
-from penstock.data.results.outcome import SKIPPED, Outcome
-from penstock.data.rows.input_columns import is_line
-from penstock.data.storage.paths import Place, place
-from penstock.data.storage.readers import Form, Row, Source, source
+from penstock.data.results.columns import result_columns
+from penstock.data.results.outcome import SKIPPED, Failure, Outcome
+from penstock.data.rows.input_columns import is_batch_line
+from penstock.data.storage.paths import StoragePath, storage_path
+from penstock.data.storage.readers import FileFormat, InputRow
+from penstock.data.storage.source import InputFiles, find_input
 from penstock.errors import ConfigError, Error
 
 log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class Job:
             await asyncio.to_thread(holder.free)
             shutil.rmtree(self._spool, ignore_errors=True)
 
-    def _opened(self, now: Source) -> Record:
+    def _opened(self, now: InputFiles) -> Record:
         """The record of this job, new or continued. Raises: ConfigError when its input has changed."""
         before = manifest.read(self._at)
         if before is None:
@@ -124,11 +124,11 @@ class Job:
         manifest.write(self._at, opened)
         return opened
 
-    def _first(self, now: Source) -> Record:
+    def _first(self, now: InputFiles) -> Record:
         """The record of a new job, once it is known that it can be run, and resumed. Raises: ConfigError."""
         self.order = order = with_lines(self.order, now)
         Asking(order)
-        _check_neighbours(order, output_form(order, now.form))
+        _check_neighbours(order, output_form(order, now.format))
         check_columns(order, now)
         if order.lines:
             check_ids(now)
@@ -154,7 +154,7 @@ class Job:
                 self._crew,
                 self._at,
                 await asyncio.to_thread(segment.attempt, self._at),
-                self._patience(),
+                self._retry_policy(),
                 watcher=self._watcher,
                 tally=self.tally,
                 stop=self.stop,
@@ -200,9 +200,9 @@ class Job:
     async def _index(self) -> Index:
         return await asyncio.to_thread(Index, self._at, None if self._at.is_local else self._spool)
 
-    def _patience(self) -> Patience:
+    def _retry_policy(self) -> RetryPolicy:
         order = self.order
-        return Patience(attempts=order.attempts, deaths=order.deaths, deadline_s=order.deadline_s)
+        return RetryPolicy(max_attempts=order.attempts, max_deaths=order.deaths, deadline_s=order.deadline_s)
 
     def _limited(self, total: int | None) -> int | None:
         limit = self.order.limit
@@ -216,7 +216,7 @@ class _Rows:
     """
 
     def __init__(
-        self, order: Order, source: Source, index: Index, other: Index | None, *, retry: bool
+        self, order: Order, source: InputFiles, index: Index, other: Index | None, *, retry: bool
     ) -> None:
         self.total = 0
         self._order, self._source, self._index = order, source, index
@@ -240,13 +240,13 @@ class _Rows:
         state = self._index.state(number)
         return state is None or (self._retry and state == "failed")
 
-    def _waiting(self, row: Row) -> Waiting | Entry:
+    def _waiting(self, row: InputRow) -> Waiting | Entry:
         try:
             waiting = self._asking.waiting(row)
         except Exception as error:
             if not isinstance(error, Error):
                 log.warning("Row %d failed in our own code.", row.number, exc_info=error)
-            failure = failure_of(error, "read" if row.fields is None else "preprocess")
+            failure = Failure.from_error(error, "read" if row.fields is None else "preprocess")
             return Entry(row.number, Outcome(state="failed", failure=failure))
         if waiting is None:
             return Entry(row.number, SKIPPED)
@@ -260,10 +260,10 @@ class _Rows:
         return waiting
 
 
-def side_by_side(make: Callable[[Row], Made], rows: Iterator[Row]) -> Iterator[Made]:
+def side_by_side(make: Callable[[InputRow], Made], rows: Iterator[InputRow]) -> Iterator[Made]:
     """What is made of each row, in their order, by several threads: it may read pictures from a bucket."""
 
-    def make_all(some: list[Row]) -> list[Made]:
+    def make_all(some: list[InputRow]) -> list[Made]:
         return [make(row) for row in some]
 
     with ThreadPoolExecutor(_THREADS, "rows") as pool:
@@ -289,7 +289,7 @@ def check_new(order: Order) -> None:
         raise ConfigError(f"'{order.output}' exists, and no job of ours has begun it. Name another output.")
 
 
-def _check_neighbours(order: Order, form: Form) -> None:
+def _check_neighbours(order: Order, form: FileFormat) -> None:
     """Whether the files of failed rows are free, and no other job's.
 
     Raises: ConfigError.
@@ -303,51 +303,51 @@ def _check_neighbours(order: Order, form: Form) -> None:
                 "output."
             )
     for output in sharing(order, form):
-        if manifest.read(place(output).beside(".journal")) is not None:
+        if manifest.read(storage_path(output).with_added_suffix(".journal")) is not None:
             raise ConfigError(
                 f"'{output}' is a job's output, too, and writes rows that fail to '{failed.url}' as this one "
                 "would. Name another output."
             )
 
 
-def found_source(order: Order) -> Source:
+def found_source(order: Order) -> InputFiles:
     """What the order's inputs mean; without its own output, where that lies in one of their folders.
 
     Raises: SourceNotFound; ConfigError when the output is named as an input.
     """
     output_form(order, "jsonl")
-    forms: list[Form] = ["jsonl", "parquet", "csv"]
+    forms: list[FileFormat] = ["jsonl", "parquet", "csv"]
     own = {_real(one) for one in (order.where, errors_place(order), *(failed_place(order, f) for f in forms))}
     below = tuple(f"{_real(one)}/" for one in (order.where, order.journal))
 
-    def is_output(where: Place) -> bool:
+    def is_output(where: StoragePath) -> bool:
         url = _real(where)
         return url in own or url.startswith(below)
 
-    return source(order.inputs, order.input_form, is_output)
+    return find_input(order.inputs, order.input_form, is_output)
 
 
-def _real(where: Place) -> str:
+def _real(where: StoragePath) -> str:
     return os.path.realpath(where.url) if where.is_local else where.url
 
 
-def _total(source: Source) -> int | None:
+def _total(source: InputFiles) -> int | None:
     """Rows of the input, where counting them costs little; all of it can be read then."""
-    local = all(part.place.is_local for part in source.parts)
-    return source.count() if local or source.form == "parquet" else None
+    local = all(part.path.is_local for part in source.parts)
+    return source.count() if local or source.format == "parquet" else None
 
 
-def with_lines(order: Order, source: Source) -> Order:
+def with_lines(order: Order, source: InputFiles) -> Order:
     """The order, knowing whether its input is of OpenAI's batch form, by the first row that can be read."""
     first = next((row.fields for row in source.rows() if row.fields is not None), None)
-    return msgspec.structs.replace(order, lines=first is not None and is_line(first))
+    return msgspec.structs.replace(order, lines=first is not None and is_batch_line(first))
 
 
 _LOOKED_AT = 100
 """Rows that say which columns an input has."""
 
 
-def check_columns(order: Order, source: Source) -> None:
+def check_columns(order: Order, source: InputFiles) -> None:
     """Whether the input has the columns that the prompt names. Raises: ConfigError."""
     looked = (row.fields for row in islice(source.rows(), _LOOKED_AT))
     rows = [fields for fields in looked if fields is not None]
@@ -355,14 +355,14 @@ def check_columns(order: Order, source: Source) -> None:
     for name in sorted(Asking(order).columns - set(there)) if rows else ():
         close = difflib.get_close_matches(name, there, 1)
         meant = f" Did you mean {close[0]!r}?" if close else ""
-        if source.form == "csv" and len(there) == 1 and any(mark in there[0] for mark in ";\t|"):
+        if source.format == "csv" and len(there) == 1 and any(mark in there[0] for mark in ";\t|"):
             meant = " Columns of a CSV file are separated by commas."
         raise ConfigError(
             f"The prompt names the column {name!r}; the input has {', '.join(map(repr, there))}.{meant}"
         )
 
 
-def check_ids(source: Source) -> None:
+def check_ids(source: InputFiles) -> None:
     """Whether each line of OpenAI's batch form has an id of its own. Raises: ConfigError."""
     seen: dict[str, int] = {}
     for row in source.rows():
@@ -379,13 +379,13 @@ def _columns(order: Order) -> Columns:
     keep_all = output_form(order, "jsonl") == "parquet"
 
     def shown(end: Outcome) -> dict[str, object]:
-        found = columns(task, end)
+        found = result_columns(task, end)
         return found if keep_all else {name: value for name, value in found.items() if value is not None}
 
     return shown
 
 
-def _check_same(before: Source, now: Source) -> None:
+def _check_same(before: InputFiles, now: InputFiles) -> None:
     if change := before.changed(now):
         raise ConfigError(
             f"The input is not what it was when this job began: {change} Put it back, or start anew with "

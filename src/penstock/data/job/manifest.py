@@ -8,8 +8,8 @@ from penstock.config.messages.redact import STARS, is_secret, masked
 from penstock.data.job.report import Report
 from penstock.data.job.spec import Order
 from penstock.data.journal.segment import now_s
-from penstock.data.storage.paths import Place
-from penstock.data.storage.readers import Source
+from penstock.data.storage.paths import StoragePath
+from penstock.data.storage.source import InputFiles
 from penstock.errors import ConfigError, SourceNotFound
 
 _NAME = "job.json"
@@ -22,7 +22,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     order: Order
-    source: Source
+    source: InputFiles
     total: int | None = None
     ended: str | None = None
     report: Report | None = None
@@ -36,7 +36,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 FINISHED = "finished"
 
 
-def read(journal: Place) -> Record | None:
+def read(journal: StoragePath) -> Record | None:
     """The record of a journal; None where there is none. Raises: ConfigError when it cannot be read."""
     at = journal / _NAME
     try:
@@ -49,7 +49,7 @@ def read(journal: Place) -> Record | None:
         raise ConfigError(f"'{at.url}' is not a job that this version can read: {error}.") from error
 
 
-def write(journal: Place, record: Record) -> None:
+def write(journal: StoragePath, record: Record) -> None:
     kept = msgspec.structs.replace(record, order=public(record.order))
     (journal / _NAME).write(msgspec.json.format(msgspec.json.encode(kept)))
 

@@ -14,19 +14,20 @@ import msgspec
 
 from penstock.data.job.spec import Order
 from penstock.data.journal.index import Index
-from penstock.data.results.columns import ERROR, schema
+from penstock.data.results.columns import ERROR, result_schema
+from penstock.data.results.merge import merge, rename_own
 from penstock.data.results.outcome import Failure, Outcome
-from penstock.data.results.row_view import moved
-from penstock.data.storage.paths import Place, unfinished, written
-from penstock.data.storage.readers import ENDINGS, Form, Row, Source, form_of
-from penstock.data.storage.writers import WRITERS, Misfit
+from penstock.data.storage.paths import StoragePath, atomic_write, unfinished_files
+from penstock.data.storage.readers import EXTENSIONS, FileFormat, InputRow, format_of
+from penstock.data.storage.source import InputFiles
+from penstock.data.storage.writers import WRITERS, TypeMismatch
 from penstock.errors import ConfigError, Error
 
 _SUCCESS = "_SUCCESS"
 """An empty file in a folder that is complete, as Hadoop and Spark write it."""
 
-Ended = tuple[Row, Outcome]
-Record = Callable[[Row, Outcome], Mapping[str, Any]]
+Ended = tuple[InputRow, Outcome]
+Record = Callable[[InputRow, Outcome], Mapping[str, Any]]
 Columns = Callable[[Outcome], Mapping[str, Any]]
 """What an outcome says, by column."""
 
@@ -34,12 +35,12 @@ Columns = Callable[[Outcome], Mapping[str, Any]]
 class Sink:
     """Where the rows of one job go."""
 
-    def __init__(self, order: Order, source: Source, columns: Columns) -> None:
+    def __init__(self, order: Order, source: InputFiles, columns: Columns) -> None:
         """columns: of rows that went well; not asked for lines of OpenAI's batch form, which has its own."""
         self._order, self._source, self._columns = order, source, columns
-        self._form: Form = output_form(order, source.form)
+        self._form: FileFormat = output_form(order, source.format)
         self._writer = WRITERS[self._form]
-        self._ours: dict[str, Any] = {field.name: field.type for field in schema(order.task())}
+        self._ours: dict[str, Any] = {field.name: field.type for field in result_schema(order.task())}
 
     def write(self, index: Index) -> list[str]:
         """The files, which are there and whole. May be called again. Blocks.
@@ -63,7 +64,7 @@ class Sink:
         return self._write(order.where, index, ("ok", "skipped"), self._answered, known, order.folder)
 
     def _write_failed(self, index: Index) -> list[str]:
-        dead: list[tuple[Place, Record]] = [(failed_place(self._order, self._form), self._dead)]
+        dead: list[tuple[StoragePath, Record]] = [(failed_place(self._order, self._form), self._dead)]
         if self._order.lines:
             dead = [(dead[0][0], _same), (errors_place(self._order), self._error_line)]
         files: list[str] = []
@@ -77,7 +78,7 @@ class Sink:
 
     def _write(
         self,
-        to: Place,
+        to: StoragePath,
         index: Index,
         states: Sequence[str],
         record: Record,
@@ -86,17 +87,17 @@ class Sink:
     ) -> list[str]:
         """known: Arrow's types of columns, where they are known."""
         records = (record(*ended) for ended in self._ended(index, states))
-        shape = self._writer.shape(records, known)
+        shape = self._writer.infer_schema(records, known)
         while True:
             try:
                 self._files(to, index, states, record, shape, folder)
-            except Misfit as misfit:
-                shape = self._writer.without(shape, misfit.column)
+            except TypeMismatch as misfit:
+                shape = self._writer.with_json_column(shape, misfit.column)
             else:
                 return [to.url]
 
     def _files(
-        self, to: Place, index: Index, states: Sequence[str], record: Record, shape: Any, folder: bool
+        self, to: StoragePath, index: Index, states: Sequence[str], record: Record, shape: Any, folder: bool
     ) -> None:
         ended = self._ended(index, states)
         if not folder:
@@ -110,10 +111,10 @@ class Sink:
 
     def _known(self, taken: Iterable[str]) -> dict[str, Any]:
         """Types of the user's columns beside those that are `taken`, where input and output have types."""
-        return moved(self._source.types(), taken) if self._form == "parquet" else {}
+        return rename_own(self._source.types(), taken) if self._form == "parquet" else {}
 
-    def _file(self, to: Place, rows: Iterator[Mapping[str, Any]], shape: Any) -> None:
-        with written(to) as file:
+    def _file(self, to: StoragePath, rows: Iterator[Mapping[str, Any]], shape: Any) -> None:
+        with atomic_write(to) as file:
             self._writer.write(file, rows, shape)
 
     def _ended(self, index: Index, states: Sequence[str]) -> Iterator[Ended]:
@@ -128,20 +129,20 @@ class Sink:
                 "has changed since. Put it back and give the same command again."
             )
 
-    def _answered(self, row: Row, end: Outcome) -> dict[str, Any]:
+    def _answered(self, row: InputRow, end: Outcome) -> dict[str, Any]:
         """The row's own columns, then ours."""
-        return {**moved(row.fields or {}, self._ours), **self._columns(end)}
+        return {**rename_own(row.fields or {}, self._ours), **self._columns(end)}
 
-    def _dead(self, row: Row, end: Outcome) -> dict[str, Any]:
+    def _dead(self, row: InputRow, end: Outcome) -> dict[str, Any]:
         """What the row was, to be run again, and why it failed."""
         own = {"line": (row.line or b"").decode(errors="replace")} if row.fields is None else row.fields
-        return {**moved(own, ("error",)), "error": _told(end.failure)}
+        return merge(own, {"error": _told(end.failure)})
 
-    def _answer_line(self, row: Row, end: Outcome) -> dict[str, Any]:
+    def _answer_line(self, row: InputRow, end: Outcome) -> dict[str, Any]:
         response = {"status_code": 200, "request_id": _id(end.body, row), "body": end.body}
         return _line(row, response, None)
 
-    def _error_line(self, row: Row, end: Outcome) -> dict[str, Any]:
+    def _error_line(self, row: InputRow, end: Outcome) -> dict[str, Any]:
         failure = end.failure
         told = {"code": failure.code, "message": failure.message} if failure is not None else None
         if failure is None or failure.status is None:
@@ -153,18 +154,18 @@ class Sink:
         """Removes what a killed run left half written."""
         order, form = self._order, self._form
         for to in (order.where, failed_place(order, form), errors_place(order), order.journal / "job.json"):
-            for path in unfinished(to):
+            for path in unfinished_files(to):
                 path.unlink(missing_ok=True)
 
 
-def _same(row: Row, end: Outcome) -> Mapping[str, Any]:
+def _same(row: InputRow, end: Outcome) -> Mapping[str, Any]:
     """A line of OpenAI's as it was: it can be sent again."""
     return row.fields or {"line": (row.line or b"").decode(errors="replace")}
 
 
-def output_form(order: Order, source: Form) -> Form:
+def output_form(order: Order, source: FileFormat) -> FileFormat:
     """The form of an order's output. Raises: ConfigError for one that cannot be written."""
-    form = form_of(order.output)
+    form = format_of(order.output)
     if order.output.lower().endswith(".gz"):
         raise ConfigError(f"'{order.output}' cannot be written: outputs are not packed. Leave out .gz.")
     if not order.folder and form is None:
@@ -176,21 +177,21 @@ def output_form(order: Order, source: Form) -> Form:
     return form or source
 
 
-def failed_place(order: Order, form: Form) -> Place:
+def failed_place(order: Order, form: FileFormat) -> StoragePath:
     """Beside the output: `answers.jsonl` has `answers.failed.jsonl`, the folder `answers/` too."""
-    return order.where.sibling(f"{_stem(order)}.failed.{form}")
+    return order.where.with_name(f"{_stem(order)}.failed.{form}")
 
 
-def errors_place(order: Order) -> Place:
+def errors_place(order: Order) -> StoragePath:
     """OpenAI's error file."""
-    return order.where.sibling(f"{_stem(order)}.errors.jsonl")
+    return order.where.with_name(f"{_stem(order)}.errors.jsonl")
 
 
-def sharing(order: Order, form: Form) -> list[str]:
+def sharing(order: Order, form: FileFormat) -> list[str]:
     """Other outputs in the same folder that would have the same file of failed rows."""
     stem = _stem(order)
-    names = [f"{stem}{ending}" for ending, of in ENDINGS.items() if of == form]
-    return [order.where.sibling(name).url for name in (stem, *names) if name != order.where.name]
+    names = [f"{stem}{ending}" for ending, of in EXTENSIONS.items() if of == form]
+    return [order.where.with_name(name).url for name in (stem, *names) if name != order.where.name]
 
 
 def _stem(order: Order) -> str:
@@ -198,7 +199,9 @@ def _stem(order: Order) -> str:
     return name if order.folder else name.rpartition(".")[0]
 
 
-def _line(row: Row, response: Mapping[str, Any] | None, error: Mapping[str, Any] | None) -> dict[str, Any]:
+def _line(
+    row: InputRow, response: Mapping[str, Any] | None, error: Mapping[str, Any] | None
+) -> dict[str, Any]:
     custom_id = (row.fields or {}).get("custom_id")
     return {"id": f"batch_req_{row.number}", "custom_id": custom_id, "response": response, "error": error}
 
@@ -207,7 +210,7 @@ class _Id(msgspec.Struct):
     id: str | None = None
 
 
-def _id(body: msgspec.Raw | None, row: Row) -> str:
+def _id(body: msgspec.Raw | None, row: InputRow) -> str:
     try:
         found = msgspec.json.decode(body, type=_Id).id if body is not None else None
     except msgspec.ValidationError:

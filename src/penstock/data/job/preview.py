@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.data.job.job import check_ids, check_new, found_source, with_lines
 from penstock.data.job.spec import Asking, Order
-from penstock.data.results.fault import failure_of
+from penstock.data.results.outcome import Failure
 from penstock.data.rows.request import Request
 from penstock.errors import BadRequest
 
@@ -41,7 +41,7 @@ class Preview:
     note: str = ""
 
     def fault(self, row: int, error: Exception) -> None:
-        failure = failure_of(error, "preprocess")
+        failure = Failure.from_error(error, "preprocess")
         self.kinds[failure.code] += 1
         if len(self.faults) < _SHOWN_FAULTS:
             self.faults.append((row, failure.message))

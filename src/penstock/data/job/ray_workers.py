@@ -30,14 +30,14 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from penstock.config import LLMConfig
 from penstock.config.derive.placement import place as placement_of
 from penstock.config.derive.placement import resolved
-from penstock.data.backends.build import actor_options, own_engine
-from penstock.data.backends.ray_cluster import Cluster
-from penstock.data.execution.patience import Patience
+from penstock.data.backends.build import actor_options, in_process_engine
+from penstock.data.backends.ray_cluster import RayCluster
+from penstock.data.execution.retry import RetryPolicy
 from penstock.data.job.protocol import Done, Lease, Step
 from penstock.data.job.worker import Worker
 from penstock.data.job.worker_pool import Hand, WorkerLost
 from penstock.data.journal.segment import Segment
-from penstock.data.storage.paths import Place, place
+from penstock.data.storage.paths import StoragePath, storage_path
 from penstock.engine import Progress
 from penstock.errors import ConfigError, Error, Unavailable
 
@@ -58,7 +58,7 @@ class Actors:
     ) -> None:
         self.size = size
         self._config, self._address, self._verbose = config, address, verbose
-        self._cluster: Cluster | None = None
+        self._cluster: RayCluster | None = None
 
     async def open(self) -> None:
         """Blocks the loop while Ray starts: Ray ends with the thread that started it, so it must be this one.
@@ -67,17 +67,17 @@ class Actors:
         """
         if self._cluster is None:
             cpus = self.size * max(1.0, self._options()[1].get("num_cpus", 1))
-            self._cluster = Cluster(self._address, cpus=int(cpus) + 1, verbose=self._verbose)
+            self._cluster = RayCluster(self._address, cpus=int(cpus) + 1, verbose=self._verbose)
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         self._config = resolved(self._config, nodes)
 
-    def hand(self, journal: Place, segment: str, patience: Patience) -> Hand:
+    def hand(self, journal: StoragePath, segment: str, retry_policy: RetryPolicy) -> Hand:
         bundles, options = self._options()
-        return _ActorHand(self._config, bundles, options, (journal.url, segment, patience))
+        return _ActorHand(self._config, bundles, options, (journal.url, segment, retry_policy))
 
     async def close(self) -> None:
         if self._cluster is not None:
-            self._cluster.leave()
+            self._cluster.disconnect()
             self._cluster = None
 
     def _options(self) -> tuple[tuple[list[dict[str, float]], str], dict[str, Any]]:
@@ -90,8 +90,8 @@ class Actors:
 class _Actor:
     """What runs in the actor's process: a worker over its own engine."""
 
-    def __init__(self, config: LLMConfig, journal: str, segment: str, patience: Patience) -> None:
-        self._given = (config, journal, segment, patience)
+    def __init__(self, config: LLMConfig, journal: str, segment: str, retry_policy: RetryPolicy) -> None:
+        self._given = (config, journal, segment, retry_policy)
         self._worker: Worker
 
     async def start(self) -> AsyncGenerator[str]:
@@ -117,15 +117,15 @@ class _Actor:
     async def stop(self) -> bytes:
         return _encode(await self._worker.stop())
 
-    def _made(self, config: LLMConfig, journal: str, segment: str, patience: Patience) -> Worker:
-        where = place(journal)
+    def _made(self, config: LLMConfig, journal: str, segment: str, retry_policy: RetryPolicy) -> Worker:
+        where = storage_path(journal)
         if where.is_local and not where.exists():
             node = ray.util.get_node_ip_address()
             raise ConfigError(
                 f"'{journal}' is not there on the node {node}, where an engine runs. Write the output to a "
                 "bucket, or to a folder that all nodes share."
             )
-        return Worker(own_engine(config), partial(Segment, where, segment), patience)
+        return Worker(in_process_engine(config), partial(Segment, where, segment), retry_policy)
 
 
 class _ActorHand:
@@ -136,7 +136,7 @@ class _ActorHand:
         config: LLMConfig,
         bundles: tuple[list[dict[str, float]], str],
         options: dict[str, Any],
-        rest: tuple[str, str, Patience],
+        rest: tuple[str, str, RetryPolicy],
     ) -> None:
         self._config, self._bundles, self._options, self._rest = config, bundles, options, rest
         self._actor: Any = None

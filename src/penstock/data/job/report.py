@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from penstock.data.execution.retry import PASSING
+from penstock.data.execution.retry import RETRYABLE_STATUSES
 from penstock.data.job.protocol import Done
 from penstock.data.journal.index import Index
 from penstock.data.results.outcome import Failure
@@ -165,4 +165,4 @@ def _lasting(failure: Failure) -> bool:
     """Whether the same row would fail again: it cannot be asked, or is refused for what it is."""
     if failure.status is None:
         return failure.stage != "engine"
-    return failure.status < 500 and failure.status not in PASSING
+    return failure.status < 500 and failure.status not in RETRYABLE_STATUSES

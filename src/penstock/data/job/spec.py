@@ -11,12 +11,12 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.data.job.prefix import Waiting, beginning
-from penstock.data.rows.builder import request_of
-from penstock.data.rows.digest import digest, is_deterministic
+from penstock.data.rows.builder import build_request
+from penstock.data.rows.digest import is_deterministic, request_digest
 from penstock.data.rows.request import Kind, Request, Task
 from penstock.data.rows.template import PromptTemplate
-from penstock.data.storage.paths import Place, place
-from penstock.data.storage.readers import Row
+from penstock.data.storage.paths import StoragePath, storage_path
+from penstock.data.storage.readers import InputRow
 from penstock.errors import BadRequest, ConfigError
 
 Reuse = Literal["exact", "all", "off"]
@@ -80,16 +80,16 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     part_rows: int = 50_000
 
     @property
-    def where(self) -> Place:
-        return place(self.output.rstrip("/") if self.folder else self.output)
+    def where(self) -> StoragePath:
+        return storage_path(self.output.rstrip("/") if self.folder else self.output)
 
     @property
     def folder(self) -> bool:
         return self.output.endswith("/")
 
     @property
-    def journal(self) -> Place:
-        return self.where.beside(".journal")
+    def journal(self) -> StoragePath:
+        return self.where.with_added_suffix(".journal")
 
     def task(self) -> Task:
         return Task(kind=self.kind, model=self.engines.model, token_ids=False)
@@ -121,7 +121,7 @@ class Asking:
         self.columns = self._template.columns if self._template is not None else frozenset[str]()
         self._salt = msgspec.json.encode((order.kind, _who(order.engines)))
 
-    def waiting(self, row: Row) -> Waiting | None:
+    def waiting(self, row: InputRow) -> Waiting | None:
         """The row as one that waits; None for one that is skipped, for all that --prompt names is empty.
 
         Raises: Error, with why it cannot be asked.
@@ -132,7 +132,7 @@ class Asking:
         if template is not None and template.is_blank(row.fields):
             return None
         fields = row.fields if template is None else template.fields(row.fields)
-        request = request_of(fields, self._task, self._order.defaults)
+        request = build_request(fields, self._task, self._order.defaults)
         begin = beginning(request) if self._order.group_prefixes else b""
         return Waiting(row.number, request, self._key(request), 0, begin)
 
@@ -141,7 +141,7 @@ class Asking:
             return None
         if self._order.reuse == "exact" and not is_deterministic(request):
             return None
-        return digest(request, self._salt)
+        return request_digest(request, self._salt)
 
 
 def _who(engines: Engines) -> tuple[str | None, ...]:

@@ -14,14 +14,12 @@ from functools import partial
 import msgspec
 
 from penstock.data.backends.protocol import Backend
-from penstock.data.execution.patience import Patience
-from penstock.data.execution.retry import failed
+from penstock.data.execution.retry import RetryPolicy
 from penstock.data.execution.window import Window
 from penstock.data.job.protocol import Done, Lease, Step
 from penstock.data.journal.segment import Entry, Segment
-from penstock.data.results.fault import failure_of
-from penstock.data.results.outcome import Failure, Outcome
-from penstock.data.results.responses import answers_nothing
+from penstock.data.results.outcome import Failure, Outcome, failed
+from penstock.data.results.responses import invalid_reason
 from penstock.engine import Progress, silent
 from penstock.errors import Error
 
@@ -38,13 +36,13 @@ class Worker:
         self,
         backend: Backend,
         segment: Callable[[Callable[[Error], None]], Segment],
-        patience: Patience,
+        retry_policy: RetryPolicy,
         *,
-        alone: bool = True,
+        exclusive: bool = True,
     ) -> None:
-        """segment: made when the backend runs, of what is called when it breaks. alone: see `Window`."""
+        """segment: made when the backend runs, of what is called when it breaks. exclusive: see `Window`."""
         self._backend, self._make_segment = backend, segment
-        self._window = Window(backend, patience, alone=alone)
+        self._window = Window(backend, retry_policy, exclusive=exclusive)
         self._segment: Segment | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._done: list[Done] = []
@@ -72,7 +70,7 @@ class Worker:
             raise self._error
         self._news.clear()
         done, self._done = self._done, []
-        return Step(done, self._window.room(), len(self._tasks))
+        return Step(done, self._window.available_slots(), len(self._tasks))
 
     async def stop(self) -> list[Done]:
         """Ends what still runs, without a result; gives what had ended by then."""
@@ -89,7 +87,7 @@ class Worker:
         return done
 
     async def _something(self, hungry: bool) -> None:
-        if self._news.is_set() or (hungry and self._window.room()):
+        if self._news.is_set() or (hungry and self._window.available_slots()):
             await asyncio.sleep(0)
             return
         waits: list[asyncio.Task[bool]] = [asyncio.create_task(self._news.wait())]
@@ -101,7 +99,7 @@ class Worker:
 
     async def _wants(self) -> bool:
         try:
-            await self._window.wait_room()
+            await self._window.wait_for_slot()
         except Exception as error:
             self._broke(error)
         return True
@@ -120,7 +118,7 @@ class Worker:
         """Raises: errors of ours, for then no row can be answered; any other one is its row's."""
         try:
             end = await self._window.run(lease.request, lease.deaths)
-            if end.body is None or (fault := answers_nothing(lease.request.path, end.body)) is None:
+            if end.body is None or (fault := invalid_reason(lease.request.path, end.body)) is None:
                 return end
             failure = Failure(code="bad_answer", message=fault, stage="engine", attempts=end.attempts)
             return msgspec.structs.replace(end, state="failed", body=None, failure=failure)
@@ -128,7 +126,7 @@ class Worker:
             raise
         except Exception as error:
             log.warning("Row %d failed in our own code.", lease.row, exc_info=error)
-            return failed(failure_of(error, "engine"))
+            return failed(Failure.from_error(error, "engine"))
 
     def _kept(self, done: Done) -> None:
         """On any thread."""

@@ -10,11 +10,11 @@ from functools import partial
 from typing import Protocol
 
 from penstock.data.backends.protocol import Backend
-from penstock.data.execution.patience import Patience
+from penstock.data.execution.retry import RetryPolicy
 from penstock.data.job.protocol import Done, Lease, Step
 from penstock.data.job.worker import Worker
 from penstock.data.journal.segment import Segment
-from penstock.data.storage.paths import Place
+from penstock.data.storage.paths import StoragePath
 from penstock.engine import Progress
 from penstock.errors import Unavailable
 
@@ -50,7 +50,7 @@ class Crew(Protocol):
         """Makes ready what all workers need. Raises: Unavailable."""
         ...
 
-    def hand(self, journal: Place, segment: str, patience: Patience) -> Hand:
+    def hand(self, journal: StoragePath, segment: str, retry_policy: RetryPolicy) -> Hand:
         """One worker, not started. segment: the name of what it writes into the journal."""
         ...
 
@@ -68,8 +68,8 @@ class Alone:
     async def open(self) -> None:
         return
 
-    def hand(self, journal: Place, segment: str, patience: Patience) -> Hand:
-        return Worker(self._backend(), partial(Segment, journal, segment), patience, alone=False)
+    def hand(self, journal: StoragePath, segment: str, retry_policy: RetryPolicy) -> Hand:
+        return Worker(self._backend(), partial(Segment, journal, segment), retry_policy, exclusive=False)
 
     async def close(self) -> None:
         return

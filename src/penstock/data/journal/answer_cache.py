@@ -22,9 +22,9 @@ import cloudpickle
 from penstock.data.journal.index import answered, end_at, segments
 from penstock.data.journal.segment import Entry, Segment
 from penstock.data.results.outcome import Outcome
-from penstock.data.rows.digest import digest, is_deterministic
+from penstock.data.rows.digest import is_deterministic, request_digest
 from penstock.data.rows.request import Request
-from penstock.data.storage.paths import place
+from penstock.data.storage.paths import storage_path
 from penstock.errors import Error
 
 
@@ -41,7 +41,7 @@ class Memory:
 
     def __init__(self, url: str) -> None:
         """Raises: JournalBroken, Unavailable."""
-        folder = place(url)
+        folder = storage_path(url)
         self._spool = tempfile.TemporaryDirectory(prefix="penstock-")
         self._found: defaultdict[str, list[tuple[Path, int]]] = defaultdict(list)
         for file in segments(folder, Path(self._spool.name)):
@@ -93,9 +93,11 @@ def _settle(loop: asyncio.AbstractEventLoop, kept: asyncio.Future[None], error: 
 def key_of(ask: Any, row: Any, salt: bytes) -> Key:
     """salt: of the model that is asked. row: the user's, all of it."""
     if isinstance(ask, Request) and is_deterministic(ask):
-        return Key(digest(ask, salt), is_drawn=False)
+        return Key(request_digest(ask, salt), is_drawn=False)
     drawn = salt + _hash(row)
-    return Key(digest(ask, drawn) if isinstance(ask, Request) else _hash((drawn, ask)).hex(), is_drawn=True)
+    return Key(
+        request_digest(ask, drawn) if isinstance(ask, Request) else _hash((drawn, ask)).hex(), is_drawn=True
+    )
 
 
 def _hash(value: Any) -> bytes:

@@ -19,7 +19,7 @@ import msgspec
 
 from penstock.data.journal.segment import run_of
 from penstock.data.results.outcome import Failure, Outcome, State
-from penstock.data.storage.paths import Here, Place
+from penstock.data.storage.paths import LocalPath, StoragePath
 from penstock.errors import Error
 
 log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class Index:
     keys: rows by the digest of their requests.
     """
 
-    def __init__(self, folder: Place, spool: Path | None = None) -> None:
+    def __init__(self, folder: StoragePath, spool: Path | None = None) -> None:
         """spool: a folder of this machine for copies of a bucket's segments.
 
         Raises: JournalBroken.
@@ -199,18 +199,18 @@ class Index:
         return file
 
 
-def segments(folder: Place, spool: Path | None = None) -> list[Path]:
+def segments(folder: StoragePath, spool: Path | None = None) -> list[Path]:
     """Files of this machine with all lines of a journal, in the order in which they were begun."""
     found = (file.name for file in folder.files() if file.name.endswith(".jsonl"))
     names = sorted(found, key=lambda name: (run_of(name), name))
-    if isinstance(folder, Here):
+    if isinstance(folder, LocalPath):
         return [Path(folder.url) / name for name in names]
     if spool is None:
         raise AssertionError("a bucket's journal is read by way of a spool")
     return _fetched(folder, names, spool)
 
 
-def _fetched(folder: Place, names: list[str], spool: Path) -> list[Path]:
+def _fetched(folder: StoragePath, names: list[str], spool: Path) -> list[Path]:
     from concurrent.futures import ThreadPoolExecutor
 
     def fetch(name: str) -> Path:
@@ -225,7 +225,7 @@ def _fetched(folder: Place, names: list[str], spool: Path) -> list[Path]:
         return list(pool.map(fetch, names))
 
 
-def ended_in(folder: Place, name: str, rows: Container[int]) -> list[tuple[int, Outcome]]:
+def ended_in(folder: StoragePath, name: str, rows: Container[int]) -> list[tuple[int, Outcome]]:
     """Those of `rows` that have ended, by the segment `name`: of a worker that has died."""
     found: list[tuple[int, Outcome]] = []
     for file in folder.files():

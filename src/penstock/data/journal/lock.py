@@ -18,7 +18,7 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.data.storage.paths import Place
+from penstock.data.storage.paths import StoragePath
 from penstock.errors import Error, Unavailable
 
 BEAT_S = 2.0
@@ -52,12 +52,12 @@ class Claim(Protocol):
     def free(self) -> None: ...
 
 
-def claim(journal: Place) -> Claim:
+def claim(journal: StoragePath) -> Claim:
     """Raises: Taken, naming who works on the output."""
     return _Lock(Path(journal.url) / "driver") if journal.is_local else _Beating(journal / "driver")
 
 
-def held(journal: Place) -> bool:
+def held(journal: StoragePath) -> bool:
     """Whether somebody works on the output. In a bucket it takes some seconds to know."""
     if journal.is_local:
         return _locked(Path(journal.url) / "driver")
@@ -68,7 +68,7 @@ def _me(count: int = 0, owner: str = "") -> Beat:
     return Beat(owner or uuid.uuid4().hex, socket.gethostname(), os.getpid(), count)
 
 
-def taken_over(journal: Place) -> Taken:
+def taken_over(journal: StoragePath) -> Taken:
     """For a driver that has lost its claim."""
     return Taken(f"Another driver has taken over this output ('{journal.url}'), and goes on with it.")
 
@@ -134,7 +134,7 @@ class _Lock:
 
 
 class _Beating:
-    def __init__(self, at: Place) -> None:
+    def __init__(self, at: StoragePath) -> None:
         if (other := _living(at)) is not None:
             raise _taken(at.url, msgspec.json.encode(other))
         self._at, self._me = at, _me()
@@ -176,7 +176,7 @@ class _Beating:
         self._at.write(msgspec.json.encode(self._me))
 
 
-def _living(at: Place) -> Beat | None:
+def _living(at: StoragePath) -> Beat | None:
     """Who beats there, after having been watched."""
     before = _read(at)
     if before is None:
@@ -192,7 +192,7 @@ def _living(at: Place) -> Beat | None:
     return None
 
 
-def _read(at: Place) -> Beat | None:
+def _read(at: StoragePath) -> Beat | None:
     try:
         return msgspec.json.decode(at.read(), type=Beat) if at.exists() else None
     except (msgspec.DecodeError, msgspec.ValidationError):

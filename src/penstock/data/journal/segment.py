@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.data.results.outcome import Outcome
-from penstock.data.storage.paths import Place
+from penstock.data.storage.paths import StoragePath
 from penstock.errors import Error, Unavailable
 
 SYNC_S = 1.0
@@ -75,7 +75,7 @@ class Segment:
     """The lines of one process. `keep` may be called from one thread only."""
 
     def __init__(
-        self, folder: Place, name: str, broken: Callable[[Error], None] = lambda error: None
+        self, folder: StoragePath, name: str, broken: Callable[[Error], None] = lambda error: None
     ) -> None:
         """broken: called once, on a thread, when lines that were taken cannot be kept; no `then` follows."""
         self._sink: _File | _Objects
@@ -149,7 +149,7 @@ class _File:
 class _Objects:
     """In a bucket: what has come since the last object becomes the next one, more seldom in a long run."""
 
-    def __init__(self, folder: Place, name: str, broken: Callable[[Error], None]) -> None:
+    def __init__(self, folder: StoragePath, name: str, broken: Callable[[Error], None]) -> None:
         self._folder, self._broken = folder, broken
         self._name = f"{name}.{uuid.uuid4().hex[:8]}"  # two drivers may take each other for dead
         self._lock = threading.Lock()
@@ -218,7 +218,7 @@ def _unwritable(path: str, error: OSError) -> Unavailable:
     return Unavailable(f"The journal '{path}' cannot be written: {error.strerror or error}.")
 
 
-def attempt(folder: Place) -> int:
+def attempt(folder: StoragePath) -> int:
     """The number of the next run on this journal, from 1."""
     return 1 + max((run_of(file.name) for file in folder.files() if file.name.endswith(".jsonl")), default=0)
 

@@ -14,7 +14,7 @@ from penstock.config import LLMConfig
 from penstock.config.messages.notices import warn_once
 from penstock.config.schema.sections import PlacementGroupConfig
 from penstock.config.schema.strict import RootConfig
-from penstock.data.execution.patience import Patience
+from penstock.data.execution.retry import RetryPolicy
 from penstock.data.pipeline.ray_stages import (
     MediaStage,
     ModelStage,
@@ -75,8 +75,8 @@ class ProcessorConfig(RootConfig):
         return self.concurrency[1] if isinstance(self.concurrency, tuple) else self.concurrency
 
     @property
-    def patience(self) -> Patience:
-        return Patience(self.max_attempts, self.max_deaths, self.row_deadline_s, self.outage_s)
+    def retry_policy(self) -> RetryPolicy:
+        return RetryPolicy(self.max_attempts, self.max_deaths, self.row_deadline_s, self.outage_s)
 
 
 class EngineProcessorConfig(ProcessorConfig):
@@ -218,10 +218,10 @@ class HttpRequestProcessorConfig(ProcessorConfig):
     )
 
     @property
-    def patience(self) -> Patience:
+    def retry_policy(self) -> RetryPolicy:
         attempts = self.max_attempts if self.max_retries is None else self.max_retries + 1
         pause_s = self.base_retry_wait_time_in_s
-        return Patience(attempts, self.max_deaths, self.row_deadline_s, self.outage_s, pause_s)
+        return RetryPolicy(attempts, self.max_deaths, self.row_deadline_s, self.outage_s, pause_s)
 
 
 def llm_config(config: EngineProcessorConfig | vLLMEngineProcessorConfig) -> LLMConfig:

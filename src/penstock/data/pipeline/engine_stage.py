@@ -16,7 +16,7 @@ from typing import Any
 import uvloop
 
 from penstock.data.backends.protocol import Backend
-from penstock.data.execution.patience import Patience
+from penstock.data.execution.retry import RetryPolicy
 from penstock.data.execution.window import Window
 from penstock.data.journal.answer_cache import Memory, key_of
 from penstock.data.pipeline.preprocess import ASK, END, Table, packed, unpacked, users_columns
@@ -37,7 +37,7 @@ class EngineStage:
     def __init__(
         self,
         make: Callable[[], Backend],
-        patience: Patience,
+        retry_policy: RetryPolicy,
         alone: bool = True,
         run: Run = asked,
         journal: str | None = None,
@@ -52,14 +52,14 @@ class EngineStage:
         self._memory = Memory(journal) if journal is not None else None
         self._loop = uvloop.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True, name="rows").start()
-        self._window = self._wait(self._opened(make, patience, alone, most))
+        self._window = self._wait(self._opened(make, retry_policy, alone, most))
 
     async def _opened(
-        self, make: Callable[[], Backend], patience: Patience, alone: bool, most: int | None
+        self, make: Callable[[], Backend], retry_policy: RetryPolicy, alone: bool, most: int | None
     ) -> Window:
         backend = make()
         await backend.start()
-        return Window(backend, patience, alone=alone, most=most)
+        return Window(backend, retry_policy, exclusive=alone, max_in_flight=most)
 
     def __call__(self, batch: Table) -> Table:
         rows = [None] * len(batch) if self._memory is None else users_columns(batch).to_pylist()

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.data.pipeline.preprocess import END, PACKED, SAID, Each, Row, Table, fault, rows_of, unpacked
+from penstock.data.results.merge import merge, row_view
 from penstock.data.results.outcome import Outcome
-from penstock.data.results.row_view import view
 from penstock.errors import BadRequest, Error
 
 Columns = Callable[[Outcome, Mapping[str, Any]], dict[str, Any]]
@@ -61,7 +61,7 @@ class Finish:
         names = self._names(fields)
         extras = {name: value for name, value in fields.items() if name not in names}
         request = {name: fields[name] for name in names}
-        return view(row, extras, request, self._columns(end, fields))
+        return row_view(row, extras, request, self._columns(end, fields))
 
     def _processed(self, views: list[Row], ends: list[Outcome]) -> list[Any]:
         """What postprocessing made of each row that is ok; None for the others."""
@@ -83,9 +83,7 @@ class Finish:
             wrong = BadRequest(f"postprocess returned {found}; return a dict of columns.")
             return self._broken(row, fault(wrong, "postprocess"))
         own: Row = {**result}
-        if own.get(ERROR) is not None:
-            own[f"original_{ERROR}"] = own[ERROR]
-        return {**own, ERROR: None}
+        return merge(own, {ERROR: None}) if own.get(ERROR) is not None else {**own, ERROR: None}
 
     def _unanswered(self, whole: Row, end: Outcome) -> Row:
         """Without the answer's columns, all empty, where postprocessing gives other rows its own."""
@@ -95,7 +93,7 @@ class Finish:
         return {name: value for name, value in whole.items() if name not in empty}
 
     def _broken(self, row: Row, end: Outcome) -> Row:
-        return {**view(row, {}, {}, {ERROR: self._columns(end, {})[ERROR]})}
+        return {**row_view(row, {}, {}, {ERROR: self._columns(end, {})[ERROR]})}
 
 
 class Typed:

@@ -16,8 +16,7 @@ from typing import Any
 import cloudpickle
 import pyarrow as pa
 
-from penstock.data.execution.retry import failed
-from penstock.data.results.outcome import SKIPPED, Failure, Outcome, Stage
+from penstock.data.results.outcome import SKIPPED, Failure, Outcome, Stage, failed
 from penstock.errors import BadRequest, ConfigError, Error
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from penstock.data.pipeline.postprocess import Finish, Typed
 from penstock.data.pipeline.preprocess import PACKED, Prepare
 from penstock.data.pipeline.row_program import Program
 from penstock.data.pipeline.stage_spec import station
-from penstock.data.rows.input_columns import wanted
+from penstock.data.rows.input_columns import required_input
 from penstock.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class Processor:
 
     def log_input_column_names(self) -> None:
         """Logs what the engine needs of a row."""
-        log.info("A row needs %s.", wanted(self.config.task_type))
+        log.info("A row needs %s.", required_input(self.config.task_type))
 
     def _pipeline(self, dataset: Dataset, is_packed: bool = False) -> Dataset:
         (preprocess, postprocess), (before, after) = self._steps, self._options
@@ -129,7 +129,7 @@ class Processor:
             compute=_pool(self.config, math.ceil(_AHEAD * self._station.seats / few)),
             fn_constructor_args=(
                 self._station.make,
-                self.config.patience,
+                self.config.retry_policy,
                 self._station.alone,
                 self._station.run,
                 self.config.journal,

@@ -16,11 +16,10 @@ from typing import Any, cast
 import msgspec
 import pyarrow as pa
 
-from penstock.data.results.columns import COMMON, columns
-from penstock.data.results.fault import error_of, failure_of
+from penstock.data.results.columns import COMMON, result_columns
 from penstock.data.results.outcome import Failure, Outcome
-from penstock.data.rows.builder import request_of
-from penstock.data.rows.coerce import kind_of, plain
+from penstock.data.rows.builder import build_request
+from penstock.data.rows.coerce import to_json, type_name
 from penstock.data.rows.request import Kind, Request, Task
 from penstock.errors import BadRequest, Error, OwnCodeFailed, Unavailable
 
@@ -113,11 +112,11 @@ class LLM:
         own = self._task
         task = Task(kind, own.model, own.alone, own.token_ids, own.read_files, own.roles)
         defaults = self._defaults if kind == own.kind else {}
-        outcome = await self._ask(request_of(fields, task, defaults))
-        found = columns(task, outcome)
+        outcome = await self._ask(build_request(fields, task, defaults))
+        found = result_columns(task, outcome)
         self.total.add(outcome, found)
         if found["error"] is not None:
-            raise error_of(Failure(**found["error"]))
+            raise Failure(**found["error"]).to_error()
         return found
 
 
@@ -175,7 +174,7 @@ async def run(
     except OwnCodeFailed as error:
         return _failed(_own_fault(str(error)), llm.total)
     except Error as error:
-        return _failed(failure_of(error, "engine"), llm.total)
+        return _failed(Failure.from_error(error, "engine"), llm.total)
     except Exception as error:
         log.exception("A row's program failed.")
         return _failed(_own_fault(f"The program raised {type(error).__name__}: {error}"), llm.total)
@@ -216,7 +215,7 @@ def _started(program: Program, row: dict[str, Any], llm: LLM) -> Awaitable[Any]:
     coroutine: Any = program(row, llm)
     if not inspect.isawaitable(coroutine):
         raise OwnCodeFailed(
-            f"The program returned {kind_of(coroutine)} at once; write `async def program(row, llm)`."
+            f"The program returned {type_name(coroutine)} at once; write `async def program(row, llm)`."
         )
     return coroutine
 
@@ -224,10 +223,10 @@ def _started(program: Program, row: dict[str, Any], llm: LLM) -> Awaitable[Any]:
 def _output(returned: Any) -> dict[str, Any]:
     if not isinstance(returned, Mapping):
         raise OwnCodeFailed(
-            f"The program returned {kind_of(returned)}; it must return a dict, the row's output."
+            f"The program returned {type_name(returned)}; it must return a dict, the row's output."
         )
     try:
-        return plain(cast("Mapping[str, Any]", returned), "output")
+        return to_json(cast("Mapping[str, Any]", returned), "output")
     except BadRequest as error:
         raise OwnCodeFailed(f"The program returned what cannot be kept: {error}") from error
 

@@ -62,7 +62,7 @@ class SharedEngine:
         self._deployed = True
         try:
             serve.run(self._application, name=self.app_name, route_prefix=None)
-            found = serve_lookup.lookup(self.app_name)
+            found = serve_lookup.find_deployment(self.app_name)
         except RuntimeError as error:  # Serve's own
             why = self._why() or str(error)
             self.stop()

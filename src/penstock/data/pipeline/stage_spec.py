@@ -16,12 +16,12 @@ import msgspec
 
 from penstock.config.derive.accelerators import Nodes
 from penstock.config.derive.placement import gang_size, spans_nodes
-from penstock.data.backends.build import own_engine, single_actor_options
-from penstock.data.backends.in_process import engine_identity, for_task
-from penstock.data.backends.openai_service import PAYLOAD, Url
+from penstock.data.backends.build import in_process_engine, single_actor_options
+from penstock.data.backends.engine_config import engine_identity, with_runner
+from penstock.data.backends.openai_service import PAYLOAD, OpenAIService
 from penstock.data.backends.protocol import Backend
-from penstock.data.backends.serve_deployment import Served
-from penstock.data.backends.serve_handle import called
+from penstock.data.backends.serve_deployment import ServeDeployment
+from penstock.data.backends.serve_handle import method_call
 from penstock.data.execution.window import Window
 from penstock.data.pipeline.configs import (
     EngineProcessorConfig,
@@ -34,11 +34,11 @@ from penstock.data.pipeline.configs import (
 from penstock.data.pipeline.engine_stage import Run, asked
 from penstock.data.pipeline.row_program import Program, program_columns, program_schema
 from penstock.data.pipeline.row_program import run as run_row
-from penstock.data.results.columns import columns, schema
+from penstock.data.results.columns import result_columns, result_schema
 from penstock.data.results.outcome import Outcome
-from penstock.data.rows.builder import request_of
-from penstock.data.rows.coerce import plain
-from penstock.data.rows.input_columns import field_names, is_line
+from penstock.data.rows.builder import build_request
+from penstock.data.rows.coerce import to_json
+from penstock.data.rows.input_columns import is_batch_line, request_columns
 from penstock.data.rows.request import Request, Task
 from penstock.errors import BadRequest, ConfigError, Unsupported
 
@@ -98,15 +98,15 @@ def _station(config: ProcessorConfig) -> Station:
 
 
 def _engine(config: EngineProcessorConfig | vLLMEngineProcessorConfig) -> Station:
-    model = for_task(llm_config(config), config.task_type)
+    model = with_runner(llm_config(config), config.task_type)
     task = Task(config.task_type, model=model.model_id, alone=True, read_files=config.read_files)
     return Station(
         task=task,
-        make=partial(own_engine, model),
+        make=partial(in_process_engine, model),
         ask=partial(request_of_prompt if _has_prompts(config) else request, task),
         columns=partial(answered, task),
-        fields=partial(field_names, task=task),
-        schema=schema(task),
+        fields=partial(request_columns, task=task),
+        schema=result_schema(task),
         resources=partial(engine_resources, model),
         seats=int(model.engine_kwargs.get("max_num_seqs") or _SEATS),
         most=config.max_pending_requests if isinstance(config, vLLMEngineProcessorConfig) else None,
@@ -119,7 +119,7 @@ def _served(config: ServeDeploymentProcessorConfig) -> Station:
     return Station(
         task=task,
         make=partial(
-            Served,
+            ServeDeployment,
             config.app_name,
             config.deployment_name,
             dtypes=config.dtype_mapping,
@@ -128,7 +128,7 @@ def _served(config: ServeDeploymentProcessorConfig) -> Station:
         ask=partial(call_or_request, task),
         columns=partial(result_or_columns, task),
         fields=partial(fields_or_call, task),
-        schema=schema(task),
+        schema=result_schema(task),
         resources=small,
         alone=False,
         identity=_identity("served", config.task_type, config.app_name, config.deployment_name),
@@ -142,27 +142,27 @@ def call_or_request(task: Task, fields: Fields, row: Fields) -> Request:
     kwargs = fields.get("request_kwargs")
     if not isinstance(kwargs, Mapping):
         raise BadRequest("A row with a `method` needs `request_kwargs`, a dict.", param="request_kwargs")
-    return called(str(fields["method"]), cast("Fields", kwargs), fields.get("dtype"))
+    return method_call(str(fields["method"]), cast("Fields", kwargs), fields.get("dtype"))
 
 
 def result_or_columns(task: Task, outcome: Outcome, fields: Fields) -> dict[str, Any]:
     """Of a call: what it returned; of one of a model's endpoints the columns of such an answer, too."""
     if not is_call(fields):
-        return columns(task, outcome)
+        return result_columns(task, outcome)
     said = {} if outcome.body is None else msgspec.json.decode(outcome.body, type=dict[str, Any])
     if fields["method"] in ("chat", "completions") and "choices" in said:
-        return {**said, **columns(task, outcome)}
+        return {**said, **result_columns(task, outcome)}
     return {**said, **common(outcome)}
 
 
 def fields_or_call(task: Task, fields: Fields) -> set[str]:
     if not is_call(fields):
-        return field_names(fields, task)
+        return request_columns(fields, task)
     return {name for name in ("method", "dtype", "request_kwargs") if name in fields}
 
 
 def is_call(fields: Fields) -> bool:
-    return "method" in fields and not is_line(fields)
+    return "method" in fields and not is_batch_line(fields)
 
 
 def _http(config: HttpRequestProcessorConfig) -> Station:
@@ -173,16 +173,16 @@ def _http(config: HttpRequestProcessorConfig) -> Station:
         ask=partial(payload_or_request, task),
         columns=partial(response_or_columns, task),
         fields=partial(fields_or_payload, task),
-        schema=schema(task),
+        schema=result_schema(task),
         resources=small,
         alone=False,
         identity=_identity("http", config.task_type, config.url, config.model),
     )
 
 
-def service_of(config: HttpRequestProcessorConfig) -> Url:
+def service_of(config: HttpRequestProcessorConfig) -> OpenAIService:
     """One actor's client; the pipeline's actors share its requests per second."""
-    return Url(
+    return OpenAIService(
         config.url,
         headers=config.headers,
         api_key=config.api_key,
@@ -210,19 +210,19 @@ def payload_or_request(task: Task, fields: Fields, row: Fields) -> Request:
     """A payload goes as it is. Raises: BadRequest."""
     if "payload" not in fields:
         return request(task, fields, row)
-    body = msgspec.json.encode(plain(fields["payload"], "payload"))
+    body = msgspec.json.encode(to_json(fields["payload"], "payload"))
     return Request(path=PAYLOAD, body=body)
 
 
 def response_or_columns(task: Task, outcome: Outcome, fields: Fields) -> dict[str, Any]:
     if "payload" not in fields:
-        return columns(task, outcome)
+        return result_columns(task, outcome)
     said = None if outcome.body is None else msgspec.json.decode(outcome.body)
     return {"http_response": said, **common(outcome)}
 
 
 def fields_or_payload(task: Task, fields: Fields) -> set[str]:
-    return {"payload"} if "payload" in fields else field_names(fields, task)
+    return {"payload"} if "payload" in fields else request_columns(fields, task)
 
 
 def common(outcome: Outcome) -> dict[str, Any]:
@@ -246,8 +246,8 @@ def request(task: Task, fields: Fields, row: Fields) -> Request:
 
     Raises: BadRequest.
     """
-    ours = field_names(fields, task)
-    return request_of({name: fields[name] for name in fields if name in ours or name not in row}, task)
+    ours = request_columns(fields, task)
+    return build_request({name: fields[name] for name in fields if name in ours or name not in row}, task)
 
 
 def request_of_prompt(task: Task, fields: Fields, row: Fields) -> Request:
@@ -263,7 +263,7 @@ def _has_prompts(config: ProcessorConfig) -> bool:
 
 
 def answered(task: Task, outcome: Outcome, fields: Fields) -> dict[str, Any]:
-    return columns(task, outcome)
+    return result_columns(task, outcome)
 
 
 def the_row(fields: Fields, row: Fields) -> Fields:

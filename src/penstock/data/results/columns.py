@@ -13,15 +13,15 @@ import pyarrow as pa
 
 from penstock.data.results.outcome import Failure, Outcome
 from penstock.data.results.responses import (
-    FORMS,
-    Choice,
-    Classified,
-    Embedded,
-    Generated,
+    DECODERS,
+    ClassifyResponse,
+    EmbedResponse,
+    GenerateResponse,
     Logprobs,
     PromptToken,
-    Scores,
-    Usage,
+    ResponseChoice,
+    ResponseUsage,
+    ScoreResponse,
 )
 from penstock.data.rows.request import Kind, Task
 
@@ -99,7 +99,7 @@ _OF_KIND: Mapping[Kind, Mapping[str, pa.DataType]] = {
 }
 
 
-def schema(task: Task) -> Any:  # pyarrow has no types
+def result_schema(task: Task) -> Any:  # pyarrow has no types
     """A `pyarrow.Schema`: names and types of the result columns, all of them nullable."""
     return pa.schema({**_OF_KIND[task.kind], **COMMON})
 
@@ -109,7 +109,7 @@ _EMPTY: Mapping[Kind, Columns] = {
 }
 
 
-def columns(task: Task, outcome: Outcome) -> Columns:
+def result_columns(task: Task, outcome: Outcome) -> Columns:
     """The values of the schema's columns: all of them, in its order. Never raises.
 
     Of a failed row all are None but `error`, `attempts` and the times; of one that is ok, `error` is None.
@@ -120,7 +120,7 @@ def columns(task: Task, outcome: Outcome) -> Columns:
     if outcome.state == "ok":
         found["time_taken_llm"] = outcome.took_s
         try:
-            found |= _READ[task.kind](FORMS[task.kind].decode(outcome.body or b""))
+            found |= _READ[task.kind](DECODERS[task.kind].decode(outcome.body or b""))
         except (msgspec.MsgspecError, ValueError, IndexError) as error:
             failure = _unreadable(outcome, error)
     found["error"] = None if failure is None else msgspec.structs.asdict(failure)
@@ -132,10 +132,10 @@ def _unreadable(outcome: Outcome, error: Exception) -> Failure:
     return Failure(code="bad_answer", message=message, stage="engine", attempts=outcome.attempts)
 
 
-def _generated(reply: Generated) -> Columns:
+def _generated(reply: GenerateResponse) -> Columns:
     choices = sorted(reply.choices, key=lambda choice: choice.index)
     first = choices[0]
-    usage = reply.usage or Usage()
+    usage = reply.usage or ResponseUsage()
     prompt, cached, made = usage.counts()
     prompt_ids = reply.prompt_token_ids or first.prompt_token_ids
     likely = reply.prompt_logprobs or first.prompt_logprobs
@@ -160,7 +160,7 @@ def _generated(reply: Generated) -> Columns:
     }
 
 
-def _output(choice: Choice) -> Columns:
+def _output(choice: ResponseChoice) -> Columns:
     message = choice.message
     return {
         "text": choice.text or "" if message is None else _text(message.content),
@@ -180,7 +180,7 @@ def _text(content: Any) -> str:
     return content if isinstance(content, str) else ""
 
 
-def _tool_calls(choice: Choice) -> list[Columns] | None:
+def _tool_calls(choice: ResponseChoice) -> list[Columns] | None:
     calls = (choice.message and choice.message.tool_calls) or []
     return [
         {"id": call.id, "name": call.function.name, "arguments": _arguments(call.function.arguments)}
@@ -230,15 +230,15 @@ def _prompt_token(found: dict[int, PromptToken] | None) -> list[Columns] | None:
     ]
 
 
-def _prompt_tokens(usage: Usage | None) -> int | None:
+def _prompt_tokens(usage: ResponseUsage | None) -> int | None:
     return usage.counts()[0] if usage else None
 
 
-def _embedded(reply: Embedded) -> Columns:
+def _embedded(reply: EmbedResponse) -> Columns:
     return {"embeddings": reply.data[0].numbers(), "num_input_tokens": _prompt_tokens(reply.usage)}
 
 
-def _classified(reply: Classified) -> Columns:
+def _classified(reply: ClassifyResponse) -> Columns:
     first = reply.data[0]
     return {
         "label": first.label,
@@ -248,7 +248,7 @@ def _classified(reply: Classified) -> Columns:
     }
 
 
-def _scored(reply: Scores) -> Columns:
+def _scored(reply: ScoreResponse) -> Columns:
     scores = [pair.score for pair in reply.data]
     return {"score": scores[0], "scores": scores, "num_input_tokens": _prompt_tokens(reply.usage)}
 

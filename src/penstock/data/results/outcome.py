@@ -1,10 +1,14 @@
-"""How a row ended. Made by the window, kept by the journal, written by sinks; it knows neither."""
+"""The final outcome of a row. Made by the window, stored in the journal, written to outputs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
+
+from penstock import errors
+from penstock.errors import Error
 
 State = Literal["ok", "failed", "skipped"]
 Stage = Literal["read", "preprocess", "engine", "postprocess"]
@@ -13,7 +17,7 @@ Stage = Literal["read", "preprocess", "engine", "postprocess"]
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """Why a row failed: the one type of every error column.
 
-    code: as in docs/errors.md, or the engine's own. status: of HTTP, where there was an answer.
+    code: as in docs/errors.md, or the engine's own. status: HTTP's, where there was a response.
     """
 
     code: str
@@ -22,13 +26,37 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int = 1
     status: int | None = None
 
+    @classmethod
+    def from_error(cls, error: Exception, stage: Stage) -> Failure:
+        """The reverse of `to_error`; keeps everything of a failure that became an error.
+
+        An exception that is not Penstock's is a fault of code: Penstock's in the engine's stage, else the
+        user's.
+        """
+        if not isinstance(error, Error):
+            code = Error.code if stage == "engine" else errors.OwnCodeFailed.code
+            return cls(code=code, message=f"{type(error).__name__}: {error}", stage=stage)
+        facts = error.facts
+        return cls(
+            code=str(facts.get("code", error.code)),
+            message=str(error),
+            stage=stage,
+            attempts=int(facts.get("attempts", 1)),
+            status=int(facts.get("status", error.status)),
+        )
+
+    def to_error(self) -> Error:
+        """Of the class with this code, else of that for this status; the code is one of its facts."""
+        kind = _BY_CODE.get(self.code) or _BY_STATUS.get(self.status or 500, Error)
+        return kind(self.message, code=self.code, attempts=self.attempts, status=self.status or kind.status)
+
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The one end of a row: `ok` with a body, `failed` with a failure, or `skipped`.
+    """`ok` with a body, `failed` with a failure, or `skipped`.
 
-    body: the engine's JSON answer, untouched.
-    deaths: of engines, while this row was in them.
-    Units: waited_s from the first try to the last one's start, took_s from there to the answer.
+    body: the engine's JSON response, untouched.
+    deaths: of engines, while they ran this row.
+    Units: waited_s from the first try to the start of the last one, took_s from there to the response.
     """
 
     state: State
@@ -41,4 +69,30 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 SKIPPED = Outcome(state="skipped", attempts=0)
-"""The end of a row that asks nothing."""
+"""Of a row that sends no request."""
+
+
+def failed(failure: Failure) -> Outcome:
+    return Outcome(state="failed", attempts=failure.attempts, failure=failure)
+
+
+def _kinds(of: type[Error] = Error) -> Iterator[type[Error]]:
+    yield of
+    for kind in of.__subclasses__():
+        yield from _kinds(kind)
+
+
+_OURS = [kind for kind in _kinds() if kind.__module__ == errors.__name__]
+_BY_CODE = {kind.code: kind for kind in reversed(_OURS)}
+_BY_STATUS = {
+    400: errors.BadRequest,
+    401: errors.Unauthorized,
+    403: errors.Unauthorized,
+    404: errors.NotFound,
+    413: errors.TooLarge,
+    422: errors.BadRequest,
+    429: errors.Overloaded,
+    501: errors.Unsupported,
+    503: errors.Unavailable,
+    504: errors.DeadlineExceeded,
+}

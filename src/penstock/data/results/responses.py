@@ -14,23 +14,23 @@ from msgspec import Meta, Struct, field
 
 from penstock.data.rows.request import CHAT, COMPLETIONS, POOLING_PATHS
 
-Whole = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 """One that a column can hold."""
 
 
-class Details(Struct):
-    cached_tokens: Whole | None = None
+class PromptTokensDetails(Struct):
+    cached_tokens: Int64 | None = None
 
 
-class Usage(Struct):
-    prompt_tokens: Whole | None = None
-    completion_tokens: Whole | None = None
-    prompt_tokens_details: Details | None = None
-    cached_tokens: Whole | None = None
-    input_tokens: Whole | None = None
-    output_tokens: Whole | None = None
+class ResponseUsage(Struct):
+    prompt_tokens: Int64 | None = None
+    completion_tokens: Int64 | None = None
+    prompt_tokens_details: PromptTokensDetails | None = None
+    cached_tokens: Int64 | None = None
+    input_tokens: Int64 | None = None
+    output_tokens: Int64 | None = None
 
-    def counts(self) -> tuple[Whole | None, Whole | None, Whole | None]:
+    def counts(self) -> tuple[Int64 | None, Int64 | None, Int64 | None]:
         """Of the prompt, cached ones of it, generated."""
         details = self.prompt_tokens_details
         cached = details.cached_tokens if details else self.cached_tokens
@@ -39,17 +39,17 @@ class Usage(Struct):
         return prompt, cached, made
 
 
-class Function(Struct):
+class FunctionCall(Struct):
     name: str | None = None
     arguments: Any = None
 
 
 class ToolCall(Struct):
     id: str | None = None
-    function: Function | None = None
+    function: FunctionCall | None = None
 
 
-class Message(Struct):
+class ResponseMessage(Struct):
     content: Any = None  # some servers give parts
     reasoning: str | None = None
     reasoning_content: str | None = None
@@ -57,21 +57,21 @@ class Message(Struct):
     tool_calls: list[ToolCall] | None = None
 
 
-class Likely(Struct):
+class TopLogprob(Struct):
     token: str | None = None
     logprob: float | None = None
 
 
-class Token(Struct):
+class TokenLogprob(Struct):
     token: str | None = None
     logprob: float | None = None
-    top_logprobs: list[Likely] | None = None
+    top_logprobs: list[TopLogprob] | None = None
 
 
 class Logprobs(Struct):
     """content: of a chat; the three lists: of a completion."""
 
-    content: list[Token] | None = None
+    content: list[TokenLogprob] | None = None
     tokens: list[str] | None = None
     token_logprobs: list[float | None] | None = None
     top_logprobs: list[dict[str, float | None] | None] | None = None
@@ -79,29 +79,29 @@ class Logprobs(Struct):
 
 class PromptToken(Struct):
     logprob: float | None = None
-    rank: Whole | None = None
+    rank: Int64 | None = None
     decoded_token: str | None = None
 
 
-class Choice(Struct):
-    index: Whole = 0
-    message: Message | None = None
+class ResponseChoice(Struct):
+    index: Int64 = 0
+    message: ResponseMessage | None = None
     text: str | None = None
     finish_reason: str | None = None
-    token_ids: list[Whole] | None = None
-    prompt_token_ids: list[Whole] | None = None
-    prompt_logprobs: list[dict[Whole, PromptToken] | None] | None = None
+    token_ids: list[Int64] | None = None
+    prompt_token_ids: list[Int64] | None = None
+    prompt_logprobs: list[dict[Int64, PromptToken] | None] | None = None
     logprobs: Logprobs | None = None
 
 
-class Generated(Struct):
-    choices: list[Choice]
-    usage: Usage | None = None
-    prompt_token_ids: list[Whole] | None = None
-    prompt_logprobs: list[dict[Whole, PromptToken] | None] | None = None
+class GenerateResponse(Struct):
+    choices: list[ResponseChoice]
+    usage: ResponseUsage | None = None
+    prompt_token_ids: list[Int64] | None = None
+    prompt_logprobs: list[dict[Int64, PromptToken] | None] | None = None
 
 
-class Vector(Struct):
+class Embedding(Struct):
     embedding: list[float] | str
 
     def numbers(self) -> list[float]:
@@ -112,47 +112,47 @@ class Vector(Struct):
         return found.tolist()
 
 
-class Embedded(Struct):
-    data: list[Vector]
-    usage: Usage | None = None
+class EmbedResponse(Struct):
+    data: list[Embedding]
+    usage: ResponseUsage | None = None
 
 
-class Judged(Struct):
+class Classification(Struct):
     label: str | None = None
     probs: list[float] = field(default_factory=list[float])
 
 
-class Classified(Struct):
-    data: list[Judged]
-    usage: Usage | None = None
+class ClassifyResponse(Struct):
+    data: list[Classification]
+    usage: ResponseUsage | None = None
 
 
-class Scored(Struct):
+class PairScore(Struct):
     score: float
 
 
-class Scores(Struct):
-    data: list[Scored]
-    usage: Usage | None = None
+class ScoreResponse(Struct):
+    data: list[PairScore]
+    usage: ResponseUsage | None = None
 
 
-FORMS: dict[str, msgspec.json.Decoder[Any]] = {
-    "generate": msgspec.json.Decoder(Generated),
-    "embed": msgspec.json.Decoder(Embedded),
-    "classify": msgspec.json.Decoder(Classified),
-    "score": msgspec.json.Decoder(Scores),
+DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
+    "generate": msgspec.json.Decoder(GenerateResponse),
+    "embed": msgspec.json.Decoder(EmbedResponse),
+    "classify": msgspec.json.Decoder(ClassifyResponse),
+    "score": msgspec.json.Decoder(ScoreResponse),
 }
 """By task. Raises: msgspec.DecodeError, which includes what has another form."""
 
 _KINDS = {CHAT: "generate", COMPLETIONS: "generate", **{path: kind for kind, path in POOLING_PATHS.items()}}
 
 
-def answers_nothing(path: str, body: bytes) -> str | None:
+def invalid_reason(path: str, body: bytes) -> str | None:
     """Why a body is no answer to a request at `path`, though its status says so; None where it is one."""
     if (kind := _KINDS.get(path)) is None:
         return None
     try:
-        found = FORMS[kind].decode(body)
+        found = DECODERS[kind].decode(body)
     except (ValueError, RecursionError) as error:
         return f"The answer is not what the endpoint was asked for: {error}."
     name = "choices" if kind == "generate" else "data"

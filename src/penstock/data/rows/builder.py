@@ -13,10 +13,10 @@ from typing import Any, cast
 import msgspec
 
 from penstock.data.rows import messages
-from penstock.data.rows.coerce import checked, kind_of, mapping, plain, refused
-from penstock.data.rows.input_columns import IDS, INPUTS, MEDIA, check, is_line, wanted
-from penstock.data.rows.openai_batch import line_request
-from penstock.data.rows.parameters import CHAT_ONLY, COMPLETIONS_ONLY, for_path, parameters
+from penstock.data.rows.coerce import expect, invalid_field, to_dict, to_json, type_name
+from penstock.data.rows.input_columns import IDS, INPUTS, MEDIA, check_columns, is_batch_line, required_input
+from penstock.data.rows.openai_batch import parse_batch_line
+from penstock.data.rows.parameters import CHAT_ONLY, COMPLETIONS_ONLY, for_endpoint, read_parameters
 from penstock.data.rows.request import CHAT, COMPLETIONS, POOLING_PATHS, Request, Task
 from penstock.errors import BadRequest
 
@@ -37,7 +37,9 @@ _PAIR = {
 _encode = msgspec.json.Encoder().encode
 
 
-def request_of(fields: Mapping[str, Any], task: Task, defaults: Mapping[str, Any] | None = None) -> Request:
+def build_request(
+    fields: Mapping[str, Any], task: Task, defaults: Mapping[str, Any] | None = None
+) -> Request:
     """The request of a row. A line of an OpenAI batch file (`custom_id`, `url`, `body`) is its own.
 
     defaults: fields that hold where the row is silent; sampling parameters one by one.
@@ -46,24 +48,26 @@ def request_of(fields: Mapping[str, Any], task: Task, defaults: Mapping[str, Any
         file that the row names could not be fetched now.
     """
     if not isinstance(cast("Any", fields), Mapping):
-        raise BadRequest(f"The row is {kind_of(fields)}; it must be a dict with {wanted(task.kind)}.")
-    if is_line(fields):
-        return line_request(fields)
-    check(fields, task.kind)
+        raise BadRequest(
+            f"The row is {type_name(fields)}; it must be a dict with {required_input(task.kind)}."
+        )
+    if is_batch_line(fields):
+        return parse_batch_line(fields)
+    check_columns(fields, task.kind)
     usual = defaults or {}
-    own = parameters(fields, task.kind)
-    extra = mapping(usual.get("extra_body"), "extra_body") | mapping(fields.get("extra_body"), "extra_body")
+    own = read_parameters(fields, task.kind)
+    extra = to_dict(usual.get("extra_body"), "extra_body") | to_dict(fields.get("extra_body"), "extra_body")
     given = {**{name: value for name, value in usual.items() if value is not None}, **_set(fields)}
     path, body, prompt = _asked(given, own, task)
-    body |= for_path(parameters(usual, task.kind) | own, path, prompt is not None)
+    body |= for_endpoint(read_parameters(usual, task.kind) | own, path, prompt is not None)
     if task.kind == "generate":
         if task.token_ids:  # else it is not said: strict services refuse what they do not know
             body.setdefault("return_token_ids", True)
     elif task.kind == "embed":
         body["encoding_format"] = "base64"  # the same numbers in a third of the bytes
-    body |= {name: plain(value, f"extra_body.{name}") for name, value in extra.items()}
+    body |= {name: to_json(value, f"extra_body.{name}") for name, value in extra.items()}
     if body.get("stream"):
-        raise refused("extra_body.stream", "asks for a stream, but a row gets its whole answer at once")
+        raise invalid_field("extra_body.stream", "asks for a stream, but a row gets its whole answer at once")
     return Request(path=path, body=_encode(body), model=_model(given, task), prompt=prompt)
 
 
@@ -80,11 +84,11 @@ def _asked(given: Fields, own: Fields, task: Task) -> tuple[str, Fields, bytes |
     if given.get("messages") is not None and not any(name in given for name in IDS):
         _alone("messages", given, INPUTS["generate"])
         _refuse(own, COMPLETIONS_ONLY, "`prompt`, not with `messages`")
-        return CHAT, {"messages": messages.messages(given["messages"], task)}, None
+        return CHAT, {"messages": messages.read_messages(given["messages"], task)}, None
     prompt = given.get("prompt")
     if messages.is_messages(prompt):
         _alone("prompt", given, INPUTS["generate"])
-        return CHAT, {"messages": messages.messages(prompt, task, "prompt")}, None
+        return CHAT, {"messages": messages.read_messages(prompt, task, "prompt")}, None
     if isinstance(prompt, Mapping) or "mm_processor_kwargs" in own or any(name in given for name in MEDIA):
         return _engine_prompt(given, own)
     _refuse(own, CHAT_ONLY, "`messages`, not with `prompt`")
@@ -93,12 +97,12 @@ def _asked(given: Fields, own: Fields, task: Task) -> tuple[str, Fields, bytes |
 
 def _alone(name: str, given: Fields, others: tuple[str, ...]) -> None:
     if beside := [other for other in others if other != name and other in given]:
-        raise refused(name, f"stands beside {', '.join(beside)}; give only one of them")
+        raise invalid_field(name, f"stands beside {', '.join(beside)}; give only one of them")
 
 
 def _refuse(own: Fields, names: frozenset[str], goes_with: str) -> None:
     if wrong := sorted(names & own.keys()):
-        raise refused(wrong[0], f"goes with {goes_with}")
+        raise invalid_field(wrong[0], f"goes with {goes_with}")
 
 
 def _text_or_ids(given: Fields) -> str | list[int]:
@@ -108,13 +112,13 @@ def _text_or_ids(given: Fields) -> str | list[int]:
             return _ids(given[name], name)
     prompt = _plain_ids(given["prompt"])
     if isinstance(prompt, str):
-        return plain(prompt, "prompt")
+        return to_json(prompt, "prompt")
     if isinstance(prompt, bytes):
-        return plain(prompt, "prompt")
+        return to_json(prompt, "prompt")
     if not isinstance(prompt, list):
-        raise refused(
+        raise invalid_field(
             "prompt",
-            f"is {kind_of(given['prompt'])}; it must be a text, token ids, messages or the engine's dict",
+            f"is {type_name(given['prompt'])}; it must be a text, token ids, messages or the engine's dict",
         )
     return _ids(cast("list[Any]", prompt), "prompt")
 
@@ -122,12 +126,12 @@ def _text_or_ids(given: Fields) -> str | list[int]:
 def _ids(value: Any, where: str) -> list[int]:
     found = _plain_ids(value)
     if not isinstance(found, list) or not found:
-        raise refused(
-            where, f"is {'empty' if found == [] else kind_of(value)}; it must be a list of token ids"
+        raise invalid_field(
+            where, f"is {'empty' if found == [] else type_name(value)}; it must be a list of token ids"
         )
     if found is not value and all(type(item) is int for item in cast("list[Any]", found)):
         return cast("list[int]", found)
-    return checked(found, where, "wholes")
+    return expect(found, where, "wholes")
 
 
 def _plain_ids(value: Any) -> Any:
@@ -144,7 +148,7 @@ def _engine_prompt(given: Fields, own: Fields) -> tuple[str, Fields, bytes]:
     found: Fields = dict(cast("Mapping[str, Any]", prompt)) if isinstance(prompt, Mapping) else {}
     for name in found:
         if name not in _PROMPT_KEYS:
-            raise refused(
+            raise invalid_field(
                 f"prompt.{name}", f"is not known; an engine's prompt has {', '.join(sorted(_PROMPT_KEYS))}"
             )
     if not found and any(name in given for name in ("prompt", *IDS)):
@@ -156,7 +160,7 @@ def _engine_prompt(given: Fields, own: Fields) -> tuple[str, Fields, bytes]:
     if "mm_processor_kwargs" in own:
         found["mm_processor_kwargs"] = own["mm_processor_kwargs"]
     if not found.keys() & {"prompt", "prompt_token_ids", "prompt_embeds"}:
-        raise refused(
+        raise invalid_field(
             "multi_modal_data", "needs a `prompt` beside it, text or token ids with its placeholders"
         )
     chats = bool((CHAT_ONLY - _OF_MEDIA) & own.keys())
@@ -169,14 +173,16 @@ def _pickled(prompt: Fields) -> bytes:
     try:
         return pickle.dumps(prompt, protocol=5)
     except Exception as error:  # whatever the user's objects raise
-        raise refused("prompt", f"holds what cannot be sent to the engine's process ({error})") from error
+        raise invalid_field(
+            "prompt", f"holds what cannot be sent to the engine's process ({error})"
+        ) from error
 
 
 def _pooled(given: Fields, task: Task) -> Fields:
     name = next(name for name in INPUTS[task.kind] if name in given)
     if name == "messages" or messages.is_messages(given[name]):
         _alone(name, given, INPUTS[task.kind])
-        return {"messages": messages.messages(given[name], task, name)}
+        return {"messages": messages.read_messages(given[name], task, name)}
     if name == "input":
         _alone(name, given, INPUTS[task.kind])
         given = {"prompt": _single(given["input"])}
@@ -185,7 +191,9 @@ def _pooled(given: Fields, task: Task) -> Fields:
     except BadRequest as error:
         if name != "input":
             raise
-        raise refused("input", "must be one text, or the token ids of one: a row has one input") from error
+        raise invalid_field(
+            "input", "must be one text, or the token ids of one: a row has one input"
+        ) from error
 
 
 def _single(value: Any) -> Any:
@@ -202,13 +210,13 @@ def _pair(given: Fields) -> Fields:
         if name not in given:
             continue
         if field in found:
-            raise refused(name, f"stands beside another `{field}`; give one of them")
-        found[field] = checked(given[name], name, "texts")
+            raise invalid_field(name, f"stands beside another `{field}`; give one of them")
+        found[field] = expect(given[name], name, "texts")
         if not isinstance(found[field], str) and not found[field]:
-            raise refused(name, "is empty; give a text or a list of texts")
+            raise invalid_field(name, "is empty; give a text or a list of texts")
     for field, other in (("text_1", "query"), ("text_2", "documents")):
         if field not in found:
-            raise refused(field, f"is missing (or `{other}`): a score is that of two texts")
+            raise invalid_field(field, f"is missing (or `{other}`): a score is that of two texts")
     return found
 
 
@@ -216,11 +224,13 @@ def _model(given: Fields, task: Task) -> str | None:
     model, adapter = given.get("model"), given.get("adapter")
     for name, value in (("model", model), ("adapter", adapter)):
         if value is not None and not (isinstance(value, str) and value):
-            raise refused(name, f"is {kind_of(value)}; it must be a name")
+            raise invalid_field(name, f"is {type_name(value)}; it must be a name")
     if adapter is not None:
         base = model or task.model
         if base is None:
-            raise refused("adapter", f"is {adapter!r}, but of which model? Give `model`, as 'base:{adapter}'")
+            raise invalid_field(
+                "adapter", f"is {adapter!r}, but of which model? Give `model`, as 'base:{adapter}'"
+            )
         return base if base.endswith(f":{adapter}") else f"{base}:{adapter}"
     own = task.model or ""
     if model is None or not (task.alone and own) or model == own or model.startswith(f"{own}:"):

@@ -25,7 +25,7 @@ _DEEPEST = 200
 _NOT_A_TIME = "is NaT, which JSON cannot hold; None leaves a field out"
 
 
-def plain(value: Any, where: str, depth: int = 0) -> Any:
+def to_json(value: Any, where: str, depth: int = 0) -> Any:
     """`value` of None, bool, int, float, str, list and dict alone.
 
     Arrays and Arrow's scalars become what they hold, bytes the text that they are in UTF-8, times ISO 8601, a
@@ -35,9 +35,9 @@ def plain(value: Any, where: str, depth: int = 0) -> Any:
     if value is None or value is True or value is False or type(value) is int:
         return value
     if depth > _DEEPEST:
-        raise refused(where, f"is nested more than {_DEEPEST} levels deep, or holds itself")
+        raise invalid_field(where, f"is nested more than {_DEEPEST} levels deep, or holds itself")
     if isinstance(value, Enum):
-        return plain(value.value, where, depth + 1)
+        return to_json(value.value, where, depth + 1)
     if isinstance(value, str):
         return _text(value, where)
     if isinstance(value, float):
@@ -46,27 +46,29 @@ def plain(value: Any, where: str, depth: int = 0) -> Any:
         return int(value)
     if isinstance(value, Mapping):
         items = cast("Mapping[Any, Any]", value).items()
-        return {_key(key, where): plain(item, f"{where}.{key}", depth + 1) for key, item in items}
+        return {_key(key, where): to_json(item, f"{where}.{key}", depth + 1) for key, item in items}
     if isinstance(value, list | tuple):
         return _list(cast("Iterable[Any]", value), where, depth)
     return _other(value, where, depth)
 
 
-def mapping(value: Any, where: str) -> dict[str, Any]:
+def to_dict(value: Any, where: str) -> dict[str, Any]:
     """A dict, also where it comes as JSON text. Raises: BadRequest."""
-    value = parsed(value, where)
+    value = parse_json(value, where)
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise refused(where, f"is {kind_of(value)}; it must be a dict")
+        raise invalid_field(where, f"is {type_name(value)}; it must be a dict")
     found = dict(cast("Mapping[Any, Any]", value))
     for key in found:
         if not isinstance(key, str):
-            raise refused(where, f"has the key {cut(repr(key))}, {kind_of(key)}; keys must be texts")
+            raise invalid_field(
+                where, f"has the key {truncate(repr(key))}, {type_name(key)}; keys must be texts"
+            )
     return found
 
 
-def parsed(value: Any, where: str) -> Any:
+def parse_json(value: Any, where: str) -> Any:
     """What JSON text holds, for columns of a table that cannot hold lists and dicts; all else untouched."""
     if hasattr(value, "as_py"):
         value = value.as_py()
@@ -75,30 +77,30 @@ def parsed(value: Any, where: str) -> Any:
     try:
         return json.loads(value)
     except ValueError as error:
-        raise refused(where, f"is a text that is no JSON ({error})") from error
+        raise invalid_field(where, f"is a text that is no JSON ({error})") from error
     except RecursionError as error:
-        raise refused(where, "is JSON that is nested too deeply") from error
+        raise invalid_field(where, "is JSON that is nested too deeply") from error
 
 
-def checked(value: Any, where: str, wanted: str) -> Any:
+def expect(value: Any, where: str, wanted: str) -> Any:
     """`value` as JSON has it, if it is what is `wanted`, a key of `_TYPES`. Raises: BadRequest."""
     if wanted in ("object", "objects"):
-        value = parsed(value, where)
-    value = plain(value, where)
+        value = parse_json(value, where)
+    value = to_json(value, where)
     if wanted == "whole" and isinstance(value, float) and value.is_integer():
         value = int(value)  # a table with gaps in a column has floats there
     fits, words = _TYPES[wanted]
     if not fits(value):
-        raise refused(where, f"is {cut(repr(value))}, {kind_of(value)}; it must be {words}")
+        raise invalid_field(where, f"is {truncate(repr(value))}, {type_name(value)}; it must be {words}")
     return value
 
 
-def refused(where: str, fault: str) -> BadRequest:
+def invalid_field(where: str, fault: str) -> BadRequest:
     """The error to raise about the field `where`. fault: a verb and what follows, without the full stop."""
     return BadRequest(f"{where} {fault}{'' if fault.endswith('?') else '.'}", param=where)
 
 
-def kind_of(value: Any) -> str:
+def type_name(value: Any) -> str:
     """What it is, in words for a sentence."""
     return (
         "None"
@@ -107,7 +109,7 @@ def kind_of(value: Any) -> str:
     )
 
 
-def cut(text: str) -> str:
+def truncate(text: str) -> str:
     """At most so much of a text as an error may show."""
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
@@ -118,7 +120,7 @@ def _text(value: str, where: str) -> str:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise refused(
+            raise invalid_field(
                 where,
                 f"holds half a character (a lone surrogate) at position {error.start}, which UTF-8 cannot",
             ) from error
@@ -127,7 +129,7 @@ def _text(value: str, where: str) -> str:
 
 def _number(value: float, where: str) -> float:
     if not math.isfinite(value):
-        raise refused(where, f"is {float(value)}, which JSON cannot hold; None leaves a field out")
+        raise invalid_field(where, f"is {float(value)}, which JSON cannot hold; None leaves a field out")
     return float(value)
 
 
@@ -138,11 +140,11 @@ def _key(key: Any, where: str) -> str:
         key = key.tolist()
     if isinstance(key, int) and not isinstance(key, bool):  # of logit_bias
         return str(key)
-    raise refused(where, f"has the key {cut(repr(key))}, {kind_of(key)}; keys must be texts")
+    raise invalid_field(where, f"has the key {truncate(repr(key))}, {type_name(key)}; keys must be texts")
 
 
 def _list(values: Iterable[Any], where: str, depth: int) -> list[Any]:
-    return [plain(item, f"{where}[{index}]", depth + 1) for index, item in enumerate(values)]
+    return [to_json(item, f"{where}[{index}]", depth + 1) for index, item in enumerate(values)]
 
 
 def _other(value: Any, where: str, depth: int) -> Any:
@@ -157,13 +159,13 @@ def _other(value: Any, where: str, depth: int) -> Any:
     if isinstance(value, type):
         return _schema(value, where, depth)
     if _dtype(value) == "M" and (value != value).any():
-        raise refused(where, _NOT_A_TIME)
+        raise invalid_field(where, _NOT_A_TIME)
     found = _opened(value)
     if found is value:
-        raise refused(
-            where, f"is {kind_of(value)}, which JSON cannot hold; give texts, numbers, lists and dicts"
+        raise invalid_field(
+            where, f"is {type_name(value)}, which JSON cannot hold; give texts, numbers, lists and dicts"
         )
-    return plain(found, where, depth + 1)
+    return to_json(found, where, depth + 1)
 
 
 def _opened(value: Any) -> Any:
@@ -192,7 +194,7 @@ def _decoded(value: bytes, where: str) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError as error:
-        raise refused(
+        raise invalid_field(
             where,
             "holds bytes that are no text in UTF-8; pictures, videos and sounds go into messages as parts",
         ) from error
@@ -200,7 +202,7 @@ def _decoded(value: bytes, where: str) -> str:
 
 def _time(value: date | time, where: str) -> str:
     if isinstance(value, datetime) and value != value:  # pandas' NaT
-        raise refused(where, _NOT_A_TIME)
+        raise invalid_field(where, _NOT_A_TIME)
     return value.isoformat()
 
 
@@ -210,14 +212,14 @@ def _decimal(value: Decimal, where: str) -> int | float:
             return int(value)
         if Decimal(repr(float(value))) == value:
             return float(value)
-    raise refused(where, f"is {value}, which no JSON number holds exactly; give a float or a text")
+    raise invalid_field(where, f"is {value}, which no JSON number holds exactly; give a float or a text")
 
 
 def _schema(value: type, where: str, depth: int) -> Any:
     schema = getattr(value, "model_json_schema", None)
     if schema is None:
-        raise refused(where, f"is the class {value.__name__}; give a JSON schema, or a pydantic class")
-    return plain(schema(), where, depth + 1)
+        raise invalid_field(where, f"is the class {value.__name__}; give a JSON schema, or a pydantic class")
+    return to_json(schema(), where, depth + 1)
 
 
 def _is_whole(value: Any) -> bool:

@@ -10,7 +10,7 @@ import msgspec
 from penstock.data.rows.request import Request
 
 
-def digest(request: Request, salt: bytes) -> str:
+def request_digest(request: Request, salt: bytes) -> str:
     """The same for the same request. salt: who is asked, and what else must not share an answer."""
     found = hashlib.blake2b(salt, digest_size=12)
     prompt = () if request.prompt is None else (request.prompt,)

@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from penstock.data.rows.coerce import cut, refused
-from penstock.data.rows.parameters import ALIASES, GROUPS, PARAMETERS, near
+from penstock.data.rows.coerce import invalid_field, truncate
+from penstock.data.rows.parameters import ALIASES, GROUPS, PARAMETERS, closest_parameter
 from penstock.data.rows.request import KINDS, Kind, Task
 from penstock.errors import BadRequest
 
@@ -43,34 +43,34 @@ _KNOWN = {
 }
 
 
-def field_names(names: Iterable[str], task: Task) -> set[str]:
+def request_columns(names: Iterable[str], task: Task) -> set[str]:
     """Those of a row's columns that are its request."""
     given = set(names)
-    if is_line(given):
+    if is_batch_line(given):
         return given & {*_LINE, "method"}
     return given & _KNOWN[task.kind]
 
 
-def is_line(names: Iterable[str]) -> bool:
+def is_batch_line(names: Iterable[str]) -> bool:
     """Whether a row with these columns is a line of an OpenAI batch file."""
     return set(_LINE).issubset(names)
 
 
-def wanted(kind: Kind) -> str:
+def required_input(kind: Kind) -> str:
     """What a row must have, in words."""
     return _WANTED[kind]
 
 
-def check(fields: Mapping[str, Any], kind: Kind) -> None:
+def check_columns(fields: Mapping[str, Any], kind: Kind) -> None:
     """Raises: BadRequest where a name looks misspelt, or nothing is there to be asked."""
     odd = [name for name in fields if name not in _KNOWN[kind]]
     for name in odd:
-        if (meant := near(str(name), kind)) and meant not in fields:
-            raise refused(str(name), f"is not known: did you mean {meant}?")
+        if (meant := closest_parameter(str(name), kind)) and meant not in fields:
+            raise invalid_field(str(name), f"is not known: did you mean {meant}?")
     if any(fields.get(name) is not None for name in INPUTS[kind]):
         return
     for name in odd:
         if close := difflib.get_close_matches(str(name), INPUTS[kind], 1, 0.8):
-            raise refused(str(name), f"is not known: did you mean {close[0]}?")
+            raise invalid_field(str(name), f"is not known: did you mean {close[0]}?")
     there = ", ".join(map(str, fields)) or "nothing"
-    raise BadRequest(f"The row has no {_WANTED[kind]}; it has {cut(there)}.", param=INPUTS[kind][0])
+    raise BadRequest(f"The row has no {_WANTED[kind]}; it has {truncate(there)}.", param=INPUTS[kind][0])

@@ -15,7 +15,7 @@ from pathlib import PurePath
 from typing import Any, cast
 
 from penstock import sources
-from penstock.data.rows.coerce import cut, kind_of, refused
+from penstock.data.rows.coerce import invalid_field, truncate, type_name
 from penstock.errors import BadRequest, DownloadFailed, SourceNotFound
 
 Kind = str
@@ -57,7 +57,7 @@ _SENT_ON = ("http://", "https://", "data:")
 _QUALITY = 95
 
 
-def url(value: Any, kind: Kind, where: str, read_files: bool = True) -> str:
+def data_url(value: Any, kind: Kind, where: str, read_files: bool = True) -> str:
     """A URL of bytes, a PIL picture, an array, a path, a URL, or a dict as Hugging Face's datasets have it.
 
     Raises: BadRequest naming `where`; DownloadFailed where a bucket or server fails.
@@ -74,14 +74,14 @@ def url(value: Any, kind: Kind, where: str, read_files: bool = True) -> str:
         return _data_url(found, kind, where)
     if kind == "video" and isinstance(value, list | tuple):
         return _frames(cast("list[Any]", value), where)
-    raise refused(where, f"is {kind_of(value)}; {_ways(kind)}")
+    raise invalid_field(where, f"is {type_name(value)}; {_ways(kind)}")
 
 
-def sound(value: Any, where: str, read_files: bool = True) -> tuple[str, str]:
+def input_audio(value: Any, where: str, read_files: bool = True) -> tuple[str, str]:
     """Base64 and format (`wav`, `mp3`, ...) of an `input_audio` part that holds bytes, a file or an array."""
-    address = url(value, "audio", where, read_files)
+    address = data_url(value, "audio", where, read_files)
     if not address.startswith("data:"):
-        raise refused(
+        raise invalid_field(
             where, "is a URL of the web, where input_audio holds data; use a part of type audio_url"
         )
     head, _, data = address.partition(",")
@@ -93,15 +93,18 @@ def _of_text(text: str, kind: Kind, where: str, read_files: bool) -> str:
     if text.startswith(_SENT_ON):
         return text
     if not read_files:
-        raise refused(
-            where, f"is {cut(repr(text))}; files are not read here, only data: and http(s): URLs are sent"
+        raise invalid_field(
+            where,
+            f"is {truncate(repr(text))}; files are not read here, only data: and http(s): URLs are sent",
         )
     if not text:
-        raise refused(where, f"is an empty text; {_ways(kind)}")
+        raise invalid_field(where, f"is an empty text; {_ways(kind)}")
     try:
         return _data_url(sources.read(text), kind, where)
     except (SourceNotFound, OSError, ValueError, ImportError) as error:
-        raise refused(where, f"is {cut(repr(text))}: there is no such file; {_ways(kind)}") from error
+        raise invalid_field(
+            where, f"is {truncate(repr(text))}: there is no such file; {_ways(kind)}"
+        ) from error
     except DownloadFailed as error:
         if error.facts.get("retryable"):
             raise
@@ -114,8 +117,8 @@ def _of_dataset(value: Mapping[str, Any], kind: Kind, where: str, read_files: bo
         return _data_url(_wave(value["array"], value.get("sampling_rate"), where), kind, where)
     found = next((value[key] for key in ("bytes", "url", "path") if value.get(key) is not None), None)
     if found is None:
-        raise refused(where, f"is a dict with the keys {', '.join(map(repr, value))}; {_ways(kind)}")
-    return url(found, kind, where, read_files)
+        raise invalid_field(where, f"is a dict with the keys {', '.join(map(repr, value))}; {_ways(kind)}")
+    return data_url(found, kind, where, read_files)
 
 
 def _data_url(content: bytes, kind: Kind, where: str) -> str:
@@ -124,7 +127,7 @@ def _data_url(content: bytes, kind: Kind, where: str) -> str:
         what = (
             f"{mime}" if mime else f"bytes that begin with {content[:8]!r}" if content else "no bytes at all"
         )
-        raise refused(where, f"holds {what}, which is no {kind}; known are {_KNOWN[kind]}")
+        raise invalid_field(where, f"holds {what}, which is no {kind}; known are {_KNOWN[kind]}")
     return f"data:{mime};base64,{base64.b64encode(content).decode()}"
 
 
@@ -140,7 +143,7 @@ def _picture(value: Any, where: str) -> bytes | None:
     if pil is None or not isinstance(value, pil.Image):
         return None
     if not (value.width and value.height):
-        raise refused(where, f"is a picture of {value.width} x {value.height} pixels")
+        raise invalid_field(where, f"is a picture of {value.width} x {value.height} pixels")
     try:
         return _saved(value, "PNG", compress_level=1)
     except OSError:  # a mode that PNG lacks: CMYK, LAB, F
@@ -157,14 +160,16 @@ def _from_array(value: Any, where: str) -> Any:
     from PIL import Image  # only who sends arrays needs it
 
     if str(value.dtype).removeprefix("torch.") != "uint8":
-        raise refused(
+        raise invalid_field(
             where, f"is an array of {value.dtype}; a picture's must be of uint8, (height, width, 3)"
         )
     try:
         return Image.fromarray(value if hasattr(value, "__array_interface__") else value.numpy())
     except (TypeError, ValueError) as error:
         shape = tuple(value.shape)
-        raise refused(where, f"is an array of shape {shape}; a picture's is (height, width, 3)") from error
+        raise invalid_field(
+            where, f"is an array of shape {shape}; a picture's is (height, width, 3)"
+        ) from error
 
 
 def _frames(frames: list[Any], where: str) -> str:
@@ -172,13 +177,15 @@ def _frames(frames: list[Any], where: str) -> str:
     shots: list[str] = []
     for index, frame in enumerate(frames):
         if (picture := _picture(frame, f"{where}[{index}]")) is None:
-            raise refused(f"{where}[{index}]", f"is {kind_of(frame)}; a video's frames must be pictures")
+            raise invalid_field(
+                f"{where}[{index}]", f"is {type_name(frame)}; a video's frames must be pictures"
+            )
         from PIL import Image
 
         shot = Image.open(io.BytesIO(picture)).convert("RGB")
         shots.append(base64.b64encode(_saved(shot, "JPEG", quality=_QUALITY)).decode())
     if not shots:
-        raise refused(where, f"is an empty list; {_ways('video')}")
+        raise invalid_field(where, f"is an empty list; {_ways('video')}")
     return f"data:video/jpeg;base64,{','.join(shots)}"
 
 
@@ -188,7 +195,7 @@ def _wave(array: Any, rate: Any, where: str) -> bytes:
 
     samples = np.asarray(array)
     if rate is None or samples.ndim not in (1, 2) or not len(samples):
-        raise refused(where, "has an 'array' without 'sampling_rate', or one that is no row of samples")
+        raise invalid_field(where, "has an 'array' without 'sampling_rate', or one that is no row of samples")
     if samples.dtype.kind == "f":
         samples = (np.clip(samples, -1, 1) * 32767).round()
     samples = samples if samples.ndim == 1 else samples.T

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from penstock.data.rows import media
-from penstock.data.rows.coerce import cut, kind_of, parsed, plain, refused
+from penstock.data.rows.coerce import invalid_field, parse_json, to_json, truncate, type_name
 from penstock.data.rows.request import Task
 
 _MEDIA = {
@@ -25,13 +25,15 @@ _HOLDERS = ("url", "path", "base64")
 _PARTS = ", ".join(("text", *_MEDIA, "input_audio"))
 
 
-def messages(value: Any, task: Task, where: str = "messages") -> list[dict[str, Any]]:
+def read_messages(value: Any, task: Task, where: str = "messages") -> list[dict[str, Any]]:
     """Raises: BadRequest naming the message and what is wrong with it."""
-    value = _listed(parsed(value, where))
+    value = _listed(parse_json(value, where))
     if not isinstance(value, list):
-        raise refused(where, f"is {_shown(value)}; it must be a list of messages with 'role' and 'content'")
+        raise invalid_field(
+            where, f"is {_shown(value)}; it must be a list of messages with 'role' and 'content'"
+        )
     if not value:
-        raise refused(where, "is empty; give at least one message with 'role' and 'content'")
+        raise invalid_field(where, "is empty; give at least one message with 'role' and 'content'")
     items = cast("list[Any]", value)
     return [_message(item, task, f"{where}[{index}]") for index, item in enumerate(items)]
 
@@ -52,17 +54,17 @@ def _message(value: Any, task: Task, where: str) -> dict[str, Any]:
     if hasattr(value, "model_dump"):
         value = value.model_dump(mode="json", exclude_unset=True)
     if not isinstance(value, Mapping):
-        raise refused(where, f"is {_shown(value)}; it must be a dict with 'role' and 'content'")
+        raise invalid_field(where, f"is {_shown(value)}; it must be a dict with 'role' and 'content'")
     message = cast("Mapping[str, Any]", value)
     _check_role(message, task, where)
     if "content" not in message and message["role"] not in ("assistant", "tool", "function"):
-        raise refused(f"{where}.content", "is missing; give a text or a list of parts")
+        raise invalid_field(f"{where}.content", "is missing; give a text or a list of parts")
     found: dict[str, Any] = {}
     for name, item in message.items():
         if name == "content":
             found["content"] = _content(item, task, f"{where}.content")
         elif item is not None:
-            found[str(name)] = plain(item, f"{where}.{name}")
+            found[str(name)] = to_json(item, f"{where}.{name}")
     return found
 
 
@@ -70,37 +72,40 @@ def _check_role(message: Mapping[str, Any], task: Task, where: str) -> None:
     role = message.get("role")
     if not isinstance(role, str) or not role:
         given = "is missing" if "role" not in message else f"is {_shown(role)}"
-        raise refused(f"{where}.role", f"{given}; it must be a text: system, user, assistant, tool, ...")
+        raise invalid_field(
+            f"{where}.role", f"{given}; it must be a text: system, user, assistant, tool, ..."
+        )
     if task.roles is None or role in task.roles:
         return
     close = difflib.get_close_matches(role, task.roles, 1)
     ask = f"did you mean {close[0]!r}?" if close else "known are"
-    raise refused(
-        f"{where}.role", f"is {cut(repr(role))}, which is not known; {ask} {', '.join(sorted(task.roles))}"
+    raise invalid_field(
+        f"{where}.role",
+        f"is {truncate(repr(role))}, which is not known; {ask} {', '.join(sorted(task.roles))}",
     )
 
 
 def _content(value: Any, task: Task, where: str) -> Any:
     value = _listed(value)
     if isinstance(value, Mapping):
-        raise refused(where, "is a dict; it must be a text or a list of parts")
+        raise invalid_field(where, "is a dict; it must be a text or a list of parts")
     if not isinstance(value, list):
-        found = plain(value, where)
+        found = to_json(value, where)
         if found is not None and not isinstance(found, str):
-            raise refused(where, f"is {_shown(found)}; it must be a text or a list of parts")
+            raise invalid_field(where, f"is {_shown(found)}; it must be a text or a list of parts")
         return found
     return [_part(item, task, f"{where}[{index}]") for index, item in enumerate(cast("list[Any]", value))]
 
 
 def _part(value: Any, task: Task, where: str) -> Any:
     if isinstance(value, str):
-        return {"type": "text", "text": plain(value, where)}
+        return {"type": "text", "text": to_json(value, where)}
     if not isinstance(value, Mapping):
-        raise refused(where, f"is {_shown(value)}; a part must be a dict with 'type' ({_PARTS})")
+        raise invalid_field(where, f"is {_shown(value)}; a part must be a dict with 'type' ({_PARTS})")
     part = cast("Mapping[str, Any]", value)
     kind = part.get("type")
     if not isinstance(kind, str):
-        raise refused(where, f"is a part without 'type'; there are {_PARTS}")
+        raise invalid_field(where, f"is a part without 'type'; there are {_PARTS}")
     if kind == "input_audio":
         return _input_audio(part, task, where)
     if kind in _MEDIA:
@@ -110,7 +115,7 @@ def _part(value: Any, task: Task, where: str) -> Any:
 
 def _set(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Without what is None: a table gives each message the keys of all, and engines refuse strange ones."""
-    return {str(name): plain(item, f"{where}.{name}") for name, item in fields.items() if item is not None}
+    return {str(name): to_json(item, f"{where}.{name}") for name, item in fields.items() if item is not None}
 
 
 def _seen_or_heard(part: Mapping[str, Any], kind: str, task: Task, where: str) -> dict[str, Any]:
@@ -118,7 +123,7 @@ def _seen_or_heard(part: Mapping[str, Any], kind: str, task: Task, where: str) -
     what = _MEDIA[kind]
     name = next((name for name in (kind, what, *_HOLDERS) if part.get(name) is not None), None)
     if name is None:
-        raise refused(where, f"is a part of type {kind!r} without anything in {kind!r}")
+        raise invalid_field(where, f"is a part of type {kind!r} without anything in {kind!r}")
     held, details = part[name], cast("dict[str, Any]", {})
     if isinstance(held, Mapping) and "url" in held:
         details = {str(key): item for key, item in cast("Mapping[str, Any]", held).items() if key != "url"}
@@ -127,10 +132,10 @@ def _seen_or_heard(part: Mapping[str, Any], kind: str, task: Task, where: str) -
         held = (
             f"data:{what}/{'wav' if what == 'audio' else 'mp4' if what == 'video' else 'png'};base64,{held}"
         )
-    address = media.url(held, what, f"{where}.{name}", task.read_files)
+    address = media.data_url(held, what, f"{where}.{name}", task.read_files)
     others = {str(key): item for key, item in part.items() if key not in ("type", name) and item is not None}
     field = f"{what}_url"
-    return plain({"type": field, field: {"url": address} | details} | others, where)
+    return to_json({"type": field, field: {"url": address} | details} | others, where)
 
 
 def _input_audio(part: Mapping[str, Any], task: Task, where: str) -> Any:
@@ -140,10 +145,14 @@ def _input_audio(part: Mapping[str, Any], task: Task, where: str) -> Any:
     if isinstance(held, Mapping) and isinstance(inner, str):
         return _set(part, where)
     if inner is None:
-        raise refused(where, "is a part of type 'input_audio' without 'input_audio'")
-    data, form = media.sound(inner, f"{where}.input_audio", task.read_files)
+        raise invalid_field(where, "is a part of type 'input_audio' without 'input_audio'")
+    data, form = media.input_audio(inner, f"{where}.input_audio", task.read_files)
     return _set(dict(part) | {"input_audio": {"data": data, "format": form}}, where)
 
 
 def _shown(value: Any) -> str:
-    return f"{cut(repr(value))}, {kind_of(value)}" if isinstance(value, str | int | float) else kind_of(value)
+    return (
+        f"{truncate(repr(value))}, {type_name(value)}"
+        if isinstance(value, str | int | float)
+        else type_name(value)
+    )

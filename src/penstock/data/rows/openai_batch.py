@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import msgspec
 
-from penstock.data.rows.coerce import cut, kind_of, parsed, plain, refused
+from penstock.data.rows.coerce import invalid_field, parse_json, to_json, truncate, type_name
 from penstock.data.rows.request import Request
 
 PATHS = (
@@ -34,27 +34,27 @@ PATHS = (
 _encode = msgspec.json.Encoder().encode
 
 
-def line_request(line: Mapping[str, Any]) -> Request:
+def parse_batch_line(line: Mapping[str, Any]) -> Request:
     """The request of `{custom_id, method, url, body}`. No file that it names is read, and no field added.
 
     Raises: BadRequest naming what is wrong.
     """
     method, url = line.get("method"), line.get("url")
     if method is not None and method != "POST":
-        raise refused("method", f"is {cut(repr(method))}; it must be POST")
+        raise invalid_field("method", f"is {truncate(repr(method))}; it must be POST")
     if url not in PATHS:
         close = difflib.get_close_matches(str(url), PATHS, 1)
         ask = f"did you mean {close[0]}?" if close else "there are"
-        raise refused("url", f"is {cut(repr(url))}, which no batch asks; {ask} {', '.join(PATHS)}")
-    body = parsed(line.get("body"), "body")
+        raise invalid_field("url", f"is {truncate(repr(url))}, which no batch asks; {ask} {', '.join(PATHS)}")
+    body = parse_json(line.get("body"), "body")
     if not isinstance(body, Mapping):
-        raise refused("body", f"is {kind_of(body)}; it must be a JSON object, the endpoint's request")
-    fields = cast("dict[str, Any]", plain(body, "body"))
+        raise invalid_field("body", f"is {type_name(body)}; it must be a JSON object, the endpoint's request")
+    fields = cast("dict[str, Any]", to_json(body, "body"))
     model = fields.pop("model", None)
     if model is not None and not isinstance(model, str):
-        raise refused("body.model", f"is {kind_of(model)}; it must be a text")
+        raise invalid_field("body.model", f"is {type_name(model)}; it must be a text")
     if fields.pop("stream", None):
-        raise refused(
+        raise invalid_field(
             "body.stream", "asks for a stream, but a line gets its whole answer at once; leave it out"
         )
     return Request(path=url, body=_encode(fields), model=model)

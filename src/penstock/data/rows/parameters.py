@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from typing import Any
 
-from penstock.data.rows.coerce import checked, cut, mapping, parsed, refused
+from penstock.data.rows.coerce import expect, invalid_field, parse_json, to_dict, truncate
 from penstock.data.rows.request import CHAT, COMPLETIONS, Kind
 
 Fields = dict[str, Any]
@@ -127,16 +127,16 @@ ALIASES = frozenset(_OLD)
 _IN_GROUPS = ALIASES | _OTHER.keys() | _WITHOUT_EFFECT | {"stream"}
 
 
-def parameters(fields: Mapping[str, Any], kind: Kind) -> Fields:
+def read_parameters(fields: Mapping[str, Any], kind: Kind) -> Fields:
     """What `fields` set, by the names of bodies; what is None is unset, at this level only.
 
     Raises: BadRequest.
     """
     found: Fields = {}
     for group in GROUPS[kind]:
-        for name, value in mapping(fields.get(group), group).items():
+        for name, value in to_dict(fields.get(group), group).items():
             if name not in PARAMETERS[kind] and name not in _IN_GROUPS:
-                raise refused(f"{group}.{name}", f"is not known{_near(name, kind)}")
+                raise invalid_field(f"{group}.{name}", f"is not known{_near(name, kind)}")
             _set(found, name, value, f"{group}.{name}", kind)
     for name in fields:
         if name in PARAMETERS[kind] or name in ALIASES or name == "stream":
@@ -144,7 +144,7 @@ def parameters(fields: Mapping[str, Any], kind: Kind) -> Fields:
     return found
 
 
-def for_path(given: Fields, path: str, prepared: bool = False) -> Fields:
+def for_endpoint(given: Fields, path: str, prepared: bool = False) -> Fields:
     """The same by the endpoint's own names and types, without what means nothing there.
 
     prepared: the engine's own prompt has its media, and what concerns them, in itself.
@@ -162,7 +162,7 @@ def _without(given: Fields, names: AbstractSet[str]) -> Fields:
 
 
 @lru_cache(maxsize=1024)  # rows have the same columns, and to compare names takes longer than all else
-def near(name: str, kind: Kind) -> str | None:
+def closest_parameter(name: str, kind: Kind) -> str | None:
     """The parameter that a column's name is probably meant for; None for names that stand by themselves."""
     known = [known for known in (*PARAMETERS[kind], *GROUPS[kind]) if len(known) > 5]
     found = difflib.get_close_matches(name, known, 1, 0.9) if len(name) > 5 else []
@@ -171,14 +171,15 @@ def near(name: str, kind: Kind) -> str | None:
 
 def _set(found: Fields, name: str, value: Any, where: str, kind: Kind) -> None:
     if name == "stream" and value is not None and value is not False:
-        raise refused(where, "asks for a stream, but a row gets its whole answer at once; leave it out")
+        raise invalid_field(where, "asks for a stream, but a row gets its whole answer at once; leave it out")
     if value is None or name == "stream" or name in _WITHOUT_EFFECT:
         return
     name, value = _renamed(name, value, where)
-    value = checked(value, where, PARAMETERS[kind].get(name, "any"))
+    value = expect(value, where, PARAMETERS[kind].get(name, "any"))
     if name in found and found[name] != value:
-        raise refused(
-            where, f"is given twice, as {cut(repr(found[name]))} and as {cut(repr(value))}; give it once"
+        raise invalid_field(
+            where,
+            f"is given twice, as {truncate(repr(found[name]))} and as {truncate(repr(value))}; give it once",
         )
     found[name] = value
 
@@ -186,7 +187,7 @@ def _set(found: Fields, name: str, value: Any, where: str, kind: Kind) -> None:
 def _renamed(name: str, value: Any, where: str) -> tuple[str, Any]:
     renamed = (_OLD | _OTHER).get(name, name)
     if renamed in _FORMS:
-        return "structured_outputs", {renamed: parsed(value, where) if renamed == "json" else value}
+        return "structured_outputs", {renamed: parse_json(value, where) if renamed == "json" else value}
     if renamed == "response_format" and isinstance(value, type):
         schema = {"name": value.__name__, "schema": value}
         return renamed, {"type": "json_schema", "json_schema": schema}

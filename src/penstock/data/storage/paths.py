@@ -1,13 +1,12 @@
-"""Where bytes lie: a path of this machine, `s3://`, `gs://`, or any URL that fsspec knows.
+"""Files on this machine, in a bucket (`s3://`, `gs://`), or at any URL that fsspec knows.
 
-Readers, the journal and sinks stand on it. On a disk and in a bucket, what is written under a name is there
-wholly or not at all, also when this process is killed meanwhile; of other file systems that fsspec knows
-(hdfs, sftp, smb) this is not known. All calls block: use them in threads.
+Used by readers, the journal and outputs. On a disk and in a bucket, a file appears under its name complete or
+not at all, even when this process is killed; other file systems of fsspec (hdfs, sftp, smb) may not do this.
+All calls block: use them in threads.
 """
 
 from __future__ import annotations
 
-import fnmatch
 import glob
 import os
 import shutil
@@ -27,66 +26,65 @@ from penstock.sources.protocol import File, shown
 _T = TypeVar("_T")
 _TRIES = 4
 _COPY_BYTES = 8 << 20
-_MAGIC = "*?["
 
 
-class Place(Protocol):
-    """A file, or the beginning of the names of several."""
+class StoragePath(Protocol):
+    """A file, or a folder or prefix of several."""
 
     url: str
     """Without credentials; absolute, so that it means the same in any process."""
     is_local: bool
 
-    def __truediv__(self, name: str) -> Place: ...
+    def __truediv__(self, name: str) -> StoragePath: ...
 
-    def beside(self, ending: str) -> Place:
-        """The place with the same name and `ending` after it."""
+    def with_added_suffix(self, suffix: str) -> StoragePath:
+        """The path with `suffix` added to its name."""
         ...
 
-    def sibling(self, name: str) -> Place:
-        """Another name in its folder; "" for the folder."""
+    def with_name(self, name: str) -> StoragePath:
+        """Another file in its folder; "" for the folder itself."""
         ...
 
     @property
     def name(self) -> str:
-        """The last part of its path."""
+        """The last component of the path."""
         ...
 
     def exists(self) -> bool: ...
 
     def files(self) -> list[File]:
-        """Every file below it, or it itself under the name ""; none when there is nothing."""
+        """Every file below it; a file is listed alone, under the name "". Empty when there is nothing."""
         ...
 
     def open(self) -> IO[bytes]:
-        """For reading; it can seek."""
+        """For reading; seekable."""
         ...
 
     def read(self) -> bytes: ...
 
     def write(self, data: bytes) -> None: ...
 
-    def take(self, file: Path) -> None:
-        """Puts a whole file of this machine there; the file is gone afterwards."""
+    def upload(self, file: Path) -> None:
+        """Moves a complete file of this machine there."""
         ...
 
     def remove(self) -> None:
-        """Does nothing when it is not there."""
+        """Does nothing when it does not exist."""
         ...
 
 
-def place(url: str | os.PathLike[str]) -> Place:
-    """The place that a user means by a path or a URL."""
+def storage_path(url: str | os.PathLike[str]) -> StoragePath:
+    """What a user means by a path or a URL."""
     text = os.fspath(url)
     if text.startswith("file://"):
         text = unquote(text.removeprefix("file://").removeprefix("localhost"))
     if text.startswith("gcs://"):
         text = f"gs://{text.removeprefix('gcs://')}"
-    return Elsewhere.at(text) if "://" in text else Here(Path(text).expanduser().absolute())
+    return RemotePath.at(text) if "://" in text else LocalPath(Path(text).expanduser().absolute())
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-    """The same from any working directory; a URL as it is. A "/" at the end, of a folder, stays."""
+    """A path that means the same in any working directory; URLs unchanged. A final "/" (folder) stays."""
     text = os.fspath(path)
     if "://" in text:
         return text
@@ -94,8 +92,8 @@ def absolute(path: str | os.PathLike[str]) -> str:
 
 
 @contextmanager
-def written(to: Place) -> Generator[IO[bytes]]:
-    """A file to write; it is at `to`, whole, when the block ends, and is nowhere when the block raises.
+def atomic_write(to: StoragePath) -> Generator[IO[bytes]]:
+    """A file to write. It appears at `to` when the block ends, and nowhere when the block raises.
 
     Raises: Unavailable, as when the disk is full.
     """
@@ -107,15 +105,15 @@ def written(to: Place) -> Generator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        to.take(path)
+        to.upload(path)
     except OSError as error:
         raise Unavailable(f"'{to.url}' cannot be written: {error.strerror or error}.") from error
     finally:
         path.unlink(missing_ok=True)
 
 
-def unfinished(to: Place) -> Iterable[Path]:
-    """What a killed process left of a file that it was writing on this machine, or of those in a folder."""
+def unfinished_files(to: StoragePath) -> Iterable[Path]:
+    """Temporary files that a killed process left, of the file `to` or of those in the folder `to`."""
     if not to.is_local:
         return ()
     folder, name = (to.url, "*") if Path(to.url).is_dir() else os.path.split(to.url)
@@ -123,7 +121,7 @@ def unfinished(to: Place) -> Iterable[Path]:
     return Path(folder).glob(f".{name}.{'[0-9a-f]' * 8}.unfinished")
 
 
-class Here:
+class LocalPath:
     """A path of this machine."""
 
     is_local = True
@@ -132,14 +130,14 @@ class Here:
         self._path = path
         self.url = str(path)
 
-    def __truediv__(self, name: str) -> Here:
-        return Here(self._path / name)
+    def __truediv__(self, name: str) -> LocalPath:
+        return LocalPath(self._path / name)
 
-    def beside(self, ending: str) -> Here:
-        return Here(self._path.with_name(self._path.name + ending))
+    def with_added_suffix(self, suffix: str) -> LocalPath:
+        return LocalPath(self._path.with_name(self._path.name + suffix))
 
-    def sibling(self, name: str) -> Here:
-        return Here(self._path.parent / name)
+    def with_name(self, name: str) -> LocalPath:
+        return LocalPath(self._path.parent / name)
 
     @property
     def name(self) -> str:
@@ -165,14 +163,14 @@ class Here:
         return self._path.read_bytes()
 
     def write(self, data: bytes) -> None:
-        with written(self) as file:
+        with atomic_write(self) as file:
             file.write(data)
 
-    def take(self, file: Path) -> None:
+    def upload(self, file: Path) -> None:
         os.replace(file, self._path)
         folder = os.open(self._path.parent, os.O_RDONLY)
         try:
-            os.fsync(folder)  # the name, too, shall survive the loss of power
+            os.fsync(folder)  # the name, too, must survive a power loss
         finally:
             os.close(folder)
 
@@ -180,8 +178,8 @@ class Here:
         self._path.unlink(missing_ok=True)
 
 
-class Elsewhere:
-    """A URL, by Arrow's clients, or by fsspec's where Arrow has none."""
+class RemotePath:
+    """A URL, through Arrow's clients, or fsspec's where Arrow has none."""
 
     is_local = False
 
@@ -189,7 +187,7 @@ class Elsewhere:
         self.url, self._fs, self._path = url, fs, path
 
     @classmethod
-    def at(cls, url: str) -> Elsewhere:
+    def at(cls, url: str) -> RemotePath:
         """Raises: Unavailable when no client for the scheme is installed."""
         url = url.rstrip("/")
         if url.startswith(("s3://", "gs://")):
@@ -209,15 +207,15 @@ class Elsewhere:
             raise Unavailable(f"'{shown(url)}' cannot be reached: {error}") from error
         return cls(shown(url), PyFileSystem(FSSpecHandler(found)), path.rstrip("/"))
 
-    def __truediv__(self, name: str) -> Elsewhere:
-        return Elsewhere(f"{self.url}/{name}", self._fs, f"{self._path}/{name}")
+    def __truediv__(self, name: str) -> RemotePath:
+        return RemotePath(f"{self.url}/{name}", self._fs, f"{self._path}/{name}")
 
-    def beside(self, ending: str) -> Elsewhere:
-        return Elsewhere(self.url + ending, self._fs, self._path + ending)
+    def with_added_suffix(self, suffix: str) -> RemotePath:
+        return RemotePath(self.url + suffix, self._fs, self._path + suffix)
 
-    def sibling(self, name: str) -> Elsewhere:
+    def with_name(self, name: str) -> RemotePath:
         url, path = self.url.rpartition("/")[0], self._path.rpartition("/")[0]
-        return Elsewhere(f"{url}/{name}".rstrip("/"), self._fs, f"{path}/{name}".rstrip("/"))
+        return RemotePath(f"{url}/{name}".rstrip("/"), self._fs, f"{path}/{name}".rstrip("/"))
 
     @property
     def name(self) -> str:
@@ -264,12 +262,12 @@ class Elsewhere:
         with self._fs.open_output_stream(self._path) as stream:
             stream.write(data)
 
-    def take(self, file: Path) -> None:
+    def upload(self, file: Path) -> None:
         self._tried("written", lambda: self._upload(file))
         file.unlink()
 
     def _upload(self, file: Path) -> None:
-        """Closing the stream is what makes the object: up to there nobody sees any of it."""
+        """The object becomes visible when the stream is closed, not before."""
         with file.open("rb") as source, self._fs.open_output_stream(self._path) as stream:
             shutil.copyfileobj(source, stream, _COPY_BYTES)
 
@@ -281,58 +279,16 @@ class Elsewhere:
         self._tried("removed", delete)
 
     def _tried(self, what: str, call: Callable[[], _T]) -> _T:
-        """Raises: SourceNotFound, Unavailable; with what went wrong, in words."""
+        """Raises: SourceNotFound, Unavailable; with the reason."""
         for attempt in range(1, _TRIES + 1):
             try:
                 return call()
             except Exception as error:
-                told = failures.classify(error)
-                if told.retryable and attempt < _TRIES:
+                cause = failures.classify(error)
+                if cause.retryable and attempt < _TRIES:
                     time.sleep(failures.pause_s(attempt))
                     continue
-                kind = SourceNotFound if told.missing else Unavailable
-                raise kind(f"'{self.url}' cannot be {what}: {told.why}.", retryable=told.retryable) from error
+                kind = SourceNotFound if cause.missing else Unavailable
+                message = f"'{self.url}' cannot be {what}: {cause.why}."
+                raise kind(message, retryable=cause.retryable) from error
         raise AssertionError("the last try returns or raises")
-
-
-def found(pattern: str | os.PathLike[str]) -> list[tuple[Place, File]]:
-    """Files that a path, a folder or a glob means, by name; the name of a file that is meant itself is "".
-
-    A name with `*`, `?` or `[` that is there means itself. `*` does not match `/`; `**` is any number of
-    folders. Raises: SourceNotFound when there is none.
-    """
-    text = os.fspath(pattern)
-    whole = place(text)
-    if not any(mark in text for mark in _MAGIC) or whole.exists():
-        root, wanted = whole, ["**"]
-    else:
-        base = text
-        while any(mark in base for mark in _MAGIC) and "/" in base:
-            base = base.rpartition("/")[0]
-        base = "." if any(mark in base for mark in _MAGIC) else base
-        root, wanted = place(base), text.removeprefix(base).strip("/").split("/")
-    files = [
-        (root / file.name if file.name else root, file)
-        for file in root.files()
-        if not file.name or _matches(file.name.split("/"), wanted)
-    ]
-    if not files:
-        raise SourceNotFound(f"There is no file at '{shown(text)}'.")
-    return files
-
-
-def _matches(names: list[str], wanted: list[str]) -> bool:
-    """Whether a path has the names that are wanted, one for one; `**` stands for any number of folders.
-
-    What is no data is found by its own name only: `_SUCCESS`, `.crc` files, journals of earlier runs.
-    """
-    if not wanted or not names:
-        return not names and all(one == "**" for one in wanted)
-    name, pattern = names[0], wanted[0]
-    if name.startswith(("_", ".")) and not pattern.startswith(name[0]):
-        return False
-    if name.endswith(".journal") and not pattern.endswith(".journal"):
-        return False
-    if pattern == "**":
-        return _matches(names, wanted[1:]) or _matches(names[1:], wanted)
-    return fnmatch.fnmatchcase(name, pattern) and _matches(names[1:], wanted[1:])

@@ -1,4 +1,4 @@
-"""Rows into one file, as JSON lines, Parquet or CSV. Used by the sink; the other direction is `reader`."""
+"""Rows to one file: JSON lines, Parquet or CSV. The reverse is `readers`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import IO, Any, Protocol, cast
 
 import msgspec
 
-from penstock.data.storage.readers import Form, common_type
+from penstock.data.storage.readers import FileFormat, common_type
 
 Record = Mapping[str, Any]
 
@@ -17,23 +17,23 @@ _encode = msgspec.json.Encoder(enc_hook=str).encode
 _BATCH_ROWS, _BATCH_BYTES = 2000, 64 << 20
 
 
-class Writer(Protocol):
-    """One form. shape: what all files of an output have in common, which takes a look at all rows."""
+class FileWriter(Protocol):
+    """Of one format. schema: what all files of an output share; to infer it, all rows are read once."""
 
-    def shape(self, rows: Iterable[Record], known: Mapping[str, Any]) -> Any:
-        """known: Arrow's types of columns."""
+    def infer_schema(self, rows: Iterable[Record], known_types: Mapping[str, Any]) -> Any:
+        """known_types: Arrow types by column."""
         ...
 
-    def write(self, file: IO[bytes], rows: Iterable[Record], shape: Any) -> None:
-        """Raises: Misfit, when the rows must be written again to another shape."""
+    def write(self, file: IO[bytes], rows: Iterable[Record], schema: Any) -> None:
+        """Raises: Misfit, when all rows must be written again with another schema."""
         ...
 
-    def without(self, shape: Any, column: str) -> Any:
-        """The shape for rows of which some values do not fit the type of `column`."""
+    def with_json_column(self, schema: Any, column: str) -> Any:
+        """The schema for rows of which some values do not fit the type of `column`."""
         ...
 
 
-class Misfit(Exception):
+class TypeMismatch(Exception):
     """A value does not fit the type of its column."""
 
     def __init__(self, column: str) -> None:
@@ -42,49 +42,49 @@ class Misfit(Exception):
 
 
 class JsonLines:
-    """Each line has the columns that its row has; nothing needs to be known before."""
+    """Each line has the columns of its row, so there is no schema."""
 
-    def shape(self, rows: Iterable[Record], known: Mapping[str, Any]) -> None:
+    def infer_schema(self, rows: Iterable[Record], known_types: Mapping[str, Any]) -> None:
         return None
 
-    def write(self, file: IO[bytes], rows: Iterable[Record], shape: None) -> None:
+    def write(self, file: IO[bytes], rows: Iterable[Record], schema: None) -> None:
         for some in batched(rows):
             file.write(b"".join(_encode(row) + b"\n" for row in some))
 
-    def without(self, shape: None, column: str) -> None:
+    def with_json_column(self, schema: None, column: str) -> None:
         return None
 
 
 class Csv:
-    """The columns of all rows, or all that are known; what is no text or number is written as JSON."""
+    """The columns of all rows; without rows, the known ones. Lists, dicts and booleans become JSON."""
 
-    def shape(self, rows: Iterable[Record], known: Mapping[str, Any]) -> list[str]:
-        return list(dict.fromkeys(name for row in rows for name in row)) or list(known)
+    def infer_schema(self, rows: Iterable[Record], known_types: Mapping[str, Any]) -> list[str]:
+        return list(dict.fromkeys(name for row in rows for name in row)) or list(known_types)
 
-    def write(self, file: IO[bytes], rows: Iterable[Record], shape: list[str]) -> None:
+    def write(self, file: IO[bytes], rows: Iterable[Record], schema: list[str]) -> None:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
         writer = csv.writer(text)
-        writer.writerow(shape)
+        writer.writerow(schema)
         for row in rows:
-            writer.writerow([_cell(row.get(name)) for name in shape])
+            writer.writerow([_cell(row.get(name)) for name in schema])
         text.detach()
 
-    def without(self, shape: list[str], column: str) -> list[str]:
-        return shape
+    def with_json_column(self, schema: list[str], column: str) -> list[str]:
+        return schema
 
 
 class Parquet:
-    """Columns of one type each. Where rows disagree about a type, the column holds JSON as text."""
+    """Typed columns. A column whose rows have no common type holds JSON text."""
 
-    def shape(self, rows: Iterable[Record], known: Mapping[str, Any]) -> Any:
-        """Arrow's schema, and the names of the columns that hold JSON. Known columns are always there."""
+    def infer_schema(self, rows: Iterable[Record], known_types: Mapping[str, Any]) -> Any:
+        """An Arrow schema and the names of the columns that hold JSON text. It has all known columns."""
         import pyarrow as pa
 
-        types: dict[str, Any] = dict(known)
+        types: dict[str, Any] = dict(known_types)
         mixed: set[str] = set()
         for some in batched(rows):
             for name in dict.fromkeys(name for row in some for name in row):
-                if name in mixed or name in known:
+                if name in mixed or name in known_types:
                     continue
                 try:
                     found = pa.infer_type([_arrow(row.get(name)) for row in some])
@@ -98,29 +98,29 @@ class Parquet:
                 types[name] = pa.string()
         return pa.schema(list(types.items())), mixed
 
-    def write(self, file: IO[bytes], rows: Iterable[Record], shape: Any) -> None:
+    def write(self, file: IO[bytes], rows: Iterable[Record], schema: Any) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        schema, mixed = shape
-        with pq.ParquetWriter(file, schema) as writer:
+        columns, mixed = schema
+        with pq.ParquetWriter(file, columns) as writer:
             for some in batched(rows):
-                columns = [_column(field, some, field.name in mixed) for field in schema]
-                writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+                arrays = [_column(field, some, field.name in mixed) for field in columns]
+                writer.write_table(pa.Table.from_arrays(arrays, schema=columns))
 
-    def without(self, shape: Any, column: str) -> Any:
+    def with_json_column(self, schema: Any, column: str) -> Any:
         import pyarrow as pa
 
-        schema, mixed = shape
-        index = schema.get_field_index(column)
-        return schema.set(index, pa.field(column, pa.string())), {*mixed, column}
+        columns, mixed = schema
+        index = columns.get_field_index(column)
+        return columns.set(index, pa.field(column, pa.string())), {*mixed, column}
 
 
-WRITERS: Mapping[Form, Writer] = {"jsonl": JsonLines(), "csv": Csv(), "parquet": Parquet()}
+WRITERS: Mapping[FileFormat, FileWriter] = {"jsonl": JsonLines(), "csv": Csv(), "parquet": Parquet()}
 
 
 def batched(rows: Iterable[Record]) -> Iterator[list[Record]]:
-    """Lists of rows that fit into memory together, however large each is."""
+    """Lists of rows that fit into memory together."""
     some: list[Record] = []
     size = 0
     for row in rows:
@@ -134,7 +134,7 @@ def batched(rows: Iterable[Record]) -> Iterator[list[Record]]:
 
 
 def _size(value: Any) -> int:
-    """Bytes, roughly."""
+    """In bytes, roughly."""
     if isinstance(value, str | bytes | msgspec.Raw):
         return len(value)
     if isinstance(value, Mapping):
@@ -159,7 +159,7 @@ def _column(field: Any, rows: list[Record], as_json: bool) -> Any:
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         if as_json:
             raise
-        raise Misfit(field.name) from error
+        raise TypeMismatch(field.name) from error
 
 
 def _cell(value: Any) -> Any:
@@ -173,7 +173,7 @@ def _json(value: Any) -> str | None:
 
 
 def _arrow(value: Any) -> Any:
-    """Raw JSON as what it says."""
+    """Raw JSON decoded."""
     return msgspec.json.decode(value) if isinstance(value, msgspec.Raw) else value
 
 

@@ -1,0 +1,181 @@
+"""The input of a job: files of one format, and the number of each row in them.
+
+The number of a row is its position in the input: files by name, rows in their order. It is all that the
+journal stores of a row, so inputs need no ids; a source that has changed is another source.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from typing import Any, cast
+
+import msgspec
+
+from penstock.data.storage.glob import expand_glob
+from penstock.data.storage.paths import StoragePath, storage_path
+from penstock.data.storage.readers import (
+    EXTENSIONS,
+    UNREADABLE,
+    FileFormat,
+    InputRow,
+    Wanted,
+    common_type,
+    format_of,
+    read_footer,
+    read_rows,
+)
+from penstock.errors import ConfigError, SourceNotFound
+from penstock.sources.protocol import shown
+
+
+class InputFile(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One file. version: differs when its content may. digest: of its content, where it is known."""
+
+    url: str
+    size_bytes: int
+    version: str
+    digest: str | None = None
+
+    @property
+    def path(self) -> StoragePath:
+        """With the credentials of the URL that the user gave; in another process without them."""
+        return _PLACES.get(self.url) or storage_path(self.url)
+
+    def same(self, now: InputFile) -> bool:
+        """Whether it has the content of `now`. A file that was copied or touched has another version only."""
+        if (self.url, self.size_bytes) != (now.url, now.size_bytes):
+            return False
+        return self.version == now.version or (self.digest is not None and self.digest == _digest(now))
+
+
+_PLACES: dict[str, StoragePath] = {}
+"""Inputs by their URLs without credentials; signatures and passwords stay in memory only."""
+
+_DIGESTED_BYTES = 1 << 30
+"""A copy of a larger input counts as another input: to read all of it twice would take too long."""
+
+
+def _digest(part: InputFile) -> str:
+    with closing(part.path.open()) as file:
+        return hashlib.file_digest(cast("Any", file), "sha256").hexdigest()
+
+
+class InputFiles(msgspec.Struct, frozen=True, rename={"format": "form"}):
+    """Files of one format, in the order of their names."""
+
+    format: FileFormat
+    parts: tuple[InputFile, ...]
+
+    def rows(self, wanted: Wanted | None = None) -> Iterator[InputRow]:
+        """Every row that is wanted; the others are counted and skipped.
+
+        Raises: Unavailable, naming the file that cannot be read.
+        """
+        number = 0
+        for part in self.parts:
+            for row in read_rows(part.path, self.format, number, wanted or _every):
+                if isinstance(row, InputRow):
+                    number = row.number + 1
+                    yield row
+                else:
+                    number = row
+
+    def count(self) -> int:
+        """How many rows there are. Parses nothing, except CSV files."""
+        if self.format == "parquet":
+            return sum(read_footer(part.path).num_rows for part in self.parts)
+        number = 0
+        for part in self.parts:
+            for row in read_rows(part.path, self.format, number, _none):
+                number = row if isinstance(row, int) else row.number + 1
+        return number
+
+    def types(self) -> dict[str, Any]:
+        """Arrow types of the columns, where the format has types; without columns whose files disagree."""
+        if self.format != "parquet":
+            return {}
+        types = dict[str, Any]()
+        odd = set[str]()
+        for part in self.parts:
+            for name, kind in read_footer(part.path).types.items():
+                try:
+                    types[name] = common_type(types.get(name, kind), kind)
+                except UNREADABLE + (TypeError,):
+                    odd.add(name)
+        return {name: kind for name, kind in types.items() if name not in odd}
+
+    def digested(self) -> InputFiles:
+        """The same with digests, where its files are on this machine and not too large."""
+        local = all(part.path.is_local for part in self.parts)
+        if not local or sum(part.size_bytes for part in self.parts) > _DIGESTED_BYTES:
+            return self
+        parts = [msgspec.structs.replace(part, digest=_digest(part)) for part in self.parts]
+        return InputFiles(self.format, tuple(parts))
+
+    def changed(self, now: InputFiles) -> str | None:
+        """How `now` differs from this source, as a sentence; None where it does not."""
+        before, after = ({part.url: part for part in one.parts} for one in (self, now))
+        for url in sorted(before.keys() | after.keys()):
+            if url not in after:
+                return f"'{url}' is gone."
+            if url not in before:
+                return f"'{url}' is new."
+            if not before[url].same(after[url]):
+                return f"'{url}' has changed."
+        if list(before) != list(after):
+            return "Its files have another order."
+        return None
+
+
+def find_input(
+    inputs: Sequence[str],
+    format_name: str | None = None,
+    is_output: Callable[[StoragePath], bool] = lambda where: False,
+) -> InputFiles:
+    """The files at paths and in folders, and those that patterns match.
+
+    is_output: whether a file is an output; those in a folder, or matched by a pattern, are skipped.
+    Raises: SourceNotFound; ConfigError for an unknown format, for several formats, and for an output that is
+    named itself.
+    """
+    parts: dict[str, InputFile] = {}
+    for pattern in inputs:
+        for where, file in expand_glob(pattern):
+            if not is_output(where):
+                parts[where.url] = InputFile(where.url, file.size_bytes, file.version)
+                _PLACES[where.url] = where
+            elif not file.name:
+                raise ConfigError(f"'{where.url}' would be both input and output; write output elsewhere.")
+    if not parts:
+        raise SourceNotFound(f"There is no file at '{shown(inputs[0])}' except those of the output.")
+    if format_name is not None:
+        return InputFiles(_format(format_name), tuple(parts.values()))
+    formats: set[FileFormat | None] = {format_of(url) for url in parts}
+    if len(formats) > 1:
+        raise ConfigError(
+            f"The input has files of several formats ({', '.join(sorted(str(one) for one in formats))}); "
+            "name files of one format, as in 'data/*.jsonl'."
+        )
+    only = next(iter(formats))
+    if only is None:
+        raise ConfigError(
+            f"'{next(iter(parts))}' has no known extension "
+            f"({', '.join(EXTENSIONS)}); name the format with --input-form."
+        )
+    return InputFiles(only, tuple(parts.values()))
+
+
+def _format(name: str) -> FileFormat:
+    if name not in EXTENSIONS.values():
+        raise ConfigError(f"{name!r} is not a file format; use jsonl, parquet or csv.")
+    return cast(FileFormat, name)
+
+
+def _every(number: int) -> bool:
+    return True
+
+
+def _none(number: int) -> bool:
+    return False
