@@ -359,14 +359,14 @@ async def test_a_row_that_breaks_its_template_fails_alone(order):
 async def test_a_row_that_breaks_our_own_code_fails_alone(order, monkeypatch):
     from penstock.data.job import spec as orders
 
-    real = orders.request_of
+    real = orders.build_request
 
     def broken(fields, *rest):
         if fields["id"] == 1:
             raise ArithmeticError("sampling_rate is 0")
         return real(fields, *rest)
 
-    monkeypatch.setattr(orders, "request_of", broken)
+    monkeypatch.setattr(orders, "build_request", broken)
     asked = order(texts(3))
     done = await job(asked).run()
     assert (done.ok, done.errors) == (2, {"own_code_failed": 1})
@@ -391,7 +391,7 @@ async def test_an_answer_that_breaks_our_own_code_fails_its_row_alone(order, mon
             raise ArithmeticError("odd")
         return real(answer, attempts)
 
-    monkeypatch.setattr(window, "outcome_of", broken)
+    monkeypatch.setattr(window, "classify_response", broken)
     done = await job(order(texts(3))).run()
     assert (done.ok, done.errors) == (2, {"internal_error": 1})
 
