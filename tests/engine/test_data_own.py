@@ -63,9 +63,9 @@ class Watched:
         self.running: list[int] = []
         self.ahead: list[int] = []
 
-    def room(self, in_flight: int) -> int:
+    def available_slots(self, in_flight: int) -> int:
         self.running.append(self._running())
-        return self._backend.room(in_flight)
+        return self._backend.available_slots(in_flight)
 
     async def send(self, request: Request) -> Response:
         self.ahead.append(self.window.in_flight - self._dry)

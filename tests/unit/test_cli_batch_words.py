@@ -63,7 +63,7 @@ PACKED = gzip.compress(ROWS.encode() * 1000)
         ("a.csv", "a;b\n1;2\n", ("--prompt", "{a}"), 2, "separated by commas"),
         ("a.parquet", b"PAR1" + b"x" * 99, (), 1, "a.parquet' cannot be read"),
         ("a.jsonl.gz", ROWS, (), 1, "a.jsonl.gz' cannot be read: Not a gzipped file"),
-        ("a.jsonl.gz", PACKED[:-12], (), 1, "it is cut off"),
+        ("a.jsonl.gz", PACKED[:-12], (), 1, "it is truncated"),
         ("a.jsonl", '[{"prompt": "x"}]', (), 1, "The line must be a JSON object, but is a list"),
         ("a.jsonl", '{"question": "x"}\n' * 3, (), 1, "3 of 3 rows failed"),
         ("a.jsonl", '{"question": "x"}\n', ("--prompt", "{questoin}"), 2, "Did you mean 'question'?"),
@@ -127,7 +127,7 @@ def test_a_fault_of_our_own_says_so(tmp_path: Path, command, monkeypatch, what):
     def broken(*args: object) -> None:
         raise RuntimeError("odd")
 
-    monkeypatch.setattr("penstock.data.job.job.Source.rows", broken)
+    monkeypatch.setattr("penstock.data.job.job.InputFiles.rows", broken)
     put(tmp_path / "in.jsonl", ROWS)
     code, _, err = command(tmp_path / "in.jsonl", "-o", tmp_path / "out.jsonl", *NOWHERE, *what)
     assert (code, "a fault of Penstock's own: RuntimeError: odd" in err, "Traceback" in err) == (

@@ -567,14 +567,14 @@ async def test_a_pipeline_whose_journal_breaks_is_told():
 
 @pytest.mark.parametrize("body", [b'{"choices": []}', b'{"data": []}', b'{"choices": [{"index": "x"}]}'])
 async def test_an_answer_of_another_form_is_a_failure_that_can_be_retried(order, monkeypatch, body: bytes):
-    real = InProcessEngine.ask
+    real = InProcessEngine.send
 
     async def odd(self, request):
         return Response(200, body) if b"row 1" in request.body else await real(self, request)
 
     asked = order(texts(3))
     with monkeypatch.context() as patch:
-        patch.setattr(InProcessEngine, "ask", odd)
+        patch.setattr(InProcessEngine, "send", odd)
         done = await job(asked).run()
     assert (done.ok, done.errors, done.retry_may_help) == (2, {"bad_answer": 1}, True)
     assert (await job(asked, retry_failed=True).run()).ok == 3
