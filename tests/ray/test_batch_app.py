@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from tests.ray.zoo import APP, SLOW, Zoo
 
-from penstock.data.job.hiring import hire
+from penstock.data.job.api import hire
 from penstock.data.job.job import Job
-from penstock.data.job.progress import Watcher
+from penstock.data.job.report import Watcher
 from penstock.data.job.spec import Engines, Order
 
 pytestmark = pytest.mark.parity("X1", "X5")

@@ -15,10 +15,10 @@ from tests.ray.command import Command
 
 from penstock.config import LLMConfig
 from penstock.data.job.job import Job
-from penstock.data.job.progress import Watcher
+from penstock.data.job.protocol import WorkerLost
 from penstock.data.job.ray_workers import Actors, _told
+from penstock.data.job.report import Watcher
 from penstock.data.job.spec import Order
-from penstock.data.job.worker_pool import WorkerLost
 from penstock.errors import EngineStartFailed, Unavailable
 
 pytestmark = pytest.mark.parity("X5", "D13")

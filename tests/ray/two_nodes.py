@@ -21,9 +21,9 @@ from openai import OpenAI
 from ray import serve
 from ray.cluster_utils import Cluster
 
-from penstock.data.job.hiring import hire
+from penstock.data.job.api import hire
 from penstock.data.job.job import Job
-from penstock.data.job.progress import Watcher
+from penstock.data.job.report import Watcher
 from penstock.data.job.spec import Engines, Order
 from penstock.serve import LLMConfig, LLMRouter, LLMServer, build_llm_deployment
 

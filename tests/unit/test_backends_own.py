@@ -16,7 +16,7 @@ from penstock.data.backends.engine_config import with_runner, with_usage_details
 from penstock.data.backends.in_process import InProcessEngine
 from penstock.data.execution.retry import RetryPolicy
 from penstock.data.execution.window import Window
-from penstock.data.job.hiring import hire
+from penstock.data.job.api import hire
 from penstock.data.job.spec import Engines
 from penstock.data.pipeline.configs import EngineProcessorConfig
 from penstock.data.pipeline.stage_spec import station

@@ -19,15 +19,15 @@ from penstock.data.backends.in_process import InProcessEngine
 from penstock.data.backends.protocol import Response
 from penstock.data.execution.retry import RetryPolicy
 from penstock.data.job import manifest
-from penstock.data.job.api import batch, continued
-from penstock.data.job.driver import Limits
-from penstock.data.job.hiring import hire
-from penstock.data.job.job import Job, side_by_side
+from penstock.data.job.api import batch, hire
+from penstock.data.job.job import Job
+from penstock.data.job.pending import side_by_side
 from penstock.data.job.preview import preview
-from penstock.data.job.progress import Watcher
-from penstock.data.job.report import Prices, Report
+from penstock.data.job.protocol import WorkerLost
+from penstock.data.job.report import Limits, Prices, Report, Watcher
 from penstock.data.job.spec import Engines, Order
-from penstock.data.job.worker_pool import Alone, WorkerLost
+from penstock.data.job.validation import continued
+from penstock.data.job.worker import Alone
 from penstock.data.journal.answer_cache import Key, Memory
 from penstock.data.journal.lock import Taken, claim, held
 from penstock.data.results.outcome import Outcome
@@ -357,16 +357,16 @@ async def test_a_row_that_breaks_its_template_fails_alone(order):
 
 
 async def test_a_row_that_breaks_our_own_code_fails_alone(order, monkeypatch):
-    from penstock.data.job import spec as orders
+    from penstock.data.job import pending
 
-    real = orders.build_request
+    real = pending.build_request
 
     def broken(fields, *rest):
         if fields["id"] == 1:
             raise ArithmeticError("sampling_rate is 0")
         return real(fields, *rest)
 
-    monkeypatch.setattr(orders, "build_request", broken)
+    monkeypatch.setattr(pending, "build_request", broken)
     asked = order(texts(3))
     done = await job(asked).run()
     assert (done.ok, done.errors) == (2, {"own_code_failed": 1})

@@ -21,7 +21,7 @@ from penstock.data.backends.in_process import InProcessEngine
 from penstock.data.backends.protocol import Response
 from penstock.data.job.job import Job
 from penstock.data.job.spec import Order
-from penstock.data.job.worker_pool import Alone
+from penstock.data.job.worker import Alone
 from penstock.data.rows.request import Request
 
 pytestmark = pytest.mark.parity("X5")

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 from bucket import s3_server
 
-from penstock.data.journal.index import Index, JournalBroken, ended_in
+from penstock.data.journal.index import Index
 from penstock.data.journal.segment import Entry, Segment, attempt, line
+from penstock.data.journal.segment_reader import JournalBroken, ended_in
 from penstock.data.results.outcome import Failure, Outcome
 from penstock.data.storage.paths import storage_path
 from penstock.errors import Unavailable

@@ -344,8 +344,7 @@ def _start(output: str, *, limits: Any, prices: Any, **asked: Any) -> None:
     from penstock.cli import guard
     from penstock.cli.batch.run import STOP_S, Asked
     from penstock.cli.batch.run import run as work
-    from penstock.data.job.driver import Limits
-    from penstock.data.job.report import Prices
+    from penstock.data.job.report import Limits, Prices
 
     seconds, tokens, failures = limits
     price = Prices(prices[0] or 0.0, prices[1] or 0.0) if any(p is not None for p in prices) else None

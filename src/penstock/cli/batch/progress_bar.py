@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from penstock.data.job.manifest import Record
-from penstock.data.job.progress import Watcher
-from penstock.data.job.report import Tally
+from penstock.data.job.report import Tally, Watcher
 
 _RECENT_S = 10.0
 _LINE_S = 10.0
@@ -44,13 +43,12 @@ class Meter(Watcher):
     def __exit__(self, *args: object) -> None:
         self._progress.stop()
 
-    def begun(self, record: Record, tally: Tally) -> None:
-        parts = record.source.parts
-        what = f"'{parts[0].url}'" if len(parts) == 1 else f"{len(parts)} files"
-        rows = "" if record.total is None else f", {record.total:,} rows"
-        self.said(f"Input: {what}{rows}. Output: '{record.order.output}'.")
+    def begun(self, output: str, inputs: Sequence[str], rows: int | None) -> None:
+        what = f"'{inputs[0]}'" if len(inputs) == 1 else f"{len(inputs)} files"
+        counted = "" if rows is None else f", {rows:,} rows"
+        self.said(f"Input: {what}{counted}. Output: '{output}'.")
         if self._live:
-            self._task = self._progress.add_task("", total=record.total, seen="starting")
+            self._task = self._progress.add_task("", total=rows, seen="starting")
 
     def phase(self, worker: str, phase: str) -> None:
         if self._phases.get(worker) != phase:

@@ -24,13 +24,12 @@ from penstock.cli.output import Output, kept
 from penstock.cli.serve.engine_arguments import read_engine_words
 from penstock.config import LLMConfig
 from penstock.data.job import manifest
-from penstock.data.job.api import continued, settled
-from penstock.data.job.driver import BUDGET, Limits
-from penstock.data.job.hiring import hire
+from penstock.data.job.api import hire
 from penstock.data.job.job import Job
 from penstock.data.job.preview import Preview, preview
-from penstock.data.job.report import Prices, Report, Tally, report
+from penstock.data.job.report import BUDGET, Limits, Prices, Report, Tally, report
 from penstock.data.job.spec import Engines, Order
+from penstock.data.job.validation import continued, settled
 from penstock.data.journal.index import Index
 from penstock.data.journal.lock import held
 from penstock.data.storage.paths import StoragePath

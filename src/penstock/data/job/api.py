@@ -12,21 +12,25 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from penstock.data.backends.protocol import Backend
 from penstock.data.job import manifest
-from penstock.data.job.driver import Limits
-from penstock.data.job.hiring import hire
-from penstock.data.job.job import Job, found_source
-from penstock.data.job.manifest import Record
-from penstock.data.job.progress import Watcher
-from penstock.data.job.report import Prices, Report
+from penstock.data.job.job import Job
+from penstock.data.job.protocol import Crew
+from penstock.data.job.report import Limits, Prices, Report, Watcher
 from penstock.data.job.spec import Engines, Order, Reuse
+from penstock.data.job.validation import continued, settled
+from penstock.data.job.worker import Alone
 from penstock.data.rows.coerce import to_json
 from penstock.data.rows.request import Kind
 from penstock.data.storage.paths import absolute
-from penstock.errors import BadRequest, ConfigError, SourceNotFound
+from penstock.errors import BadRequest, ConfigError
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
+
+
+_TIMEOUT_S = 3600.0
+"""Of one request to a URL: a service that takes it and never answers must not keep the last row for ever."""
 
 
 def batch(
@@ -136,43 +140,48 @@ def _kept(config: LLMConfig) -> dict[str, Any] | None:
         return None
 
 
-def settled(before: Record | None, order: Order, *, retry_failed: bool) -> Report | None:
-    """The report of a job of which nothing is left to do; None where something is.
+def hire(
+    engines: Engines,
+    config: LLMConfig | None,
+    *,
+    kind: Kind = "generate",
+    api_key: str | None = None,
+    verbose: bool = False,
+) -> Crew:
+    """config: of engines of one's own. kind: what they are asked for. Raises: ConfigError."""
+    if engines.url is not None:
+        return Alone(lambda: _url(engines, api_key))
+    if engines.app is not None:
+        from penstock.data.job.ray_workers import Application
 
-    Raises: ConfigError when its input has changed since: then it would be another job.
-    """
-    if before is None or before.report is None or not before.finished or retry_failed:
-        return None
-    if before.order.limit != order.limit or not order.where.exists():
-        return None
-    with suppress(SourceNotFound):
-        if change := before.source.changed(found_source(order)):
-            raise ConfigError(
-                f"'{order.output}' is finished, but for another input: {change} Name another output for it, "
-                f"or remove '{order.journal.url}' and the output."
-            )
-    return before.report
+        return Application(engines, verbose=verbose)
+    if config is None:
+        raise ConfigError("Say who shall answer: a model or a config, a URL, or an application.")
+    from penstock.data.backends.engine_config import with_runner
+    from penstock.data.job.ray_workers import Actors
+
+    size = engines.replicas or replicas(config)
+    return Actors(with_runner(config, kind), size, address=engines.address, verbose=verbose)
 
 
-def continued(before: Order, order: Order) -> None:
-    """Raises: ConfigError when `order` would go on with a job in another way than it began."""
-    if (began := before.engines.identity) != (now := manifest.public(order).engines.identity):
-        raise ConfigError(
-            f"'{order.output}' was begun with {began}, not {now}, and would hold answers of both. If that is "
-            "meant, say so by `penstock batch resume`; else name another output."
-        )
-    if before.limit is not None and order.limit is not None and order.limit < before.limit:
-        raise ConfigError(
-            f"'{order.output}' was begun with limit = {before.limit}, which can be raised, not lowered."
-        )
-    if before.limit is None and order.limit is not None:
-        raise ConfigError(f"'{order.output}' was begun without a limit, which can be raised, not lowered.")
-    if other := manifest.differing(before, order):
-        name, began, now = other[0], getattr(before, other[0]), getattr(order, other[0])
-        raise ConfigError(
-            f"'{order.output}' was begun with {name} = {began!r}, not {now!r}. "
-            "Go on as it was begun (`penstock batch resume`), or name another output."
-        )
+def replicas(config: LLMConfig) -> int:
+    """How many engines a config asks for; the most, where it gives a range."""
+    scaling = config.deployment_config.get("autoscaling_config") or {}
+    most = scaling.get("max_replicas") or config.deployment_config.get("num_replicas") or 1
+    return most if isinstance(most, int) else 1
+
+
+def _url(engines: Engines, api_key: str | None) -> Backend:
+    from penstock.data.backends.openai_service import OpenAIService
+
+    assert engines.url is not None
+    return OpenAIService(
+        engines.url,
+        api_key=api_key,
+        model=engines.model,
+        max_concurrency=engines.concurrency,
+        timeout_s=_TIMEOUT_S,
+    )
 
 
 def _beside_the_loop(job: Job) -> Report:

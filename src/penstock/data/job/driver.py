@@ -10,22 +10,18 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Coroutine, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 from penstock.data.execution.retry import RetryPolicy
 from penstock.data.job.prefix import Waiting
-from penstock.data.job.progress import Watcher
-from penstock.data.job.protocol import Done
+from penstock.data.job.protocol import Crew, Done, Hand, WorkerLost
 from penstock.data.job.queue import Queue, Reused
-from penstock.data.job.report import Tally
-from penstock.data.job.shutdown import Stop
+from penstock.data.job.report import BUDGET, Limits, Tally, Watcher
 from penstock.data.job.worker import done_of
-from penstock.data.job.worker_pool import Crew, Hand, WorkerLost
-from penstock.data.journal.index import ended_in
 from penstock.data.journal.lock import Claim, taken_over
 from penstock.data.journal.segment import Entry, Segment
+from penstock.data.journal.segment_reader import ended_in
 from penstock.data.storage.paths import StoragePath
 from penstock.errors import Error
 
@@ -34,22 +30,39 @@ _LOSSES_IN_A_ROW = 3
 """Of one worker's processes, with no row ended between them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """When to stop although rows are left; None for never. Counted over one run.
+class Stop:
+    """First asked: no new rows, those that run may end. Asked again: at once. For one event loop."""
 
-    Units: seconds; tokens of prompts and answers together; rows that failed. grace_s: for rows that run when
-    it is stopped.
-    """
+    def __init__(self) -> None:
+        self.why: str | None = None
+        self._asked = asyncio.Event()
+        self._now = asyncio.Event()
 
-    seconds: float | None = None
-    tokens: int | None = None
-    failures: int | None = None
-    grace_s: float = 30.0
+    def ask(self, why: str) -> None:
+        """The reason of the first time counts."""
+        if self.why is not None:
+            self._now.set()
+            return
+        self.why = why
+        self._asked.set()
 
+    def at_once(self) -> None:
+        self._now.set()
 
-BUDGET = "budget"
-"""How every reason begins that is a limit."""
+    @property
+    def asked(self) -> bool:
+        return self.why is not None
+
+    async def wait(self) -> None:
+        await self._asked.wait()
+
+    async def wait_now(self, limit_s: float) -> None:
+        """Returns when it was asked again, or when the time is over, counted from now."""
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._now.wait()
+        except TimeoutError:
+            return
 
 
 class Rows(Protocol):

@@ -7,50 +7,43 @@ that, read anew from where it lies, says of every row how it ended.
 from __future__ import annotations
 
 import asyncio
-import difflib
 import logging
-import os
 import shutil
 import tempfile
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from itertools import islice, takewhile
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
 from penstock.data.execution.retry import RetryPolicy
 from penstock.data.job import manifest
-from penstock.data.job.driver import Driver, Limits
+from penstock.data.job.driver import Driver, Stop
 from penstock.data.job.manifest import FINISHED, Record
-from penstock.data.job.output import Columns, Sink, errors_place, failed_place, output_form, sharing
-from penstock.data.job.prefix import Waiting
-from penstock.data.job.progress import Watcher
-from penstock.data.job.report import Prices, Report, Tally, report
-from penstock.data.job.shutdown import Stop
-from penstock.data.job.spec import Asking, Order
-from penstock.data.job.worker_pool import Crew
+from penstock.data.job.output import Columns, Sink, output_form
+from penstock.data.job.pending import Asking, PendingRows
+from penstock.data.job.protocol import Crew
+from penstock.data.job.report import Limits, Prices, Report, Tally, Watcher, report
+from penstock.data.job.spec import Order
+from penstock.data.job.validation import (
+    check_columns,
+    check_ids,
+    check_neighbours,
+    check_new,
+    check_reuse,
+    check_same,
+    found_source,
+    with_lines,
+)
 from penstock.data.journal import segment
 from penstock.data.journal.index import Index
 from penstock.data.journal.lock import Claim, claim, taken_over
-from penstock.data.journal.segment import Entry
 from penstock.data.results.columns import result_columns
-from penstock.data.results.outcome import SKIPPED, Failure, Outcome
-from penstock.data.rows.input_columns import is_batch_line
-from penstock.data.storage.paths import StoragePath, storage_path
-from penstock.data.storage.readers import FileFormat, InputRow
-from penstock.data.storage.source import InputFiles, find_input
+from penstock.data.results.outcome import Outcome
+from penstock.data.storage.source import InputFiles
 from penstock.errors import ConfigError, Error
 
 log = logging.getLogger(__name__)
-
-_THREADS, _ROWS_OF_A_THREAD = 8, 8
-"""That make requests of rows."""
-
-Made = TypeVar("Made")
 
 _PASSES = 3
 """Through the rows that the journal lacks; another one finds what a lost machine had not on disk."""
@@ -95,7 +88,9 @@ class Job:
         now = await asyncio.to_thread(found_source, self.order)
         async with self._claimed() as holder:
             self._record = await asyncio.to_thread(self._opened, now)
-            self._watcher.begun(self._record, self.tally)
+            record = self._record
+            inputs = [part.url for part in record.source.parts]
+            self._watcher.begun(record.order.output, inputs, record.total)
             why = await self._all_rows(holder)
             return await self._end(why, holder)
 
@@ -116,7 +111,7 @@ class Job:
         if before is None:
             opened = self._first(now)
         else:
-            _check_same(before.source, now)
+            check_same(before.source, now)
             self.order = msgspec.structs.replace(self.order, lines=before.order.lines)
             opened = msgspec.structs.replace(before, order=self.order, ended=None, report=None)
             if opened.total is None:
@@ -128,16 +123,16 @@ class Job:
         """The record of a new job, once it is known that it can be run, and resumed. Raises: ConfigError."""
         self.order = order = with_lines(self.order, now)
         Asking(order)
-        _check_neighbours(order, output_form(order, now.format))
+        check_neighbours(order, output_form(order, now.format))
         check_columns(order, now)
         if order.lines:
             check_ids(now)
-        _check_reuse(order)
+        check_reuse(order)
         return Record(order=order, source=now.digested(), total=_total(now))
 
     def _check_input(self) -> None:
         """Raises: ConfigError when the rows are not those any more that were numbered."""
-        _check_same(self._record.source, found_source(self.order))
+        check_same(self._record.source, found_source(self.order))
 
     async def _all_rows(self, holder: Claim) -> str:
         """Why it ended: FINISHED, or what stopped it."""
@@ -147,7 +142,7 @@ class Job:
             index = await self._index()
             retry = self._retry_failed and turn == 0
             other = await asyncio.to_thread(_other, self.order, self._spool / "other")
-            rows = _Rows(self.order, self._record.source, index, other, retry=retry)
+            rows = PendingRows(self.order, self._record.source, index, other, retry=retry)
             self.tally.total = self._limited(self._record.total)
             self.tally.before = rows.ended_before()
             driver = Driver(
@@ -209,171 +204,6 @@ class Job:
         return total if limit is None or total is None else min(limit, total)
 
 
-class _Rows:
-    """The rows of a job that have to be run, as requests; those that cannot be asked, as ended ones.
-
-    total: rows of the input up to the order's limit; known at the end.
-    """
-
-    def __init__(
-        self, order: Order, source: InputFiles, index: Index, other: Index | None, *, retry: bool
-    ) -> None:
-        self.total = 0
-        self._order, self._source, self._index = order, source, index
-        self._asking, self._retry = Asking(order), retry
-        self._other = other
-
-    def ended_before(self) -> int:
-        """Rows that earlier runs have ended, and that are not run again."""
-        counts = self._index.counts()
-        return sum(counts.values()) - (counts["failed"] if self._retry else 0)
-
-    def __iter__(self) -> Iterator[Waiting | Entry]:
-        limit = self._order.limit
-        rows = self._source.rows(self._wanted)
-        return side_by_side(self._waiting, takewhile(lambda row: limit is None or row.number < limit, rows))
-
-    def _wanted(self, number: int) -> bool:
-        """Asked of every row by the reader, in order."""
-        if self._order.limit is None or number < self._order.limit:
-            self.total = number + 1
-        state = self._index.state(number)
-        return state is None or (self._retry and state == "failed")
-
-    def _waiting(self, row: InputRow) -> Waiting | Entry:
-        try:
-            waiting = self._asking.waiting(row)
-        except Exception as error:
-            if not isinstance(error, Error):
-                log.warning("Row %d failed in our own code.", row.number, exc_info=error)
-            failure = Failure.from_error(error, "read" if row.fields is None else "preprocess")
-            return Entry(row.number, Outcome(state="failed", failure=failure))
-        if waiting is None:
-            return Entry(row.number, SKIPPED)
-        waiting.deaths = 0 if self._retry else self._index.deaths.get(row.number, 0)
-        if waiting.key is None:
-            return waiting
-        if (same := self._index.keys.get(waiting.key)) is not None:
-            return Entry(row.number, of=same)
-        if self._other is not None and (other := self._other.keys.get(waiting.key)) is not None:
-            return Entry(row.number, self._other.end(other), key=waiting.key, reused=True)
-        return waiting
-
-
-def side_by_side(make: Callable[[InputRow], Made], rows: Iterator[InputRow]) -> Iterator[Made]:
-    """What is made of each row, in their order, by several threads: it may read pictures from a bucket."""
-
-    def make_all(some: list[InputRow]) -> list[Made]:
-        return [make(row) for row in some]
-
-    with ThreadPoolExecutor(_THREADS, "rows") as pool:
-        made: deque[Future[list[Made]]] = deque()
-        while some := list(islice(rows, _ROWS_OF_A_THREAD)):
-            made.append(pool.submit(make_all, some))
-            if len(made) > _THREADS:
-                yield from made.popleft().result()
-        while made:
-            yield from made.popleft().result()
-
-
-def check_new(order: Order) -> None:
-    """Whether `order` may write to its output, which is new, or its own unfinished one.
-
-    Raises: ConfigError, with what to do instead.
-    """
-    output_form(order, "jsonl")
-    if manifest.read(order.journal) is not None:
-        return
-    there = order.where.files() if order.folder else order.where.exists()
-    if there:
-        raise ConfigError(f"'{order.output}' exists, and no job of ours has begun it. Name another output.")
-
-
-def _check_neighbours(order: Order, form: FileFormat) -> None:
-    """Whether the files of failed rows are free, and no other job's.
-
-    Raises: ConfigError.
-    """
-    failed = failed_place(order, form)
-    beside = [failed, errors_place(order)] if order.lines else [failed]
-    for one in beside:
-        if one.exists():
-            raise ConfigError(
-                f"'{one.url}' exists, where this job would write rows that fail. Move it, or name another "
-                "output."
-            )
-    for output in sharing(order, form):
-        if manifest.read(storage_path(output).with_added_suffix(".journal")) is not None:
-            raise ConfigError(
-                f"'{output}' is a job's output, too, and writes rows that fail to '{failed.url}' as this one "
-                "would. Name another output."
-            )
-
-
-def found_source(order: Order) -> InputFiles:
-    """What the order's inputs mean; without its own output, where that lies in one of their folders.
-
-    Raises: SourceNotFound; ConfigError when the output is named as an input.
-    """
-    output_form(order, "jsonl")
-    forms: list[FileFormat] = ["jsonl", "parquet", "csv"]
-    own = {_real(one) for one in (order.where, errors_place(order), *(failed_place(order, f) for f in forms))}
-    below = tuple(f"{_real(one)}/" for one in (order.where, order.journal))
-
-    def is_output(where: StoragePath) -> bool:
-        url = _real(where)
-        return url in own or url.startswith(below)
-
-    return find_input(order.inputs, order.input_form, is_output)
-
-
-def _real(where: StoragePath) -> str:
-    return os.path.realpath(where.url) if where.is_local else where.url
-
-
-def _total(source: InputFiles) -> int | None:
-    """Rows of the input, where counting them costs little; all of it can be read then."""
-    local = all(part.path.is_local for part in source.parts)
-    return source.count() if local or source.format == "parquet" else None
-
-
-def with_lines(order: Order, source: InputFiles) -> Order:
-    """The order, knowing whether its input is of OpenAI's batch form, by the first row that can be read."""
-    first = next((row.fields for row in source.rows() if row.fields is not None), None)
-    return msgspec.structs.replace(order, lines=first is not None and is_batch_line(first))
-
-
-_LOOKED_AT = 100
-"""Rows that say which columns an input has."""
-
-
-def check_columns(order: Order, source: InputFiles) -> None:
-    """Whether the input has the columns that the prompt names. Raises: ConfigError."""
-    looked = (row.fields for row in islice(source.rows(), _LOOKED_AT))
-    rows = [fields for fields in looked if fields is not None]
-    there = list(dict.fromkeys(name for fields in rows for name in fields))
-    for name in sorted(Asking(order).columns - set(there)) if rows else ():
-        close = difflib.get_close_matches(name, there, 1)
-        meant = f" Did you mean {close[0]!r}?" if close else ""
-        if source.format == "csv" and len(there) == 1 and any(mark in there[0] for mark in ";\t|"):
-            meant = " Columns of a CSV file are separated by commas."
-        raise ConfigError(
-            f"The prompt names the column {name!r}; the input has {', '.join(map(repr, there))}.{meant}"
-        )
-
-
-def check_ids(source: InputFiles) -> None:
-    """Whether each line of OpenAI's batch form has an id of its own. Raises: ConfigError."""
-    seen: dict[str, int] = {}
-    for row in source.rows():
-        name = (row.fields or {}).get("custom_id")
-        if isinstance(name, str) and seen.setdefault(name, row.number) != row.number:
-            raise ConfigError(
-                f"Rows {seen[name]} and {row.number} have the same custom_id, {name!r}: their answers could "
-                "not be told apart. Give each its own."
-            )
-
-
 def _columns(order: Order) -> Columns:
     task = order.task()
     keep_all = output_form(order, "jsonl") == "parquet"
@@ -385,25 +215,16 @@ def _columns(order: Order) -> Columns:
     return shown
 
 
-def _check_same(before: InputFiles, now: InputFiles) -> None:
-    if change := before.changed(now):
-        raise ConfigError(
-            f"The input is not what it was when this job began: {change} Put it back, or start anew with "
-            "another output."
-        )
-
-
-def _check_reuse(order: Order) -> None:
-    if order.reuse_from is not None:
-        other = msgspec.structs.replace(order, output=order.reuse_from)
-        if manifest.read(other.journal) is None:
-            raise ConfigError(f"'{order.reuse_from}' has no journal beside it to take answers from.")
-
-
 def _other(order: Order, spool: Path) -> Index | None:
     """The journal of another output, whose answers count for this one. Raises: ConfigError."""
     if order.reuse_from is None:
         return None
-    _check_reuse(order)
+    check_reuse(order)
     spool.mkdir(exist_ok=True)
     return Index(msgspec.structs.replace(order, output=order.reuse_from).journal, spool)
+
+
+def _total(source: InputFiles) -> int | None:
+    """Rows of the input, where counting them costs little; all of it can be read then."""
+    local = all(part.path.is_local for part in source.parts)
+    return source.count() if local or source.format == "parquet" else None

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.data.job.job import check_ids, check_new, found_source, with_lines
-from penstock.data.job.spec import Asking, Order
+from penstock.data.job.pending import Asking
+from penstock.data.job.spec import Order
+from penstock.data.job.validation import check_ids, check_new, found_source, with_lines
 from penstock.data.results.outcome import Failure
 from penstock.data.rows.request import Request
 from penstock.errors import BadRequest

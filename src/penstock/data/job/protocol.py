@@ -1,11 +1,20 @@
-"""What goes to a worker and comes back: rows to run, and how they ended. Values that cross processes."""
+"""What the driver and its workers say to each other, and the contract of a worker and of a pool of them.
+
+The structs cross process boundaries.
+"""
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import msgspec
 
+from penstock.data.execution.retry import RetryPolicy
 from penstock.data.results.outcome import State
 from penstock.data.rows.request import Request
+from penstock.data.storage.paths import StoragePath
+from penstock.engine import Progress
+from penstock.errors import Unavailable
 
 
 class Lease(msgspec.Struct, frozen=True, array_like=True):
@@ -32,9 +41,45 @@ class Done(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):
-    """A worker's news. room: how many more rows it wants now. running: how many it has."""
+    """A worker's news. room: how many more rows it wants now."""
 
     done: list[Done]
     room: int
-    running: int = 0
-    engine_deaths: int = 0
+
+
+class WorkerLost(Unavailable):
+    """The process of a worker has ended, with what was in it; another one can be made."""
+
+    code = "worker_lost"
+
+
+class Hand(Protocol):
+    """One worker, wherever it runs."""
+
+    async def start(self, progress: Progress) -> None:
+        """Raises: WorkerLost; what the backend raises when it cannot start."""
+        ...
+
+    async def step(self, leases: list[Lease], hungry: bool) -> Step:
+        """See `Worker.step`. Raises: WorkerLost; what made the backend unusable."""
+        ...
+
+    async def stop(self) -> list[Done]:
+        """See `Worker.stop`. Safe to call of a dead one, and twice."""
+        ...
+
+
+class Crew(Protocol):
+    """Makes workers, all of one kind."""
+
+    size: int
+
+    async def open(self) -> None:
+        """Makes ready what all workers need. Raises: Unavailable."""
+        ...
+
+    def hand(self, journal: StoragePath, segment: str, retry_policy: RetryPolicy) -> Hand:
+        """One worker, not started. segment: the name of what it writes into the journal."""
+        ...
+
+    async def close(self) -> None: ...

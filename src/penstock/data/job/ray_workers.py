@@ -32,10 +32,11 @@ from penstock.config.derive.placement import place as placement_of
 from penstock.config.derive.placement import resolved
 from penstock.data.backends.build import actor_options, in_process_engine
 from penstock.data.backends.ray_cluster import RayCluster
+from penstock.data.backends.replica_set import ReplicaSet
 from penstock.data.execution.retry import RetryPolicy
-from penstock.data.job.protocol import Done, Lease, Step
-from penstock.data.job.worker import Worker
-from penstock.data.job.worker_pool import Hand, WorkerLost
+from penstock.data.job.protocol import Done, Hand, Lease, Step, WorkerLost
+from penstock.data.job.spec import Engines
+from penstock.data.job.worker import Alone, Worker
 from penstock.data.journal.segment import Segment
 from penstock.data.storage.paths import StoragePath, storage_path
 from penstock.engine import Progress
@@ -214,3 +215,20 @@ def _told(error: RayError, name: str) -> Error:
 
 
 _FOR_ALL = (ActorUnschedulableError, AuthenticationError, RuntimeEnvSetupError, TaskUnschedulableError)
+
+
+class Application(Alone):
+    """Replicas that Ray Serve keeps on a cluster that runs already."""
+
+    def __init__(self, engines: Engines, *, verbose: bool) -> None:
+        super().__init__(lambda: ReplicaSet(engines.app or "", engines.deployment))
+        self._address, self._verbose = engines.address or "auto", verbose
+        self._cluster: RayCluster | None = None
+
+    async def open(self) -> None:
+        self._cluster = self._cluster or RayCluster(self._address, cpus=0, verbose=self._verbose)
+
+    async def close(self) -> None:
+        cluster, self._cluster = self._cluster, None
+        if cluster is not None:
+            cluster.disconnect()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -116,6 +117,40 @@ class Tally:
     @property
     def tokens(self) -> int:
         return self.prompt_tokens + self.generated_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When to stop although rows are left; None for never. Counted over one run.
+
+    Units: seconds; tokens of prompts and answers together; rows that failed. grace_s: for rows that run when
+    it is stopped.
+    """
+
+    seconds: float | None = None
+    tokens: int | None = None
+    failures: int | None = None
+    grace_s: float = 30.0
+
+
+BUDGET = "budget"
+"""How every reason begins that is a limit."""
+
+
+class Watcher:
+    """Told of a job's steps, on its event loop; must be quick. This one says nothing."""
+
+    def begun(self, output: str, inputs: Sequence[str], rows: int | None) -> None:
+        """The input is known: its files, and its rows where they have been counted."""
+
+    def phase(self, worker: str, phase: str) -> None:
+        """A worker entered a phase of its start; "ready" and "gone" are the last ones."""
+
+    def look(self, tally: Tally) -> None:
+        """Several times a second."""
+
+    def said(self, text: str) -> None:
+        """A sentence for the user."""
 
 
 def report(

@@ -10,14 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.data.job.prefix import Waiting, beginning
-from penstock.data.rows.builder import build_request
-from penstock.data.rows.digest import is_deterministic, request_digest
-from penstock.data.rows.request import Kind, Request, Task
-from penstock.data.rows.template import PromptTemplate
+from penstock.data.rows.request import Kind, Task
 from penstock.data.storage.paths import StoragePath, storage_path
-from penstock.data.storage.readers import InputRow
-from penstock.errors import BadRequest, ConfigError
 
 Reuse = Literal["exact", "all", "off"]
 
@@ -93,59 +87,3 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def task(self) -> Task:
         return Task(kind=self.kind, model=self.engines.model, token_ids=False)
-
-
-class Asking:
-    """Makes requests of rows: the same ones in every run of a job."""
-
-    def __init__(self, order: Order) -> None:
-        """columns: that the template names. Raises: ConfigError for options that do not go together."""
-        self._order, self._task = order, order.task()
-        if order.template is not None and order.kind == "score":
-            raise ConfigError("--prompt does not go with --task score: rows need 'text_1' and 'text_2'.")
-        if order.system is not None and order.template is None:
-            raise ConfigError("--system goes with --prompt; rows with messages have their own.")
-        if order.kind != "generate" and (order.system is not None or not order.chat):
-            what = "--system" if order.system is not None else "--no-chat"
-            raise ConfigError(f"{what} has no effect with --task {order.kind}; leave it out.")
-        if order.lines and (order.defaults or order.template is not None):
-            what = "--prompt" if order.template is not None else "--param and --max-tokens"
-            raise ConfigError(
-                f"{what}: no effect on OpenAI's batch lines, whose bodies are sent as they are."
-            )
-        self._template: PromptTemplate | None = None
-        if order.template is not None:
-            self._template = PromptTemplate(
-                order.template, kind=order.kind, system=order.system, chat=order.chat
-            )
-        self.columns = self._template.columns if self._template is not None else frozenset[str]()
-        self._salt = msgspec.json.encode((order.kind, _who(order.engines)))
-
-    def waiting(self, row: InputRow) -> Waiting | None:
-        """The row as one that waits; None for one that is skipped, for all that --prompt names is empty.
-
-        Raises: Error, with why it cannot be asked.
-        """
-        if row.fields is None:
-            raise BadRequest(row.fault or "The row cannot be read.")
-        template = self._template
-        if template is not None and template.is_blank(row.fields):
-            return None
-        fields = row.fields if template is None else template.fields(row.fields)
-        request = build_request(fields, self._task, self._order.defaults)
-        begin = beginning(request) if self._order.group_prefixes else b""
-        return Waiting(row.number, request, self._key(request), 0, begin)
-
-    def _key(self, request: Request) -> str | None:
-        if self._order.reuse == "off" or request.prompt is not None:
-            return None
-        if self._order.reuse == "exact" and not is_deterministic(request):
-            return None
-        return request_digest(request, self._salt)
-
-
-def _who(engines: Engines) -> tuple[str | None, ...]:
-    """Whose answers they are: another model's do not count."""
-    if engines.words:
-        return (*engines.words, engines.engine)
-    return ("served", engines.model) if engines.model else (engines.url, engines.app, engines.deployment)

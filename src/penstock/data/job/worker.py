@@ -16,10 +16,11 @@ import msgspec
 from penstock.data.backends.protocol import Backend
 from penstock.data.execution.retry import RetryPolicy
 from penstock.data.execution.window import Window
-from penstock.data.job.protocol import Done, Lease, Step
+from penstock.data.job.protocol import Done, Hand, Lease, Step
 from penstock.data.journal.segment import Entry, Segment
 from penstock.data.results.outcome import Failure, Outcome, failed
-from penstock.data.results.responses import invalid_reason
+from penstock.data.results.responses import ResponseUsage, invalid_reason
+from penstock.data.storage.paths import StoragePath
 from penstock.engine import Progress, silent
 from penstock.errors import Error
 
@@ -70,7 +71,7 @@ class Worker:
             raise self._error
         self._news.clear()
         done, self._done = self._done, []
-        return Step(done, self._window.available_slots(), len(self._tasks))
+        return Step(done, self._window.available_slots())
 
     async def stop(self) -> list[Done]:
         """Ends what still runs, without a result; gives what had ended by then."""
@@ -145,20 +146,8 @@ class Worker:
         self._news.set()
 
 
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-
-
 class _Used(msgspec.Struct):
-    usage: _Usage | None = None
+    usage: ResponseUsage | None = None
 
 
 _used = msgspec.json.Decoder(_Used).decode
@@ -166,15 +155,15 @@ _used = msgspec.json.Decoder(_Used).decode
 
 def done_of(row: int, end: Outcome) -> Done:
     """The short form of an outcome."""
-    failure, usage = end.failure, _usage(end)
-    details = usage.prompt_tokens_details
+    failure = end.failure
+    prompt, cached, generated = _usage(end).counts()
     return Done(
         row,
         end.state,
         failure.code if failure else None,
-        usage.prompt_tokens or usage.input_tokens or 0,
-        (details.cached_tokens or 0) if details else 0,
-        usage.completion_tokens or usage.output_tokens or 0,
+        prompt or 0,
+        cached or 0,
+        generated or 0,
         end.attempts,
         end.deaths,
         failure.message[:_SHOWN_CHARS] if failure else "",
@@ -184,10 +173,28 @@ def done_of(row: int, end: Outcome) -> Done:
 _SHOWN_CHARS = 300
 
 
-def _usage(end: Outcome) -> _Usage:
+def _usage(end: Outcome) -> ResponseUsage:
     if end.body is not None:
         try:
-            return _used(end.body).usage or _Usage()
+            return _used(end.body).usage or ResponseUsage()
         except (msgspec.DecodeError, msgspec.ValidationError):
             pass
-    return _Usage()
+    return ResponseUsage()
+
+
+class Alone:
+    """One worker in this process, over a backend that is elsewhere."""
+
+    size = 1
+
+    def __init__(self, backend: Callable[[], Backend]) -> None:
+        self._backend = backend
+
+    async def open(self) -> None:
+        return
+
+    def hand(self, journal: StoragePath, segment: str, retry_policy: RetryPolicy) -> Hand:
+        return Worker(self._backend(), partial(Segment, journal, segment), retry_policy, exclusive=False)
+
+    async def close(self) -> None:
+        return

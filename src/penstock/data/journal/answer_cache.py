@@ -19,8 +19,8 @@ from typing import Any
 
 import cloudpickle
 
-from penstock.data.journal.index import answered, end_at, segments
 from penstock.data.journal.segment import Entry, Segment
+from penstock.data.journal.segment_reader import answered, end_at, segments
 from penstock.data.results.outcome import Outcome
 from penstock.data.rows.digest import is_deterministic, request_digest
 from penstock.data.rows.request import Request

@@ -1,0 +1,155 @@
+"""Rows still to run, as requests, made on threads; the row's error edge."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice, takewhile
+from typing import TypeVar
+
+import msgspec
+
+from penstock.data.job.prefix import Waiting, beginning
+from penstock.data.job.spec import Engines, Order
+from penstock.data.journal.index import Index
+from penstock.data.journal.segment import Entry
+from penstock.data.results.outcome import SKIPPED, Failure, Outcome
+from penstock.data.rows.builder import build_request
+from penstock.data.rows.digest import is_deterministic, request_digest
+from penstock.data.rows.request import Request
+from penstock.data.rows.template import PromptTemplate
+from penstock.data.storage.readers import InputRow
+from penstock.data.storage.source import InputFiles
+from penstock.errors import BadRequest, ConfigError, Error
+
+log = logging.getLogger(__name__)
+
+_THREADS, _ROWS_OF_A_THREAD = 8, 8
+"""That make requests of rows."""
+
+Made = TypeVar("Made")
+
+
+class PendingRows:
+    """The rows of a job that have to be run, as requests; those that cannot be asked, as ended ones.
+
+    total: rows of the input up to the order's limit; known at the end.
+    """
+
+    def __init__(
+        self, order: Order, source: InputFiles, index: Index, other: Index | None, *, retry: bool
+    ) -> None:
+        self.total = 0
+        self._order, self._source, self._index = order, source, index
+        self._asking, self._retry = Asking(order), retry
+        self._other = other
+
+    def ended_before(self) -> int:
+        """Rows that earlier runs have ended, and that are not run again."""
+        counts = self._index.counts()
+        return sum(counts.values()) - (counts["failed"] if self._retry else 0)
+
+    def __iter__(self) -> Iterator[Waiting | Entry]:
+        limit = self._order.limit
+        rows = self._source.rows(self._wanted)
+        return side_by_side(self._waiting, takewhile(lambda row: limit is None or row.number < limit, rows))
+
+    def _wanted(self, number: int) -> bool:
+        """Asked of every row by the reader, in order."""
+        if self._order.limit is None or number < self._order.limit:
+            self.total = number + 1
+        state = self._index.state(number)
+        return state is None or (self._retry and state == "failed")
+
+    def _waiting(self, row: InputRow) -> Waiting | Entry:
+        try:
+            waiting = self._asking.waiting(row)
+        except Exception as error:
+            if not isinstance(error, Error):
+                log.warning("Row %d failed in our own code.", row.number, exc_info=error)
+            failure = Failure.from_error(error, "read" if row.fields is None else "preprocess")
+            return Entry(row.number, Outcome(state="failed", failure=failure))
+        if waiting is None:
+            return Entry(row.number, SKIPPED)
+        waiting.deaths = 0 if self._retry else self._index.deaths.get(row.number, 0)
+        if waiting.key is None:
+            return waiting
+        if (same := self._index.keys.get(waiting.key)) is not None:
+            return Entry(row.number, of=same)
+        if self._other is not None and (other := self._other.keys.get(waiting.key)) is not None:
+            return Entry(row.number, self._other.end(other), key=waiting.key, reused=True)
+        return waiting
+
+
+def side_by_side(make: Callable[[InputRow], Made], rows: Iterator[InputRow]) -> Iterator[Made]:
+    """What is made of each row, in their order, by several threads: it may read pictures from a bucket."""
+
+    def make_all(some: list[InputRow]) -> list[Made]:
+        return [make(row) for row in some]
+
+    with ThreadPoolExecutor(_THREADS, "rows") as pool:
+        made: deque[Future[list[Made]]] = deque()
+        while some := list(islice(rows, _ROWS_OF_A_THREAD)):
+            made.append(pool.submit(make_all, some))
+            if len(made) > _THREADS:
+                yield from made.popleft().result()
+        while made:
+            yield from made.popleft().result()
+
+
+class Asking:
+    """Makes requests of rows: the same ones in every run of a job."""
+
+    def __init__(self, order: Order) -> None:
+        """columns: that the template names. Raises: ConfigError for options that do not go together."""
+        self._order, self._task = order, order.task()
+        if order.template is not None and order.kind == "score":
+            raise ConfigError("--prompt does not go with --task score: rows need 'text_1' and 'text_2'.")
+        if order.system is not None and order.template is None:
+            raise ConfigError("--system goes with --prompt; rows with messages have their own.")
+        if order.kind != "generate" and (order.system is not None or not order.chat):
+            what = "--system" if order.system is not None else "--no-chat"
+            raise ConfigError(f"{what} has no effect with --task {order.kind}; leave it out.")
+        if order.lines and (order.defaults or order.template is not None):
+            what = "--prompt" if order.template is not None else "--param and --max-tokens"
+            raise ConfigError(
+                f"{what}: no effect on OpenAI's batch lines, whose bodies are sent as they are."
+            )
+        self._template: PromptTemplate | None = None
+        if order.template is not None:
+            self._template = PromptTemplate(
+                order.template, kind=order.kind, system=order.system, chat=order.chat
+            )
+        self.columns = self._template.columns if self._template is not None else frozenset[str]()
+        self._salt = msgspec.json.encode((order.kind, _who(order.engines)))
+
+    def waiting(self, row: InputRow) -> Waiting | None:
+        """The row as one that waits; None for one that is skipped, for all that --prompt names is empty.
+
+        Raises: Error, with why it cannot be asked.
+        """
+        if row.fields is None:
+            raise BadRequest(row.fault or "The row cannot be read.")
+        template = self._template
+        if template is not None and template.is_blank(row.fields):
+            return None
+        fields = row.fields if template is None else template.fields(row.fields)
+        request = build_request(fields, self._task, self._order.defaults)
+        begin = beginning(request) if self._order.group_prefixes else b""
+        return Waiting(row.number, request, self._key(request), 0, begin)
+
+    def _key(self, request: Request) -> str | None:
+        if self._order.reuse == "off" or request.prompt is not None:
+            return None
+        if self._order.reuse == "exact" and not is_deterministic(request):
+            return None
+        return request_digest(request, self._salt)
+
+
+def _who(engines: Engines) -> tuple[str | None, ...]:
+    """Whose answers they are: another model's do not count."""
+    if engines.words:
+        return (*engines.words, engines.engine)
+    return ("served", engines.model) if engines.model else (engines.url, engines.app, engines.deployment)

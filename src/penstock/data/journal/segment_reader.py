@@ -1,0 +1,165 @@
+"""Reads segments of a journal back, whatever a kill or a loss of power has left of them.
+
+Used by the index, by the answer cache, and by a driver that recovers the rows of a crashed worker.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Container, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, Any, cast
+
+import msgspec
+
+from penstock.data.journal.segment import run_of
+from penstock.data.results.outcome import Failure, Outcome, State
+from penstock.data.storage.paths import LocalPath, StoragePath
+from penstock.errors import Error
+
+log = logging.getLogger(__name__)
+
+
+class JournalBroken(Error):
+    """A journal holds what no run has written; the message names the file and the line."""
+
+    code = "journal_broken"
+
+
+class _Failure(msgspec.Struct):
+    code: str
+
+
+class _State(msgspec.Struct):
+    state: str
+    failure: _Failure | None = None
+
+
+class EntryHead(msgspec.Struct):
+    """As much of an entry as the index needs; the answer is passed over."""
+
+    row: int
+    end: _State | None = None
+    of: int | None = None
+    key: str | None = None
+    deaths: int = 0
+    used: tuple[int, int, int] | None = None
+    reused: bool = False
+
+
+class _End(msgspec.Struct):
+    """An outcome as it is read: msgspec takes `Raw` only by itself."""
+
+    state: State
+    attempts: int = 1
+    deaths: int = 0
+    body: msgspec.Raw = msgspec.Raw()
+    failure: Failure | None = None
+    waited_s: float = 0.0
+    took_s: float = 0.0
+
+    def outcome(self) -> Outcome:
+        return Outcome(
+            state=self.state,
+            attempts=self.attempts,
+            deaths=self.deaths,
+            body=self.body if bytes(self.body) else None,
+            failure=self.failure,
+            waited_s=self.waited_s,
+            took_s=self.took_s,
+        )
+
+
+class EntryLine(msgspec.Struct):
+    row: int
+    end: _End | None = None
+    of: int | None = None
+
+
+_head = msgspec.json.Decoder(EntryHead).decode
+decode_line = msgspec.json.Decoder(EntryLine).decode
+
+
+def segments(folder: StoragePath, spool: Path | None = None) -> list[Path]:
+    """Files of this machine with all lines of a journal, in the order in which they were begun."""
+    found = (file.name for file in folder.files() if file.name.endswith(".jsonl"))
+    names = sorted(found, key=lambda name: (run_of(name), name))
+    if isinstance(folder, LocalPath):
+        return [Path(folder.url) / name for name in names]
+    if spool is None:
+        raise AssertionError("a bucket's journal is read by way of a spool")
+    return _fetched(folder, names, spool)
+
+
+def _fetched(folder: StoragePath, names: list[str], spool: Path) -> list[Path]:
+    def fetch(name: str) -> Path:
+        to = spool / name
+        if not to.exists():
+            part = to.with_suffix(".part")
+            part.write_bytes((folder / name).read())
+            part.rename(to)
+        return to
+
+    with ThreadPoolExecutor(16) as pool:
+        return list(pool.map(fetch, names))
+
+
+def ended_in(folder: StoragePath, name: str, rows: Container[int]) -> list[tuple[int, Outcome]]:
+    """Those of `rows` that have ended, by the segment `name`: of a worker that has died."""
+    found: list[tuple[int, Outcome]] = []
+    for file in folder.files():
+        if file.name.startswith(f"{name}.") and file.name.endswith(".jsonl"):
+            where = folder / file.name
+            with io.BufferedReader(cast("Any", where.open()), 1 << 20) as lines:
+                for head, _, text in _entries(lines, where.url):
+                    if (
+                        head.end is not None
+                        and head.row in rows
+                        and (end := decode_line(text).end) is not None
+                    ):
+                        found.append((head.row, end.outcome()))
+    return found
+
+
+def answered(file: Path) -> Iterator[tuple[str, int]]:
+    """Digests of requests with an answer that is ok in a segment, and where in it. Raises: JournalBroken."""
+    for head, at in heads(file):
+        if head.key is not None and head.end is not None and head.end.state == "ok":
+            yield head.key, at
+
+
+def end_at(file: Path, at: int) -> Outcome:
+    """How the row of the line at byte `at` ended."""
+    with file.open("rb") as lines:
+        lines.seek(at)
+        found = decode_line(lines.readline()).end
+    if found is None:
+        raise JournalBroken(f"'{file}' has no end of a row at byte {at}.")
+    return found.outcome()
+
+
+def heads(file: Path) -> Iterator[tuple[EntryHead, int]]:
+    with file.open("rb") as lines:
+        for head, at, _ in _entries(lines, str(file)):
+            yield head, at
+
+
+def _entries(lines: IO[bytes], name: str) -> Iterator[tuple[EntryHead, int, bytes]]:
+    """Of each line what the index needs, where it begins, and the line. Raises: JournalBroken."""
+    at = 0
+    for number, text in enumerate(lines, 1):
+        if not text.endswith(b"\n"):
+            return  # a process was killed while it wrote this
+        try:
+            yield _head(text), at, text
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            if b"\0" not in text:  # which a machine that loses power leaves, and nothing else
+                raise JournalBroken(
+                    f"'{name}' is damaged in line {number} ({error}). Delete that line to run its row again."
+                ) from error
+            log.warning(
+                "'%s' has zeros in line %d, as after a loss of power: its row is run again.", name, number
+            )
+        at += len(text)
