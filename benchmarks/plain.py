@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 
-from penstock.engine import Message, Receive, Scope, Send
+from penstock.asgi import Message, Receive, Scope, Send
 
 _JSON = [(b"content-type", b"application/json")]
 _STREAM = [(b"content-type", b"text/event-stream; charset=utf-8")]

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
 
-from penstock.engine import INSIDE, ASGIApp, Message, Scope
+from penstock.asgi import TRUSTED, ASGIApp, Message, Scope, split_events
 
 _QUEUED_MESSAGES = 64  # back-pressure: the app waits when the reader is this far behind
 
@@ -111,7 +111,7 @@ def _scope(path: str, length: int, headers: Mapping[str, str], content_type: str
         "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in merged.items()],
         "client": ("127.0.0.1", 0),
         "server": ("127.0.0.1", 80),
-        "extensions": {INSIDE: {}},
+        "extensions": {TRUSTED: {}},
     }
 
 
@@ -119,7 +119,7 @@ async def events(pieces: AsyncIterator[bytes]) -> AsyncGenerator[list[str], None
     """Whole SSE events (`data: {...}\\n\\n`), as many at a time as one piece completed."""
     rest = b""
     async for piece in pieces:
-        *whole, rest = (rest + piece).split(b"\n\n")
+        whole, rest = split_events(rest + piece)
         if whole:
             yield [event.decode() + "\n\n" for event in whole]
     if rest:

@@ -6,26 +6,12 @@ It knows neither Ray nor HTTP servers; an engine speaks HTTP through the ASGI ap
 
 from __future__ import annotations
 
-import re
-import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping, Sequence
-from contextvars import ContextVar
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
-if TYPE_CHECKING:
-    from penstock.config import LLMConfig
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-INSIDE = "penstock.inside"
-"""Extension in the scope of a request from Penstock's own code, here or at the gateway: what stands before an
-engine for HTTP's sake has been done there."""
+from penstock.asgi import ASGIApp
 
 HOST = "_PENSTOCK_HOST"
 """Environment variable: the address at which other nodes reach this one."""
@@ -40,7 +26,7 @@ Prompt = str | list[int] | Mapping[str, Any]
 """Text, token ids, or the engine's own dict (`prompt`, `prompt_token_ids`, `multi_modal_data`), untouched."""
 
 
-Manner = Literal["wait", "keep", "abort"]
+PauseMode = Literal["wait", "keep", "abort"]
 """What becomes of requests that run when their engine stops making tokens: they finish first; they stand
 still until it goes on; they end at once, with finish_reason "abort" and what they have."""
 
@@ -87,124 +73,23 @@ class Delta:
     logprobs: tuple[tuple[Logprob, ...], ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """Where an engine's time for one request went, until now. Units: seconds; None for what has not begun."""
-
-    queue_s: float | None = None
-    prefill_s: float | None = None
-    decode_s: float | None = None
-
-
-class Watch:
-    """Set in a request's context by whoever wants to know `Spent`; given a way to ask by the engine."""
-
-    __slots__ = ("ask",)
-
-    def __init__(self) -> None:
-        self.ask: Callable[[], Spent] | None = None
-
-
-watch: ContextVar[Watch | None] = ContextVar("watch", default=None)
-
-
-def watched(ask: Callable[[], Spent]) -> None:
-    """Called by an engine when it takes a request. Of several in one HTTP request the first is told of."""
-    found = watch.get()
-    if found is not None and found.ask is None:
-        found.ask = ask
-
-
-class Shortcut(Protocol):
-    """A way for pieces of an answer that has begun, past the layers of the engine's app."""
-
-    @property
-    def open(self) -> bool:
-        """Whether it may be taken. What went by the app before comes before, what goes by it later after."""
-        ...
-
-    def push(self, piece: bytes) -> bool:
-        """Sends now. False when the reader is behind: await `room` before the next one."""
-        ...
-
-    async def room(self) -> None:
-        """Returns when the next piece may follow."""
-        ...
-
-
-shortcut: ContextVar[Shortcut | None] = ContextVar("shortcut", default=None)
-"""Set in a request's context by whoever serves the engine's app; an engine need not know it."""
-
-
-using_adapter: ContextVar[str | None] = ContextVar("using_adapter", default=None)
-"""The loaded adapter that the running request is for, by the engine's name of it; None for the base model.
-
-Set around a request by whoever keeps it loaded meanwhile; obeyed by the engine's app and by `generate`.
-"""
-
-
-kept_here: ContextVar[str] = ContextVar("kept_here", default="")
-"""Set in a request's context by a replica, to its id: part of the ids of what its engine keeps for later."""
-
-
 def plain_name(adapter: str) -> str:
     """What clients call an adapter that the engine knows as `adapter`: all before the last "@"."""
     return adapter.rpartition("@")[0] or adapter
 
 
-@dataclass(frozen=True, slots=True)
-class Gang:
-    """Engines that compute one model together, each in a replica of its own, and which of them this is.
-
-    rank: from 0 to size - 1. host: where the others reach this one's sockets. share: gives to all what the
-    first one says; each calls it as often as the others, those after the first with None.
-    """
-
-    rank: int
-    size: int
-    host: str
-    share: Callable[[Mapping[str, Any] | None], Awaitable[Mapping[str, Any]]]
-
-
-gang: ContextVar[Gang | None] = ContextVar("gang", default=None)
-"""Set around the start of an engine that is one of several; the others start at the same time."""
-
-
-class Prepared:
-    """An engine prompt that the user's code made in place of a request's own messages, prompt or input.
-
-    The request then holds `sign` there, a text of our own, so that an engine's app finds what to replace.
-    """
-
-    __slots__ = ("_prompt", "sign", "taken")
-
-    SIGN = re.compile("prepared-[0-9a-f]{32}")
-
-    def __init__(self, prompt: Prompt) -> None:
-        self._prompt = prompt
-        self.sign = f"prepared-{uuid.uuid4().hex}"
-        self.taken = False
-
-    def take(self) -> Prompt:
-        """The prompt, for the engine's own `generate`."""
-        self.taken = True
-        return self._prompt
-
-
-prepared: ContextVar[Prepared | None] = ContextVar("prepared", default=None)
-"""Set in a request's context by a preprocessor's layer; an engine's app must heed it, or refuse."""
-
-
-def silent(phase: str) -> None:
+def no_progress(phase: str) -> None:
     """The `Progress` of those who do not ask."""
 
 
 class Engine(Protocol):
     """One model on one set of devices. Nothing happens before `start`."""
 
-    def __init__(self, config: LLMConfig) -> None: ...
+    def __init__(self, config: Any) -> None:
+        """config: the model's `LLMConfig`."""
+        ...
 
-    async def start(self, progress: Progress = silent) -> None:
+    async def start(self, progress: Progress = no_progress) -> None:
         """Load the model and make one token. Does nothing when it has been done.
 
         Raises: EngineStartFailed with the engine's real reason.
@@ -280,7 +165,7 @@ class Engine(Protocol):
     # -- control. An engine that lacks one of these raises Unsupported. While it is asleep or paused, requests
     # that come all the same wait in it. Doing again what is done already does nothing.
 
-    async def sleep(self, level: int = 1, mode: Manner = "wait") -> None:
+    async def sleep(self, level: int = 1, mode: PauseMode = "wait") -> None:
         """Gives its memory back until `wakeup`; returns when that is done, and caches are empty.
 
         level: 1 keeps what makes waking up fast, 2 keeps nothing but the process.
@@ -296,7 +181,7 @@ class Engine(Protocol):
 
     def is_sleeping(self) -> bool: ...
 
-    async def pause(self, mode: Manner = "keep", clear_cache: bool = False) -> None:
+    async def pause(self, mode: PauseMode = "keep", clear_cache: bool = False) -> None:
         """Makes no more tokens until `resume`; returns when that is so. Memory stays as it is."""
         ...
 
@@ -325,7 +210,7 @@ class Engine(Protocol):
         """
         ...
 
-    async def update_weights(self, source: Path, version: str, mode: Manner = "wait") -> None:
+    async def update_weights(self, source: Path, version: str, mode: PauseMode = "wait") -> None:
         """Takes the weights in folder `source` in place of its own: of the same shapes, other numbers.
 
         mode: of the short pause that this takes. Caches are empty after it.

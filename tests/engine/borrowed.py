@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.config import LLMConfig
-from penstock.engine import Engine, Progress, silent
+from penstock.engine import Engine, Progress, no_progress
 
 _lent: list[Engine] = []
 
@@ -20,7 +20,7 @@ class Borrowed:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    async def start(self, progress: Progress = silent) -> None:
+    async def start(self, progress: Progress = no_progress) -> None:
         """It has been started."""
 
     async def stop(self) -> None:

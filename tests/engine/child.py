@@ -18,8 +18,8 @@ from pathlib import Path
 import uvicorn
 import yaml
 
+from penstock.asgi import ASGIApp, Receive, Scope, Send
 from penstock.config import LLMConfig
-from penstock.engine import ASGIApp, Receive, Scope, Send
 from penstock.engines.sim.engine import SimEngine
 
 MODEL_ID = "model:under/test"

@@ -12,8 +12,9 @@ from pathlib import Path
 import httpx
 import uvicorn
 
+from penstock.asgi import TRUSTED, ASGIApp, Receive, Scope, Send
 from penstock.config import LLMConfig
-from penstock.engine import INSIDE, ASGIApp, Engine, Receive, Scope, Send
+from penstock.engine import Engine
 from penstock.engines import engine_class
 from penstock.engines.process.engine import ProcessEngine
 
@@ -140,7 +141,7 @@ async def listening(app: ASGIApp, *, ours: bool = True) -> AsyncIterator[httpx.A
 
 def _marked(app: ASGIApp) -> ASGIApp:
     async def asked(scope: Scope, receive: Receive, send: Send) -> None:
-        scope["extensions"] = {INSIDE: {}}
+        scope["extensions"] = {TRUSTED: {}}
         await app(scope, receive, send)
 
     return asked

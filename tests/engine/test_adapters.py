@@ -17,8 +17,8 @@ from adapted import COPIES, PLACES, TRAINED, Adapted, at_once
 from enginetest import MODEL_ID, until
 from safetensors.torch import load_file, save_file
 
-from penstock.engine import using_adapter
 from penstock.layers.adapters import asking_for
+from penstock.request_context import using_adapter
 from recipes.adapters.answers import ANSWERS, BASE_ANSWERS
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.parity("S21", "X14")]

@@ -11,8 +11,9 @@ import httpx
 import pytest
 from enginetest import BLOCK_SIZE, KV_BLOCKS, MODEL_ID, WINDOW, Served, until
 
-from penstock.engine import Delta, Watch, watch
+from penstock.engine import Delta
 from penstock.errors import BadRequest, PromptTooLong
+from penstock.request_context import TimingProbe, timing_probe
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -285,8 +286,8 @@ async def test_generate_says_what_the_endpoint_answers(under_test: Served):
 async def test_it_tells_where_its_time_went_to_whoever_watches(under_test: Served, n: int):
     if under_test.foreign:
         pytest.skip("No answer of an OpenAI server says when its request left the queue.")
-    seen = Watch()
-    before = watch.set(seen)
+    seen = TimingProbe()
+    before = timing_probe.set(seen)
     deltas = under_test.engine.generate(
         QUESTION, {"temperature": 1, "max_tokens": 5, "n": n, "ignore_eos": True}
     )
@@ -296,7 +297,7 @@ async def test_it_tells_where_its_time_went_to_whoever_watches(under_test: Serve
         first = seen.ask()
         async for _ in deltas:
             pass
-    watch.reset(before)
+    timing_probe.reset(before)
     assert first.queue_s is not None
     assert first.queue_s >= 0
     assert first.prefill_s is not None

@@ -13,9 +13,9 @@ from demo_questions import QUESTIONS
 from enginetest import MODEL_ID, Served, listening, serve, vllm_config
 from models import model
 
-from penstock.engine import Gang, gang
 from penstock.engines.vllm.engine import VLLMEngine
 from penstock.errors import EngineStartFailed, Unsupported
+from penstock.request_context import Gang, gang
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.parity("S24"), pytest.mark.full]
 

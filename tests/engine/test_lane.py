@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from enginetest import MODEL_ID, Served, until
 
-from penstock.engine import shortcut
+from penstock.request_context import shortcut
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),

@@ -21,7 +21,7 @@ from tests.models import model
 from tests.ports import unused
 
 from penstock.asgi_client import call
-from penstock.engine import Delta, Prepared, prepared, using_adapter
+from penstock.engine import Delta
 from penstock.engines.process import engine as process_engine
 from penstock.engines.process.engine import ProcessEngine
 from penstock.errors import (
@@ -32,6 +32,7 @@ from penstock.errors import (
     ModelNotFound,
     Unsupported,
 )
+from penstock.request_context import PreparedPrompt, prepared_prompt, using_adapter
 from recipes.adapters.answers import ANSWERS
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.parity("S27")]
@@ -267,12 +268,12 @@ async def test_no_secret_reaches_the_child_or_comes_from_it():
 
 
 async def test_a_prepared_prompt_is_taken_for_completions_only(shared: Served):
-    ours = Prepared({"prompt": "a prompt of our own"})
-    before = prepared.set(ours)
-    completion = await post(shared, "/v1/completions", SHORT | {"prompt": ours.sign, "max_tokens": 20})
-    chat = {"model": MODEL_ID, "messages": [{"role": "user", "content": ours.sign}]}
+    ours = PreparedPrompt({"prompt": "a prompt of our own"})
+    before = prepared_prompt.set(ours)
+    completion = await post(shared, "/v1/completions", SHORT | {"prompt": ours.placeholder, "max_tokens": 20})
+    chat = {"model": MODEL_ID, "messages": [{"role": "user", "content": ours.placeholder}]}
     refused = await post(shared, "/v1/chat/completions", chat)
-    prepared.reset(before)
+    prepared_prompt.reset(before)
     assert completion["choices"][0]["text"] == "a prompt of our own"
     assert refused["error"]["code"] == "unsupported"
 

@@ -21,7 +21,7 @@ from models import model
 from safetensors.torch import load_file, save_file
 
 from penstock.config.schema.sections import LoraConfig
-from penstock.engine import Delta, Prepared, prepared
+from penstock.engine import Delta
 from penstock.engines import engine_class
 from penstock.errors import (
     AdapterBroken,
@@ -33,6 +33,7 @@ from penstock.errors import (
     ModelNotFound,
     Unsupported,
 )
+from penstock.request_context import PreparedPrompt, prepared_prompt
 from recipes.adapters.answers import ANSWERS, BASE_ANSWERS
 from recipes.assistant.lessons import tool
 
@@ -206,8 +207,8 @@ async def test_a_prepared_prompt_takes_the_place_of_the_requests(
     sglang: Served, path: str, fields: dict[str, str], as_tokens: bool
 ):
     tokens = (await ask(sglang, "/tokenize", prompt=PROMPT))["tokens"]
-    ours = Prepared(tokens if as_tokens else PROMPT)
-    body = {key: user(ours.sign) if key == "messages" else ours.sign for key in fields}
+    ours = PreparedPrompt(tokens if as_tokens else PROMPT)
+    body = {key: user(ours.placeholder) if key == "messages" else ours.placeholder for key in fields}
     asked = json.dumps({"model": MODEL_ID, "temperature": 0, "max_tokens": 20, **body}).encode()
     incoming = [{"type": "http.request", "body": asked}]
     sent: list[Any] = []
@@ -218,7 +219,7 @@ async def test_a_prepared_prompt_takes_the_place_of_the_requests(
     async def send(message: Any) -> None:
         sent.append(message)
 
-    before = prepared.set(ours)
+    before = prepared_prompt.set(ours)
     scope = {
         "type": "http",
         "method": "POST",
@@ -226,7 +227,7 @@ async def test_a_prepared_prompt_takes_the_place_of_the_requests(
         "headers": [(b"content-type", b"application/json")],
     }
     await sglang.engine.app()(scope, receive, send)
-    prepared.reset(before)
+    prepared_prompt.reset(before)
     answer = json.loads(b"".join(message.get("body", b"") for message in sent))["choices"][0]
     message = answer.get("message", {})  # its parser holds what comes before `</think>` for thoughts
     assert (answer.get("text") or message["content"] or message["reasoning_content"]).strip() == ANSWER

@@ -33,11 +33,11 @@ from penstock.data.execution.retry import classify_response
 from penstock.data.results.columns import result_columns
 from penstock.data.rows.builder import build_request
 from penstock.data.rows.request import Task
-from penstock.engine import Prepared
-from penstock.engine import prepared as prompt_of_task
 from penstock.errors import BadRequest
 from penstock.hooks import PREPROCESSOR, Hook
 from penstock.layers.preprocessing import Preprocessing
+from penstock.request_context import PreparedPrompt
+from penstock.request_context import prepared_prompt as prompt_of_task
 from recipes.vision.lessons import TOOL
 from recipes.vision.pictures import draw
 
@@ -309,9 +309,9 @@ async def row(vision: Served, **fields: Any) -> str:
     request = build_request(fields, Task(), {"temperature": 0, "max_tokens": 40})
     body = request.body
     if request.prompt is not None:
-        ours = Prepared(pickle.loads(request.prompt))
+        ours = PreparedPrompt(pickle.loads(request.prompt))
         prompt_of_task.set(ours)
-        body = msgspec.json.encode({**json.loads(body), "prompt": ours.sign})
+        body = msgspec.json.encode({**json.loads(body), "prompt": ours.placeholder})
     answer = await call(vision.engine.app(), request.path, body)
     found = result_columns(
         Task(), classify_response(Response(answer.status, await answer.read()), attempts=1)

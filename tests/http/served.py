@@ -10,8 +10,9 @@ import httpx
 import openai
 import replica_process
 
+from penstock.asgi import ASGIApp
 from penstock.config import GatewayConfig, LLMConfig
-from penstock.engine import ASGIApp, Load
+from penstock.engine import Load
 from penstock.engines.sim.engine import SimEngine
 from penstock.layers.adapters import Layer, Source, Store
 from penstock.serve.fleet.table import Table

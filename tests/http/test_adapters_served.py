@@ -11,7 +11,7 @@ import pytest
 from bucket import s3_server
 from served import Replica, Served, chat, until
 
-from penstock.engine import Receive, Scope, Send
+from penstock.asgi import Receive, Scope, Send
 from penstock.layers.adapters import store
 from penstock.serve.gateway.catalogue import ModelCard
 from penstock.serve.gateway.routes import ENGINE_PATHS

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from served import Served, until
 
+from penstock.asgi import Receive, Scope, Send
 from penstock.bench.load.client import Client
 from penstock.bench.load.conversations import Writer
 from penstock.bench.load.driver import Drive, Plan
@@ -27,7 +28,6 @@ from penstock.bench.run.figures import figures as figures_of
 from penstock.bench.run.probe import probe
 from penstock.bench.run.session import Result, Watcher, run
 from penstock.bench.run.settings import Settings, Words
-from penstock.engine import Receive, Scope, Send
 from penstock.errors import ConfigError, Error, ModelNotFound, Unauthorized, Unavailable
 
 pytestmark = pytest.mark.parity("S30")

@@ -7,8 +7,8 @@ import json
 import pytest
 from served import Served, until
 
+from penstock.asgi import Receive, Scope, Send
 from penstock.cli.client.chat import Conversation, Service, chat
-from penstock.engine import Receive, Scope, Send
 from penstock.errors import Error, Unauthorized, Unavailable
 
 

@@ -6,8 +6,9 @@ import json
 import pytest
 from served import Served, until
 
-from penstock.engine import Load, kept_here
+from penstock.engine import Load
 from penstock.openai.response_ids import new_id
+from penstock.request_context import current_replica
 from penstock.serve.gateway.catalogue import ModelCard
 
 pytestmark = pytest.mark.parity("X8")
@@ -25,7 +26,7 @@ class Keeper:
         said = json.loads((await receive())["body"] or b"{}")
         if scope["path"] == "/v1/responses":
             known = self.kept.get(said.get("previous_response_id") or "", "")
-            key = new_id(kept_here.get())
+            key = new_id(current_replica.get())
             self.kept[key] = known + said["input"]
         else:
             key = scope["path"].split("/")[3]

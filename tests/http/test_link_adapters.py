@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from served import NODE, Served, Slots, until
 
-from penstock.engine import Receive, Scope, Send
+from penstock.asgi import Receive, Scope, Send
 from penstock.serve.gateway.catalogue import ModelCard
 from penstock.serve.replica.listener import Listener
 from penstock.transport import link

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from served import Served, Slots
 
-from penstock.engine import Receive, Scope, Send
+from penstock.asgi import Receive, Scope, Send
 from penstock.errors import NotFound
 from penstock.serve.gateway import adapter_listing
 from penstock.serve.gateway.catalogue import ModelCard

@@ -8,13 +8,14 @@ import pytest
 from recording import server
 from served import chat
 
+from penstock import asgi
 from penstock.config import LLMConfig
 from penstock.engines.sim import tokenizer
 from penstock.errors import BadRequest
 from penstock.hooks import PREPROCESSOR, Hook
-from penstock.layers import asgi
 from penstock.layers.generation import Generation
 from penstock.layers.preprocessing import Preprocessing
+from penstock.openai.asgi_response import send_json
 from penstock.serve.gateway.catalogue import ModelCard
 from penstock.serve.gateway.routes import ENGINE_PATHS
 
@@ -33,7 +34,7 @@ NOT_MET = {
 
 
 async def received(receive):
-    return asgi.parsed(await asgi.read(receive))
+    return asgi.parsed(await asgi.read_body(receive))
 
 
 class Vision:
@@ -235,7 +236,7 @@ async def test_sampling_parameters_go_by_each_endpoints_own_names(served):
 
     async def app(scope, receive, send):
         got.append(await received(receive))
-        await asgi.answer(send, {})
+        await send_json(send, {})
 
     pair = {"prompt": "x"}, {"max_tokens": 7, "stop": ["."]}
     config = LLMConfig(model_loading_config={"model_id": "m"}, preprocessor=lambda request: pair)

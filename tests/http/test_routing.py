@@ -5,7 +5,7 @@ import json
 import pytest
 from served import Served, chat
 
-from penstock.engine import Receive, Scope, Send
+from penstock.asgi import Receive, Scope, Send
 from penstock.serve.gateway.catalogue import ModelCard
 
 

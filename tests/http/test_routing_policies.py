@@ -8,7 +8,7 @@ import httpx
 import pytest
 from served import Served, chat, until
 
-from penstock.engine import Receive, Scope, Send
+from penstock.asgi import Receive, Scope, Send
 from penstock.errors import ConfigError
 from penstock.serve.gateway.catalogue import ModelCard
 

@@ -23,7 +23,7 @@ from ray import serve
 from tests.backend_contract import config
 from tests.ports import unused
 
-from penstock.engine import Manner
+from penstock.engine import PauseMode
 from penstock.engines.sim.engine import SimEngine
 from penstock.errors import Unsupported
 from penstock.serve import LLMConfig, LLMServer, build_openai_app
@@ -36,12 +36,12 @@ LIMIT_S = 60
 class Operated(SimEngine):
     """Cannot pause without its cache; reads other weights for as long as a file holds it, see `hold`."""
 
-    async def update_weights(self, source: Path, version: str, mode: Manner = "wait") -> None:
+    async def update_weights(self, source: Path, version: str, mode: PauseMode = "wait") -> None:
         await super().update_weights(source, version, mode)
         while hold(source, os.getpid()).exists():  # noqa: ASYNC110 - nothing tells of it
             await asyncio.sleep(0.05)
 
-    async def pause(self, mode: Manner = "keep", clear_cache: bool = False) -> None:
+    async def pause(self, mode: PauseMode = "keep", clear_cache: bool = False) -> None:
         if clear_cache:
             raise Unsupported("Its cache stays.")
         await super().pause(mode)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.engine import Message, Receive, Scope, Send
+from penstock.asgi import Message, Receive, Scope, Send
 from penstock.engines.edge import Edge
 
 EVENT = b'data: {"choices":[{"delta":{"content":"{\\"error\\""}}]}\n\n'

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from penstock.layers.asgi import ClientGone, while_connected
+from penstock.asgi import ClientGone, while_connected
 
 
 async def test_work_for_a_client_that_left_has_ended_when_that_is_told():

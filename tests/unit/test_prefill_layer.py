@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from penstock import asgi
 from penstock.asgi_client import call
-from penstock.layers import asgi
 from penstock.layers.adapters import asking_for
 from penstock.layers.prefill import Prefill
+from penstock.openai.asgi_response import send_json
 
 pytestmark = pytest.mark.parity("S24")
 
@@ -22,7 +23,7 @@ class Engine:
     """An app that says what it was asked."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await asgi.answer(send, asgi.parsed(await asgi.read(receive)))
+        await send_json(send, asgi.parsed(await asgi.read_body(receive)))
 
 
 class Elsewhere:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.config import LLMConfig
-from penstock.engine import Delta, using_adapter
+from penstock.engine import Delta
 from penstock.engines import engine_class
 from penstock.engines.sim import tokenizer
 from penstock.engines.sim.batch import Batch, Sequence
@@ -30,6 +30,7 @@ from penstock.errors import (
     ModelNotFound,
     PromptTooLong,
 )
+from penstock.request_context import using_adapter
 
 pytestmark = pytest.mark.parity("X16")
 

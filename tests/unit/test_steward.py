@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from penstock.config import LLMConfig
-from penstock.engine import Manner
+from penstock.engine import PauseMode
 from penstock.engines.sim.engine import SimEngine
 from penstock.errors import Unsupported
 from penstock.serve.control.state import Actual, Desired, News, Order, Outcome, Told, Weights, due
@@ -64,7 +64,7 @@ class Control:
 class Restless(SimEngine):
     """An engine that cannot pause."""
 
-    async def pause(self, mode: Manner = "keep", clear_cache: bool = False) -> None:
+    async def pause(self, mode: PauseMode = "keep", clear_cache: bool = False) -> None:
         raise Unsupported("It never pauses.")
 
 
@@ -119,7 +119,7 @@ async def test_control_is_told_whether_it_sleeps_or_is_only_on_its_way():
     control, last = Control(Desired()), asyncio.Event()
 
     class Busy(SimEngine):
-        async def sleep(self, level: int = 1, mode: Manner = "abort") -> None:
+        async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
             await last.wait()  # a request that it waits for
             await super().sleep(level, mode)
 
@@ -138,7 +138,7 @@ async def test_a_second_order_to_sleep_at_the_same_moment_does_nothing():
     control, slept = Control(Desired()), []
 
     class Counting(SimEngine):
-        async def sleep(self, level: int = 1, mode: Manner = "abort") -> None:
+        async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
             slept.append(level)
             await asyncio.sleep(0)
             await super().sleep(level, mode)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 
 from penstock.config import LLMConfig, Settings
 from penstock.config.derive.prefill import to_check
@@ -12,6 +13,12 @@ from penstock.engines.vllm.arguments import check as vllm
 from penstock.engines.vllm.arguments.check import Findings
 
 __all__ = ["Findings", "check_arguments", "options_form"]
+
+_FORMS = {
+    "process": "penstock.engines.process.options:ProcessOptions",
+    "sglang": "penstock.engines.sglang.flags:SGLangOptions",
+    "sim": "penstock.engines.sim.options:SimOptions",
+}
 
 
 def check_arguments(configs: Sequence[LLMConfig]) -> Findings:
@@ -28,16 +35,11 @@ def check_arguments(configs: Sequence[LLMConfig]) -> Findings:
 
 def options_form(engine_name: str) -> type[StrictModel] | None:
     """The form of an engine's `engine_kwargs`, where it is ours; None for vLLM, which has its own."""
-    from penstock.engines.process.options import ProcessOptions
-    from penstock.engines.sglang.flags import SGLangOptions
-    from penstock.engines.sim.options import SimOptions
-
-    forms: dict[str, type[StrictModel]] = {
-        "process": ProcessOptions,
-        "sglang": SGLangOptions,
-        "sim": SimOptions,
-    }
-    return forms.get(engine_name)
+    path = _FORMS.get(engine_name)
+    if path is None:
+        return None
+    module, name = path.split(":")
+    return getattr(import_module(module), name)
 
 
 def _problems_of_forms(configs: Sequence[LLMConfig]) -> list[str]:

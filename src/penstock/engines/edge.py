@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from penstock.engine import ASGIApp, Message, Receive, Scope, Send
+from penstock.asgi import ASGIApp, Message, Receive, Scope, Send
 from penstock.engines import foreign
 from penstock.errors import EngineDead, Error
 from penstock.openai.errors import form, headers

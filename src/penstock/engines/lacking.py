@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from penstock.engine import DEFAULT_WEIGHTS, Manner
+from penstock.engine import DEFAULT_WEIGHTS, PauseMode
 from penstock.errors import Unsupported
 
 
 class Lacking:
     """Base of engines: each control operation is `Unsupported` until the engine has its own."""
 
-    async def sleep(self, level: int = 1, mode: Manner = "wait") -> None:
+    async def sleep(self, level: int = 1, mode: PauseMode = "wait") -> None:
         self._lacks("sleep")
 
     async def wakeup(self) -> None:
@@ -22,7 +22,7 @@ class Lacking:
     def is_sleeping(self) -> bool:
         return False
 
-    async def pause(self, mode: Manner = "keep", clear_cache: bool = False) -> None:
+    async def pause(self, mode: PauseMode = "keep", clear_cache: bool = False) -> None:
         self._lacks("pause")
 
     async def resume(self) -> None:
@@ -49,7 +49,7 @@ class Lacking:
     ) -> list[Any]:
         self._lacks("collective_rpc")
 
-    async def update_weights(self, source: Path, version: str, mode: Manner = "wait") -> None:
+    async def update_weights(self, source: Path, version: str, mode: PauseMode = "wait") -> None:
         self._lacks("update_weights")
 
     def weights_version(self) -> str:

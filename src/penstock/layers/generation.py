@@ -15,10 +15,13 @@ from typing import Any
 
 import msgspec
 
-from penstock.engine import ASGIApp, Delta, Engine, Logprob, Prompt, Receive, Scope, Send, prepared
+from penstock import asgi
+from penstock.asgi import ASGIApp, Receive, Scope, Send
+from penstock.engine import Delta, Engine, Logprob, Prompt
 from penstock.errors import BadRequest, Error
-from penstock.layers import asgi
+from penstock.openai.asgi_response import send_error
 from penstock.openai.errors import CONTENT_TYPE, error_event
+from penstock.request_context import prepared_prompt
 
 log = logging.getLogger(__name__)
 
@@ -101,17 +104,17 @@ class Generation:
         if scope["type"] != "http" or scope["path"] != PATH or scope["method"] != "POST":
             return await self._app(scope, receive, send)
         try:
-            body = await asgi.read(receive)
+            body = await asgi.read_body(receive)
             return await asgi.while_connected(receive, self._answer(scope, body, send))
         except asgi.ClientGone:
             return None
         except Error as error:
-            return await asgi.refuse(send, error, PATH)
+            return await send_error(send, error, PATH)
 
     async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
         """Raises: Error, before the first byte only."""
         asked = _read(body)
-        ours = prepared.get()
+        ours = prepared_prompt.get()
         prompt = asked.engine_prompt() if ours is None else ours.take()
         answer = Answer(_id(scope), [], Usage())
         deltas = self._engine.generate(prompt, asked.sampling_params, request_id=answer.id)

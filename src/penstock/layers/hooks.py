@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from penstock.engine import Scope
+from penstock.asgi import Scope
 from penstock.hooks import Context
 
 if TYPE_CHECKING:

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from penstock.engine import ASGIApp, Message, Receive, Scope, Send, shortcut
+from penstock import asgi
+from penstock.asgi import ASGIApp, Message, Receive, Scope, Send
 from penstock.errors import Error
 from penstock.hooks import Context, Hook
-from penstock.layers import asgi
 from penstock.layers.hooks import context_of
 from penstock.layers.preprocessing import PATHS
+from penstock.openai.asgi_response import send_error
 from penstock.openai.errors import form
+from penstock.request_context import shortcut
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
@@ -91,7 +93,7 @@ class _Answer:
             given = await self._hook(msgspec.json.decode(b"".join(self._held)), self._context)
             body = msgspec.json.encode(_answer(given))
         except Exception as error:
-            await asgi.refuse(self._send, self._hook.fault(error, self._context), self._context.path)
+            await send_error(self._send, self._hook.fault(error, self._context), self._context.path)
             return
         kept = [field for field in self._start["headers"] if field[0].lower() != b"content-length"]
         headers = [*kept, (b"content-length", b"%d" % len(body))]
@@ -99,7 +101,7 @@ class _Answer:
         await self._send({"type": "http.response.body", "body": body})
 
     async def _events(self, message: Message) -> None:
-        *whole, rest = b"".join([*self._held, message.get("body", b"")]).split(b"\n\n")
+        whole, rest = asgi.split_events(b"".join([*self._held, message.get("body", b"")]))
         last = not message.get("more_body")
         self._held = [] if last else [rest]
         try:

@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import msgspec
 
-from penstock.engine import ASGIApp, Receive, Scope, Send
-from penstock.layers import asgi
+from penstock import asgi
+from penstock.asgi import ASGIApp, Receive, Scope, Send
 from penstock.layers.adapters import adapter_of
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Prefill:
         if scope["type"] != "http" or scope["method"] != "POST":
             return await self._app(scope, receive, send)
         try:
-            body = await asgi.read(receive)
+            body = await asgi.read_body(receive)
             request = asgi.parsed(body)
             if request is not None:
                 changed = forget(request)

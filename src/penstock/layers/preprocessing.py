@@ -12,12 +12,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from penstock.engine import ASGIApp, Prepared, Prompt, Receive, Scope, Send, prepared
+from penstock import asgi
+from penstock.asgi import ASGIApp, Receive, Scope, Send
+from penstock.engine import Prompt
 from penstock.errors import BadRequest, Error, OwnCodeFailed
 from penstock.hooks import Context, Meant, meant
 from penstock.hooks.context import authors_ask
-from penstock.layers import asgi, generation
+from penstock.layers import generation
 from penstock.layers.hooks import Asked, context_of
+from penstock.openai.asgi_response import send_error
+from penstock.request_context import PreparedPrompt, prepared_prompt
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
@@ -73,7 +77,7 @@ class Preprocessing:
         if scope["type"] != "http" or scope["path"] not in PATHS or scope["method"] != "POST":
             return await self._app(scope, receive, send)
         try:
-            body = await asgi.read(receive)
+            body = await asgi.read_body(receive)
             request = asgi.parsed(body)
             if request is not None:  # else the engine's app says what is wrong with it
                 found = await asgi.while_connected(receive, self._meant(scope, request))
@@ -81,7 +85,7 @@ class Preprocessing:
         except asgi.ClientGone:
             return None
         except Error as error:
-            return await asgi.refuse(send, error, scope["path"])
+            return await send_error(send, error, scope["path"])
         return await self._app(*asgi.with_body(scope, receive, body), send)
 
     async def _meant(self, scope: Scope, request: Mapping[str, Any]) -> Meant:
@@ -113,8 +117,8 @@ def _encoded(found: Meant, context: Context) -> bytes:
 
 
 def _replaced(found: Meant, path: str) -> Mapping[str, Any]:
-    ours = Prepared(cast("Prompt", found.prompt))
-    prepared.set(ours)
+    ours = PreparedPrompt(cast("Prompt", found.prompt))
+    prepared_prompt.set(ours)
     names = _OWN_NAMES.get(path, {})
     request, sampling = (
         found.request,
@@ -125,10 +129,12 @@ def _replaced(found: Meant, path: str) -> Mapping[str, Any]:
     return {**request, **sampling, **stand_in(ours, path)}
 
 
-def stand_in(ours: Prepared, path: str) -> dict[str, Any]:
-    """The field of a request to `path` that holds the prompt's sign. path: one of `GENERATING`."""
+def stand_in(ours: PreparedPrompt, path: str) -> dict[str, Any]:
+    """The field of a request to `path` that holds the placeholder. path: one of `GENERATING`."""
     field = GENERATING[path]
-    return {field: [{"role": "user", "content": ours.sign}] if field == "messages" else ours.sign}
+    return {
+        field: [{"role": "user", "content": ours.placeholder}] if field == "messages" else ours.placeholder
+    }
 
 
 def _useless(error: Exception, context: Context) -> OwnCodeFailed:

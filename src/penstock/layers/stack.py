@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.engine import ASGIApp, Engine
+from penstock.asgi import ASGIApp
+from penstock.engine import Engine
 from penstock.layers.adapters import Layer, Store
 from penstock.layers.generation import Generation
 from penstock.layers.hooks import Asked

@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import struct
 
-from penstock.engine import Receive, Send
+from penstock.asgi import Receive, Send
 from penstock.transport import link
 from penstock.transport.connection import STREAM, Connection
 

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING
 import ray
 
 from penstock import sources
+from penstock.asgi import ASGIApp
 from penstock.asgi_client import call
 from penstock.data.backends.engine_config import with_usage_details
 from penstock.data.backends.json_fields import with_fields
 from penstock.data.backends.protocol import Response
 from penstock.data.backends.queue_depth import QueueDepth
 from penstock.data.rows.request import Request
-from penstock.engine import ASGIApp, Engine, Load, Prepared, Progress, prepared, silent
+from penstock.engine import Engine, Load, Progress, no_progress
 from penstock.engines import engine_class
 from penstock.errors import BadRequest, EngineDead, EngineStartFailed, Error, Unavailable
 from penstock.hooks import POSTPROCESSOR, PREPROCESSOR, Hook
@@ -31,6 +32,7 @@ from penstock.layers.adapters import Source, Store, asking_for
 from penstock.layers.preprocessing import GENERATING, stand_in
 from penstock.layers.stack import stacked
 from penstock.openai.errors import form
+from penstock.request_context import PreparedPrompt, prepared_prompt
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
@@ -53,7 +55,7 @@ class InProcessEngine:
         self._open: set[asyncio.Task[Response]] = set()
         self._appetite = QueueDepth()
 
-    async def start(self, progress: Progress = silent) -> None:
+    async def start(self, progress: Progress = no_progress) -> None:
         """Raises: EngineStartFailed, also when `engine_start_timeout_s` has passed; ConfigError."""
         async with self._starting:
             if self._model is not None and self._dead is None:
@@ -148,8 +150,8 @@ class InProcessEngine:
                 raise BadRequest(
                     f"{request.path} takes no prompt for the engine; the input must be in the body."
                 )
-            ours = Prepared(pickle.loads(request.prompt))
-            prepared.set(ours)
+            ours = PreparedPrompt(pickle.loads(request.prompt))
+            prepared_prompt.set(ours)
             fields |= stand_in(ours, request.path)
         return with_fields(request.body, fields)
 

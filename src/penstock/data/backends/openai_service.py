@@ -19,7 +19,7 @@ from penstock.data.backends.json_fields import with_fields
 from penstock.data.backends.protocol import Response
 from penstock.data.backends.rate_limit import AdaptiveConcurrency, RateLimiter
 from penstock.data.rows.request import Request
-from penstock.engine import Load, Progress, silent
+from penstock.engine import Load, Progress, no_progress
 from penstock.errors import BadRequest, ConfigError, DeadlineExceeded, Error, Unavailable
 from penstock.openai.errors import envelope
 
@@ -68,7 +68,7 @@ class OpenAIService:
         self._several: list[str] = []
         self._accepted = False
 
-    async def start(self, progress: Progress = silent) -> None:
+    async def start(self, progress: Progress = no_progress) -> None:
         """Raises: Unavailable when the service is not reached, ConfigError when it refuses the key."""
         if self._wire is not None:
             return

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.data.rows.request import Request
-from penstock.engine import Load, Progress, silent
+from penstock.engine import Load, Progress, no_progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Response:
 class Backend(Protocol):
     """Answers requests, many at a time, on one event loop."""
 
-    async def start(self, progress: Progress = silent) -> None:
+    async def start(self, progress: Progress = no_progress) -> None:
         """Makes it ready; after EngineDead, makes a new one. Does nothing when it runs.
 
         Raises: EngineStartFailed, ConfigError, Unavailable.

@@ -20,7 +20,7 @@ from penstock.data.backends.json_fields import with_fields
 from penstock.data.backends.protocol import Response
 from penstock.data.backends.replica import ReplicaClient
 from penstock.data.rows.request import Request
-from penstock.engine import Load, Progress, silent
+from penstock.engine import Load, Progress, no_progress
 from penstock.errors import BadRequest, ConfigError, EngineDead, EngineStartFailed, Unavailable
 from penstock.openai.errors import form
 from penstock.transport import link
@@ -52,7 +52,7 @@ class ReplicaSet:
         self._watch: asyncio.Task[None] | None = None
         self._waking: asyncio.Task[None] | None = None
 
-    async def start(self, progress: Progress = silent) -> None:
+    async def start(self, progress: Progress = no_progress) -> None:
         """Returns when a replica is ready, which wakes a deployment that sleeps.
 
         Raises: Unavailable, ConfigError for names that are not there, EngineStartFailed as Serve has it.

@@ -16,7 +16,7 @@ from penstock.data.backends.replica_set import ReplicaSet
 from penstock.data.backends.serve_handle import ServeHandle, build_argument
 from penstock.data.rows.coerce import to_json
 from penstock.data.rows.request import Request
-from penstock.engine import Load, Progress, silent
+from penstock.engine import Load, Progress, no_progress
 from penstock.errors import BadRequest, ConfigError
 from penstock.openai.errors import envelope
 
@@ -54,7 +54,7 @@ class ServeDeployment:
         self._fleet: ReplicaSet | None = ReplicaSet(app_name, deployment_name)
         self._method = ServeHandle(app_name, deployment_name, dtypes=dtypes, max_concurrency=max_concurrency)
 
-    async def start(self, progress: Progress = silent) -> None:
+    async def start(self, progress: Progress = no_progress) -> None:
         await self._method.start(progress)
         if self._fleet is not None:
             try:

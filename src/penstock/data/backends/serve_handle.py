@@ -24,7 +24,7 @@ from ray.serve.exceptions import (
 from penstock.data.backends import serve_lookup
 from penstock.data.backends.protocol import Response
 from penstock.data.rows.request import Request
-from penstock.engine import Load, Progress, silent
+from penstock.engine import Load, Progress, no_progress
 from penstock.errors import BadRequest, EngineDead, Error, Overloaded, OwnCodeFailed, Unavailable
 from penstock.openai.errors import envelope
 
@@ -54,7 +54,7 @@ class ServeHandle:
         self._in_flight = 0
         self._streams: set[str] = set()
 
-    async def start(self, progress: Progress = silent) -> None:
+    async def start(self, progress: Progress = no_progress) -> None:
         """Raises: Unavailable, ConfigError for names that are not there, EngineStartFailed."""
         if self._deployment is None:
             self._deployment = await serve_lookup.find(self._app_name, self._deployment_name)

@@ -21,7 +21,7 @@ from penstock.data.journal.segment import Entry, Segment
 from penstock.data.results.outcome import Failure, Outcome, failed
 from penstock.data.results.responses import ResponseUsage, invalid_reason
 from penstock.data.storage.paths import StoragePath
-from penstock.engine import Progress, silent
+from penstock.engine import Progress, no_progress
 from penstock.errors import Error
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Worker:
         self._news = asyncio.Event()
         self._error: BaseException | None = None
 
-    async def start(self, progress: Progress = silent) -> None:
+    async def start(self, progress: Progress = no_progress) -> None:
         """Raises: what the backend raises when it cannot start."""
         await self._backend.start(progress)
         self._loop = asyncio.get_running_loop()

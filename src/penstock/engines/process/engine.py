@@ -19,18 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from penstock.asgi import ASGIApp
 from penstock.config.messages.problems import translated
-from penstock.engine import (
-    ASGIApp,
-    Delta,
-    Load,
-    Manner,
-    Progress,
-    Prompt,
-    plain_name,
-    silent,
-    using_adapter,
-)
+from penstock.engine import Delta, Load, PauseMode, Progress, Prompt, no_progress, plain_name
 from penstock.engines import foreign, peft
 from penstock.engines.edge import Edge
 from penstock.engines.lacking import Lacking
@@ -54,6 +45,7 @@ from penstock.errors import (
     Unavailable,
     Unsupported,
 )
+from penstock.request_context import using_adapter
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
@@ -95,7 +87,7 @@ class ProcessEngine(Lacking):
         self._guarding: asyncio.Task[None] | None = None
         self._adapters: dict[str, Path] = {}
 
-    async def start(self, progress: Progress = silent) -> None:
+    async def start(self, progress: Progress = no_progress) -> None:
         if self._child is not None or self._asleep:
             return
         self._refusal = None
@@ -201,7 +193,7 @@ class ProcessEngine(Lacking):
     def max_model_len(self) -> int | None:
         return self._window
 
-    async def sleep(self, level: int = 1, mode: Manner = "wait") -> None:
+    async def sleep(self, level: int = 1, mode: PauseMode = "wait") -> None:
         """Ends the child, whatever the level."""
         if mode == "keep":
             raise BadRequest("Sleep ends the engine's process; mode is 'wait' or 'abort'.")
@@ -224,7 +216,7 @@ class ProcessEngine(Lacking):
         async with self._turn:
             if not self._asleep:
                 return
-            await self._run(silent)
+            await self._run(no_progress)
             self._asleep = False
             self._gate.open()
 

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Iterable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import aiohttp
 import msgspec
 
-from penstock.engine import Prepared, Receive, Scope, Send, prepared, using_adapter
-from penstock.engines.asgi import lifespan, while_connected, whole_body
+from penstock import asgi
+from penstock.asgi import Receive, Scope, Send
 from penstock.engines.process import completion
 from penstock.engines.process.wire import Wire, lines
 from penstock.errors import Unsupported
+from penstock.request_context import PreparedPrompt, prepared_prompt, using_adapter
 
 _HOP_BY_HOP = frozenset(
     {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te"}
@@ -64,13 +65,13 @@ class Relay:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            return await lifespan(receive, send)
+            return await asgi.lifespan(receive, send)
         if scope["type"] != "http":
             return None
-        body = await whole_body(receive)
-        if body is None:
-            return None
-        return await while_connected(receive, self._answer(scope, body, send))
+        with suppress(asgi.ClientGone):
+            body = await asgi.read_body(receive)
+            await asgi.while_connected(receive, self._answer(scope, body, send))
+        return None
 
     async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
         if scope["path"] == "/health":
@@ -79,7 +80,7 @@ class Relay:
             return await send({"type": "http.response.body", "body": b""})
         adapter = using_adapter.get()
         names = self._engine.names(adapter)
-        body = _asked(body, names, adapter is not None, prepared.get())
+        body = _asked(body, names, adapter is not None, prepared_prompt.get())
         async with (
             self._engine.at_work(waits=scope["method"] == "POST") as wire,
             wire.request(scope["method"], _target(scope), body, _for_child(scope["headers"])) as answer,
@@ -120,7 +121,7 @@ async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
             yield piece[error.end() :]
 
 
-def _asked(body: bytes, names: Names, adapted: bool, ours: Prepared | None) -> bytes:
+def _asked(body: bytes, names: Names, adapted: bool, ours: PreparedPrompt | None) -> bytes:
     """The body that the child gets. Raises: Unsupported for a prepared prompt that it cannot take."""
     if names.ours == names.childs and ours is None:
         return body
@@ -131,7 +132,7 @@ def _asked(body: bytes, names: Names, adapted: bool, ours: Prepared | None) -> b
     if adapted or fields.get("model") == names.ours:
         fields["model"] = names.childs
     if ours is not None:
-        if fields.get("prompt") != ours.sign:
+        if fields.get("prompt") != ours.placeholder:
             raise Unsupported(
                 "An engine in a process of its own makes the prompts of chats itself, and takes no prepared "
                 f"ones; {completion.PATH} does."

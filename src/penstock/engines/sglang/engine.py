@@ -18,17 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.config.messages.problems import translated
-from penstock.engine import (
-    Delta,
-    Load,
-    Manner,
-    Progress,
-    Prompt,
-    plain_name,
-    silent,
-    using_adapter,
-    watched,
-)
+from penstock.engine import Delta, Load, PauseMode, Progress, Prompt, no_progress, plain_name
 from penstock.engines import foreign
 from penstock.engines.edge import Edge
 from penstock.engines.process.engine import ProcessEngine
@@ -41,6 +31,7 @@ from penstock.engines.sglang.flags import SGLangOptions, as_process
 from penstock.engines.sglang.front import Front
 from penstock.engines.sglang.times import Times
 from penstock.errors import AdapterBroken, BadRequest, Conflict, Error, ModelNotFound, Unsupported
+from penstock.request_context import report_timings, using_adapter
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
@@ -50,7 +41,7 @@ log = logging.getLogger(__name__)
 _LOOK_S = 0.05
 _LOOKS = 5
 _LIMIT_S = 5.0
-_PAUSES: Mapping[Manner, str] = {"wait": "in_place", "keep": "in_place", "abort": "abort"}
+_PAUSES: Mapping[PauseMode, str] = {"wait": "in_place", "keep": "in_place", "abort": "abort"}
 """SGLang's words; what waits for its end has ended before."""
 
 
@@ -71,7 +62,7 @@ class SGLangEngine(ProcessEngine):
         self._paused = False
         self._weights: tuple[Path, str] | None = None
 
-    async def start(self, progress: Progress = silent) -> None:
+    async def start(self, progress: Progress = no_progress) -> None:
         await asyncio.to_thread(version.warn_of_another, self._python)
         await super().start(progress)
 
@@ -95,7 +86,7 @@ class SGLangEngine(ProcessEngine):
             "stream": True,
         }
         times = Times()
-        watched(times.spent)
+        report_timings(times.spent)
         try:
             async with (
                 self.at_work() as wire,
@@ -128,7 +119,7 @@ class SGLangEngine(ProcessEngine):
 
     # -- control
 
-    async def sleep(self, level: int = 1, mode: Manner = "wait") -> None:
+    async def sleep(self, level: int = 1, mode: PauseMode = "wait") -> None:
         """As its base; what is paused goes on until it ends."""
         if mode == "keep" or self._asleep:
             await super().sleep(level, mode)
@@ -146,7 +137,7 @@ class SGLangEngine(ProcessEngine):
                 await self._order("/pause_generation", {"mode": "in_place"})
             raise
 
-    async def pause(self, mode: Manner = "keep", clear_cache: bool = False) -> None:
+    async def pause(self, mode: PauseMode = "keep", clear_cache: bool = False) -> None:
         async with self._turn:
             if self._paused:
                 return
@@ -156,7 +147,7 @@ class SGLangEngine(ProcessEngine):
         if clear_cache and not self._asleep:
             await self.reset_prefix_cache()
 
-    async def _halt(self, word: str, mode: Manner) -> None:
+    async def _halt(self, word: str, mode: PauseMode) -> None:
         if mode == "wait":
             self._gate.shut()
         try:
@@ -190,7 +181,7 @@ class SGLangEngine(ProcessEngine):
     async def stop_profile(self) -> None:
         await self._order("/stop_profile", {})
 
-    async def update_weights(self, source: Path, version: str, mode: Manner = "wait") -> None:
+    async def update_weights(self, source: Path, version: str, mode: PauseMode = "wait") -> None:
         if not await asyncio.to_thread(source.is_dir):  # SGLang would look for it on the hub
             raise BadRequest(f"There is no folder {source} with weights.")
         async with self._turn:
@@ -345,7 +336,7 @@ class SGLangEngine(ProcessEngine):
             await self._order("/unload_lora_adapter", {"lora_name": name})
 
 
-def _update(source: Path, version: str, mode: Manner) -> Mapping[str, Any]:
+def _update(source: Path, version: str, mode: PauseMode) -> Mapping[str, Any]:
     return {"model_path": str(source), "weight_version": version, "abort_all_requests": mode == "abort"}
 
 

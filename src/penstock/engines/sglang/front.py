@@ -13,10 +13,11 @@ from typing import Any, Protocol, cast
 
 import msgspec
 
-from penstock.engine import ASGIApp, Message, Prepared, Receive, Scope, Send, prepared, using_adapter
-from penstock.engines.asgi import whole_body
+from penstock import asgi
+from penstock.asgi import ASGIApp, Message, Receive, Scope, Send
 from penstock.engines.sglang import deltas, parameters
 from penstock.errors import NotFound, Unsupported
+from penstock.request_context import PreparedPrompt, prepared_prompt, using_adapter
 
 _CHAT, _COMPLETIONS, _TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
 _IDS = {_CHAT: "chatcmpl-", _COMPLETIONS: "cmpl-"}
@@ -64,8 +65,9 @@ class Front:
             )
         if scope["method"] != "POST":
             return await self._app(scope, receive, send)
-        body = await whole_body(receive)
-        if body is None:
+        try:
+            body = await asgi.read_body(receive)
+        except asgi.ClientGone:
             return None
         return await self._post(scope, body, receive, send)
 
@@ -79,7 +81,7 @@ class Front:
             adapter = self._engine.adapter_of(model)
         ids: list[str] = []
         if path in _IDS:
-            ours = prepared.get()
+            ours = prepared_prompt.get()
             if ours is not None:
                 fields = await self._with_prompt(path, fields, ours)
             fields = parameters.in_body(fields, self._engine.known(path), seeds=self._engine.seeds)
@@ -89,17 +91,17 @@ class Front:
         elif path.endswith("tokenize"):
             send = _Tokens(send, self._engine.max_model_len())
         asked = _Once(body, receive)
-        before = prepared.set(None), using_adapter.set(adapter)
+        before = prepared_prompt.set(None), using_adapter.set(adapter)
         try:
             await self._app(scope, asked, send)
         finally:
-            prepared.reset(before[0])
+            prepared_prompt.reset(before[0])
             using_adapter.reset(before[1])
             if asked.gone and ids:
                 await asyncio.shield(self._engine.abort(ids))
         return None
 
-    async def _with_prompt(self, path: str, fields: dict[str, Any], ours: Prepared) -> dict[str, Any]:
+    async def _with_prompt(self, path: str, fields: dict[str, Any], ours: PreparedPrompt) -> dict[str, Any]:
         """The request with the preprocessor's prompt in place of its own. Raises: Unsupported."""
         prompt = deltas.prompt_fields(ours.take())
         if prompt.keys() - {"text", "input_ids"}:

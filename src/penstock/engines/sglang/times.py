@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from penstock.engine import Spent
 from penstock.engines.sglang.deltas import Event
+from penstock.request_context import EngineTimings
 
 
 class Times:
@@ -23,6 +23,6 @@ class Times:
             self._first = self._last
             self._queue_s, self._prefill_s = event.meta_info.queue_time, event.prefill_s
 
-    def spent(self) -> Spent:
+    def spent(self) -> EngineTimings:
         decode_s = None if self._first is None else self._last - self._first
-        return Spent(self._queue_s, self._prefill_s, decode_s)
+        return EngineTimings(self._queue_s, self._prefill_s, decode_s)

@@ -7,16 +7,13 @@ each endpoint does stands in `endpoints`.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from contextlib import suppress
 
-from penstock.engine import Receive, Scope, Send
-from penstock.engines.asgi import lifespan, while_connected, whole_body
-from penstock.engines.sim.endpoints import Call, Endpoint, Endpoints
+from penstock import asgi
+from penstock.asgi import Receive, Scope, Send
+from penstock.engines.sim.endpoints import Call, Endpoint, Endpoints, Simulated
 from penstock.errors import Error, MethodNotAllowed, NotFound
 from penstock.openai.errors import envelope, headers
-
-if TYPE_CHECKING:
-    from penstock.engines.sim.engine import SimEngine
 
 log = logging.getLogger(__name__)
 
@@ -24,18 +21,18 @@ log = logging.getLogger(__name__)
 class App:
     """ASGI over one simulated engine."""
 
-    def __init__(self, engine: SimEngine) -> None:
+    def __init__(self, engine: Simulated) -> None:
         self._routes = Endpoints(engine).routes()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            return await lifespan(receive, send)
+            return await asgi.lifespan(receive, send)
         if scope["type"] != "http":
             return None
-        body = await whole_body(receive)
-        if body is None:
-            return None
-        return await while_connected(receive, self._answer(scope, body, send))
+        with suppress(asgi.ClientGone):
+            body = await asgi.read_body(receive)
+            await asgi.while_connected(receive, self._answer(scope, body, send))
+        return None
 
     async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
         call = Call(body, dict(scope["headers"]), send)

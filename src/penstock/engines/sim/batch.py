@@ -12,10 +12,11 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from penstock.engine import Load, Spent
+from penstock.engine import Load
 from penstock.engines.sim.cache import Block, Cache, Hashes
 from penstock.engines.sim.options import SimOptions
 from penstock.engines.sim.reply import Reply
+from penstock.request_context import EngineTimings
 
 
 @dataclass(eq=False, slots=True)
@@ -41,14 +42,14 @@ class Sequence:
     first_token: float | None = None
     last_token: float | None = None
 
-    def spent(self) -> Spent:
+    def spent(self) -> EngineTimings:
         """Where its time went, until now."""
         if self.scheduled is None:
-            return Spent()
+            return EngineTimings()
         queue_s = self.scheduled - self.arrival
         if self.first_token is None or self.last_token is None:
-            return Spent(queue_s)
-        return Spent(queue_s, self.first_token - self.scheduled, self.last_token - self.first_token)
+            return EngineTimings(queue_s)
+        return EngineTimings(queue_s, self.first_token - self.scheduled, self.last_token - self.first_token)
 
     @property
     def pending(self) -> int:

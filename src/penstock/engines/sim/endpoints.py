@@ -7,18 +7,19 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import msgspec
 
-from penstock.engine import Delta, Prompt, Send, prepared, using_adapter
+from penstock.asgi import Send
+from penstock.engine import Delta, Load, Prompt
 from penstock.engines.sim import metrics, prompt, tokenizer, vectors, wire
 from penstock.engines.sim.events import CHAT, COMPLETION, DONE, Answer, Form, Output
+from penstock.engines.sim.options import SimOptions
+from penstock.engines.sim.scheduler import Counts
 from penstock.errors import BadRequest, Error, ModelNotFound
 from penstock.openai.errors import CONTENT_TYPE, error_event
-
-if TYPE_CHECKING:
-    from penstock.engines.sim.engine import SimEngine
+from penstock.request_context import prepared_prompt, using_adapter
 
 Endpoint = Callable[["Call"], Awaitable[None]]
 
@@ -56,10 +57,34 @@ class Call:
         await self.send({"type": "http.response.body", "body": piece, "more_body": True})
 
 
+class Simulated(Protocol):
+    """What the endpoints ask of their engine."""
+
+    model_id: str
+    options: SimOptions
+
+    def generate(
+        self,
+        prompt: Prompt,
+        params: Mapping[str, Any],
+        *,
+        request_id: str | None = None,
+        adapter: str | None = None,
+    ) -> AsyncGenerator[Delta, None]: ...
+
+    async def check_health(self) -> None: ...
+
+    def adapters(self) -> frozenset[str]: ...
+
+    def load(self) -> Load: ...
+
+    def counts(self) -> Counts: ...
+
+
 class Endpoints:
     """The endpoints of one engine."""
 
-    def __init__(self, engine: SimEngine) -> None:
+    def __init__(self, engine: Simulated) -> None:
         self._engine = engine
         self._created = int(time.time())
 
@@ -93,7 +118,7 @@ class Endpoints:
         outputs = [Output() for _ in range(request.n)]
         with_details = self._engine.options.enable_prompt_tokens_details
         answer = Answer(form, request_id, request.model or self._engine.model_id, outputs, with_details)
-        ours = prepared.get()
+        ours = prepared_prompt.get()
         deltas = self._engine.generate(
             asked if ours is None else ours.take(),
             msgspec.structs.asdict(request),

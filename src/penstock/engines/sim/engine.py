@@ -12,19 +12,9 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.asgi import ASGIApp
 from penstock.config.messages.problems import translated
-from penstock.engine import (
-    DEFAULT_WEIGHTS,
-    ASGIApp,
-    Delta,
-    Load,
-    Manner,
-    Progress,
-    Prompt,
-    plain_name,
-    silent,
-    using_adapter,
-)
+from penstock.engine import DEFAULT_WEIGHTS, Delta, Load, PauseMode, Progress, Prompt, no_progress, plain_name
 from penstock.engines import peft
 from penstock.engines.lacking import Lacking
 from penstock.engines.prepared import prepared
@@ -43,6 +33,7 @@ from penstock.errors import (
     ModelNotFound,
     PromptTooLong,
 )
+from penstock.request_context import using_adapter
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
@@ -68,7 +59,7 @@ class SimEngine(Lacking):
         self._asleep = False
         self._weights = DEFAULT_WEIGHTS
 
-    async def start(self, progress: Progress = silent) -> None:
+    async def start(self, progress: Progress = no_progress) -> None:
         """Raises: EngineStartFailed when `start_error` or a step of the user's says so."""
         if self._task:
             return
@@ -158,7 +149,7 @@ class SimEngine(Lacking):
     def load(self) -> Load:
         return self._scheduler.load()
 
-    async def sleep(self, level: int = 1, mode: Manner = "wait") -> None:
+    async def sleep(self, level: int = 1, mode: PauseMode = "wait") -> None:
         if mode == "keep":
             raise BadRequest("Sleep empties the cache of requests that run; mode is 'wait' or 'abort'.")
         self._asleep = True
@@ -174,7 +165,7 @@ class SimEngine(Lacking):
     def is_sleeping(self) -> bool:
         return self._asleep
 
-    async def pause(self, mode: Manner = "keep", clear_cache: bool = False) -> None:
+    async def pause(self, mode: PauseMode = "keep", clear_cache: bool = False) -> None:
         self._paused = True
         await self._scheduler.pause(mode)
         if clear_cache:
@@ -194,7 +185,7 @@ class SimEngine(Lacking):
     async def reset_prefix_cache(self) -> None:
         self._scheduler.forget()
 
-    async def update_weights(self, source: Path, version: str, mode: Manner = "wait") -> None:
+    async def update_weights(self, source: Path, version: str, mode: PauseMode = "wait") -> None:
         """Any folder will do: what the simulator says does not hang on weights."""
         if not await asyncio.to_thread(source.is_dir):
             raise BadRequest(f"There is no folder {source} with weights.")

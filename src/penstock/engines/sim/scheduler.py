@@ -8,13 +8,14 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from penstock.engine import Delta, Load, Manner, watched
+from penstock.engine import Delta, Load, PauseMode
 from penstock.engines.sim.batch import Batch, CacheCounts
 from penstock.engines.sim.batch import Sequence as Output
 from penstock.engines.sim.cache import Chain
 from penstock.engines.sim.options import SimOptions
 from penstock.engines.sim.reply import Reply
 from penstock.errors import Conflict, EngineDead, Error
+from penstock.request_context import report_timings
 
 
 class Clock:
@@ -73,7 +74,7 @@ class Scheduler:
                 self._hand_over(output)
             self._after_step()
 
-    async def pause(self, mode: Manner) -> None:
+    async def pause(self, mode: PauseMode) -> None:
         """Returns when no more tokens are made; requests that come wait."""
         self._batch.admits = False
         self._frozen = mode == "keep"
@@ -113,7 +114,7 @@ class Scheduler:
         for output in outputs:
             self._streams[output] = deltas
             self._batch.submit(output)
-        watched(outputs[0].spent)
+        report_timings(outputs[0].spent)
         self._arrived.set()
         unfinished = len(outputs)
         try:

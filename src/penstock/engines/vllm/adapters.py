@@ -15,10 +15,11 @@ from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from penstock.engine import plain_name, using_adapter
+from penstock.engine import plain_name
 from penstock.engines import peft
 from penstock.engines.vllm import errors
 from penstock.errors import AdapterBroken, EngineDead, ModelNotFound, Unsupported
+from penstock.request_context import using_adapter
 
 log = logging.getLogger(__name__)
 

@@ -17,20 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.asgi import ASGIApp
 from penstock.config.messages.problems import config_error
-from penstock.engine import (
-    DEFAULT_WEIGHTS,
-    ASGIApp,
-    Delta,
-    Gang,
-    Load,
-    Manner,
-    Progress,
-    Prompt,
-    gang,
-    silent,
-    using_adapter,
-)
+from penstock.engine import DEFAULT_WEIGHTS, Delta, Load, PauseMode, Progress, Prompt, no_progress
 from penstock.engines.edge import Edge
 from penstock.engines.prepared import prepared
 from penstock.engines.vllm import errors
@@ -43,6 +32,7 @@ from penstock.engines.vllm.frontend.endpoints import absence
 from penstock.engines.vllm.version import check_installed
 from penstock.engines.watchdog import Watchdog
 from penstock.errors import EngineDead, EngineStartFailed, Error
+from penstock.request_context import Gang, gang, using_adapter
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -80,7 +70,7 @@ class VLLMEngine:
         self._death = ""
         self._died = asyncio.Event()
 
-    async def start(self, progress: Progress = silent) -> None:
+    async def start(self, progress: Progress = no_progress) -> None:
         if self._llm is not None:
             return
         try:
@@ -294,7 +284,7 @@ class VLLMEngine:
 
     # -- control
 
-    async def sleep(self, level: int = 1, mode: Manner = "wait") -> None:
+    async def sleep(self, level: int = 1, mode: PauseMode = "wait") -> None:
         await self._operable().sleep(level, mode)
 
     async def wakeup(self) -> None:
@@ -303,7 +293,7 @@ class VLLMEngine:
     def is_sleeping(self) -> bool:
         return self._operations is not None and self._operations.sleeping
 
-    async def pause(self, mode: Manner = "keep", clear_cache: bool = False) -> None:
+    async def pause(self, mode: PauseMode = "keep", clear_cache: bool = False) -> None:
         await self._operable().pause(mode, clear_cache)
 
     async def resume(self) -> None:
@@ -330,7 +320,7 @@ class VLLMEngine:
     ) -> list[Any]:
         return await self._operable().collective_rpc(method, timeout, args, kwargs)
 
-    async def update_weights(self, source: Path, version: str, mode: Manner = "wait") -> None:
+    async def update_weights(self, source: Path, version: str, mode: PauseMode = "wait") -> None:
         await self._operable().update_weights(source, version, mode)
 
     def weights_version(self) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.engine import DEFAULT_WEIGHTS, Manner
+from penstock.engine import DEFAULT_WEIGHTS, PauseMode
 from penstock.engines import peft
 from penstock.engines.vllm import errors
 from penstock.engines.vllm.adapters import Adapters
@@ -57,7 +57,7 @@ class Operations:
     def sleeping(self) -> bool:
         return self._level > 0
 
-    async def sleep(self, level: int, mode: Manner) -> None:
+    async def sleep(self, level: int, mode: PauseMode) -> None:
         if mode == "keep":
             raise BadRequest("What a sleeping engine held is gone: mode is 'wait' or 'abort'.", param="mode")
         if level not in (1, 2):
@@ -76,7 +76,7 @@ class Operations:
                     self._llm.gate.set()
                 raise
 
-    async def _empty(self, mode: Manner) -> None:
+    async def _empty(self, mode: PauseMode) -> None:
         """Returns when no request is in the engine; those that come wait at the gate."""
         if mode == "abort":
             await self._llm.pause_generation(mode="abort")
@@ -152,7 +152,7 @@ class Operations:
             await self._llm.update_weight_version(self.version)
         await self._adapters.restore()
 
-    async def pause(self, mode: Manner, clear_cache: bool) -> None:
+    async def pause(self, mode: PauseMode, clear_cache: bool) -> None:
         self._refuse_in_gang("pause")
         async with self._turn:
             if not self.sleeping:
@@ -208,7 +208,7 @@ class Operations:
                 f"The workers refused '{method}': {_last_line(error)}", param="method"
             ) from error
 
-    async def update_weights(self, source: Path, version: str, mode: Manner) -> None:
+    async def update_weights(self, source: Path, version: str, mode: PauseMode) -> None:
         self._refuse_in_gang("take other weights")
         await asyncio.to_thread(_check_weights, source, Path(self._llm.model_config.model))
         async with self._turn:

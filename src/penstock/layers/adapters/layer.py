@@ -12,10 +12,12 @@ from contextlib import AsyncExitStack
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
-from penstock.engine import ASGIApp, Message, Receive, Scope, Send, using_adapter
+from penstock import asgi
+from penstock.asgi import ASGIApp, Message, Receive, Scope, Send
 from penstock.errors import Error
-from penstock.layers import asgi
 from penstock.layers.adapters.store import Store
+from penstock.openai.asgi_response import send_error
+from penstock.request_context import using_adapter
 from penstock.transport.link import ADAPTER
 
 
@@ -36,18 +38,14 @@ class Layer:
             try:
                 key = await (using if self._store.has(name) else early.unless_gone(using))
             except Error as error:
-                return await asgi.refuse(send, error, scope["path"])
-            except _Gone:
+                return await send_error(send, error, scope["path"])
+            except asgi.ClientGone:
                 return None
             before = using_adapter.set(key)
             try:
                 await self._app(scope, early if early.messages else receive, send)
             finally:
                 using_adapter.reset(before)
-
-
-class _Gone(Exception):
-    """Nobody waits for the answer any more."""
 
 
 class _Early:
@@ -61,14 +59,14 @@ class _Early:
         return self.messages.popleft() if self.messages else await self._receive()
 
     async def unless_gone(self, using: Coroutine[Any, Any, str]) -> str:
-        """What `using` gives. Ends it when the client goes. Raises: _Gone."""
+        """What `using` gives. Ends it when the client goes. Raises: ClientGone."""
         task = asyncio.create_task(using)
         reading = asyncio.create_task(self._read(task))
         try:
             return await task
         except asyncio.CancelledError:
             if reading.done() and not asyncio.current_task().cancelling():  # pyright: ignore[reportOptionalMemberAccess]
-                raise _Gone from None
+                raise asgi.ClientGone from None
             raise
         finally:
             reading.cancel()

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.engine import Manner
+from penstock.engine import PauseMode
 from penstock.errors import BadRequest
 
 Actual = Literal["starting", "ready", "asleep", "paused"]
@@ -19,7 +19,7 @@ class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     source: str
     version: str
-    mode: Manner = "wait"
+    mode: PauseMode = "wait"
 
 
 class Desired(msgspec.Struct, frozen=True):
@@ -32,8 +32,8 @@ class Desired(msgspec.Struct, frozen=True):
     version: int = 0
     replica: str = ""
     sleep: int = 0
-    sleep_mode: Manner = "wait"
-    pause: Manner | None = None
+    sleep_mode: PauseMode = "wait"
+    pause: PauseMode | None = None
     clear_cache: bool = False
     weights: Weights | None = None
     application: str = ""
@@ -99,7 +99,7 @@ class _Sleep(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Pause(msgspec.Struct, forbid_unknown_fields=True):
-    mode: Manner = "keep"
+    mode: PauseMode = "keep"
     clear_cache: bool = False
 
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock import errors
+from penstock.asgi import Receive, Scope, Send
 from penstock.config import GatewayConfig
 from penstock.config.derive.prefill import prefill_name
-from penstock.engine import Receive, Scope, Send
 from penstock.serve.fleet.links import Fleet
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway import admin, body, routes, stored_responses

@@ -14,7 +14,7 @@ from collections import OrderedDict
 
 import msgspec
 
-from penstock.engine import Receive
+from penstock.asgi import Receive
 from penstock.errors import BadRequest, Overloaded, TooLarge
 from penstock.serve.gateway.response import ClientGone
 from penstock.serve.http import limits

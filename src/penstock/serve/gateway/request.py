@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, quote
 
-from penstock.engine import Receive, Scope
+from penstock.asgi import Receive, Scope
 from penstock.errors import BadRequest, Error, MethodNotAllowed, Unauthorized
 from penstock.metrics import RouteMetrics
 from penstock.serve.gateway.response import ClientGone, Reply

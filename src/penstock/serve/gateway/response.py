@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from penstock.engine import Send
+from penstock.asgi import Send
 from penstock.errors import Error
 from penstock.metrics import Buckets
 from penstock.openai import errors as wire

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from penstock.engine import ASGIApp, Message, Receive, Scope, Send
+from penstock.asgi import ASGIApp, Message, Receive, Scope, Send
 
 _PIECES_PER_S = 1000
 """Of all streams together: some third of a core, of what Serve's proxy and the ingress replica take."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from penstock.engine import ASGIApp, Message, Receive, Scope, Send
+from penstock.asgi import ASGIApp, Message, Receive, Scope, Send
 from penstock.serve.http.coalescing import Coalesced
 from penstock.transport.headers import REQUEST_ID
 

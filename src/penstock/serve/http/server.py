@@ -17,7 +17,7 @@ import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from penstock.engine import ASGIApp
+from penstock.asgi import ASGIApp
 from penstock.errors import ConfigError, Unavailable
 from penstock.serve.http import limits
 from penstock.serve.http.connection_limits import Connections, Peer, expire

@@ -23,11 +23,12 @@ from pydantic import BaseModel
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
-from penstock.engine import ASGIApp, Receive, Scope, Send
+from penstock import asgi
+from penstock.asgi import ASGIApp, Receive, Scope, Send
 from penstock.errors import BadRequest, Error
 from penstock.hooks import Threads, fault, takes_two
-from penstock.layers import asgi
 from penstock.layers.hooks import context_of
+from penstock.openai.asgi_response import send_error, send_json
 from penstock.openai.errors import form
 from penstock.serve.gateway.routes import RESERVED
 
@@ -79,7 +80,7 @@ class OwnEndpoints:
         if method is None or scope["method"] != "POST":
             return await self._app(scope, receive, send)
         try:
-            body = await asgi.read(receive)
+            body = await asgi.read_body(receive)
             scope, again = asgi.with_body(scope, receive, body)
             work = self._answer(method, body, scope, again, _Counted(send, scope["path"]))
             await asgi.while_connected(receive, work)
@@ -123,7 +124,7 @@ class _Counted:
         if self._begun:
             await self._send({"type": "http.response.body", "body": form(self._path).event(error)})
         else:
-            await asgi.refuse(self._send, error, self._path)
+            await send_error(self._send, error, self._path)
 
 
 def _wants_http(method: Callable[..., Any]) -> bool:
@@ -147,7 +148,7 @@ async def _send(given: Any, scope: Scope, receive: Receive, send: Send) -> None:
     elif isinstance(given, Response):
         await given(scope, receive, send)
     else:
-        await asgi.answer(send, _plain(given))
+        await send_json(send, _plain(given))
 
 
 async def _stream(events: AsyncGenerator[Any, None], send: Send) -> None:

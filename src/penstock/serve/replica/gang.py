@@ -20,8 +20,8 @@ import ray
 from ray import serve
 from ray.exceptions import RayError
 
-from penstock.engine import Gang
 from penstock.errors import EngineStartFailed
+from penstock.request_context import Gang
 
 log = logging.getLogger(__name__)
 

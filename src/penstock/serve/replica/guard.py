@@ -18,23 +18,12 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.engine import (
-    DEFAULT_WEIGHTS,
-    INSIDE,
-    ASGIApp,
-    Load,
-    Message,
-    Receive,
-    Scope,
-    Send,
-    Spent,
-    Watch,
-    kept_here,
-    shortcut,
-)
-from penstock.engine import watch as watching
+from penstock.asgi import TRUSTED, ASGIApp, Message, Receive, Scope, Send
+from penstock.engine import DEFAULT_WEIGHTS, Load
 from penstock.errors import EngineDead, Error, Unavailable
 from penstock.openai.errors import envelope, headers
+from penstock.request_context import EngineTimings, TimingProbe, current_replica, shortcut
+from penstock.request_context import timing_probe as watching
 from penstock.serve.http import direct_writer
 from penstock.transport import link, multiplexer
 from penstock.transport.address import Address
@@ -151,8 +140,8 @@ class Guard:
         if self._refusal is not None:
             return await _turn_away(send, self._refusal, link.UNTOUCHED)
         scope["headers"] = [field for field in scope["headers"] if _for_app(field[0])]
-        scope["extensions"] = {**scope.get("extensions", {}), INSIDE: {}}
-        kept_here.set(self._replica_id)
+        scope["extensions"] = {**scope.get("extensions", {}), TRUSTED: {}}
+        current_replica.set(self._replica_id)
         trunk_to = self._trunks.get(gateway)
         answer = _Answer(send, trunk_to, int(fields.get(STREAM, 0)), self._facts.weights)
         return await self._pass(gateway, scope, receive, answer)
@@ -240,7 +229,7 @@ class _Answer:
         """number: of the stream on the trunk; 0 when the gateway wants nothing there."""
         self._weights = weights
         self._arrived_at = time.monotonic()
-        self._watch = Watch()
+        self._watch = TimingProbe()
         watching.set(self._watch)
         shortcut.set(self)
         self.direct = direct
@@ -310,7 +299,7 @@ class _Answer:
     def _timing(self) -> bytes:
         """In milliseconds. front: all around the engine, such as chat template, tokens and JSON."""
         total_s = time.monotonic() - self._arrived_at
-        spent = self._watch.ask() if self._watch.ask is not None else Spent()
+        spent = self._watch.ask() if self._watch.ask is not None else EngineTimings()
         inside = {"engine-queue": spent.queue_s, "prefill": spent.prefill_s, "decode": spent.decode_s}
         known = {name: seconds for name, seconds in inside.items() if seconds is not None}
         parts = {"front": max(0.0, total_s - sum(known.values()))} | known

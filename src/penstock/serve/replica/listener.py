@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 
-from penstock.engine import ASGIApp
+from penstock.asgi import ASGIApp
 from penstock.errors import Unavailable
 from penstock.serve.http.connection_limits import Connections
 from penstock.serve.http.server import Port, bind

@@ -15,11 +15,12 @@ from typing import Any
 import msgspec
 from ray.serve.handle import DeploymentHandle
 
+from penstock import asgi
+from penstock.asgi import ASGIApp, Scope
 from penstock.asgi_client import call
 from penstock.config import GatewayConfig, LLMConfig
 from penstock.config.derive.prefill import prefill_half, prefill_name
-from penstock.engine import DEFAULT_WEIGHTS, ASGIApp, Scope
-from penstock.layers import asgi
+from penstock.engine import DEFAULT_WEIGHTS
 from penstock.layers.prefill import WHERE, for_prefill
 from penstock.serve.fleet import membership
 from penstock.serve.fleet.membership import Members

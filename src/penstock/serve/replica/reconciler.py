@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.engine import Engine, Manner
+from penstock.engine import Engine, PauseMode
 from penstock.errors import Conflict, Error, Unsupported
 from penstock.serve.control.state import (
     FOLLOW_S,
@@ -232,7 +232,7 @@ class Steward:
                 return await getattr(self._engine, operation)()
         return None
 
-    async def sleep(self, level: int, mode: Manner) -> None:
+    async def sleep(self, level: int, mode: PauseMode) -> None:
         """Raises: Conflict when it sleeps at another level."""
         async with self._turn:
             if not self.begun.is_set():
@@ -252,7 +252,7 @@ class Steward:
             elif self._engine.is_sleeping():
                 await self._toward("asleep", self._engine.wakeup())
 
-    async def pause(self, mode: Manner, clear_cache: bool) -> None:
+    async def pause(self, mode: PauseMode, clear_cache: bool) -> None:
         async with self._turn:
             await self._toward("paused", self._engine.pause(mode, clear_cache))
 

@@ -24,10 +24,11 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from penstock import autoscaling, lifeline, progress
+from penstock.asgi import ASGIApp, Receive, Scope, Send
 from penstock.asgi_client import batched, call, events
 from penstock.config import GatewayConfig, LLMConfig
 from penstock.config.derive.placement import gang_size
-from penstock.engine import HOST, ASGIApp, Delta, Engine, Prompt, Receive, Scope, Send, gang, kept_here
+from penstock.engine import HOST, Delta, Engine, Prompt
 from penstock.engines import engine_class
 from penstock.errors import BadRequest, ConfigError, EngineStartFailed, Error
 from penstock.hooks import POSTPROCESSOR, PREPROCESSOR, Hook
@@ -36,6 +37,7 @@ from penstock.layers.adapters.source import Downloader
 from penstock.layers.hooks import Asked
 from penstock.layers.stack import stacked
 from penstock.openai.errors import form
+from penstock.request_context import current_replica, gang
 from penstock.serve.control import deployment
 from penstock.serve.control.state import Group, News, Outcome, Told
 from penstock.serve.fleet.membership import ADAPTERS
@@ -476,7 +478,7 @@ class LLMServer(Operated, metaclass=_Constructed):
         await self.steward.begun.wait()
         self.steward.asked()
         if self._listener:
-            kept_here.set(self._listener.address.replica_id)  # a response's id says where it is kept
+            current_replica.set(self._listener.address.replica_id)  # a response's id says where it is kept
         reply = await call(self._app(), path, content, fields, content_type)
         try:
             if reply.status >= 400:

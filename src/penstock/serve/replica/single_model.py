@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from starlette.responses import Response
 
+from penstock.asgi import Receive, Scope, Send
 from penstock.config import GatewayConfig, LLMConfig
-from penstock.engine import Receive, Scope, Send
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway.app import Gateway
 from penstock.serve.gateway.catalogue import ModelCard

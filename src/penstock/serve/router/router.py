@@ -16,9 +16,9 @@ import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from penstock.asgi import ASGIApp
 from penstock.config import GatewayConfig
 from penstock.config.derive.prefill import prefill_name
-from penstock.engine import ASGIApp
 from penstock.errors import Error
 from penstock.serve.fleet import membership
 from penstock.serve.fleet.table import Table

@@ -19,10 +19,10 @@ from typing import Any
 
 import psutil
 
-from penstock.engine import Gang
 from penstock.engines.vllm.core import failure_reason as reason
 from penstock.engines.vllm.core import kv_transfer, plugin
 from penstock.errors import EngineDead
+from penstock.request_context import Gang
 
 _GRACE_S = 5.0
 _LINGER_MS = 500

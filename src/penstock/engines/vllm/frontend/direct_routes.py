@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from penstock.engine import INSIDE, ASGIApp, Message, Receive, Scope, Send
+from penstock.asgi import TRUSTED, ASGIApp, Message, Receive, Scope, Send
 from penstock.engines.vllm.frontend import limits, request_models
 from penstock.errors import BadRequest
 
@@ -147,7 +147,7 @@ def _is_json(scope: Scope) -> bool:
 
 def _is_ours(scope: Scope) -> bool:
     """Whether nothing in it is for those layers: of a browser's page it is told who may read the answer."""
-    return INSIDE in scope.get("extensions", ()) and b"origin" not in dict(scope["headers"])
+    return TRUSTED in scope.get("extensions", ()) and b"origin" not in dict(scope["headers"])
 
 
 def _middleware(app: FastAPI) -> set[str]:

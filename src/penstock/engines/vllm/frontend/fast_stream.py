@@ -18,8 +18,8 @@ from pydantic_core import to_json
 from vllm.outputs import RequestOutput
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
-from penstock.engine import Shortcut, shortcut
 from penstock.engines.vllm.frontend.timing import collector
+from penstock.request_context import Shortcut, shortcut
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,9 @@ import msgspec
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 
-from penstock.engine import Prepared, Prompt, prepared
+from penstock.engine import Prompt
 from penstock.errors import BadRequest
+from penstock.request_context import PreparedPrompt, prepared_prompt
 
 Render = Callable[..., Awaitable[Any]]
 
@@ -80,7 +81,7 @@ def take_prepared(renderer: Any, model_config: Any) -> None:
             return await render_text(prompts, tok_params, **more)
         return await engine_inputs(ours, tok_params, more)
 
-    async def engine_inputs(ours: Prepared, tok_params: Any, more: Mapping[str, Any]) -> Any:
+    async def engine_inputs(ours: PreparedPrompt, tok_params: Any, more: Mapping[str, Any]) -> Any:
         """As `generate` would read the prompt, within the limits of the request."""
         if tok_params is not None:
             usual = renderer.default_cmpl_tok_params.add_special_tokens
@@ -114,7 +115,7 @@ def _placed(render: Render) -> Render:
 
 def refuse_unprepared() -> None:
     """Raises: NotImplementedError where this model's prompts are made without the renderer."""
-    ours = prepared.get()
+    ours = prepared_prompt.get()
     if ours is not None and not ours.taken:
         raise NotImplementedError(
             "The engine makes the prompts of this model itself, and takes no prepared ones."
@@ -130,13 +131,13 @@ def _refuse_signs(conversations: Sequence[Any]) -> None:
         for message in conversation:
             content = message.get("content") if isinstance(message, dict) else None
             texts = (part.get("text") for part in content) if isinstance(content, list) else (content,)
-            if any(isinstance(text, str) and Prepared.SIGN.fullmatch(text) for text in texts):
+            if any(isinstance(text, str) and PreparedPrompt.PLACEHOLDER.fullmatch(text) for text in texts):
                 raise VLLMValidationError(
                     "The response that `previous_response_id` names was made from a prompt of this model's "
                     "preprocessor, which is not kept. Send the conversation in `input`."
                 )
 
 
-def _meant(asked: Sequence[Any]) -> Prepared | None:
-    ours = prepared.get()
-    return ours if ours is not None and ours.sign in str(asked) else None
+def _meant(asked: Sequence[Any]) -> PreparedPrompt | None:
+    ours = prepared_prompt.get()
+    return ours if ours is not None and ours.placeholder in str(asked) else None

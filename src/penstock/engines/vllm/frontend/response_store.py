@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.engine import kept_here
 from penstock.engines.vllm.frontend import structured_output
 from penstock.openai.response_ids import new_id
+from penstock.request_context import current_replica
 
 MOST_RESPONSES = 1000
 MOST_BYTES = 256 << 20
@@ -42,7 +42,7 @@ class Kept:
                 self._serving, request
             )  # vLLM looks at it only when the answer has begun
         self._recall(request)
-        request.request_id = new_id(kept_here.get())
+        request.request_id = new_id(current_replica.get())
         if request.store:
             self._make_room(request.request_id, _size(raw_request))
         return await self._create(request, raw_request)

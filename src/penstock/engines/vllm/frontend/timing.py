@@ -16,8 +16,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import RequestOutputCollector
 from vllm.v1.metrics.stats import RequestStateStats
 
-from penstock.engine import Spent, watched
 from penstock.engines.vllm.frontend.prepared_prompts import refuse_unprepared
+from penstock.request_context import EngineTimings, report_timings
 
 collector: ContextVar[RequestOutputCollector | None] = ContextVar("collector", default=None)
 """Of the request that the running task has handed to the engine last."""
@@ -47,7 +47,7 @@ class TimedLLM(AsyncLLM):
         collector.set(taken)
         stats = self._stats(taken.request_id)
         if stats is not None:
-            watched(lambda: spent(stats))
+            report_timings(lambda: spent(stats))
         return taken
 
     async def _add_request(self, request: EngineCoreRequest, *args: Any, **kwargs: Any) -> None:
@@ -67,13 +67,13 @@ class TimedLLM(AsyncLLM):
         return state.stats if state else None
 
 
-def spent(stats: RequestStateStats) -> Spent:
+def spent(stats: RequestStateStats) -> EngineTimings:
     """Instants of the core's clock become durations; 0 stands there for what has not happened."""
     if not stats.scheduled_ts:
-        return Spent()
+        return EngineTimings()
     queue_s = stats.scheduled_ts - stats.queued_ts
     if not stats.first_token_ts:
-        return Spent(queue_s)
-    return Spent(
+        return EngineTimings(queue_s)
+    return EngineTimings(
         queue_s, stats.first_token_ts - stats.scheduled_ts, stats.last_token_ts - stats.first_token_ts
     )

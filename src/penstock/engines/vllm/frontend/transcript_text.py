@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.responses import PlainTextResponse
 
-from penstock.engine import ASGIApp, Receive, Scope, Send
+from penstock.asgi import ASGIApp, Receive, Scope, Send
 
 _CREATES = {
     "/v1/audio/transcriptions": ("openai_serving_transcription", "create_transcription"),

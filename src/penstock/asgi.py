@@ -1,28 +1,40 @@
-"""One HTTP exchange as layers before the engine's app see it: its body read, put back, or answered here."""
+"""ASGI: its types, and one HTTP exchange as apps of our own handle it.
+
+A body is read, put back for the next app, or answered here; work ends when the client goes. Knows no server
+and no engine.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine
+import re
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any, TypeVar, cast
 
 import msgspec
 
-from penstock.engine import Message, Receive, Scope, Send
-from penstock.errors import Error
-from penstock.openai.errors import CONTENT_TYPE, form, headers
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+TRUSTED = "penstock.inside"
+"""Extension in the scope of a request from Penstock's own code, in this process or at the gateway:
+authentication and other HTTP-level checks have already been done."""
 
 _Result = TypeVar("_Result")
 
 _decode = msgspec.json.Decoder().decode
+_EVENT_END = re.compile(rb"\n\n|\r\n\r\n")
 
 
 class ClientGone(Exception):
-    """Nobody waits for the answer any more."""
+    """The client has closed its connection: there is nobody to answer."""
 
 
-async def read(receive: Receive) -> bytes:
+async def read_body(receive: Receive) -> bytes:
     """The whole body. Raises: ClientGone."""
     pieces: list[bytes] = []
     while True:
@@ -81,19 +93,19 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, _Result]) 
             task.exception()
 
 
-async def refuse(send: Send, error: Error, path: str) -> None:
-    """Answers with `error`, in the form that clients of `path` read."""
-    body = form(path).envelope(error)
-    await send({"type": "http.response.start", "status": error.status, "headers": headers(error, body)})
-    await send({"type": "http.response.body", "body": body})
+async def lifespan(receive: Receive, send: Send) -> None:
+    """Says that startup and shutdown are complete, for an app without steps of its own."""
+    while True:
+        event = (await receive())["type"]
+        await send({"type": f"{event}.complete"})
+        if event == "lifespan.shutdown":
+            return
 
 
-async def answer(send: Send, value: Any) -> None:
-    """Answers with `value` as JSON."""
-    body = msgspec.json.encode(value)
-    fields = [(b"content-type", CONTENT_TYPE), (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": 200, "headers": fields})
-    await send({"type": "http.response.body", "body": body})
+def split_events(data: bytes) -> tuple[list[bytes], bytes]:
+    """The whole SSE events at the start of `data`, without the blank line that ends each, and the rest."""
+    *whole, rest = _EVENT_END.split(data)
+    return whole, rest
 
 
 async def _disconnect(receive: Receive) -> None:

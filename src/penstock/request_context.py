@@ -1,0 +1,118 @@
+"""Context variables that accompany a request, or an engine's start: what HTTP and `generate` do not carry.
+
+Those who call an engine set them; engines read them.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from penstock.engine import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTimings:
+    """Where an engine's time for one request went, until now. Units: seconds; None for what has not begun."""
+
+    queue_s: float | None = None
+    prefill_s: float | None = None
+    decode_s: float | None = None
+
+
+class TimingProbe:
+    """Set in a request's context by those who want its `EngineTimings`; the engine sets `ask`."""
+
+    __slots__ = ("ask",)
+
+    def __init__(self) -> None:
+        self.ask: Callable[[], EngineTimings] | None = None
+
+
+timing_probe: ContextVar[TimingProbe | None] = ContextVar("timing_probe", default=None)
+
+
+def report_timings(ask: Callable[[], EngineTimings]) -> None:
+    """Called by an engine when it takes a request. Of several in one HTTP request the first is told of."""
+    found = timing_probe.get()
+    if found is not None and found.ask is None:
+        found.ask = ask
+
+
+class Shortcut(Protocol):
+    """A way for pieces of an answer that has begun, past the layers of the engine's app."""
+
+    @property
+    def open(self) -> bool:
+        """Whether it may be taken. What went by the app before comes before, what goes by it later after."""
+        ...
+
+    def push(self, piece: bytes) -> bool:
+        """Sends now. False when the reader is behind: await `room` before the next one."""
+        ...
+
+    async def room(self) -> None:
+        """Returns when the next piece may follow."""
+        ...
+
+
+shortcut: ContextVar[Shortcut | None] = ContextVar("shortcut", default=None)
+"""Set in a request's context by whoever serves the engine's app; an engine need not know it."""
+
+
+using_adapter: ContextVar[str | None] = ContextVar("using_adapter", default=None)
+"""The loaded adapter that the running request is for, by the engine's name of it; None for the base model.
+
+Set around a request by whoever keeps it loaded meanwhile; obeyed by the engine's app and by `generate`.
+"""
+
+
+current_replica: ContextVar[str] = ContextVar("current_replica", default="")
+"""Set in a request's context by a replica, to its id: part of the ids of what its engine keeps for later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """Engines that compute one model together, each in a replica of its own, and which of them this is.
+
+    rank: from 0 to size - 1. host: where the others reach this one's sockets. share: gives to all what the
+    first one says; each calls it as often as the others, those after the first with None.
+    """
+
+    rank: int
+    size: int
+    host: str
+    share: Callable[[Mapping[str, Any] | None], Awaitable[Mapping[str, Any]]]
+
+
+gang: ContextVar[Gang | None] = ContextVar("gang", default=None)
+"""Set around the start of an engine that is one of several; the others start at the same time."""
+
+
+class PreparedPrompt:
+    """An engine prompt that the user's code made in place of a request's own messages, prompt or input.
+
+    The request then holds `placeholder` there, so that an engine's app finds what to replace.
+    """
+
+    __slots__ = ("_prompt", "placeholder", "taken")
+
+    PLACEHOLDER = re.compile("prepared-[0-9a-f]{32}")
+
+    def __init__(self, prompt: Prompt) -> None:
+        self._prompt = prompt
+        self.placeholder = f"prepared-{uuid.uuid4().hex}"
+        self.taken = False
+
+    def take(self) -> Prompt:
+        """The prompt, for the engine's own `generate`."""
+        self.taken = True
+        return self._prompt
+
+
+prepared_prompt: ContextVar[PreparedPrompt | None] = ContextVar("prepared_prompt", default=None)
+"""Set in a request's context by a preprocessor's layer; an engine's app must heed it, or refuse."""
