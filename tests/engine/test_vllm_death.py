@@ -36,15 +36,15 @@ async def test_a_killed_core_ends_streams_and_rows_and_batch_starts_another():
         await own.start()
         (core,) = set(psutil.Process().children()) - others
         assert own._model is not None
-        async with listening(own._model.engine.app()) as http:
-            doomed = Served(own._model.engine, http)
+        async with listening(own._started.engine.app()) as http:
+            doomed = Served(own._started.engine, http)
             await lose(core, doomed, own)
             await refuses(doomed)
         await own.start()
         answer = await own.send(row(CHAT, messages=[{"role": "user", "content": "What is Penstock?"}]))
         assert answer.status == 200
         assert json.loads(answer.body)["usage"]["prompt_tokens_details"] is not None, "batch asks for them"
-        await deafen(own._model.engine)
+        await deafen(own._started.engine)
     finally:
         await own.stop()
 

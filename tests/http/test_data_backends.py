@@ -225,7 +225,7 @@ async def test_an_answer_that_breaks_off_counts_as_an_answer():
     async with service(cut) as base, started(OpenAIService(base, model="m")) as asked:
         answer = await asked.send(row())
         assert answer.status == 502
-        assert "broke off" in json.loads(answer.body)["error"]["message"]
+        assert "broke the connection" in json.loads(answer.body)["error"]["message"]
 
 
 async def test_a_connection_that_was_closed_for_its_idleness_costs_nothing():

@@ -33,7 +33,7 @@ def deploy(replicas: int) -> None:
 
 
 def pids(fleet: ReplicaSet) -> list[int]:
-    return [member.hello.pid for member in fleet._members.values() if member.ready]
+    return [member.hello.pid for member in fleet._replicas.values() if member.ready]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -116,7 +116,7 @@ async def mortals(two: ReplicaSet) -> ReplicaSet:
 async def test_rows_are_shared_between_replicas_and_a_killed_one_costs_none(mortals: ReplicaSet):
     asking = [asyncio.create_task(ended(mortals, long())) for _ in range(200)]
     await until(lambda: mortals.load().running > 100)
-    in_flight = {member.id: member.in_flight for member in mortals._members.values()}
+    in_flight = {member.id: member.in_flight for member in mortals._replicas.values()}
     assert min(in_flight.values()) > 50
     killed = pids(mortals)[0]
     os.kill(killed, signal.SIGKILL)
@@ -144,7 +144,7 @@ async def test_a_window_outlives_the_death_of_all_replicas(mortals: ReplicaSet):
 
 
 async def test_a_replica_that_leaves_ends_its_rows_and_gets_no_more(mortals: ReplicaSet):
-    before: set[Any] = set(mortals._members)
+    before: set[Any] = set(mortals._replicas)
     asking = [asyncio.create_task(mortals.send(long())) for _ in range(100)]
     await until(lambda: mortals.load().running == 100)
     await asyncio.to_thread(deploy, 1)

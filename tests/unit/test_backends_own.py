@@ -179,7 +179,7 @@ async def test_a_prompt_for_the_engine_is_refused_where_none_is_taken(make: Any)
     request = Request(path="/v1/embeddings", body=b"{}", prompt=pickle.dumps({"prompt": "mine"}))
     answer = await (await make()).send(request)
     assert answer.status == 400
-    assert "takes no prompt for the engine" in json.loads(answer.body)["error"]["message"]
+    assert "does not take an engine prompt" in json.loads(answer.body)["error"]["message"]
 
 
 async def test_token_ids_are_asked_by_generate(make: Any):
@@ -201,7 +201,7 @@ async def test_a_death_ends_what_is_open_and_start_makes_a_new_engine(make: Any)
 
 async def test_a_death_with_nothing_in_it_costs_the_next_row_nothing(make: Any):
     engine = await make()
-    engine._model.engine.die()
+    engine._started.engine.die()
     await until(lambda: engine.available_slots(0) == 0)
     assert (await engine.send(Request(path=COMPLETIONS, body=b'{"prompt": "x"}'))).status == 200
 
@@ -251,6 +251,6 @@ async def test_a_start_that_takes_too_long_says_what_to_raise():
 async def test_many_starts_make_one_engine(make: Any):
     engine = await make()
     await engine.send(Request(path=COMPLETIONS, body=b'{"prompt": "x", "max_tokens": 1}'))
-    before = engine._model
+    before = engine._started
     await asyncio.gather(*(engine.start() for _ in range(5)))
-    assert engine._model is before
+    assert engine._started is before

@@ -1,4 +1,7 @@
-"""What answers rows: an engine in this process, a fleet behind Ray Serve, a URL, any deployment's method.
+"""What answers the requests of rows.
 
-Above it: the window, which knows the protocol only. Each file here is one backend, beside what they share.
+In order: `protocol` is what a window knows of all backends; `build` makes one for a config, which
+`engine_config` adapts; `in_process`, `openai_service`, `replica_set` (each `replica` at its own listener) and
+`serve_deployment` (by `serve_handle`, found by `serve_lookup`) are the backends; they share `http_client`,
+`json_fields`, `queue_depth` and `rate_limit`. `ray_cluster` connects to Ray or starts it.
 """

@@ -1,6 +1,6 @@
-"""From a config to an engine in an actor of Ray: the actor's options, and what is made inside it.
+"""From a config to an engine in a Ray actor: the actor's options, and the backend made inside it.
 
-The same for jobs and for pipelines, so that neither shows a secret or forgets a resource.
+The same for jobs and pipelines, so that neither shows a secret or forgets a resource.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 
 def in_process_engine(config: LLMConfig) -> InProcessEngine:
-    """Made in the actor's process, which gets the secret variables that no option of the actor may show."""
+    """Call it in the actor's process: sets the secret variables that the actor's options must not show."""
     _, secrets = without_secrets(runtime_env(config))
     os.environ.update(secrets)
     return InProcessEngine(config)
 
 
 def actor_options(config: LLMConfig, placement: Placement) -> dict[str, Any]:
-    """Ray's options of the actor itself; bundles come beside them."""
+    """Ray options of the actor itself, without its placement group."""
     options = {name: value for name, value in placement.actor.items() if value not in (None, {}, [])}
     environment, _ = without_secrets(runtime_env(config))
     return {**options, "runtime_env": environment} if environment else options
 
 
 def single_actor_options(config: LLMConfig, nodes: Nodes | None) -> dict[str, Any]:
-    """Ray's options of an actor without a placement group, for an engine on one node.
+    """Ray options of an actor without a placement group, for an engine on one node.
 
-    An engine on CPU reserves none, unless the config says how many.
+    An engine on CPU reserves no CPUs, unless the config says how many.
     """
     placement = place(config, nodes)
     options = actor_options(config, placement)

@@ -10,8 +10,8 @@ from penstock.data.rows.request import Kind
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
 
-_TOLD = "enable_prompt_tokens_details"
-_TELLING = ("vllm", "sim")  # engines that have that argument
+_USAGE_DETAILS = "enable_prompt_tokens_details"
+_WITH_USAGE_DETAILS = ("vllm", "sim")  # engines that have this argument
 
 _RUNNERS: Mapping[Kind, Mapping[str, str]] = {
     "generate": {},
@@ -19,11 +19,11 @@ _RUNNERS: Mapping[Kind, Mapping[str, str]] = {
     "classify": {"runner": "pooling", "convert": "classify"},
     "score": {"runner": "pooling"},
 }
-"""vLLM's arguments; by itself it runs a model that can generate for that only."""
+"""vLLM arguments; without them it runs a model that can generate as a generator only."""
 
 _ADAPTERS = {"dynamic_lora_loading_path", "adapters"}
 _HOOKS = ("preprocessor", "preprocessor_options", "postprocessor", "postprocessor_options")
-_SIZES = frozenset(
+_SPEED_ONLY = frozenset(
     {
         "block_size",
         "cpu_offload_gb",
@@ -41,18 +41,18 @@ _SIZES = frozenset(
         "tensor_parallel_size",
     }
 )
-"""Engine arguments that say how fast an engine answers, not what."""
+"""Engine arguments that change how fast an engine answers, not what."""
 
 
 def with_usage_details(config: LLMConfig) -> LLMConfig:
-    """The same config, with what batch wants to know of every answer, unless the user says otherwise."""
-    if config.engine_name not in _TELLING:
+    """The config with cached tokens in each response's usage, unless the user says otherwise."""
+    if config.engine_name not in _WITH_USAGE_DETAILS:
         return config
-    return config.model_copy(update={"engine_kwargs": {_TOLD: True, **config.engine_kwargs}})
+    return config.model_copy(update={"engine_kwargs": {_USAGE_DETAILS: True, **config.engine_kwargs}})
 
 
 def with_runner(config: LLMConfig, kind: Kind) -> LLMConfig:
-    """The same config, so that vLLM runs the model for this task, unless the user says how."""
+    """The config with the vLLM arguments that run the model for this task, unless the user gives them."""
     kwargs = config.engine_kwargs
     if config.engine_name != "vllm" or kwargs.keys() & {"runner", "convert"}:
         return config
@@ -60,13 +60,13 @@ def with_runner(config: LLMConfig, kind: Kind) -> LLMConfig:
 
 
 def engine_identity(config: LLMConfig) -> dict[str, object]:
-    """What of a config its answers depend on, as JSON can hold it: neither sizes nor places."""
+    """The part of a config that its answers depend on, as JSON values: no sizes and no placement."""
     kwargs = config.engine_kwargs
     hooks = {name: getattr(config, name) for name in _HOOKS}
     return {
         "model": config.model_loading_config.model_dump(),
         "engine": config.engine_name,
         "adapters": config.lora_config and config.lora_config.model_dump(include=_ADAPTERS),
-        "engine_kwargs": {name: str(value) for name, value in kwargs.items() if name not in _SIZES},
+        "engine_kwargs": {name: str(value) for name, value in kwargs.items() if name not in _SPEED_ONLY},
         **{name: str(getattr(hook, "__qualname__", hook)) for name, hook in hooks.items()},
     }

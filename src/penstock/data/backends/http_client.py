@@ -1,6 +1,6 @@
-"""HTTP to somebody else's service: bytes out, an answer back, and how far a request came that got none.
+"""HTTP to a service: bytes out, a response back, or how far the request came.
 
-The environment's proxies are used. The service may close an idle connection just when one is used.
+Uses the environment's proxies. A service may close an idle connection at the moment it is used again.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import aiohttp
 from penstock.data.backends.protocol import Response
 
 _CONNECT_S = 10.0
-# A host that vanished without a word, or a router that forgot us, is noticed by the kernel.
-_WATCHED = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
-_UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, BlockingIOError)
-_LOST = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, ConnectionError)
+# TCP keep-alive, so that the kernel notices a host that vanished or a router that lost the connection.
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
+_CONNECT_ERRORS = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, BlockingIOError)
+_LOST_ERRORS = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, ConnectionError)
 
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """An answer. headers: by names in lower case, if not in any."""
+    """headers: by names in lower case; where they come from aiohttp, in any case."""
 
     status: int
     body: bytes
@@ -40,74 +40,74 @@ class HttpResponse:
 
 
 class ConnectFailed(Exception):
-    """No connection: nobody has seen the request. str: why."""
+    """No connection: the request was not sent. str: the reason."""
 
 
 class ConnectionLost(Exception):
-    """The connection broke after the request had been sent. str: why."""
+    """The connection broke after the request had been sent. str: the reason."""
 
 
 class HttpClient:
-    """Kept-alive connections to one place. Made on a running loop; whoever has it closes it."""
+    """A pool of connections to one service. Made on a running loop; the caller closes it."""
 
     def __init__(self, headers: Mapping[str, str] | None = None, timeout_s: float | None = None) -> None:
-        """headers: of every request. timeout_s: for one of them."""
+        """headers: of every request. timeout_s: for one request."""
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, socket_factory=_watched_socket),
+            connector=aiohttp.TCPConnector(limit=0, socket_factory=_keepalive_socket),
             headers={"content-type": "application/json", **(headers or {})},
             timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_S),
             trust_env=True,
             cookie_jar=aiohttp.DummyCookieJar(),
-            trace_configs=[_noting_reuse()],
+            trace_configs=[_reuse_tracer()],
         )
 
     async def get(self, url: str) -> HttpResponse:
-        """Raises: NotReached, Cut, TimeoutError."""
-        return await self._ask("GET", url, None, {})
+        """Raises: ConnectFailed, ConnectionLost, TimeoutError."""
+        return await self._send("GET", url, None, {})
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str] | None = None) -> HttpResponse:
-        """Raises: NotReached; Cut; TimeoutError after `timeout_s`."""
-        return await self._ask("POST", url, body, headers or {})
+        """Raises: ConnectFailed, ConnectionLost; TimeoutError after `timeout_s`."""
+        return await self._send("POST", url, body, headers or {})
 
     async def close(self) -> None:
         await self._session.close()
 
-    async def _ask(
+    async def _send(
         self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
     ) -> HttpResponse:
-        cut = False
+        was_lost = False
         while True:
-            noted = SimpleNamespace(reused=False)
+            trace = SimpleNamespace(reused=False)
             try:
-                return await self._try(method, url, body, headers, noted)
-            except _UNREACHED as error:
-                raise (ConnectionLost if cut else ConnectFailed)(_why(error)) from error
-            except _LOST as error:
-                if not noted.reused:
+                return await self._try(method, url, body, headers, trace)
+            except _CONNECT_ERRORS as error:
+                raise (ConnectionLost if was_lost else ConnectFailed)(_why(error)) from error
+            except _LOST_ERRORS as error:
+                if not trace.reused:
                     raise ConnectionLost(_why(error)) from error
-                cut = True  # for its idleness, maybe. The next connection may be as old, at last one is new.
+                was_lost = True  # maybe closed while idle: try other connections, until one is new
 
     async def _try(
-        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], noted: SimpleNamespace
+        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], trace: SimpleNamespace
     ) -> HttpResponse:
-        asking = self._session.request(
-            method, url, data=body, headers=headers, allow_redirects=False, trace_request_ctx=noted
+        request = self._session.request(
+            method, url, data=body, headers=headers, allow_redirects=False, trace_request_ctx=trace
         )
-        async with asking as answer:
-            noted.reused = False  # it has been heard
+        async with request as answer:
+            trace.reused = False  # the service has answered
             return HttpResponse(answer.status, await answer.read(), answer.headers)
 
 
-def _watched_socket(info: tuple[Any, ...]) -> socket.socket:
+def _keepalive_socket(info: tuple[Any, ...]) -> socket.socket:
     family, kind, protocol, *_ = info
     made = socket.socket(family, kind, protocol)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _WATCHED:
+    for option, value in _KEEPALIVE:
         made.setsockopt(socket.IPPROTO_TCP, option, value)
     return made
 
 
-def _noting_reuse() -> aiohttp.TraceConfig:
+def _reuse_tracer() -> aiohttp.TraceConfig:
     async def reused(_session: object, context: Any, _params: object) -> None:
         context.trace_request_ctx.reused = True
 
@@ -117,7 +117,7 @@ def _noting_reuse() -> aiohttp.TraceConfig:
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds, or a date, as HTTP has it; milliseconds, as OpenAI's services have it."""
+    """From seconds or a date, HTTP's own, or from milliseconds, OpenAI's."""
     if (milliseconds := _number(headers.get("retry-after-ms"))) is not None:
         return milliseconds / 1e3
     given = headers.get("retry-after", "")
@@ -138,7 +138,7 @@ def _number(text: str | None) -> float | None:
 
 
 def _why(error: BaseException) -> str:
-    """In a few words, without what a URL may hold that is secret."""
+    """The reason in a few words, without secrets of the URL."""
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return "there is no such host"
     if isinstance(error, (aiohttp.ClientSSLError, aiohttp.ClientConnectorCertificateError)):

@@ -1,7 +1,7 @@
-"""An engine in this process: rows reach its own HTTP application without a socket.
+"""An engine in this process, called through its HTTP application without a socket.
 
-It stands between the window and one engine with its layers, and turns the engine's death into EngineDead for
-whatever was in it. It names no engine.
+Between the window and one engine with its layers. Requests that are in the engine when it dies fail with
+EngineDead.
 """
 
 from __future__ import annotations
@@ -40,31 +40,31 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _STOPPED = "The engine was stopped."
-_DYING_S = 0.3  # an error this close before the engine's death is the death's
+_DEATH_GRACE_S = 0.3  # an error response so shortly before the engine's death is due to the death
 
 
 class InProcessEngine:
-    """One engine, made anew by `start` after each death."""
+    """One engine, restarted by `start` after each death."""
 
     def __init__(self, config: LLMConfig) -> None:
         self._config = with_usage_details(config)
-        self._model: StartedEngine | None = None
+        self._started: StartedEngine | None = None
         self._dead: str | None = None
         self._watch: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
-        self._open: set[asyncio.Task[Response]] = set()
-        self._appetite = QueueDepth()
+        self._requests: set[asyncio.Task[Response]] = set()
+        self._queue_depth = QueueDepth()
 
     async def start(self, progress: Progress = no_progress) -> None:
         """Raises: EngineStartFailed, also when `engine_start_timeout_s` has passed; ConfigError."""
         async with self._starting:
-            if self._model is not None and self._dead is None:
+            if self._started is not None and self._dead is None:
                 return
             await self._end()
             sources.use_fast_transfers()
-            self._model = await StartedEngine.started(self._config, progress)
-            self._dead, self._appetite = None, QueueDepth()
-            self._watch = asyncio.create_task(self._until_dead(self._model))
+            self._started = await StartedEngine.start(self._config, progress)
+            self._dead, self._queue_depth = None, QueueDepth()
+            self._watch = asyncio.create_task(self._watch_death(self._started))
 
     async def stop(self) -> None:
         async with self._starting:
@@ -73,12 +73,12 @@ class InProcessEngine:
             self._dead = None
 
     async def send(self, request: Request) -> Response:
-        if self._dead is not None:  # with no request in it, else somebody would have called `start`
+        if self._dead is not None:  # it died without a request in it, or the window would have called `start`
             await self.start()
-        if (model := self._model) is None:
+        if (started := self._started) is None:
             raise Unavailable("The engine is not running; call `start` first.")
-        task = asyncio.create_task(self._answer(model, request))  # a context of its own
-        self._open.add(task)
+        task = asyncio.create_task(self._call(started, request))  # with its own context
+        self._requests.add(task)
         try:
             return await task
         except asyncio.CancelledError:
@@ -86,50 +86,50 @@ class InProcessEngine:
                 raise
             raise EngineDead(self._dead or _STOPPED) from None  # by `_fail`; `stop` may be over already
         finally:
-            self._open.discard(task)
-            self._appetite.on_response(model.engine.load())
+            self._requests.discard(task)
+            self._queue_depth.on_response(started.engine.load())
 
     def load(self) -> Load:
-        return self._model.engine.load() if self._model is not None else Load()
+        return self._started.engine.load() if self._started is not None else Load()
 
     def available_slots(self, in_flight: int) -> int:
-        return self._appetite.available_slots(self.load(), in_flight) if self._dead is None else 0
+        return self._queue_depth.available_slots(self.load(), in_flight) if self._dead is None else 0
 
     async def _end(self) -> None:
-        model, self._model = self._model, None
+        started, self._started = self._started, None
         if self._watch is not None:
             self._watch.cancel()
-        if model is not None:
-            await model.stop()
+        if started is not None:
+            await started.stop()
 
-    async def _until_dead(self, model: StartedEngine) -> None:
-        reason = await model.engine.wait_dead()
+    async def _watch_death(self, started: StartedEngine) -> None:
+        reason = await started.engine.wait_dead()
         log.error("The engine of model '%s' died: %s", self._config.model_id, reason)
         self._fail(f"The engine died: {reason.rstrip('.')}.")
 
     def _fail(self, why: str) -> None:
-        """All that is open ends with EngineDead."""
+        """Fails all requests in the engine with EngineDead."""
         self._dead = self._dead or why
-        for task in self._open:
+        for task in self._requests:
             task.cancel()
 
-    async def _answer(self, model: StartedEngine, request: Request) -> Response:
+    async def _call(self, started: StartedEngine, request: Request) -> Response:
         try:
             headers, body = self._headers(request), self._body(request)
         except BadRequest as error:
             return Response(error.status, form(request.path).envelope(error))
         authors_ask.set(True)
-        answer = await call(model.app, request.path, body, headers)
+        answer = await call(started.app, request.path, body, headers)
         try:
-            whole = Response(answer.status, await answer.read())
+            response = Response(answer.status, await answer.read())
         finally:
             await answer.body.aclose()
-        if whole.status >= 500:
-            await asyncio.sleep(_DYING_S)  # where it was a death, we are cancelled here
-        return whole
+        if response.status >= 500:
+            await asyncio.sleep(_DEATH_GRACE_S)  # cancelled here when the engine dies
+        return response
 
     def _headers(self, request: Request) -> dict[str, str]:
-        """Raises: BadRequest for an adapter where there are none."""
+        """Raises: BadRequest for an adapter of a model without adapters."""
         own, named = self._config.model_id, request.model or ""
         if not named.startswith(f"{own}:"):
             return {}
@@ -140,7 +140,7 @@ class InProcessEngine:
         return asking_for(named.removeprefix(f"{own}:"))
 
     def _body(self, request: Request) -> bytes:
-        """Sets `prepared` for the running task where the row has a prompt for the engine.
+        """Sets `prepared` for the running task where the request has an engine prompt.
 
         Raises: BadRequest where the endpoint takes none.
         """
@@ -148,7 +148,7 @@ class InProcessEngine:
         if request.prompt is not None:
             if request.path not in GENERATING:
                 raise BadRequest(
-                    f"{request.path} takes no prompt for the engine; the input must be in the body."
+                    f"{request.path} does not take an engine prompt; put the input into the body."
                 )
             ours = PreparedPrompt(pickle.loads(request.prompt))
             prepared_prompt.set(ours)
@@ -158,16 +158,19 @@ class InProcessEngine:
 
 @dataclass(frozen=True, slots=True)
 class StartedEngine:
-    """One engine, and what to ask in its place. Whoever has it stops it."""
+    """A running engine with what a replica has around it, too: adapters, and the user's hooks.
+
+    app: the engine's application under these layers. The caller stops it.
+    """
 
     engine: Engine
     app: ASGIApp
     adapters: Store | None
 
     @classmethod
-    async def started(cls, config: LLMConfig, progress: Progress) -> StartedEngine:
+    async def start(cls, config: LLMConfig, progress: Progress) -> StartedEngine:
         """Raises: EngineStartFailed, also after `engine_start_timeout_s`; ConfigError for a hook."""
-        if ray.is_initialized():  # else workers that are Ray actors would start a cluster of their own
+        if ray.is_initialized():  # or vLLM workers that are Ray actors would start another cluster
             os.environ.setdefault("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
         before, after = _hook(config, PREPROCESSOR), _hook(config, POSTPROCESSOR)
         engine = engine_class(config)(config)
@@ -178,7 +181,7 @@ class StartedEngine:
             async with asyncio.timeout(config.engine_start_timeout_s):
                 await engine.start(progress)
                 if adapters is not None:
-                    await _start(adapters, config)
+                    await _start_adapters(adapters, config)
             app = stacked(engine, config, adapters=adapters, preprocessor=before, postprocessor=after)
         except TimeoutError as error:
             await engine.stop()
@@ -201,7 +204,7 @@ def _hook(config: LLMConfig, field: str) -> Hook | None:
     return None if getattr(config, field) is None else Hook(config, field)
 
 
-async def _start(adapters: Store, config: LLMConfig) -> None:
+async def _start_adapters(adapters: Store, config: LLMConfig) -> None:
     try:
         await adapters.start()
     except Error as error:

@@ -1,4 +1,4 @@
-"""A row's body made whole for the wire, as bytes: nothing of it is parsed, so nothing of it changes."""
+"""Adds fields to a JSON object without parsing it, so that nothing of it changes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import msgspec
 
 
 def with_fields(body: bytes, fields: Mapping[str, object]) -> bytes:
-    """The JSON object `body` with these fields, which go before its own of the same name.
+    """Appends `fields` to the JSON object `body`. They win over its own: parsers keep the last duplicate.
 
-    What is no object stays as it is: the engine says what is wrong with it.
+    A body that is not an object is returned as it is; the engine refuses it.
     """
-    whole = body.strip()
-    if not (fields and whole.startswith(b"{") and whole.endswith(b"}")):
+    text = body.strip()
+    if not (fields and text.startswith(b"{") and text.endswith(b"}")):
         return body
-    rest = whole[1:-1].rstrip()
+    rest = text[1:-1].rstrip()
     return b"{" + rest + (b"," if rest else b"") + msgspec.json.encode(fields)[1:]

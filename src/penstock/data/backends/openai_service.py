@@ -23,8 +23,8 @@ from penstock.engine import Load, Progress, no_progress
 from penstock.errors import BadRequest, ConfigError, DeadlineExceeded, Error, Unavailable
 from penstock.openai.errors import envelope
 
-_TOO_MANY = (429, 503)
-_WRONG = (400, 404, 422)
+_THROTTLED = (429, 503)
+_REFUSED = (400, 404, 422)
 _MODELS = "/v1/models"
 _VERSION = re.compile(r"/v\d\w*(/|$)")
 
@@ -59,135 +59,134 @@ class OpenAIService:
         self._model = model
         self._timeout_s = timeout_s
         self._finds_model = finds_model
-        self._finding = asyncio.Lock()
-        self._found = model is not None
-        self._pace = RateLimiter(requests_per_second)
-        self._width = AdaptiveConcurrency(max_concurrency)
-        self._wire: HttpClient | None = None
+        self._finding_model = asyncio.Lock()
+        self._model_found = model is not None
+        self._rate = RateLimiter(requests_per_second)
+        self._concurrency = AdaptiveConcurrency(max_concurrency)
+        self._client: HttpClient | None = None
         self._in_flight = 0
-        self._several: list[str] = []
+        self._listed: list[str] = []
         self._accepted = False
 
     async def start(self, progress: Progress = no_progress) -> None:
-        """Raises: Unavailable when the service is not reached, ConfigError when it refuses the key."""
-        if self._wire is not None:
+        """Raises: Unavailable when the service is not reached, ConfigError when it refuses the API key."""
+        if self._client is not None:
             return
-        wire = HttpClient(self._headers, self._timeout_s)
+        client = HttpClient(self._headers, self._timeout_s)
         try:
             if self._finds_model:
-                await self._find_model(wire)
+                await self._find_model(client)
         except BaseException:
-            await wire.close()
+            await client.close()
             raise
-        self._wire = wire
+        self._client = client
 
     async def stop(self) -> None:
-        wire, self._wire = self._wire, None
-        if wire is not None:
-            await wire.close()
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
 
     async def send(self, request: Request) -> Response:
-        if self._wire is None:
+        if self._client is None:
             raise Unavailable(f"Call `start` before sending requests to {self._shown}.")
         if request.path != PAYLOAD:
-            await self._find_model(self._wire)
+            await self._find_model(self._client)
         self._in_flight += 1
         try:
-            await self._pace.acquire()
+            await self._rate.acquire()
             sent_at = time.monotonic()
-            answer = await self._post(self._wire, request)
+            response = await self._post(self._client, request)
         finally:
             self._in_flight -= 1
-        if answer.status in _TOO_MANY:
-            self._width.on_throttled(sent_at, answer.retry_after_s)
+        if response.status in _THROTTLED:
+            self._concurrency.on_throttled(sent_at, response.retry_after_s)
         else:
-            self._width.on_success()
-        self._check_named(request, answer)
-        return answer
+            self._concurrency.on_success()
+        self._check_model_named(request, response)
+        return response
 
     def load(self) -> Load:
-        """What is known here: how many are unanswered."""
+        """Its own unanswered requests, all that is known here."""
         return Load(running=self._in_flight)
 
     def available_slots(self, in_flight: int) -> int:
-        free, turns = max(0, self._width.limit - in_flight), self._pace.available()
-        return free if turns is None else min(free, turns)
+        slots, soon = max(0, self._concurrency.limit - in_flight), self._rate.available()
+        return slots if soon is None else min(slots, soon)
 
-    def _check_named(self, request: Request, answer: Response) -> None:
-        """Of several models a service may have a default. Where it has none, all rows would fail alike.
-
-        Raises: ConfigError.
-        """
-        self._accepted |= answer.status == 200
-        if request.model or request.path == PAYLOAD or self._accepted or not self._several:
+    def _check_model_named(self, request: Request, response: Response) -> None:
+        """Raises: ConfigError where a service of several models has no default: all rows would fail alike."""
+        self._accepted |= response.status == 200
+        if request.model or request.path == PAYLOAD or self._accepted or not self._listed:
             return
-        if answer.status not in _WRONG:
+        if response.status not in _REFUSED:
             return
         raise ConfigError(
             f"{self._shown} refuses a row that names no model; it serves "
-            f"{', '.join(map(repr, self._several))}. Choose one for all rows (--model, or model=), or name "
+            f"{', '.join(map(repr, self._listed))}. Choose one for all rows (--model, or model=), or name "
             "one in each row."
         )
 
-    async def _post(self, wire: HttpClient, request: Request) -> Response:
+    async def _post(self, client: HttpClient, request: Request) -> Response:
         """Raises: Unavailable."""
         if request.prompt is not None:
             return _refused(
-                BadRequest(f"{self._shown} takes no prompt for the engine; send the input itself.")
+                BadRequest(f"{self._shown} does not take an engine prompt; put the input into the body.")
             )
-        url, body = self._whole(request)
+        url, body = self._url_and_body(request)
         try:
-            answer = (await wire.post(url, body)).to_response()
+            response = (await client.post(url, body)).to_response()
         except ConnectFailed as error:
             raise Unavailable(f"{self._shown} cannot be reached: {error}.") from error
         except ConnectionLost as error:
-            return Response(502, envelope(Unavailable(f"{self._shown} broke off: {error}.")))
+            return Response(502, envelope(Unavailable(f"{self._shown} broke the connection: {error}.")))
         except TimeoutError:
-            return _refused(DeadlineExceeded(f"{self._shown} gave no answer within {self._timeout_s:g} s."))
-        if 300 <= answer.status < 400:
-            moved = f"{self._shown} answers {answer.status}, a redirection; give the URL to which it leads."
-            return Response(answer.status, envelope(Unavailable(moved)))
-        return answer
+            return _refused(DeadlineExceeded(f"{self._shown} did not answer within {self._timeout_s:g} s."))
+        if 300 <= response.status < 400:
+            moved = (
+                f"{self._shown} answers {response.status}, a redirection; use the URL that it redirects to."
+            )
+            return Response(response.status, envelope(Unavailable(moved)))
+        return response
 
-    def _whole(self, request: Request) -> tuple[str, bytes]:
+    def _url_and_body(self, request: Request) -> tuple[str, bytes]:
         if request.path == PAYLOAD:
             return urlunsplit(self._url), request.body
         model = request.model or self._model
         body = with_fields(request.body, {"model": model} if model else {})
         return _endpoint(self._url, request.path), body
 
-    async def _find_model(self, wire: HttpClient) -> None:
+    async def _find_model(self, client: HttpClient) -> None:
         """Once. Raises: Unavailable, ConfigError."""
-        async with self._finding:
-            if not self._found:
-                self._model = await self._only_model(wire)
-                self._found = True
+        async with self._finding_model:
+            if not self._model_found:
+                self._model = await self._only_model(client)
+                self._model_found = True
 
-    async def _only_model(self, wire: HttpClient) -> str | None:
+    async def _only_model(self, client: HttpClient) -> str | None:
         try:
-            answer = await wire.get(_endpoint(self._url, _MODELS))
+            response = await client.get(_endpoint(self._url, _MODELS))
         except (ConnectFailed, ConnectionLost, TimeoutError) as error:
             why = str(error) or "it does not answer"
             raise Unavailable(
-                f"{self._shown} cannot be reached: {why}. Is it running, and the URL right?"
+                f"{self._shown} cannot be reached: {why}. Is it running, and is the URL right?"
             ) from error
-        if answer.status in (401, 403):
+        if response.status in (401, 403):
             raise ConfigError(
-                f"{self._shown} refuses the API key (status {answer.status}); give the right one."
+                f"{self._shown} refuses the API key (status {response.status}); give the right one."
             )
         try:
-            listed = msgspec.json.decode(answer.body, type=_Models) if answer.status == 200 else _Models()
+            listed = msgspec.json.decode(response.body, type=_Models) if response.status == 200 else _Models()
         except (msgspec.DecodeError, msgspec.ValidationError):
             return None
         names = [card.id for card in listed.data if card.parent is None]
         if len(names) == 1:
             return names[0]
-        self._several = names
+        self._listed = names
         return None
 
 
 class _Card(msgspec.Struct):
-    """A model as services list it. parent: of an adapter."""
+    """A model as services list it. parent: of an adapter, its base model."""
 
     id: str
     parent: str | None = None
@@ -212,17 +211,17 @@ def _parsed(url: str) -> SplitResult:
 
 
 def _endpoint(base: SplitResult, path: str) -> str:
-    """Where `path` is. base: as OpenAI's clients take it, or without `/v1`, or the whole endpoint."""
-    at = base.path.rstrip("/")
-    if at.endswith(path):
+    """The URL of `path`. base: as OpenAI's clients take it, or without `/v1`, or the endpoint itself."""
+    root = base.path.rstrip("/")
+    if root.endswith(path):
         path = ""
-    elif at.endswith("/v1"):
-        at = at.removesuffix("/v1")
-    elif _VERSION.search(at):
+    elif root.endswith("/v1"):
+        root = root.removesuffix("/v1")
+    elif _VERSION.search(root):
         path = path.removeprefix("/v1")
-    return urlunsplit(base._replace(path=at + path))
+    return urlunsplit(base._replace(path=root + path))
 
 
 def _shown(url: SplitResult) -> str:
-    """Without what may be secret."""
+    """Without credentials and query."""
     return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"

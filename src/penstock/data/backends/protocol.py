@@ -1,7 +1,4 @@
-"""The Backend protocol: whatever answers the requests of rows.
-
-An engine in this process, a fleet behind Ray Serve, any OpenAI-compatible URL; all in `backends/`.
-"""
+"""The Backend protocol: what a window may ask of whatever answers the requests of rows."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from penstock.engine import Load, Progress, no_progress
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What came back, whatever its status. body: JSON. retry_after_s: what the other side asked for."""
+    """body: JSON. retry_after_s: how long the service asked to wait."""
 
     status: int
     body: bytes
@@ -25,27 +22,27 @@ class Backend(Protocol):
     """Answers requests, many at a time, on one event loop."""
 
     async def start(self, progress: Progress = no_progress) -> None:
-        """Makes it ready; after EngineDead, makes a new one. Does nothing when it runs.
+        """Makes it ready; restarts it after EngineDead. Does nothing while it runs.
 
         Raises: EngineStartFailed, ConfigError, Unavailable.
         """
         ...
 
     async def stop(self) -> None:
-        """Frees everything. Safe to call twice or before `start`."""
+        """Releases everything. May be called twice, or before `start`."""
         ...
 
     async def send(self, request: Request) -> Response:
-        """One answer; cancelling it aborts the request in the engine.
+        """The response; cancelling the call aborts the request in the engine.
 
-        Raises: EngineDead when the engine died with this request in it; Unavailable when it was not reached.
+        Raises: EngineDead when the engine died while it ran the request; Unavailable when it was not reached.
         """
         ...
 
     def load(self) -> Load:
-        """Of the engine or engines behind it, as far as known. Cheap, never raises."""
+        """The load of its engines, as far as known. Cheap, never raises."""
         ...
 
     def available_slots(self, in_flight: int) -> int:
-        """How many more requests it wants now, to have always work waiting and never much; 0 when full."""
+        """How many more requests to send now, so that a few always wait in the engine; 0 when full."""
         ...

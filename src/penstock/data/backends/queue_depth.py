@@ -1,42 +1,44 @@
-"""How much more an engine wants, told from its load alone. What backends share; it knows none of them.
+"""How many requests to keep waiting in an engine, judged by its load alone.
 
-An engine takes what waits at the start of each step, as far as its batch and its KV cache allow. So there
-must always be something waiting, but no more than it takes soon: what is not sent yet can go elsewhere.
+An engine takes waiting requests at the start of each step, as far as its batch and KV cache allow. So some
+must always wait, but no more than it takes soon: requests not sent yet can go to another engine.
 """
 
 from __future__ import annotations
 
 from penstock.engine import Load
 
-_LEAST, _MOST = 16, 1024
-_SHARE, _FIRST_SHARE = 4, 2
-"""One in so many of what runs waits, to be taken within a few steps; more while all is taken at once."""
+_MIN, _MAX = 16, 1024
+_SHARE, _SHARE_UNTIL_FULL = 4, 2
+"""One request waits for so many that run; more while the engine takes all that wait at once."""
 
 
 class QueueDepth:
-    """The one of an engine. Told of each answer, for what ends within a step is never seen running."""
+    """Adaptive queue depth of one engine; `on_response` is called for each response, as a load report never
+    shows requests that end within a step.
+    """
 
     def __init__(self) -> None:
-        self._margin = _LEAST
-        self._widest = _LEAST
+        self._depth = _MIN
+        self._max_running = _MIN
 
     def available_slots(self, load: Load, in_flight: int) -> int:
         """How many more requests to send now, of which `in_flight` are unanswered."""
         running = load.running - load.unseen
-        margin = max(self._margin, running // (_SHARE if load.waiting else _FIRST_SHARE))
-        if load.waiting > margin:
+        depth = max(self._depth, running // (_SHARE if load.waiting else _SHARE_UNTIL_FULL))
+        if load.waiting > depth:
             return 0
-        return max(0, margin - (in_flight - running))
+        return max(0, depth - (in_flight - running))
 
     def on_response(self, load: Load) -> None:
-        """Wants more ahead when it has come to the end of what waited, less when much is left.
+        """Increases the depth by 1 when no request waited, decreases it by 1 when more than half of it did.
 
-        Not more than all that ever ran at once, which is all that can be taken in a step, unless it ran dry.
+        The limit is the most that ever ran at once, as a step cannot take more, unless nothing runs.
         """
         running = load.running - load.unseen
-        self._widest = max(self._widest, running)
+        self._max_running = max(self._max_running, running)
         if not load.waiting + load.unseen:
-            most = self._widest if running else _MOST
-            self._margin = max(self._margin, min(most, self._margin + 1))
-        elif load.waiting > self._margin // 2:
-            self._margin = max(_LEAST, self._margin - 1)
+            most = self._max_running if running else _MAX
+            self._depth = max(self._depth, min(most, self._depth + 1))
+        elif load.waiting > self._depth // 2:
+            self._depth = max(_MIN, self._depth - 1)

@@ -1,6 +1,6 @@
-"""One replica of a fleet, asked at its own listener: how it is, what of ours is in it, and whether it lives.
+"""One replica, reached at its own listener: its load, its requests from here, and whether it lives.
 
-Its link tells its load ten times a second and its death at once. Above it: the fleet, which decides.
+Its link reports its load ten times a second, and its death at once. Above it: the replica set, which chooses.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ log = logging.getLogger(__name__)
 
 _IDLE_S = 60.0  # less than a replica keeps an idle connection
 _PATH = "/-_.~:@!$&'()*+,;=?"
-"""What a path may hold as it is."""
+"""Characters of a path that need no quoting."""
 
 
 class ReplicaClient:
-    """A replica from the moment it is known until it is lost; then it is lost for good."""
+    """A replica from its discovery until it is lost, which is final."""
 
-    def __init__(self, address: Address, node_id: str, asker: str, changed: Callable[[], None]) -> None:
-        """node_id: ours. asker: our name. changed: called when it is ready, draining, or lost."""
+    def __init__(self, address: Address, node_id: str, sender: str, changed: Callable[[], None]) -> None:
+        """node_id: of this process. sender: its name. changed: called when it is ready, draining, or lost."""
         self.id = address.replica_id
         self.hello: link.Hello | None = None
         self.takes_adapters = False
         self.in_flight = 0
         self.lost = False
-        self._address, self._node_id, self._asker = address, node_id, asker
+        self._address, self._node_id, self._sender = address, node_id, sender
         self._changed = changed
         self._report: link.Report | None = None
         self._reported = 0
-        """Of ours in it, when it reported."""
-        self._appetite = QueueDepth()
+        """Requests from here in it, at its last report."""
+        self._queue_depth = QueueDepth()
         self._idle: list[Connection] = []
-        self._link = asyncio.create_task(self._follow())
+        self._link = asyncio.create_task(self._follow_link())
 
     @property
     def ready(self) -> bool:
@@ -52,40 +52,40 @@ class ReplicaClient:
 
     @property
     def busy(self) -> int:
-        """Requests in it, all askers' together, as far as known."""
+        """Requests in it, from all senders, as far as known."""
         return (self._report.elsewhere if self._report else 0) + self.in_flight
 
     def load(self) -> Load:
-        """As it last said."""
+        """As last reported."""
         report = self._report or link.Report()
         return Load(report.running, report.waiting, report.waiting_tokens, report.kv_usage)
 
     def available_slots(self) -> int:
-        """How many more requests to send to it now."""
+        """How many more requests to send now."""
         if not self.ready:
             return 0
         load = self.load()
-        since = self.in_flight - self._reported
-        return self._appetite.available_slots(load, load.running + load.waiting + since)
+        sent_since = self.in_flight - self._reported
+        return self._queue_depth.available_slots(load, load.running + load.waiting + sent_since)
 
     async def send(self, path: str, body: bytes, adapter: str | None) -> HttpResponse:
-        """Raises: NotReached when it has not seen the request; Cut when it ended with the request in it."""
+        """Raises: ConnectFailed when it was not sent; ConnectionLost when the replica died with it."""
         self.in_flight += 1
         try:
             connection = await self._connection()
             try:
-                heard = await _exchange(connection, self._head(path, len(body), adapter), body)
+                response = await _exchange(connection, self._head(path, len(body), adapter), body)
             except OSError as error:
                 raise ConnectionLost(str(error)) from error
             finally:
                 self._release(connection)
         finally:
             self.in_flight -= 1
-        self._appetite.on_response(self.load())
-        return heard
+        self._queue_depth.on_response(self.load())
+        return response
 
     async def close(self) -> None:
-        """Ends the link, and the connections that nothing uses."""
+        """Closes the link and the idle connections."""
         self.lost = True
         self._link.cancel()
         await asyncio.wait({self._link})
@@ -93,7 +93,7 @@ class ReplicaClient:
             connection.abort()
 
     async def _connection(self) -> Connection:
-        """Raises: NotReached."""
+        """Raises: ConnectFailed."""
         now = asyncio.get_running_loop().time()
         while self._idle:
             connection = self._idle.pop()
@@ -104,12 +104,12 @@ class ReplicaClient:
 
     async def _connect(self) -> Connection:
         try:
-            return await connect(self._address, self._node_id, _nothing)
+            return await connect(self._address, self._node_id, _ignore)
         except (OSError, TimeoutError) as error:
             raise ConnectFailed(str(error) or "no connection in time") from error
 
     def _release(self, connection: Connection) -> None:
-        """Kept for the next request; one that has not finished is thereby aborted, its request with it."""
+        """Keeps the connection for the next request, or closes it, which aborts an unfinished request."""
         if connection.reusable and not self.lost:
             connection.idle_since = asyncio.get_running_loop().time()
             self._idle.append(connection)
@@ -123,17 +123,17 @@ class ReplicaClient:
             b"content-type: application/json",
             b"content-length: %d" % body_bytes,
             b"%b: %b" % (link.SECRET, self._address.secret.encode()),
-            b"%b: %b" % (link.GATEWAY, self._asker.encode()),
+            b"%b: %b" % (link.GATEWAY, self._sender.encode()),
         ]
         if adapter:
             fields.append(b"%b: %b" % (link.ADAPTER, quote(adapter, safe="").encode()))
         return b"\r\n".join(fields) + b"\r\n\r\n"
 
-    async def _follow(self) -> None:
+    async def _follow_link(self) -> None:
         try:
             connection = await self._connect()
             try:
-                await link.listen(connection, self._address.secret, self._asker, self._hear)
+                await link.listen(connection, self._address.secret, self._sender, self._on_word)
             finally:
                 connection.abort()
         except (ConnectFailed, OSError, TimeoutError, msgspec.DecodeError) as error:
@@ -142,7 +142,7 @@ class ReplicaClient:
             self.lost = True
             self._changed()
 
-    def _hear(self, word: link.Word) -> None:
+    def _on_word(self, word: link.Word) -> None:
         was_ready = self.ready
         if isinstance(word, link.Report):
             self._report, self._reported = word, self.in_flight
@@ -165,5 +165,5 @@ async def _exchange(connection: Connection, head: bytes, body: bytes) -> HttpRes
     return HttpResponse(answer.status, b"".join(pieces), fields)
 
 
-def _nothing(_connection: Connection) -> None:
-    """A lost connection is seen by whoever uses it next."""
+def _ignore(_connection: Connection) -> None:
+    """The next use of a lost connection notices."""

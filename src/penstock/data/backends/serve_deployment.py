@@ -1,6 +1,6 @@
-"""A deployment of Ray Serve for rows of two kinds: requests to a model of ours, and calls of any method.
+"""Any deployment of Ray Serve, for rows of two kinds: requests to a Penstock model, and calls of a method.
 
-Of a model of ours the methods, too, go through its replicas' own listeners, where the same endpoints are.
+A Penstock model's methods that are endpoints of its replicas' listeners are called there, too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PATHS = {
 
 
 class ServeDeployment:
-    """Asked at its listeners where it serves a model of Penstock's, else by handle.
+    """Reached at its replicas' listeners where it serves a Penstock model, else by handle.
 
     dtypes: classes by the names that rows give. max_concurrency: calls by handle at a time.
     """
@@ -51,43 +51,43 @@ class ServeDeployment:
         max_concurrency: int = 256,
     ) -> None:
         self._dtypes = dtypes
-        self._fleet: ReplicaSet | None = ReplicaSet(app_name, deployment_name)
-        self._method = ServeHandle(app_name, deployment_name, dtypes=dtypes, max_concurrency=max_concurrency)
+        self._replicas: ReplicaSet | None = ReplicaSet(app_name, deployment_name)
+        self._handle = ServeHandle(app_name, deployment_name, dtypes=dtypes, max_concurrency=max_concurrency)
 
     async def start(self, progress: Progress = no_progress) -> None:
-        await self._method.start(progress)
-        if self._fleet is not None:
+        await self._handle.start(progress)
+        if self._replicas is not None:
             try:
-                await self._fleet.start(progress)
-            except ConfigError:  # it has no listeners of ours
-                self._fleet = None
+                await self._replicas.start(progress)
+            except ConfigError:  # not a Penstock model
+                self._replicas = None
 
     async def stop(self) -> None:
-        await self._method.stop()
-        if self._fleet is not None:
-            await self._fleet.stop()
+        await self._handle.stop()
+        if self._replicas is not None:
+            await self._replicas.stop()
 
     async def send(self, request: Request) -> Response:
         is_call = not request.path.startswith("/")
-        if self._fleet is None:
-            return await self._method.send(request) if is_call else _refused(_NO_MODEL)
+        if self._replicas is None:
+            return await self._handle.send(request) if is_call else _refused(_NOT_A_MODEL)
         if not is_call:
-            return await self._fleet.send(request)
+            return await self._replicas.send(request)
         if request.path not in _PATHS:
-            return await self._method.send(request)
+            return await self._handle.send(request)
         try:
-            return await self._fleet.send(self._as_request(request))
+            return await self._replicas.send(self._as_request(request))
         except BadRequest as error:
             return _refused(error)
 
     def load(self) -> Load:
-        return self._method.load() if self._fleet is None else self._fleet.load()
+        return self._handle.load() if self._replicas is None else self._replicas.load()
 
     def available_slots(self, in_flight: int) -> int:
         return (
-            self._method.available_slots(in_flight)
-            if self._fleet is None
-            else self._fleet.available_slots(in_flight)
+            self._handle.available_slots(in_flight)
+            if self._replicas is None
+            else self._replicas.available_slots(in_flight)
         )
 
     def _as_request(self, call: Request) -> Request:
@@ -98,12 +98,12 @@ class ServeDeployment:
         body = to_json(kwargs, "request_kwargs")
         model = body.pop("model", None)
         if body.pop("stream", None):
-            raise BadRequest("A row gets its answer whole; leave `stream` out.", param="stream")
+            raise BadRequest("Rows do not stream; leave `stream` out.", param="stream")
         return Request(path=_PATHS[call.path], body=msgspec.json.encode(body), model=model)
 
 
-_NO_MODEL = BadRequest(
-    "The deployment is no model of Penstock's: a row must name its `method`, with `request_kwargs`."
+_NOT_A_MODEL = BadRequest(
+    "The deployment is not a Penstock model: each row must name a `method`, with `request_kwargs`."
 )
 
 

@@ -1,6 +1,6 @@
-"""Methods of any deployment of Ray Serve, called by handle: one call for each row, native types in and out.
+"""Methods of any deployment of Ray Serve, called by handle: one call per row, native types in and out.
 
-It stands between the window and a handle. For models of ours `fleet` is the faster way, which asks no handle.
+Between the window and a handle. Penstock models are reached faster through `replica_set`, without a handle.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from penstock.errors import BadRequest, EngineDead, Error, Overloaded, OwnCodeFa
 from penstock.openai.errors import envelope
 
 _SHOWN_CHARS = 500
-_A_STREAM = "returned a generator"
+_IS_STREAM = "returned a generator"
 
 
 class ServeHandle:
-    """The methods of one deployment. A stream of one item is that item, of several all of them (`results`).
+    """The methods of one deployment. The result of a stream is its only item, or all of them (`results`).
 
     dtypes: classes by the names that rows give. max_concurrency: calls at a time.
     """
@@ -55,16 +55,16 @@ class ServeHandle:
         self._streams: set[str] = set()
 
     async def start(self, progress: Progress = no_progress) -> None:
-        """Raises: Unavailable, ConfigError for names that are not there, EngineStartFailed."""
+        """Raises: Unavailable; ConfigError for unknown names; EngineStartFailed."""
         if self._deployment is None:
             self._deployment = await serve_lookup.find(self._app_name, self._deployment_name)
         await self._deployment.check()
 
     async def stop(self) -> None:
-        """Nothing here is held."""
+        """Holds nothing."""
 
     async def send(self, request: Request) -> Response:
-        """request: one of `method_call`. The answer's body is the plain result as JSON."""
+        """request: from `method_call`. The response's body is the result as JSON."""
         dtype, kwargs = pickle.loads(request.prompt or b"")
         try:
             found = await self.call(request.path, kwargs, dtype)
@@ -75,24 +75,24 @@ class ServeHandle:
             return Response(error.status, envelope(error))
 
     async def call(self, method: str, kwargs: Mapping[str, Any], dtype: str | None = None) -> dict[str, Any]:
-        """The plain result, native types inside; an engine's error as it gave it: `{"error": {...}}`.
+        """The result as columns, with native types; an engine's error unchanged: `{"error": {...}}`.
 
-        Raises: BadRequest; EngineDead when the replica died with the call in it; Unavailable; Overloaded;
+        Raises: BadRequest; EngineDead when the replica died during the call; Unavailable; Overloaded;
         OwnCodeFailed with what the method raised.
         """
         if self._deployment is None:
-            raise Unavailable(f"Nothing is asked of application '{self._app_name}' before `start`.")
+            raise Unavailable(f"Call `start` before calling application '{self._app_name}'.")
         given = build_argument(dtype, kwargs, self._dtypes)
         self._in_flight += 1
         try:
             return as_columns(await self._items(self._deployment, method, given))
-        except (RayError, *_SERVES) as error:
+        except (RayError, *_SERVE_ERRORS) as error:
             raise _translated(error, method, self._deployment) from error
         finally:
             self._in_flight -= 1
 
     def load(self) -> Load:
-        """What is known here: how many calls are open."""
+        """Its own open calls, all that is known here."""
         return Load(running=self._in_flight)
 
     def available_slots(self, in_flight: int) -> int:
@@ -101,12 +101,12 @@ class ServeHandle:
     async def _items(
         self, deployment: serve_lookup.FoundDeployment, method: str, given: Any
     ) -> Sequence[Any]:
-        """Serve must be told whether a call gives a stream, and complains before anything of it is made."""
+        """Serve must know whether a method streams; a wrong guess fails before the method runs."""
         if method not in self._streams:
             try:
                 return await _called(deployment, method, given, stream=False)
             except RayTaskError as error:
-                if not (isinstance(error.cause, TypeError) and _A_STREAM in str(error.cause)):
+                if not (isinstance(error.cause, TypeError) and _IS_STREAM in str(error.cause)):
                     raise
                 self._streams.add(method)
         return await _called(deployment, method, given, stream=True)
@@ -136,32 +136,37 @@ def _answer(found: dict[str, Any]) -> Response:
     try:
         return Response(status, msgspec.json.encode(value, enc_hook=_as_json))
     except (TypeError, ValueError, RecursionError) as error:
-        raise BadRequest(f"The result cannot be kept in a column: {str(error)[:_SHOWN_CHARS]}") from error
+        raise BadRequest(f"The result does not fit into a column: {str(error)[:_SHOWN_CHARS]}") from error
 
 
 def _as_json(value: Any) -> Any:
-    """Arrays and their scalars as lists and numbers."""
+    """Arrays and their scalars become lists and numbers."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise NotImplementedError(f"it holds a {type(value).__name__}")
 
 
-_SERVES = (BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError, RequestCancelledError)
+_SERVE_ERRORS = (
+    BackPressureError,
+    DeploymentUnavailableError,
+    ReplicaUnavailableError,
+    RequestCancelledError,
+)
 
 
 def _translated(error: Exception, method: str, deployment: serve_lookup.FoundDeployment) -> Error:
-    """In our words."""
+    """As an error of Penstock's."""
     if isinstance(error, RayTaskError):
         return _raised(error.cause, method, deployment)
     if isinstance(error, (RayActorError, ReplicaUnavailableError, RequestCancelledError)):
-        return EngineDead(f"A replica of {deployment} died with this call in it.")
+        return EngineDead(f"A replica of {deployment} died during this call.")
     if isinstance(error, BackPressureError):
-        return Overloaded(f"{deployment} has more calls waiting than its max_queued_requests.")
+        return Overloaded(f"{deployment} has more calls waiting than max_queued_requests allows.")
     return Unavailable(f"{deployment} cannot be called: {str(error)[:_SHOWN_CHARS]}")
 
 
 def _raised(cause: BaseException, method: str, deployment: serve_lookup.FoundDeployment) -> Error:
-    """What the method raised; a ValueError or a TypeError comes from what it was called with."""
+    """What the method raised. A ValueError or a TypeError is blamed on its arguments."""
     if isinstance(cause, Error):
         return cause
     why = f"{method} of {deployment} failed with {type(cause).__name__}: {str(cause)[:_SHOWN_CHARS]}"
@@ -171,9 +176,9 @@ def _raised(cause: BaseException, method: str, deployment: serve_lookup.FoundDep
 
 
 def build_argument(dtype: str | None, kwargs: Mapping[str, Any], dtypes: Mapping[str, Any]) -> Any:
-    """What a method is called with: the class that `dtype` names, made of `kwargs`, or these as a dict.
+    """A method's argument: an instance of the class that `dtype` names, or without one the dict `kwargs`.
 
-    Raises: BadRequest that names what is wrong.
+    Raises: BadRequest naming what is wrong.
     """
     if dtype is None:
         return dict(kwargs)
@@ -190,17 +195,17 @@ def build_argument(dtype: str | None, kwargs: Mapping[str, Any], dtypes: Mapping
 
 
 def as_columns(items: Sequence[Any]) -> dict[str, Any]:
-    """The columns of a result: a model's or dataclass's fields, a dict's; `result` holds anything else.
+    """A result as columns: the fields of a model, dataclass or dict; anything else is in `result`.
 
-    items: what a method gave. Of a stream of several, `results` holds them all, in their order.
+    items: what a method returned or streamed. Several items are in `results`, in order.
     """
     if len(items) != 1:
-        return {"results": [_plain(item) for item in items]}
-    found = _plain(items[0])
+        return {"results": [_as_builtin(item) for item in items]}
+    found = _as_builtin(items[0])
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {"result": found}
 
 
-def _plain(item: Any) -> Any:
+def _as_builtin(item: Any) -> Any:
     if isinstance(item, BaseModel):
         return item.model_dump()
     if isinstance(item, msgspec.Struct):
@@ -211,11 +216,11 @@ def _plain(item: Any) -> Any:
 
 
 def error_in(found: Mapping[str, Any]) -> tuple[int, dict[str, Any]] | None:
-    """Status and envelope of a result that is an error, as engines answer by handle; None when it is none."""
-    said = found if found.get("object") == "error" else found.get("error")
-    if not isinstance(said, Mapping) or "message" not in said or (said is not found and len(found) > 1):
+    """Status and body of a result that is an engine's error; None for other results."""
+    error = found if found.get("object") == "error" else found.get("error")
+    if not isinstance(error, Mapping) or "message" not in error or (error is not found and len(found) > 1):
         return None
-    detail = dict(cast("Mapping[str, Any]", said))
+    detail = dict(cast("Mapping[str, Any]", error))
     return _status(detail), {"error": detail}
 
 

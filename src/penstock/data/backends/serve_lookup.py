@@ -1,6 +1,6 @@
-"""Ray Serve as batch sees it: which applications run, a handle to one of their deployments, how that one is.
+"""Deployments of Ray Serve: found by application and name, with a handle and their state.
 
-The only file of the backends that asks Serve's controller. Its calls block, so they run in threads.
+The only file of the backends that queries Serve's controller. Its calls block, so they run in threads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ray.serve.schema import ApplicationStatusOverview
 from penstock.config.derive.serve_options import NAME_PREFIX
 from penstock.errors import ConfigError, EngineStartFailed, Unavailable
 
-_NO_START = "REPLICA_STARTUP_FAILED"
+_START_FAILED = "REPLICA_STARTUP_FAILED"
 _SHOWN_CHARS = 2_000
 
 
@@ -38,16 +38,18 @@ class FoundDeployment:
         """Raises: EngineStartFailed when it cannot start; Unavailable when its application is gone."""
         found = (await asyncio.to_thread(_applications)).get(self.app)
         if found is None:
-            raise Unavailable(f"The application '{self.app}' is no longer there.")
+            raise Unavailable(f"The application '{self.app}' has been removed.")
         status = found.deployments.get(self.name)
-        if status is not None and (status.status == "DEPLOY_FAILED" or status.status_trigger == _NO_START):
+        if status is not None and (
+            status.status == "DEPLOY_FAILED" or status.status_trigger == _START_FAILED
+        ):
             raise EngineStartFailed(f"{self} cannot start: {status.message[:_SHOWN_CHARS]}")
 
 
 def find_deployment(app: str, name: str | None = None) -> FoundDeployment:
-    """The deployment `name` of `app`; without a name, the one of it that serves a model.
+    """The deployment `name` of `app`; without a name, the only one that serves a model.
 
-    Raises: Unavailable where no Ray runs; ConfigError with the names that there are.
+    Raises: Unavailable when no Ray cluster runs; ConfigError with the names that exist.
     """
     _connect()
     applications = _applications()
@@ -67,7 +69,7 @@ async def find(app: str, name: str | None = None) -> FoundDeployment:
 
 
 def is_no_method(cause: BaseException) -> bool:
-    """Whether Serve means that the deployment has none of the name."""
+    """Whether Serve reports that the deployment has no method of this name."""
     return isinstance(cause, RayServeException) and "does not exist" in str(cause)
 
 
@@ -89,7 +91,7 @@ def _only_model(app: str, names: list[str]) -> str:
 
 
 def _connect() -> None:
-    """To the cluster that runs here, unless this process is connected already."""
+    """To the cluster on this machine, unless this process is connected already."""
     if ray.is_initialized():
         return
     try:
@@ -102,5 +104,5 @@ def _applications() -> Mapping[str, ApplicationStatusOverview]:
     return serve.status().applications
 
 
-def _listed(said: str, names: Mapping[str, object] | list[str]) -> str:
-    return f"{said} {', '.join(map(repr, sorted(names))) or 'none'}"
+def _listed(intro: str, names: Mapping[str, object] | list[str]) -> str:
+    return f"{intro} {', '.join(map(repr, sorted(names))) or 'none'}"
