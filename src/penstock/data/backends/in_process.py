@@ -140,7 +140,7 @@ class InProcessEngine:
         return asking_for(named.removeprefix(f"{own}:"))
 
     def _body(self, request: Request) -> bytes:
-        """Sets `prepared` for the running task where the request has an engine prompt.
+        """Sets `prepared_prompt` for the running task where the request has an engine prompt.
 
         Raises: BadRequest where the endpoint takes none.
         """
