@@ -75,7 +75,7 @@ async def test_what_is_not_there_is_told_with_what_there_is(fleet: ReplicaSet):
 
 
 async def test_a_deployment_that_is_none_of_ours_is_told(fleet: ReplicaSet):
-    with pytest.raises(ConfigError, match="none of Penstock's"):
+    with pytest.raises(ConfigError, match="not one of Penstock's"):
         await ReplicaSet(APP, "LLMRouter").start()
 
 

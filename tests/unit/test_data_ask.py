@@ -264,11 +264,11 @@ def test_values_of_other_libraries_become_json(value: Any, expected: Any):
     [
         (float("nan"), "is nan, which JSON cannot hold"),
         (np.array([1, np.inf]), "[1] is inf"),
-        (b"\xff", "holds bytes that are no text"),
+        (b"\xff", "has bytes that are not UTF-8"),
         ("\ud800", "lone surrogate"),
         ({1, 2}, "is a set, which JSON cannot hold"),
         (object(), "is an object"),
-        (Decimal("0.1234567890123456789"), "no JSON number holds exactly"),
+        (Decimal("0.1234567890123456789"), "no JSON number represents exactly"),
         ({None: 1}, "has the key None"),
         (np.datetime64("NaT"), "NaT"),
         (int, "is the class int"),
@@ -284,7 +284,7 @@ def test_what_json_cannot_hold_is_refused_by_its_place(value: Any, said: str):
 def test_what_holds_itself_is_refused():
     held: list[Any] = []
     held.append(held)
-    assert "holds itself" in refusal({"messages": MESSAGES, "chat_template_kwargs": {"value": held}})
+    assert "contains itself" in refusal({"messages": MESSAGES, "chat_template_kwargs": {"value": held}})
 
 
 def thing(draw: random.Random, depth: int = 3) -> Any:
@@ -341,30 +341,30 @@ def test_whatever_shapes_rows_have_each_arrives_as_it_was(seed: int):
         ({"prompt": "x", "sampling_params": [1]}, "sampling_params is a list; it must be a dict."),
         (
             {"prompt": "x", "sampling_params": {1: 2}},
-            "sampling_params has the key 1, an int; keys must be texts.",
+            "sampling_params has the key 1, an int; keys must be strings.",
         ),
-        ({"prompt": "x", "sampling_params": "{x"}, "sampling_params is a text that is no JSON"),
+        ({"prompt": "x", "sampling_params": "{x"}, "sampling_params is not valid JSON"),
         ({"prompt": "x", "temperature": "hot"}, "temperature is 'hot', a str; it must be a number."),
         ({"prompt": "x", "max_tokens": 1.5}, "max_tokens is 1.5, a float; it must be a whole number."),
         ({"prompt": "x", "max_tokens": True}, "max_tokens is True, a bool; it must be a whole number."),
-        ({"prompt": "x", "stop": [1]}, "stop is [1], a list; it must be a text or a list of texts."),
+        ({"prompt": "x", "stop": [1]}, "stop is [1], a list; it must be a string or a list of strings."),
         ({"prompt": "x", "ignore_eos": "yes"}, "ignore_eos is 'yes', a str; it must be true or false."),
         ({"prompt": "x", "seed": 1, "sampling_params": {"seed": 2}}, "seed is given twice, as 2 and as 1"),
         ({"prompt": "x", "stream": True}, "stream asks for a stream"),
         ({"prompt": "x", "extra_body": {"stream": True}}, "extra_body.stream asks for a stream"),
         ({"prompt": "x", "tools": []}, "tools goes with `messages`, not with `prompt`."),
         ({"messages": MESSAGES, "suffix": "x"}, "suffix goes with `prompt`, not with `messages`."),
-        ({"messages": MESSAGES, "prompt": "x"}, "messages stands beside prompt; give only one of them."),
-        ({"prompt": 5}, "prompt is an int; it must be a text, token ids, messages or the engine's dict."),
+        ({"messages": MESSAGES, "prompt": "x"}, "messages is given beside prompt; give only one of them."),
+        ({"prompt": 5}, "prompt is an int; it must be a string, token ids, messages or an engine's dict."),
         ({"prompt_token_ids": []}, "prompt_token_ids is empty; it must be a list of token ids."),
         ({"prompt_token_ids": [1.5]}, "it must be a list of whole numbers."),
         (
             {"prompt": {"prompt": "x", "multimodal": 1}},
-            "prompt.multimodal is not known; an engine's prompt has",
+            "prompt.multimodal is not known; an engine prompt has",
         ),
         ({"multi_modal_data": {}}, "multi_modal_data needs a `prompt` beside it"),
-        ({"prompt": {"prompt": "x", "multi_modal_data": lambda: 1}}, "prompt holds what cannot be sent"),
-        ({"prompt": "x", "adapter": "a"}, "adapter is 'a', but of which model?"),
+        ({"prompt": {"prompt": "x", "multi_modal_data": lambda: 1}}, "prompt cannot be sent"),
+        ({"prompt": "x", "adapter": "a"}, "adapter is 'a', but of no known model"),
         ({"prompt": "x", "model": 3}, "model is an int; it must be a name."),
         (
             {"messages": MESSAGES, "response_format": "json"},
@@ -444,13 +444,17 @@ def test_whatever_a_row_holds_it_is_a_request_or_refused(kind: Any):
         (
             {"input": ["a", "b"]},
             EMBED,
-            "input must be one text, or the token ids of one: a row has one input.",
+            "input must be one string, or the token ids of one: a row has one input.",
         ),
-        ({"input": "a", "prompt": "b"}, EMBED, "input stands beside prompt"),
+        ({"input": "a", "prompt": "b"}, EMBED, "input is given beside prompt"),
         ({"text_1": "a"}, SCORE, "text_2 is missing (or `documents`)"),
-        ({"text_1": "a", "query": "b", "text_2": "c"}, SCORE, "query stands beside another `text_1`"),
+        ({"text_1": "a", "query": "b", "text_2": "c"}, SCORE, "query is given beside another `text_1`"),
         ({"text_1": "a", "text_2": []}, SCORE, "text_2 is empty"),
-        ({"text_1": 1, "text_2": "b"}, SCORE, "text_1 is 1, an int; it must be a text or a list of texts."),
+        (
+            {"text_1": 1, "text_2": "b"},
+            SCORE,
+            "text_1 is 1, an int; it must be a string or a list of strings",
+        ),
     ],
 )
 @pytest.mark.parity("D15")
@@ -503,11 +507,11 @@ def test_a_line_of_a_batch_file_goes_as_it_is():
         ({"method": "GET"}, "method is 'GET'; it must be POST."),
         (
             {"url": "/v1/embedding"},
-            "url is '/v1/embedding', which no batch asks; did you mean /v1/embeddings?",
+            "url is '/v1/embedding', which is not a batch endpoint; did you mean /v1/embeddings?",
         ),
-        ({"url": 7}, "url is 7, which no batch asks"),
+        ({"url": 7}, "url is 7, which is not a batch endpoint"),
         ({"body": None}, "body is None; it must be a JSON object"),
-        ({"body": {"model": 1}}, "body.model is an int; it must be a text."),
+        ({"body": {"model": 1}}, "body.model is an int; it must be a string."),
         ({"body": {"stream": True}}, "body.stream asks for a stream"),
     ],
 )

@@ -105,7 +105,7 @@ def test_a_prompt_wins_over_the_messages_it_was_made_of_where_the_user_applies_t
     row = {"messages": [{"role": "user", "content": "Hi"}], "prompt": "<user>Hi"}
     ask = station(vLLMEngineProcessorConfig(model_source="demo", **off)).ask
     assert ask(row, {}).body.startswith(b'{"prompt":"<user>Hi"')
-    with pytest.raises(BadRequest, match="messages stands beside prompt"):
+    with pytest.raises(BadRequest, match="messages is given beside prompt"):
         station(vLLMEngineProcessorConfig(model_source="demo")).ask(row, {})
     assert caplog.text == ""
 

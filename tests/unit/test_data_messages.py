@@ -94,7 +94,7 @@ def test_an_answer_of_the_openai_client_is_a_turn():
         ("Hi", "messages is 'Hi', a str; it must be a list of messages"),
         ([], "messages is empty"),
         (["Hi"], "messages[0] is 'Hi', a str; it must be a dict with 'role' and 'content'."),
-        ([{"content": "x"}], "messages[0].role is missing; it must be a text"),
+        ([{"content": "x"}], "messages[0].role is missing; it must be a string"),
         ([{"role": 1, "content": "x"}], "messages[0].role is 1, an int"),
         (
             [{"role": "usr", "content": "x"}],
@@ -103,7 +103,7 @@ def test_an_answer_of_the_openai_client_is_a_turn():
         ([{"role": "user"}], "messages[0].content is missing"),
         (
             [{"role": "user", "content": 5}],
-            "messages[0].content is 5, an int; it must be a text or a list of parts.",
+            "messages[0].content is 5, an int; it must be a string or a list of parts.",
         ),
         ([{"role": "user", "content": {"text": "x"}}], "messages[0].content is a dict"),
         ([{"role": "user", "content": [5]}], "messages[0].content[0] is 5, an int; a part must be a dict"),
@@ -192,17 +192,20 @@ def test_pictures_of_every_mode_can_be_sent(mode: str):
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (b"no picture", "holds bytes that begin with b'no pictu', which is no image; known are PNG, JPEG"),
-        (b"", "holds no bytes at all, which is no image"),
-        (MP4, "holds video/mp4, which is no image"),
-        ("", "is an empty text; give bytes, a PIL picture, a path, or a URL"),
+        (
+            b"no picture",
+            "has bytes that begin with b'no pictu', which is not a known image format; use PNG",
+        ),
+        (b"", "has no bytes at all, which is not a known image format"),
+        (MP4, "has video/mp4, which is not a known image format"),
+        ("", "is an empty string; give bytes, a PIL image, a path, or a URL"),
         ("/no/such.png", "is '/no/such.png': there is no such file; give bytes"),
         ("nosuch://a/b.png", "is 'nosuch://a/b.png': there is no such file"),
         ("/", "is '/': there is no such file"),
-        (5, "is an int; give bytes, a PIL picture"),
-        (None, "is a part of type 'image' without anything in 'image'"),
+        (5, "is an int; give bytes, a PIL image"),
+        (None, "is a part of type 'image' without 'image'"),
         ({"a": 1}, "is a dict with the keys 'a'; give bytes"),
-        (np.zeros((2, 2, 3)), "is an array of float64; a picture's must be of uint8"),
+        (np.zeros((2, 2, 3)), "is an array of float64; an image must be of uint8"),
         (np.zeros((2, 2, 2, 2), np.uint8), "is an array of shape (2, 2, 2, 2)"),
     ],
 )
@@ -230,7 +233,7 @@ def test_a_video_is_a_file_or_pictures_one_after_another():
     head, *shots = frames.split(",")
     assert head == "data:video/jpeg;base64"
     assert [Image.open(io.BytesIO(base64.b64decode(shot))).size for shot in shots] == [(4, 3)] * 2
-    assert "[1] is an int; a video's frames must be pictures" in refused_part(type="video", video=[RED, 5])
+    assert "[1] is an int; a video's frames must be images" in refused_part(type="video", video=[RED, 5])
 
 
 def sound() -> bytes:

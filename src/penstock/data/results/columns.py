@@ -1,6 +1,6 @@
-"""An outcome as columns of the output: one schema per task, whatever became of the row.
+"""An outcome as columns of the output: one schema per task, the same for failed rows.
 
-The names are Ray Data LLM's where it has one. What an engine does not tell is None.
+Names are those of Ray Data LLM where it has them. What an engine does not report is None.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from penstock.data.rows.request import Kind, Task
 
 Columns = dict[str, Any]
 
-_LIKELY = pa.list_(pa.struct({"token": pa.string(), "logprob": pa.float64()}))
+_TOP_LOGPROBS = pa.list_(pa.struct({"token": pa.string(), "logprob": pa.float64()}))
 _LOGPROBS = pa.list_(
     pa.struct(
-        {"token": pa.string(), "token_id": pa.int64(), "logprob": pa.float64(), "top_logprobs": _LIKELY}
+        {"token": pa.string(), "token_id": pa.int64(), "logprob": pa.float64(), "top_logprobs": _TOP_LOGPROBS}
     )
 )
 _PROMPT_LOGPROBS = pa.list_(
@@ -61,7 +61,7 @@ ERROR = pa.struct(
         "status": pa.int64(),
     }
 )
-"""The one type of every error column."""
+"""The type of every error column."""
 
 COMMON = {
     "num_input_tokens": pa.int64(),
@@ -70,9 +70,9 @@ COMMON = {
     "attempts": pa.int64(),
     "error": ERROR,
 }
-"""What every row has, whatever its task."""
+"""Columns of all tasks."""
 
-_OF_KIND: Mapping[Kind, Mapping[str, pa.DataType]] = {
+_BY_KIND: Mapping[Kind, Mapping[str, pa.DataType]] = {
     "generate": {
         "generated_text": pa.string(),
         "generated_texts": pa.list_(pa.string()),
@@ -100,19 +100,19 @@ _OF_KIND: Mapping[Kind, Mapping[str, pa.DataType]] = {
 
 
 def result_schema(task: Task) -> Any:  # pyarrow has no types
-    """A `pyarrow.Schema`: names and types of the result columns, all of them nullable."""
-    return pa.schema({**_OF_KIND[task.kind], **COMMON})
+    """A `pyarrow.Schema`: names and types of the result columns, all nullable."""
+    return pa.schema({**_BY_KIND[task.kind], **COMMON})
 
 
 _EMPTY: Mapping[Kind, Columns] = {
-    kind: dict.fromkeys([*fields, *COMMON]) for kind, fields in _OF_KIND.items()
+    kind: dict.fromkeys([*fields, *COMMON]) for kind, fields in _BY_KIND.items()
 }
 
 
 def result_columns(task: Task, outcome: Outcome) -> Columns:
-    """The values of the schema's columns: all of them, in its order. Never raises.
+    """The values of all columns of the schema, in its order. Never raises.
 
-    Of a failed row all are None but `error`, `attempts` and the times; of one that is ok, `error` is None.
+    A failed row has only `error`, `attempts` and the times; a row that is ok has no `error`.
     """
     found: Columns = dict(_EMPTY[task.kind])
     found["attempts"], found["waited_s"] = outcome.attempts, outcome.waited_s
@@ -128,17 +128,17 @@ def result_columns(task: Task, outcome: Outcome) -> Columns:
 
 
 def _unreadable(outcome: Outcome, error: Exception) -> Failure:
-    message = f"The answer is not what the endpoint was asked for: {error}."
+    message = f"The response is not one of this endpoint: {error}."
     return Failure(code="bad_answer", message=message, stage="engine", attempts=outcome.attempts)
 
 
-def _generated(reply: GenerateResponse) -> Columns:
-    choices = sorted(reply.choices, key=lambda choice: choice.index)
+def _generated(response: GenerateResponse) -> Columns:
+    choices = sorted(response.choices, key=lambda choice: choice.index)
     first = choices[0]
-    usage = reply.usage or ResponseUsage()
-    prompt, cached, made = usage.counts()
-    prompt_ids = reply.prompt_token_ids or first.prompt_token_ids
-    likely = reply.prompt_logprobs or first.prompt_logprobs
+    usage = response.usage or ResponseUsage()
+    prompt, cached, generated = usage.counts()
+    prompt_ids = response.prompt_token_ids or first.prompt_token_ids
+    prompt_logprobs = response.prompt_logprobs or first.prompt_logprobs
     counted = sum(len(choice.token_ids or ()) for choice in choices) or None
     outputs = [_output(choice) for choice in choices]
     return {
@@ -151,12 +151,14 @@ def _generated(reply: GenerateResponse) -> Columns:
         "refusal": first.message.refusal if first.message else None,
         "tool_calls": outputs[0]["tool_calls"],
         "logprobs": outputs[0]["logprobs"],
-        "prompt_logprobs": None if likely is None else [_prompt_token(token) for token in likely],
+        "prompt_logprobs": None
+        if prompt_logprobs is None
+        else [_prompt_token(token) for token in prompt_logprobs],
         "outputs": outputs if len(outputs) > 1 else None,
         "prompt_token_ids": prompt_ids,
         "num_input_tokens": prompt if prompt is not None else len(prompt_ids) if prompt_ids else None,
         "num_cached_tokens": cached,
-        "num_generated_tokens": made if made is not None else counted,
+        "num_generated_tokens": generated if generated is not None else counted,
     }
 
 
@@ -173,7 +175,7 @@ def _output(choice: ResponseChoice) -> Columns:
 
 
 def _text(content: Any) -> str:
-    """Of a content, which some servers give in parts; "" where there is none, as beside tool calls."""
+    """The text of a content, which some servers give in parts; "" if none, as beside tool calls."""
     if isinstance(content, list):
         texts: list[Any] = [part.get("text") for part in content if isinstance(part, dict)]
         return "".join(text for text in texts if isinstance(text, str))
@@ -190,7 +192,7 @@ def _tool_calls(choice: ResponseChoice) -> list[Columns] | None:
 
 
 def _arguments(value: Any) -> str | None:
-    """JSON text, also of servers that give the object."""
+    """JSON text, also where a server gives the object."""
     return value if value is None or isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
@@ -221,12 +223,12 @@ def _logprobs(found: Logprobs | None, ids: list[int] | None) -> list[Columns] | 
 
 
 def _prompt_token(found: dict[int, PromptToken] | None) -> list[Columns] | None:
-    """vLLM's: for each token of the prompt itself, then the likeliest others; None for the first."""
+    """vLLM's, for one prompt token: itself, then the likeliest others; None for the first token."""
     if found is None:
         return None
     return [
-        {"token_id": token_id, "token": told.decoded_token, "logprob": told.logprob, "rank": told.rank}
-        for token_id, told in found.items()
+        {"token_id": token_id, "token": entry.decoded_token, "logprob": entry.logprob, "rank": entry.rank}
+        for token_id, entry in found.items()
     ]
 
 
@@ -234,23 +236,23 @@ def _prompt_tokens(usage: ResponseUsage | None) -> int | None:
     return usage.counts()[0] if usage else None
 
 
-def _embedded(reply: EmbedResponse) -> Columns:
-    return {"embeddings": reply.data[0].numbers(), "num_input_tokens": _prompt_tokens(reply.usage)}
+def _embedded(response: EmbedResponse) -> Columns:
+    return {"embeddings": response.data[0].numbers(), "num_input_tokens": _prompt_tokens(response.usage)}
 
 
-def _classified(reply: ClassifyResponse) -> Columns:
-    first = reply.data[0]
+def _classified(response: ClassifyResponse) -> Columns:
+    first = response.data[0]
     return {
         "label": first.label,
         "probs": first.probs,
         "embeddings": first.probs,
-        "num_input_tokens": _prompt_tokens(reply.usage),
+        "num_input_tokens": _prompt_tokens(response.usage),
     }
 
 
-def _scored(reply: ScoreResponse) -> Columns:
-    scores = [pair.score for pair in reply.data]
-    return {"score": scores[0], "scores": scores, "num_input_tokens": _prompt_tokens(reply.usage)}
+def _scored(response: ScoreResponse) -> Columns:
+    scores = [pair.score for pair in response.data]
+    return {"score": scores[0], "scores": scores, "num_input_tokens": _prompt_tokens(response.usage)}
 
 
 _READ: Mapping[Kind, Callable[[Any], Columns]] = {

@@ -1,6 +1,6 @@
-"""Engines' JSON answers, as far as columns are made of them: vLLM's, the simulator's, OpenAI's and others'.
+"""The JSON that engines answer, as far as columns need it: vLLM's, the simulator's, OpenAI's and others'.
 
-What one of them leaves out is None here; what none of the columns needs is not read.
+A field that one of them leaves out is None.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from msgspec import Meta, Struct, field
 from penstock.data.rows.request import CHAT, COMPLETIONS, POOLING_PATHS
 
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-"""One that a column can hold."""
+"""An integer that a column can hold."""
 
 
 class PromptTokensDetails(Struct):
@@ -31,12 +31,12 @@ class ResponseUsage(Struct):
     output_tokens: Int64 | None = None
 
     def counts(self) -> tuple[Int64 | None, Int64 | None, Int64 | None]:
-        """Of the prompt, cached ones of it, generated."""
+        """Tokens of the prompt, those of them that were cached, and generated ones."""
         details = self.prompt_tokens_details
         cached = details.cached_tokens if details else self.cached_tokens
         prompt = self.input_tokens if self.prompt_tokens is None else self.prompt_tokens
-        made = self.output_tokens if self.completion_tokens is None else self.completion_tokens
-        return prompt, cached, made
+        generated = self.output_tokens if self.completion_tokens is None else self.completion_tokens
+        return prompt, cached, generated
 
 
 class FunctionCall(Struct):
@@ -69,7 +69,7 @@ class TokenLogprob(Struct):
 
 
 class Logprobs(Struct):
-    """content: of a chat; the three lists: of a completion."""
+    """content: of a chat; the lists: of a completion."""
 
     content: list[TokenLogprob] | None = None
     tokens: list[str] | None = None
@@ -142,18 +142,18 @@ DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
     "classify": msgspec.json.Decoder(ClassifyResponse),
     "score": msgspec.json.Decoder(ScoreResponse),
 }
-"""By task. Raises: msgspec.DecodeError, which includes what has another form."""
+"""By task. Raises: msgspec.DecodeError, also for a response of another kind."""
 
 _KINDS = {CHAT: "generate", COMPLETIONS: "generate", **{path: kind for kind, path in POOLING_PATHS.items()}}
 
 
 def invalid_reason(path: str, body: bytes) -> str | None:
-    """Why a body is no answer to a request at `path`, though its status says so; None where it is one."""
+    """Why a body of status 200 is not a response of the endpoint `path`; None where it is one."""
     if (kind := _KINDS.get(path)) is None:
         return None
     try:
         found = DECODERS[kind].decode(body)
     except (ValueError, RecursionError) as error:
-        return f"The answer is not what the endpoint was asked for: {error}."
+        return f"The response is not one of this endpoint: {error}."
     name = "choices" if kind == "generate" else "data"
-    return None if getattr(found, name) else f"The answer has no {name}."
+    return None if getattr(found, name) else f"The response has no {name}."

@@ -1,1 +1,6 @@
-"""rows"""
+"""From a row's columns to the request that its engine gets. Knows neither Ray nor an engine.
+
+In order: `template` fills in a prompt, `builder` makes a `request`: it takes the request's columns
+(`input_columns`), a line of an OpenAI batch file (`openai_batch`), `messages` with their `media`, and
+`parameters`, all by `coerce` as JSON. `digest` says which requests may share an answer.
+"""

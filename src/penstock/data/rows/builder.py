@@ -1,7 +1,7 @@
-"""A row's fields as the request that its engine gets: the one place where rows become requests.
+"""A row's fields as the request that its engine gets: the only place where rows become requests.
 
-Fields are what the user's preprocessing returned, or a row of the dataset itself. They become bytes here, so
-that no table of rows, which gives all of them one shape, can change them later.
+Fields are what the user's preprocessing returned, or the row itself. They become bytes here, so that a table,
+which gives all of its rows one type, cannot change them later.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PAIR = {
     "document": "text_2",
     "documents": "text_2",
 }
-"""Fields of a score, and what the endpoint calls them."""
+"""Fields of a score request, and their names at the endpoint."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -40,11 +40,11 @@ _encode = msgspec.json.Encoder().encode
 def build_request(
     fields: Mapping[str, Any], task: Task, defaults: Mapping[str, Any] | None = None
 ) -> Request:
-    """The request of a row. A line of an OpenAI batch file (`custom_id`, `url`, `body`) is its own.
+    """The request of a row. A line of an OpenAI batch file (`custom_id`, `url`, `body`) is sent as it is.
 
-    defaults: fields that hold where the row is silent; sampling parameters one by one.
+    defaults: fields for rows that do not set them; sampling parameters one by one.
     Where the request has a `prompt`, its body's `messages` or `prompt` is "", for the backend to replace.
-    Raises: BadRequest naming the field, what is wrong with it, and what is allowed; DownloadFailed where a
+    Raises: BadRequest naming the field, what is wrong with it, and what is allowed; DownloadFailed when a
         file that the row names could not be fetched now.
     """
     if not isinstance(cast("Any", fields), Mapping):
@@ -54,20 +54,22 @@ def build_request(
     if is_batch_line(fields):
         return parse_batch_line(fields)
     check_columns(fields, task.kind)
-    usual = defaults or {}
+    default_fields = defaults or {}
     own = read_parameters(fields, task.kind)
-    extra = to_dict(usual.get("extra_body"), "extra_body") | to_dict(fields.get("extra_body"), "extra_body")
-    given = {**{name: value for name, value in usual.items() if value is not None}, **_set(fields)}
-    path, body, prompt = _asked(given, own, task)
-    body |= for_endpoint(read_parameters(usual, task.kind) | own, path, prompt is not None)
+    extra = to_dict(default_fields.get("extra_body"), "extra_body") | to_dict(
+        fields.get("extra_body"), "extra_body"
+    )
+    given = {**{name: value for name, value in default_fields.items() if value is not None}, **_set(fields)}
+    path, body, prompt = _path_and_input(given, own, task)
+    body |= for_endpoint(read_parameters(default_fields, task.kind) | own, path, prompt is not None)
     if task.kind == "generate":
-        if task.token_ids:  # else it is not said: strict services refuse what they do not know
+        if task.token_ids:  # else omitted: strict services refuse fields that they do not know
             body.setdefault("return_token_ids", True)
     elif task.kind == "embed":
         body["encoding_format"] = "base64"  # the same numbers in a third of the bytes
     body |= {name: to_json(value, f"extra_body.{name}") for name, value in extra.items()}
     if body.get("stream"):
-        raise invalid_field("extra_body.stream", "asks for a stream, but a row gets its whole answer at once")
+        raise invalid_field("extra_body.stream", "asks for a stream, but rows do not stream")
     return Request(path=path, body=_encode(body), model=_model(given, task), prompt=prompt)
 
 
@@ -75,38 +77,38 @@ def _set(fields: Mapping[str, Any]) -> Fields:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _asked(given: Fields, own: Fields, task: Task) -> tuple[str, Fields, bytes | None]:
-    """Path, the input as the body has it, and the engine's own prompt."""
+def _path_and_input(given: Fields, own: Fields, task: Task) -> tuple[str, Fields, bytes | None]:
+    """The endpoint, the input as the body has it, and the engine prompt."""
     if task.kind == "score":
         return POOLING_PATHS["score"], _pair(given), None
     if task.kind != "generate":
         return POOLING_PATHS[task.kind], _pooled(given, task), None
     if given.get("messages") is not None and not any(name in given for name in IDS):
-        _alone("messages", given, INPUTS["generate"])
-        _refuse(own, COMPLETIONS_ONLY, "`prompt`, not with `messages`")
+        _refuse_beside("messages", given, INPUTS["generate"])
+        _refuse_parameters(own, COMPLETIONS_ONLY, "`prompt`, not with `messages`")
         return CHAT, {"messages": messages.read_messages(given["messages"], task)}, None
     prompt = given.get("prompt")
     if messages.is_messages(prompt):
-        _alone("prompt", given, INPUTS["generate"])
+        _refuse_beside("prompt", given, INPUTS["generate"])
         return CHAT, {"messages": messages.read_messages(prompt, task, "prompt")}, None
     if isinstance(prompt, Mapping) or "mm_processor_kwargs" in own or any(name in given for name in MEDIA):
         return _engine_prompt(given, own)
-    _refuse(own, CHAT_ONLY, "`messages`, not with `prompt`")
+    _refuse_parameters(own, CHAT_ONLY, "`messages`, not with `prompt`")
     return COMPLETIONS, {"prompt": _text_or_ids(given)}, None
 
 
-def _alone(name: str, given: Fields, others: tuple[str, ...]) -> None:
+def _refuse_beside(name: str, given: Fields, others: tuple[str, ...]) -> None:
     if beside := [other for other in others if other != name and other in given]:
-        raise invalid_field(name, f"stands beside {', '.join(beside)}; give only one of them")
+        raise invalid_field(name, f"is given beside {', '.join(beside)}; give only one of them")
 
 
-def _refuse(own: Fields, names: frozenset[str], goes_with: str) -> None:
+def _refuse_parameters(own: Fields, names: frozenset[str], goes_with: str) -> None:
     if wrong := sorted(names & own.keys()):
         raise invalid_field(wrong[0], f"goes with {goes_with}")
 
 
 def _text_or_ids(given: Fields) -> str | list[int]:
-    """Ids win where a tokenizer left the text, or the messages, beside them."""
+    """Token ids win over a text or messages beside them, which a tokenizer has left there."""
     for name in IDS:
         if name in given:
             return _ids(given[name], name)
@@ -118,7 +120,7 @@ def _text_or_ids(given: Fields) -> str | list[int]:
     if not isinstance(prompt, list):
         raise invalid_field(
             "prompt",
-            f"is {type_name(given['prompt'])}; it must be a text, token ids, messages or the engine's dict",
+            f"is {type_name(given['prompt'])}; it must be a string, token ids, messages or an engine's dict",
         )
     return _ids(cast("list[Any]", prompt), "prompt")
 
@@ -135,7 +137,7 @@ def _ids(value: Any, where: str) -> list[int]:
 
 
 def _plain_ids(value: Any) -> Any:
-    """A list where `value` is a sequence of another library; else `value`."""
+    """A list where `value` is another library's sequence; else `value`."""
     for method in ("as_py", "tolist", "to_pylist"):
         if hasattr(value, method):
             return getattr(value, method)()
@@ -143,13 +145,13 @@ def _plain_ids(value: Any) -> Any:
 
 
 def _engine_prompt(given: Fields, own: Fields) -> tuple[str, Fields, bytes]:
-    """A prompt with pictures and the like as objects: it goes to the engine as it is, pickled."""
+    """A prompt with media objects, pickled for the engine as it is."""
     prompt = given.get("prompt")
     found: Fields = dict(cast("Mapping[str, Any]", prompt)) if isinstance(prompt, Mapping) else {}
     for name in found:
         if name not in _PROMPT_KEYS:
             raise invalid_field(
-                f"prompt.{name}", f"is not known; an engine's prompt has {', '.join(sorted(_PROMPT_KEYS))}"
+                f"prompt.{name}", f"is not known; an engine prompt has {', '.join(sorted(_PROMPT_KEYS))}"
             )
     if not found and any(name in given for name in ("prompt", *IDS)):
         text = _text_or_ids(given)
@@ -161,7 +163,7 @@ def _engine_prompt(given: Fields, own: Fields) -> tuple[str, Fields, bytes]:
         found["mm_processor_kwargs"] = own["mm_processor_kwargs"]
     if not found.keys() & {"prompt", "prompt_token_ids", "prompt_embeds"}:
         raise invalid_field(
-            "multi_modal_data", "needs a `prompt` beside it, text or token ids with its placeholders"
+            "multi_modal_data", "needs a `prompt` beside it: text or token ids with its placeholders"
         )
     chats = bool((CHAT_ONLY - _OF_MEDIA) & own.keys())
     return (
@@ -173,18 +175,16 @@ def _pickled(prompt: Fields) -> bytes:
     try:
         return pickle.dumps(prompt, protocol=5)
     except Exception as error:  # whatever the user's objects raise
-        raise invalid_field(
-            "prompt", f"holds what cannot be sent to the engine's process ({error})"
-        ) from error
+        raise invalid_field("prompt", f"cannot be sent to the engine's process ({error})") from error
 
 
 def _pooled(given: Fields, task: Task) -> Fields:
     name = next(name for name in INPUTS[task.kind] if name in given)
     if name == "messages" or messages.is_messages(given[name]):
-        _alone(name, given, INPUTS[task.kind])
+        _refuse_beside(name, given, INPUTS[task.kind])
         return {"messages": messages.read_messages(given[name], task, name)}
     if name == "input":
-        _alone(name, given, INPUTS[task.kind])
+        _refuse_beside(name, given, INPUTS[task.kind])
         given = {"prompt": _single(given["input"])}
     try:
         return {"input": _text_or_ids(given)}
@@ -192,12 +192,12 @@ def _pooled(given: Fields, task: Task) -> Fields:
         if name != "input":
             raise
         raise invalid_field(
-            "input", "must be one text, or the token ids of one: a row has one input"
+            "input", "must be one string, or the token ids of one: a row has one input"
         ) from error
 
 
 def _single(value: Any) -> Any:
-    """The one of a list of one."""
+    """The only item of a list of one."""
     value = _plain_ids(value)
     if isinstance(value, list) and len(cast("list[Any]", value)) == 1 and not isinstance(value[0], int):
         return cast("list[Any]", value)[0]
@@ -210,13 +210,13 @@ def _pair(given: Fields) -> Fields:
         if name not in given:
             continue
         if field in found:
-            raise invalid_field(name, f"stands beside another `{field}`; give one of them")
+            raise invalid_field(name, f"is given beside another `{field}`; give one of them")
         found[field] = expect(given[name], name, "texts")
         if not isinstance(found[field], str) and not found[field]:
-            raise invalid_field(name, "is empty; give a text or a list of texts")
+            raise invalid_field(name, "is empty; give a string or a list of strings")
     for field, other in (("text_1", "query"), ("text_2", "documents")):
         if field not in found:
-            raise invalid_field(field, f"is missing (or `{other}`): a score is that of two texts")
+            raise invalid_field(field, f"is missing (or `{other}`): a score compares two texts")
     return found
 
 
@@ -229,7 +229,7 @@ def _model(given: Fields, task: Task) -> str | None:
         base = model or task.model
         if base is None:
             raise invalid_field(
-                "adapter", f"is {adapter!r}, but of which model? Give `model`, as 'base:{adapter}'"
+                "adapter", f"is {adapter!r}, but of no known model; give `model` as 'base:{adapter}'"
             )
         return base if base.endswith(f":{adapter}") else f"{base}:{adapter}"
     own = task.model or ""

@@ -1,7 +1,7 @@
-"""A row's value as JSON takes it: the same value, or a refusal that says where it lies and what it is.
+"""A row's value as JSON: the same value, or an error that names the field and what it holds.
 
-Rows come from Arrow, pandas, numpy and the user's own code; what is sent is JSON. Nothing is dropped and
-nothing rounded on the way.
+Rows come from Arrow, pandas, numpy and the user's code; requests are JSON. Nothing is dropped and nothing
+rounded on the way.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ import msgspec
 
 from penstock.errors import BadRequest
 
-_SHOWN = 80
-_DEEPEST = 200
+_SHOWN_CHARS = 80
+_MAX_DEPTH = 200
 _NOT_A_TIME = "is NaT, which JSON cannot hold; None leaves a field out"
 
 
 def to_json(value: Any, where: str, depth: int = 0) -> Any:
-    """`value` of None, bool, int, float, str, list and dict alone.
+    """`value` as None, bool, int, float, str, lists and dicts.
 
-    Arrays and Arrow's scalars become what they hold, bytes the text that they are in UTF-8, times ISO 8601, a
-    pydantic class its JSON schema.
+    Arrays and Arrow scalars become what they hold, bytes a string (UTF-8), times ISO 8601 strings, a pydantic
+    class its JSON schema.
     Raises: BadRequest naming `where`.
     """
     if value is None or value is True or value is False or type(value) is int:
         return value
-    if depth > _DEEPEST:
-        raise invalid_field(where, f"is nested more than {_DEEPEST} levels deep, or holds itself")
+    if depth > _MAX_DEPTH:
+        raise invalid_field(where, f"is nested more than {_MAX_DEPTH} levels deep, or contains itself")
     if isinstance(value, Enum):
         return to_json(value.value, where, depth + 1)
     if isinstance(value, str):
@@ -53,7 +53,7 @@ def to_json(value: Any, where: str, depth: int = 0) -> Any:
 
 
 def to_dict(value: Any, where: str) -> dict[str, Any]:
-    """A dict, also where it comes as JSON text. Raises: BadRequest."""
+    """A dict, also from JSON text. Raises: BadRequest."""
     value = parse_json(value, where)
     if value is None:
         return {}
@@ -63,13 +63,13 @@ def to_dict(value: Any, where: str) -> dict[str, Any]:
     for key in found:
         if not isinstance(key, str):
             raise invalid_field(
-                where, f"has the key {truncate(repr(key))}, {type_name(key)}; keys must be texts"
+                where, f"has the key {truncate(repr(key))}, {type_name(key)}; keys must be strings"
             )
     return found
 
 
 def parse_json(value: Any, where: str) -> Any:
-    """What JSON text holds, for columns of a table that cannot hold lists and dicts; all else untouched."""
+    """The value of JSON text, for tables whose columns hold no lists and dicts; other values unchanged."""
     if hasattr(value, "as_py"):
         value = value.as_py()
     if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
@@ -77,18 +77,18 @@ def parse_json(value: Any, where: str) -> Any:
     try:
         return json.loads(value)
     except ValueError as error:
-        raise invalid_field(where, f"is a text that is no JSON ({error})") from error
+        raise invalid_field(where, f"is not valid JSON ({error})") from error
     except RecursionError as error:
-        raise invalid_field(where, "is JSON that is nested too deeply") from error
+        raise invalid_field(where, "is JSON with too many levels") from error
 
 
 def expect(value: Any, where: str, wanted: str) -> Any:
-    """`value` as JSON has it, if it is what is `wanted`, a key of `_TYPES`. Raises: BadRequest."""
+    """`value` as JSON, checked to be of the type `wanted`, a key of `_TYPES`. Raises: BadRequest."""
     if wanted in ("object", "objects"):
         value = parse_json(value, where)
     value = to_json(value, where)
     if wanted == "whole" and isinstance(value, float) and value.is_integer():
-        value = int(value)  # a table with gaps in a column has floats there
+        value = int(value)  # a column of integers with nulls becomes floats in some tables
     fits, words = _TYPES[wanted]
     if not fits(value):
         raise invalid_field(where, f"is {truncate(repr(value))}, {type_name(value)}; it must be {words}")
@@ -96,12 +96,12 @@ def expect(value: Any, where: str, wanted: str) -> Any:
 
 
 def invalid_field(where: str, fault: str) -> BadRequest:
-    """The error to raise about the field `where`. fault: a verb and what follows, without the full stop."""
+    """The error about the field `where`. fault: a verb and what follows, without the full stop."""
     return BadRequest(f"{where} {fault}{'' if fault.endswith('?') else '.'}", param=where)
 
 
 def type_name(value: Any) -> str:
-    """What it is, in words for a sentence."""
+    """The type of a value, with its article."""
     return (
         "None"
         if value is None
@@ -110,19 +110,19 @@ def type_name(value: Any) -> str:
 
 
 def truncate(text: str) -> str:
-    """At most so much of a text as an error may show."""
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    """As much of a text as an error may show."""
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
 
 
 def _text(value: str, where: str) -> str:
-    text = str.__str__(value)  # of numpy's and others' kinds of str
+    text = str.__str__(value)  # also of subclasses of str, as numpy's
     if not text.isascii():
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise invalid_field(
                 where,
-                f"holds half a character (a lone surrogate) at position {error.start}, which UTF-8 cannot",
+                f"has a lone surrogate at position {error.start}, which UTF-8 cannot encode",
             ) from error
     return text
 
@@ -140,7 +140,7 @@ def _key(key: Any, where: str) -> str:
         key = key.tolist()
     if isinstance(key, int) and not isinstance(key, bool):  # of logit_bias
         return str(key)
-    raise invalid_field(where, f"has the key {truncate(repr(key))}, {type_name(key)}; keys must be texts")
+    raise invalid_field(where, f"has the key {truncate(repr(key))}, {type_name(key)}; keys must be strings")
 
 
 def _list(values: Iterable[Any], where: str, depth: int) -> list[Any]:
@@ -163,18 +163,18 @@ def _other(value: Any, where: str, depth: int) -> Any:
     found = _opened(value)
     if found is value:
         raise invalid_field(
-            where, f"is {type_name(value)}, which JSON cannot hold; give texts, numbers, lists and dicts"
+            where, f"is {type_name(value)}, which JSON cannot hold; use strings, numbers, lists and dicts"
         )
     return to_json(found, where, depth + 1)
 
 
 def _opened(value: Any) -> Any:
-    """What a container of another library holds; the value itself where it is none."""
-    if hasattr(value, "as_py"):  # Arrow's scalars and arrays hold it as `as_py` or `to_pylist`
+    """The content of another library's container; other values unchanged."""
+    if hasattr(value, "as_py"):  # an Arrow scalar
         return value.as_py()
     if hasattr(value, "to_pylist"):
         return value.to_pylist()
-    if _dtype(value) == "M":  # `tolist` would make numbers of them
+    if _dtype(value) == "M":  # `tolist` would return numbers
         return value.astype(str).tolist()
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json", exclude_unset=True)
@@ -186,7 +186,7 @@ def _opened(value: Any) -> Any:
 
 
 def _dtype(value: Any) -> str | None:
-    """numpy's letter for what an array holds: M for times."""
+    """numpy's kind of an array's items: M for times."""
     return getattr(getattr(value, "dtype", None), "kind", None)
 
 
@@ -196,7 +196,7 @@ def _decoded(value: bytes, where: str) -> str:
     except UnicodeDecodeError as error:
         raise invalid_field(
             where,
-            "holds bytes that are no text in UTF-8; pictures, videos and sounds go into messages as parts",
+            "has bytes that are not UTF-8; send images, videos and audio as parts of messages",
         ) from error
 
 
@@ -212,13 +212,15 @@ def _decimal(value: Decimal, where: str) -> int | float:
             return int(value)
         if Decimal(repr(float(value))) == value:
             return float(value)
-    raise invalid_field(where, f"is {value}, which no JSON number holds exactly; give a float or a text")
+    raise invalid_field(
+        where, f"is {value}, which no JSON number represents exactly; use a float or a string"
+    )
 
 
 def _schema(value: type, where: str, depth: int) -> Any:
     schema = getattr(value, "model_json_schema", None)
     if schema is None:
-        raise invalid_field(where, f"is the class {value.__name__}; give a JSON schema, or a pydantic class")
+        raise invalid_field(where, f"is the class {value.__name__}; use a JSON schema or a pydantic class")
     return to_json(schema(), where, depth + 1)
 
 
@@ -235,10 +237,10 @@ _TYPES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "whole": (_is_whole, "a whole number"),
     "number": (lambda value: _is_whole(value) or isinstance(value, float), "a number"),
     "bool": (lambda value: isinstance(value, bool), "true or false"),
-    "text": (lambda value: isinstance(value, str), "a text"),
+    "text": (lambda value: isinstance(value, str), "a string"),
     "texts": (
         lambda value: isinstance(value, str) or _all(value, lambda item: isinstance(item, str)),
-        "a text or a list of texts",
+        "a string or a list of strings",
     ),
     "wholes": (lambda value: _all(value, _is_whole), "a list of whole numbers"),
     "object": (lambda value: isinstance(value, dict), "a dict"),

@@ -11,7 +11,7 @@ from penstock.data.rows.request import Request
 
 
 def request_digest(request: Request, salt: bytes) -> str:
-    """The same for the same request. salt: who is asked, and what else must not share an answer."""
+    """Equal for equal requests. salt: identity of the model, and whatever else keeps answers apart."""
     found = hashlib.blake2b(salt, digest_size=12)
     prompt = () if request.prompt is None else (request.prompt,)
     for part in (request.path.encode(), (request.model or "").encode(), request.body, *prompt):

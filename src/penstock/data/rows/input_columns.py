@@ -1,4 +1,4 @@
-"""Which of a row's columns are its request, by task; a misspelt one is told, the others are the row's own."""
+"""Which of a row's columns are its request, by task. Misspelt ones are refused, others stay the row's own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEDIA = {
     "multi_modal_uuids": "multi_modal_uuids",
     "prompt_embeds": "prompt_embeds",
 }
-"""Fields beside a prompt that only the engine understands, and what it calls them."""
+"""Fields beside a prompt that only the engine understands, and its names for them."""
 
 INPUTS: Mapping[Kind, tuple[str, ...]] = {
     "generate": ("messages", "prompt", *IDS, *MEDIA),
@@ -44,7 +44,7 @@ _KNOWN = {
 
 
 def request_columns(names: Iterable[str], task: Task) -> set[str]:
-    """Those of a row's columns that are its request."""
+    """The columns of a row that are its request."""
     given = set(names)
     if is_batch_line(given):
         return given & {*_LINE, "method"}
@@ -57,12 +57,12 @@ def is_batch_line(names: Iterable[str]) -> bool:
 
 
 def required_input(kind: Kind) -> str:
-    """What a row must have, in words."""
+    """The columns that a row must have, in words."""
     return _WANTED[kind]
 
 
 def check_columns(fields: Mapping[str, Any], kind: Kind) -> None:
-    """Raises: BadRequest where a name looks misspelt, or nothing is there to be asked."""
+    """Raises: BadRequest when a name looks misspelt, or when no column is an input."""
     odd = [name for name in fields if name not in _KNOWN[kind]]
     for name in odd:
         if (meant := closest_parameter(str(name), kind)) and meant not in fields:

@@ -1,7 +1,7 @@
-"""Pictures, videos and sounds of a row's messages as data URLs, which every engine takes.
+"""Images, videos and audio of a row's messages as data URLs, which every engine takes.
 
-Made where rows are prepared, away from the engine. URLs of the web stay: the engine fetches them, by its own
-rules about hosts. Whether a picture can be decoded, the engine says; what is no picture at all is told here.
+Made where rows are prepared, away from the engine. Web URLs stay: the engine fetches them, by its own rules
+about hosts. The engine decodes images; bytes of no known format are refused here.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from penstock import sources
 from penstock.data.rows.coerce import invalid_field, truncate, type_name
 from penstock.errors import BadRequest, DownloadFailed, SourceNotFound
 
-Kind = str
+MediaKind = str
 """image, video, audio."""
 
-_STARTS: tuple[tuple[int, bytes, str], ...] = (
+_SIGNATURES: tuple[tuple[int, bytes, str], ...] = (
     (0, b"\x89PNG\r\n\x1a\n", "image/png"),
     (0, b"\xff\xd8\xff", "image/jpeg"),
     (0, b"GIF8", "image/gif"),
@@ -50,17 +50,17 @@ _KNOWN = {
     "video": "MP4, WebM, AVI, FLV or MPEG",
     "audio": "WAV, FLAC, OGG, MP3 or M4A",
 }
-_BOTH = {"video/mp4", "video/webm", "audio/ogg"}
-"""Containers that hold sounds as well as videos."""
+_AUDIO_OR_VIDEO = {"video/mp4", "video/webm", "audio/ogg"}
+"""Containers of audio as well as video."""
 
-_SENT_ON = ("http://", "https://", "data:")
-_QUALITY = 95
+_PASSED_ON = ("http://", "https://", "data:")
+_JPEG_QUALITY = 95
 
 
-def data_url(value: Any, kind: Kind, where: str, read_files: bool = True) -> str:
-    """A URL of bytes, a PIL picture, an array, a path, a URL, or a dict as Hugging Face's datasets have it.
+def data_url(value: Any, kind: MediaKind, where: str, read_files: bool = True) -> str:
+    """The URL of bytes, a PIL image, an array, a path, a URL, or a dict as in Hugging Face datasets.
 
-    Raises: BadRequest naming `where`; DownloadFailed where a bucket or server fails.
+    Raises: BadRequest naming `where`; DownloadFailed when a bucket or server fails.
     """
     if hasattr(value, "as_py"):
         value = value.as_py()
@@ -70,7 +70,7 @@ def data_url(value: Any, kind: Kind, where: str, read_files: bool = True) -> str
         return _of_text(str(value), kind, where, read_files)
     if isinstance(value, bytes | bytearray | memoryview):
         return _data_url(bytes(value), kind, where)
-    if kind == "image" and (found := _picture(value, where)):
+    if kind == "image" and (found := _as_png(value, where)):
         return _data_url(found, kind, where)
     if kind == "video" and isinstance(value, list | tuple):
         return _frames(cast("list[Any]", value), where)
@@ -78,19 +78,17 @@ def data_url(value: Any, kind: Kind, where: str, read_files: bool = True) -> str
 
 
 def input_audio(value: Any, where: str, read_files: bool = True) -> tuple[str, str]:
-    """Base64 and format (`wav`, `mp3`, ...) of an `input_audio` part that holds bytes, a file or an array."""
+    """Base64 and format (`wav`, `mp3`, ...) for an `input_audio` part from bytes, a file or an array."""
     address = data_url(value, "audio", where, read_files)
     if not address.startswith("data:"):
-        raise invalid_field(
-            where, "is a URL of the web, where input_audio holds data; use a part of type audio_url"
-        )
+        raise invalid_field(where, "is a web URL, but input_audio needs data; use a part of type audio_url")
     head, _, data = address.partition(",")
     kind = head.removeprefix("data:").partition(";")[0].partition("/")[2]
     return data, {"mpeg": "mp3", "x-wav": "wav"}.get(kind, kind)
 
 
-def _of_text(text: str, kind: Kind, where: str, read_files: bool) -> str:
-    if text.startswith(_SENT_ON):
+def _of_text(text: str, kind: MediaKind, where: str, read_files: bool) -> str:
+    if text.startswith(_PASSED_ON):
         return text
     if not read_files:
         raise invalid_field(
@@ -98,7 +96,7 @@ def _of_text(text: str, kind: Kind, where: str, read_files: bool) -> str:
             f"is {truncate(repr(text))}; files are not read here, only data: and http(s): URLs are sent",
         )
     if not text:
-        raise invalid_field(where, f"is an empty text; {_ways(kind)}")
+        raise invalid_field(where, f"is an empty string; {_ways(kind)}")
     try:
         return _data_url(sources.read(text), kind, where)
     except (SourceNotFound, OSError, ValueError, ImportError) as error:
@@ -111,8 +109,8 @@ def _of_text(text: str, kind: Kind, where: str, read_files: bool) -> str:
         raise BadRequest(f"{where}: {error}", param=where) from error
 
 
-def _of_dataset(value: Mapping[str, Any], kind: Kind, where: str, read_files: bool) -> str:
-    """Of {"bytes", "path"}, or {"array", "sampling_rate"} of a decoded sound."""
+def _of_dataset(value: Mapping[str, Any], kind: MediaKind, where: str, read_files: bool) -> str:
+    """From {"bytes", "path"}, or {"array", "sampling_rate"} of decoded audio."""
     if value.get("array") is not None and kind == "audio":
         return _data_url(_wave(value["array"], value.get("sampling_rate"), where), kind, where)
     found = next((value[key] for key in ("bytes", "url", "path") if value.get(key) is not None), None)
@@ -121,29 +119,29 @@ def _of_dataset(value: Mapping[str, Any], kind: Kind, where: str, read_files: bo
     return data_url(found, kind, where, read_files)
 
 
-def _data_url(content: bytes, kind: Kind, where: str) -> str:
+def _data_url(content: bytes, kind: MediaKind, where: str) -> str:
     mime = _mime(content)
-    if mime is None or not (mime.startswith(kind) or (kind != "image" and mime in _BOTH)):
+    if mime is None or not (mime.startswith(kind) or (kind != "image" and mime in _AUDIO_OR_VIDEO)):
         what = (
             f"{mime}" if mime else f"bytes that begin with {content[:8]!r}" if content else "no bytes at all"
         )
-        raise invalid_field(where, f"holds {what}, which is no {kind}; known are {_KNOWN[kind]}")
+        raise invalid_field(where, f"has {what}, which is not a known {kind} format; use {_KNOWN[kind]}")
     return f"data:{mime};base64,{base64.b64encode(content).decode()}"
 
 
 def _mime(content: bytes) -> str | None:
-    return next((mime for at, start, mime in _STARTS if content.startswith(start, at)), None)
+    return next((mime for at, start, mime in _SIGNATURES if content.startswith(start, at)), None)
 
 
-def _picture(value: Any, where: str) -> bytes | None:
-    """A PIL picture, or an array as Ray Data reads pictures, as PNG: nothing of it is lost."""
+def _as_png(value: Any, where: str) -> bytes | None:
+    """A PIL image, or an array as Ray Data reads images, as PNG (lossless); None for other values."""
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         value = _from_array(value, where)
-    pil: Any = sys.modules.get("PIL.Image")  # who has a picture has it imported
+    pil: Any = sys.modules.get("PIL.Image")  # whoever has an image has imported it
     if pil is None or not isinstance(value, pil.Image):
         return None
     if not (value.width and value.height):
-        raise invalid_field(where, f"is a picture of {value.width} x {value.height} pixels")
+        raise invalid_field(where, f"is an image of {value.width} x {value.height} pixels")
     try:
         return _saved(value, "PNG", compress_level=1)
     except OSError:  # a mode that PNG lacks: CMYK, LAB, F
@@ -157,45 +155,45 @@ def _saved(picture: Any, form: str, **options: Any) -> bytes:
 
 
 def _from_array(value: Any, where: str) -> Any:
-    from PIL import Image  # only who sends arrays needs it
+    from PIL import Image  # only arrays need it
 
     if str(value.dtype).removeprefix("torch.") != "uint8":
         raise invalid_field(
-            where, f"is an array of {value.dtype}; a picture's must be of uint8, (height, width, 3)"
+            where, f"is an array of {value.dtype}; an image must be of uint8, (height, width, 3)"
         )
     try:
         return Image.fromarray(value if hasattr(value, "__array_interface__") else value.numpy())
     except (TypeError, ValueError) as error:
         shape = tuple(value.shape)
         raise invalid_field(
-            where, f"is an array of shape {shape}; a picture's is (height, width, 3)"
+            where, f"is an array of shape {shape}; an image has (height, width, 3)"
         ) from error
 
 
 def _frames(frames: list[Any], where: str) -> str:
-    """vLLM's form for a video of single pictures: JPEGs, one after another."""
+    """vLLM's form for a video of single frames: JPEGs, one after another."""
     shots: list[str] = []
     for index, frame in enumerate(frames):
-        if (picture := _picture(frame, f"{where}[{index}]")) is None:
+        if (picture := _as_png(frame, f"{where}[{index}]")) is None:
             raise invalid_field(
-                f"{where}[{index}]", f"is {type_name(frame)}; a video's frames must be pictures"
+                f"{where}[{index}]", f"is {type_name(frame)}; a video's frames must be images"
             )
         from PIL import Image
 
         shot = Image.open(io.BytesIO(picture)).convert("RGB")
-        shots.append(base64.b64encode(_saved(shot, "JPEG", quality=_QUALITY)).decode())
+        shots.append(base64.b64encode(_saved(shot, "JPEG", quality=_JPEG_QUALITY)).decode())
     if not shots:
         raise invalid_field(where, f"is an empty list; {_ways('video')}")
     return f"data:video/jpeg;base64,{','.join(shots)}"
 
 
 def _wave(array: Any, rate: Any, where: str) -> bytes:
-    """WAV of 16 bits from samples between -1 and 1, one channel or (channels, samples)."""
+    """16-bit WAV of samples between -1 and 1; shape (samples,) or (channels, samples)."""
     import numpy as np
 
     samples = np.asarray(array)
     if rate is None or samples.ndim not in (1, 2) or not len(samples):
-        raise invalid_field(where, "has an 'array' without 'sampling_rate', or one that is no row of samples")
+        raise invalid_field(where, "has an 'array' without 'sampling_rate', or one of a wrong shape")
     if samples.dtype.kind == "f":
         samples = (np.clip(samples, -1, 1) * 32767).round()
     samples = samples if samples.ndim == 1 else samples.T
@@ -208,6 +206,6 @@ def _wave(array: Any, rate: Any, where: str) -> bytes:
     return file.getvalue()
 
 
-def _ways(kind: Kind) -> str:
-    own = {"image": "a PIL picture, ", "video": "a list of pictures, ", "audio": ""}[kind]
+def _ways(kind: MediaKind) -> str:
+    own = {"image": "a PIL image, ", "video": "a list of images, ", "audio": ""}[kind]
     return f"give bytes, {own}a path, or a URL (data:, http(s):, file://, s3://, gs://)"

@@ -1,4 +1,4 @@
-"""A row's messages as OpenAI's: roles and contents looked at, pictures and sounds turned into data URLs."""
+"""A row's messages in OpenAI's form: roles and contents checked, media as data URLs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ _MEDIA = {
     "audio": "audio",
     "audio_url": "audio",
 }
-"""Types of parts that hold something to see or hear, as OpenAI, vLLM, Qwen and Hugging Face write them."""
+"""Types of media parts, as OpenAI, vLLM, Qwen and Hugging Face write them."""
 
-_HOLDERS = ("url", "path", "base64")
+_ASSUMED_TYPES = {"image": "png", "video": "mp4", "audio": "wav"}
+"""Of base64 that comes without its type."""
+
+_MEDIA_KEYS = ("url", "path", "base64")
 _PARTS = ", ".join(("text", *_MEDIA, "input_audio"))
 
 
@@ -39,7 +42,7 @@ def read_messages(value: Any, task: Task, where: str = "messages") -> list[dict[
 
 
 def is_messages(value: Any) -> bool:
-    """Whether a prompt is a conversation, as some datasets have it."""
+    """Whether a prompt is a list of messages, as in some datasets."""
     value = _listed(value)
     return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
 
@@ -58,7 +61,7 @@ def _message(value: Any, task: Task, where: str) -> dict[str, Any]:
     message = cast("Mapping[str, Any]", value)
     _check_role(message, task, where)
     if "content" not in message and message["role"] not in ("assistant", "tool", "function"):
-        raise invalid_field(f"{where}.content", "is missing; give a text or a list of parts")
+        raise invalid_field(f"{where}.content", "is missing; give a string or a list of parts")
     found: dict[str, Any] = {}
     for name, item in message.items():
         if name == "content":
@@ -73,7 +76,7 @@ def _check_role(message: Mapping[str, Any], task: Task, where: str) -> None:
     if not isinstance(role, str) or not role:
         given = "is missing" if "role" not in message else f"is {_shown(role)}"
         raise invalid_field(
-            f"{where}.role", f"{given}; it must be a text: system, user, assistant, tool, ..."
+            f"{where}.role", f"{given}; it must be a string: system, user, assistant, tool, ..."
         )
     if task.roles is None or role in task.roles:
         return
@@ -88,11 +91,11 @@ def _check_role(message: Mapping[str, Any], task: Task, where: str) -> None:
 def _content(value: Any, task: Task, where: str) -> Any:
     value = _listed(value)
     if isinstance(value, Mapping):
-        raise invalid_field(where, "is a dict; it must be a text or a list of parts")
+        raise invalid_field(where, "is a dict; it must be a string or a list of parts")
     if not isinstance(value, list):
         found = to_json(value, where)
         if found is not None and not isinstance(found, str):
-            raise invalid_field(where, f"is {_shown(found)}; it must be a text or a list of parts")
+            raise invalid_field(where, f"is {_shown(found)}; it must be a string or a list of parts")
         return found
     return [_part(item, task, f"{where}[{index}]") for index, item in enumerate(cast("list[Any]", value))]
 
@@ -109,45 +112,43 @@ def _part(value: Any, task: Task, where: str) -> Any:
     if kind == "input_audio":
         return _input_audio(part, task, where)
     if kind in _MEDIA:
-        return _seen_or_heard(part, kind, task, where)
-    return _set(part, where)
+        return _media_part(part, kind, task, where)
+    return _drop_none(part, where)
 
 
-def _set(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Without what is None: a table gives each message the keys of all, and engines refuse strange ones."""
+def _drop_none(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Without fields that are None: a table gives each message the keys of all, and engines refuse them."""
     return {str(name): to_json(item, f"{where}.{name}") for name, item in fields.items() if item is not None}
 
 
-def _seen_or_heard(part: Mapping[str, Any], kind: str, task: Task, where: str) -> dict[str, Any]:
-    """As `image_url`, `video_url` or `audio_url`; what else the part says stays beside it."""
-    what = _MEDIA[kind]
-    name = next((name for name in (kind, what, *_HOLDERS) if part.get(name) is not None), None)
+def _media_part(part: Mapping[str, Any], kind: str, task: Task, where: str) -> dict[str, Any]:
+    """As `image_url`, `video_url` or `audio_url`, with the part's other fields beside it."""
+    medium = _MEDIA[kind]
+    name = next((name for name in (kind, medium, *_MEDIA_KEYS) if part.get(name) is not None), None)
     if name is None:
-        raise invalid_field(where, f"is a part of type {kind!r} without anything in {kind!r}")
-    held, details = part[name], cast("dict[str, Any]", {})
-    if isinstance(held, Mapping) and "url" in held:
-        details = {str(key): item for key, item in cast("Mapping[str, Any]", held).items() if key != "url"}
-        held = cast("Mapping[str, Any]", held)["url"]
+        raise invalid_field(where, f"is a part of type {kind!r} without {kind!r}")
+    content, details = part[name], cast("dict[str, Any]", {})
+    if isinstance(content, Mapping) and "url" in content:
+        details = {str(key): item for key, item in cast("Mapping[str, Any]", content).items() if key != "url"}
+        content = cast("Mapping[str, Any]", content)["url"]
     if name == "base64":
-        held = (
-            f"data:{what}/{'wav' if what == 'audio' else 'mp4' if what == 'video' else 'png'};base64,{held}"
-        )
-    address = media.data_url(held, what, f"{where}.{name}", task.read_files)
+        content = f"data:{medium}/{_ASSUMED_TYPES[medium]};base64,{content}"
+    address = media.data_url(content, medium, f"{where}.{name}", task.read_files)
     others = {str(key): item for key, item in part.items() if key not in ("type", name) and item is not None}
-    field = f"{what}_url"
+    field = f"{medium}_url"
     return to_json({"type": field, field: {"url": address} | details} | others, where)
 
 
 def _input_audio(part: Mapping[str, Any], task: Task, where: str) -> Any:
-    """As it is where it holds base64; bytes, files and arrays become that."""
-    held = part.get("input_audio")
-    inner: Any = cast("Mapping[str, Any]", held).get("data", held) if isinstance(held, Mapping) else held
-    if isinstance(held, Mapping) and isinstance(inner, str):
-        return _set(part, where)
+    """Unchanged where it has base64; bytes, files and arrays become base64."""
+    content: Any = part.get("input_audio")
+    inner = content.get("data", content) if isinstance(content, Mapping) else content
+    if isinstance(content, Mapping) and isinstance(inner, str):
+        return _drop_none(part, where)
     if inner is None:
         raise invalid_field(where, "is a part of type 'input_audio' without 'input_audio'")
     data, form = media.input_audio(inner, f"{where}.input_audio", task.read_files)
-    return _set(dict(part) | {"input_audio": {"data": data, "format": form}}, where)
+    return _drop_none(dict(part) | {"input_audio": {"data": data, "format": form}}, where)
 
 
 def _shown(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""A line of an OpenAI batch file as a request: its body goes as it is, for any endpoint that takes JSON."""
+"""A line of an OpenAI batch file as a request: its body is sent as it is, to any endpoint that takes JSON."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ PATHS = (
     "/tokenize",
     "/detokenize",
 )
-"""Endpoints of docs/endpoints.md that answer JSON with JSON."""
+"""Endpoints of docs/endpoints.md with JSON requests and responses."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 def parse_batch_line(line: Mapping[str, Any]) -> Request:
-    """The request of `{custom_id, method, url, body}`. No file that it names is read, and no field added.
+    """The request of `{custom_id, method, url, body}`. Reads no file that it names, adds no field.
 
     Raises: BadRequest naming what is wrong.
     """
@@ -45,16 +45,16 @@ def parse_batch_line(line: Mapping[str, Any]) -> Request:
     if url not in PATHS:
         close = difflib.get_close_matches(str(url), PATHS, 1)
         ask = f"did you mean {close[0]}?" if close else "there are"
-        raise invalid_field("url", f"is {truncate(repr(url))}, which no batch asks; {ask} {', '.join(PATHS)}")
+        raise invalid_field(
+            "url", f"is {truncate(repr(url))}, which is not a batch endpoint; {ask} {', '.join(PATHS)}"
+        )
     body = parse_json(line.get("body"), "body")
     if not isinstance(body, Mapping):
         raise invalid_field("body", f"is {type_name(body)}; it must be a JSON object, the endpoint's request")
     fields = cast("dict[str, Any]", to_json(body, "body"))
     model = fields.pop("model", None)
     if model is not None and not isinstance(model, str):
-        raise invalid_field("body.model", f"is {type_name(model)}; it must be a text")
+        raise invalid_field("body.model", f"is {type_name(model)}; it must be a string")
     if fields.pop("stream", None):
-        raise invalid_field(
-            "body.stream", "asks for a stream, but a line gets its whole answer at once; leave it out"
-        )
+        raise invalid_field("body.stream", "asks for a stream, but batch lines do not stream; leave it out")
     return Request(path=url, body=_encode(fields), model=model)

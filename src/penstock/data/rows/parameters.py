@@ -1,7 +1,7 @@
-"""Sampling and other parameters of a row, by OpenAI's, vLLM's and older names, as a body's fields.
+"""Sampling and other parameters of a row, under OpenAI's, vLLM's and older names, as fields of the body.
 
-They come as `sampling_params`, or each as a field of its own; the two are one. It knows their names and
-types, not their meaning: whether a temperature is too high, the engine says.
+They come in `sampling_params` or as separate fields. Only names and types are checked here; the engine checks
+values, such as a temperature that is too high.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ PARAMETERS: Mapping[Kind, Mapping[str, str]] = {
     "classify": _POOLING,
     "score": _POOLING,
 }
-"""What a row may set, and of which type."""
+"""Parameters that a row may set, with their types."""
 
 CHAT_ONLY = frozenset(_CHAT)
 COMPLETIONS_ONLY = frozenset(_COMPLETIONS) - {"echo"}
@@ -105,14 +105,14 @@ GROUPS: Mapping[Kind, tuple[str, ...]] = {
 """Fields that hold parameters."""
 
 _FORMS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-_OLD = {
+_RENAMED = {
     "max_new_tokens": "max_tokens",
     "guided_decoding": "structured_outputs",
     **{f"guided_{form}": form for form in _FORMS},
 }
-_OTHER = {"extra_args": "vllm_xargs", "activation": "use_activation"}
-_WITHOUT_EFFECT = {
-    "detokenize",  # answers always have their text
+_RENAMED_IN_GROUPS = {"extra_args": "vllm_xargs", "activation": "use_activation"}
+_IGNORED = {
+    "detokenize",  # responses always have their text
     "output_kind",
     "flat_logprobs",
     "skip_clone",
@@ -121,14 +121,14 @@ _WITHOUT_EFFECT = {
     "encoding_format",
     "task",
 }
-ALIASES = frozenset(_OLD)
-"""Names of older versions and of other engines that a row may use."""
+ALIASES = frozenset(_RENAMED)
+"""Names from older versions and other engines that a row may use."""
 
-_IN_GROUPS = ALIASES | _OTHER.keys() | _WITHOUT_EFFECT | {"stream"}
+_IN_GROUPS = ALIASES | _RENAMED_IN_GROUPS.keys() | _IGNORED | {"stream"}
 
 
 def read_parameters(fields: Mapping[str, Any], kind: Kind) -> Fields:
-    """What `fields` set, by the names of bodies; what is None is unset, at this level only.
+    """The parameters in `fields`, under their names in bodies. None means unset, at this level only.
 
     Raises: BadRequest.
     """
@@ -145,9 +145,9 @@ def read_parameters(fields: Mapping[str, Any], kind: Kind) -> Fields:
 
 
 def for_endpoint(given: Fields, path: str, prepared: bool = False) -> Fields:
-    """The same by the endpoint's own names and types, without what means nothing there.
+    """The same under the endpoint's names and types, without those that it does not have.
 
-    prepared: the engine's own prompt has its media, and what concerns them, in itself.
+    prepared: the engine prompt already contains the media and their options.
     """
     without = {"mm_processor_kwargs", "media_io_kwargs"} if prepared else set[str]()
     if path == CHAT:
@@ -161,9 +161,9 @@ def _without(given: Fields, names: AbstractSet[str]) -> Fields:
     return {name: value for name, value in given.items() if name not in names}
 
 
-@lru_cache(maxsize=1024)  # rows have the same columns, and to compare names takes longer than all else
+@lru_cache(maxsize=1024)  # rows share their columns, and comparing names would dominate the time per row
 def closest_parameter(name: str, kind: Kind) -> str | None:
-    """The parameter that a column's name is probably meant for; None for names that stand by themselves."""
+    """The parameter that a column's name probably misspells; None for other names."""
     known = [known for known in (*PARAMETERS[kind], *GROUPS[kind]) if len(known) > 5]
     found = difflib.get_close_matches(name, known, 1, 0.9) if len(name) > 5 else []
     return found[0] if found else None
@@ -171,8 +171,8 @@ def closest_parameter(name: str, kind: Kind) -> str | None:
 
 def _set(found: Fields, name: str, value: Any, where: str, kind: Kind) -> None:
     if name == "stream" and value is not None and value is not False:
-        raise invalid_field(where, "asks for a stream, but a row gets its whole answer at once; leave it out")
-    if value is None or name == "stream" or name in _WITHOUT_EFFECT:
+        raise invalid_field(where, "asks for a stream, but rows do not stream; leave it out")
+    if value is None or name == "stream" or name in _IGNORED:
         return
     name, value = _renamed(name, value, where)
     value = expect(value, where, PARAMETERS[kind].get(name, "any"))
@@ -185,7 +185,7 @@ def _set(found: Fields, name: str, value: Any, where: str, kind: Kind) -> None:
 
 
 def _renamed(name: str, value: Any, where: str) -> tuple[str, Any]:
-    renamed = (_OLD | _OTHER).get(name, name)
+    renamed = (_RENAMED | _RENAMED_IN_GROUPS).get(name, name)
     if renamed in _FORMS:
         return "structured_outputs", {renamed: parse_json(value, where) if renamed == "json" else value}
     if renamed == "response_format" and isinstance(value, type):
@@ -203,15 +203,15 @@ def _near(name: str, kind: Kind) -> str:
 
 
 def _chat_logprobs(given: Fields) -> Fields:
-    """vLLM's own `logprobs` is how many, a chat's is whether."""
-    asked = given.get("logprobs")
-    if asked is None or isinstance(asked, bool):
+    """In vLLM `logprobs` is a number, in a chat a boolean."""
+    logprobs = given.get("logprobs")
+    if logprobs is None or isinstance(logprobs, bool):
         return given
-    return given | {"logprobs": True, "top_logprobs": given.get("top_logprobs", asked)}
+    return given | {"logprobs": True, "top_logprobs": given.get("top_logprobs", logprobs)}
 
 
 def _completions(given: Fields) -> Fields:
-    """Here `logprobs` is how many."""
+    """In a completion `logprobs` is a number."""
     rest = {
         name: value for name, value in given.items() if name not in ("top_logprobs", "max_completion_tokens")
     }

@@ -32,15 +32,15 @@ ROLES = frozenset(
         "document",
     }
 )
-"""Roles that templates know, OpenAI's first."""
+"""Roles that chat templates know, OpenAI's first."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One call of an OpenAI-compatible endpoint.
 
-    body: JSON object without `model`, exactly as it is to be sent; as bytes no table of rows can change it.
-    model: as the row names it (`base`, or `base:adapter`); None for the backend's own.
-    prompt: the engine's own prompt, pickled, in place of the body's; only for an engine in this process.
+    body: JSON object without `model`, as it will be sent; bytes, so that no table of rows can change it.
+    model: as the row names it (`base` or `base:adapter`); None for the backend's own.
+    prompt: the engine prompt, pickled, which replaces the body's; only for an engine in this process.
     """
 
     path: str
@@ -51,13 +51,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """model: what the backend serves, for adapters that rows name.
+    """What the rows of a job or pipeline ask of their model.
 
-    alone: it serves nothing else, so any other model that a row names is an adapter of it.
-    token_ids: whether answers are asked for the ids of prompt and answer.
-    read_files: whether files, `file://` and buckets that rows name are read here; rows of strangers must not
-        make this process read them.
-    roles: those of messages; None for any.
+    model: that the backend serves, for adapters that rows name.
+    alone: it serves no other, so any other name in a row is an adapter's.
+    token_ids: whether to request the token ids of prompt and response.
+    read_files: whether to read paths, `file://` and bucket URLs in rows; False for rows of strangers.
+    roles: allowed in messages; None for any.
     """
 
     kind: Kind = "generate"
