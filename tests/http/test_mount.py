@@ -12,9 +12,10 @@ from served import Served, chat
 
 from penstock.errors import ConfigError, Unavailable
 from penstock.serve.gateway.telemetry import json_logs
-from penstock.serve.http.port_sharing import Family
+from penstock.serve.http.port_sharing import PortGroup
 from penstock.serve.http.serve_proxy import Proxied
-from penstock.serve.http.server import Port, bind, check_free, serve_on
+from penstock.serve.http.server import Port, serve_on
+from penstock.serve.http.sockets import bind, check_free
 
 
 def mounted(app, prefix: str):
@@ -86,15 +87,15 @@ async def test_a_host_of_another_machine_is_an_error_that_names_it():
         await serve_on(app, "no.such.host.invalid", 0)
 
 
-async def test_gateways_of_one_family_share_a_port():
-    first = await serve_on(app, "127.0.0.1", 0, family=Family("a"))
-    second = await serve_on(app, "127.0.0.1", first.number, family=Family("a"))
+async def test_gateways_of_one_group_share_a_port():
+    first = await serve_on(app, "127.0.0.1", 0, group=PortGroup("a"))
+    second = await serve_on(app, "127.0.0.1", first.number, group=PortGroup("a"))
     with pytest.raises(ConfigError, match="Address already in use"):
         check_free("127.0.0.1", first.number)
     await first.close()
     async with httpx.AsyncClient(verify=False) as http:
         assert (await http.get(f"http://127.0.0.1:{second.number}/")).status_code == 204
-    third = await serve_on(app, "127.0.0.1", first.number, family=Family("a"))
+    third = await serve_on(app, "127.0.0.1", first.number, group=PortGroup("a"))
     await second.close()
     await third.close()
     check_free("127.0.0.1", first.number)
@@ -102,15 +103,16 @@ async def test_gateways_of_one_family_share_a_port():
 
 async def test_gateways_that_start_together_share_a_port(free_port: int):
     ports = await asyncio.gather(
-        *(serve_on(app, "127.0.0.1", free_port, family=Family("a")) for _ in range(4)), return_exceptions=True
+        *(serve_on(app, "127.0.0.1", free_port, group=PortGroup("a")) for _ in range(4)),
+        return_exceptions=True,
     )
     assert [port.number for port in ports] == [free_port] * 4
     await asyncio.gather(*(port.close() for port in ports))
 
 
 async def test_connections_that_wait_when_a_gateway_leaves_are_answered_by_its_successor():
-    first = await serve_on(app, "127.0.0.1", 0, family=Family("a"))
-    second = await serve_on(app, "127.0.0.1", first.number, family=Family("a"))
+    first = await serve_on(app, "127.0.0.1", 0, group=PortGroup("a"))
+    second = await serve_on(app, "127.0.0.1", first.number, group=PortGroup("a"))
     waiting = [socket.create_connection(("127.0.0.1", first.number)) for _ in range(16)]
     await first.close()
     for sock in waiting:
@@ -119,10 +121,10 @@ async def test_connections_that_wait_when_a_gateway_leaves_are_answered_by_its_s
 
 
 async def test_successors_take_the_slot_whose_holder_came_first():
-    family = Family("a", size=2)
-    old = [await serve_on(app, "127.0.0.1", 0, family=family)]
-    old += [await serve_on(app, "127.0.0.1", old[0].number, family=family)]
-    new = [await serve_on(app, "127.0.0.1", old[0].number, family=family) for _ in old]
+    group = PortGroup("a", size=2)
+    old = [await serve_on(app, "127.0.0.1", 0, group=group)]
+    old += [await serve_on(app, "127.0.0.1", old[0].number, group=group)]
+    new = [await serve_on(app, "127.0.0.1", old[0].number, group=group) for _ in old]
     waiting = [socket.create_connection(("127.0.0.1", old[0].number)) for _ in range(16)]
     closing = asyncio.gather(*(port.close(linger_s=10.0) for port in old))
     for sock in waiting:
@@ -151,14 +153,14 @@ async def asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> b
 
 
 async def test_a_port_is_not_shared_with_strangers():
-    ours = await serve_on(app, "127.0.0.1", 0, family=Family("a"))
+    ours = await serve_on(app, "127.0.0.1", 0, group=PortGroup("a"))
     with pytest.raises(ConfigError, match="Stop the program that uses it"):
-        await serve_on(app, "127.0.0.1", ours.number, family=Family("b"))
+        await serve_on(app, "127.0.0.1", ours.number, group=PortGroup("b"))
     await ours.close()
     careless = bind("127.0.0.1", 0, reuse_port=True)
     careless.listen()
     with pytest.raises(ConfigError, match="Stop the program that uses it"):
-        await serve_on(app, "127.0.0.1", careless.getsockname()[1], family=Family("a"))
+        await serve_on(app, "127.0.0.1", careless.getsockname()[1], group=PortGroup("a"))
     careless.close()
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from served import Served, chat
 
-from penstock.serve.http.direct_writer import EXTENSION, Outlet
+from penstock.serve.http.direct_writer import EXTENSION, DirectWriter
 from penstock.serve.http.server import serve_on
 from penstock.transport.connection import Connection
 
@@ -168,7 +168,7 @@ class Closing:
 
 
 async def test_nothing_is_written_to_a_client_whose_connection_closes():
-    outlet = Outlet(SimpleNamespace(transport=Closing()), asyncio.get_running_loop(), SimpleNamespace())
+    outlet = DirectWriter(SimpleNamespace(transport=Closing()), asyncio.get_running_loop(), SimpleNamespace())
     outlet.write(b"HTTP/1.1 200 OK\r\n\r\n")
     outlet._head = b"HTTP/1.1 200 OK\r\n\r\n"  # it came before the end
     outlet.write(b"hello")

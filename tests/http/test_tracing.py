@@ -187,10 +187,10 @@ async def test_without_an_exporter_the_clients_own_context_reaches_the_replica(s
 
 IMPORTED = """
 import sys, penstock.serve.gateway.app
-from penstock.serve import exporters
+from penstock.serve.gateway.telemetry import tracing
 before = set(sys.modules)
-assert exporters.tracing() is None
-print([name for name in set(sys.modules) - before if "opentelemetry" in name or "tracing" in name])
+assert tracing.tracing() is None
+print([name for name in set(sys.modules) - before if "opentelemetry" in name or "spans" in name])
 """
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from penstock.serve.http.coalescing import Coalesced
+from penstock.serve.http.serve_proxy import Coalesced
 
 pytestmark = pytest.mark.parity("S32")
 

@@ -26,7 +26,6 @@ from penstock.serve.control import deployment as control
 from penstock.serve.control.deployment import LLMControl
 from penstock.serve.fleet.membership import FleetRouter
 from penstock.serve.gateway.catalogue import ModelCard
-from penstock.serve.http.port_sharing import SUPPORTED
 from penstock.serve.replica import preprocessor, ray_cluster
 from penstock.serve.replica.custom_endpoints import paths
 from penstock.serve.replica.server import LLMServer
@@ -147,7 +146,7 @@ class RouterDeployment:
             "graceful_shutdown_timeout_s": 20.0 + _CLOSING_S,
             "graceful_shutdown_wait_loop_s": 0.2,
             # In an update the new gateway has the port before the old one leaves it.
-            "max_surge_percent": 100 if SUPPORTED else 0,
+            "max_surge_percent": 100,
             **self.given,
         }
         drain_s = max(0.0, options["graceful_shutdown_timeout_s"] - _CLOSING_S)

@@ -34,14 +34,10 @@ from penstock.serve.gateway.telemetry.json_logs import write_json
 from penstock.serve.gateway.telemetry.tracing import tracing
 from penstock.serve.gateway.wakeup import Waking
 from penstock.serve.http.connection_limits import Connections
-from penstock.serve.http.server import Port as PublicPort
-from penstock.serve.http.server import serve_on
 from penstock.transport.connection import Headers
 
 if TYPE_CHECKING:
     from penstock.serve.gateway.telemetry.spans import Tracing
-
-__all__ = ["Gateway", "PublicPort", "serve_on"]
 
 log = logging.getLogger(__name__)
 
@@ -210,7 +206,7 @@ class Gateway:
     async def _ask_engine(self, request: Request, route: Route, reply: Reply) -> None:
         fields, passing = request.fields, request.headers
         if self._tracing is not None:
-            request.trace = self._tracing.begin(request)
+            request.trace = self._tracing.begin(request.traced(route))
             passing = request.trace.passed_on(passing)
         request.timing.begin(timing.RECEIVE)
         content = Body(self._room)

@@ -21,8 +21,8 @@ from penstock.serve.http import direct_writer, limits
 from penstock.transport import headers
 from penstock.transport.connection import Headers
 
-if TYPE_CHECKING:
-    from penstock.serve.gateway.telemetry.spans import Trace
+if TYPE_CHECKING:  # only loaded when tracing is on
+    from penstock.serve.gateway.telemetry.spans import Trace, Traced
 
 log = logging.getLogger(__name__)
 _SHOWN = "/:@!$&'()*+,;=~"  # in a path, beside letters and digits
@@ -53,6 +53,12 @@ class Request:
     def target(self) -> bytes:
         """Path and query for a replica. The path has passed the table of routes: it needs no quoting."""
         return self.path.encode() + (b"?" + self.query if self.query else b"")
+
+    def traced(self, route: Route) -> Traced:
+        """What spans say of it."""
+        from penstock.serve.gateway.telemetry.spans import Traced
+
+        return Traced(self.id, self.method, self.path, route.path, self.fields, self.timing)
 
     def queried(self, name: str) -> str | None:
         """The first value of a query parameter. Raises: BadRequest when there are too many of them."""
@@ -85,7 +91,7 @@ class Request:
         """Calls `gone` when the client goes. Gives what ends that."""
         if self.outlet is None:
             return asyncio.create_task(self._watch(gone)).cancel
-        return self.outlet.tell_gone(gone)
+        return self.outlet.on_disconnect(gone)
 
     async def _watch(self, gone: Callable[[], None]) -> None:
         while (await self.receive())["type"] != "http.disconnect":

@@ -16,7 +16,7 @@ from penstock.errors import Error
 from penstock.metrics import Buckets
 from penstock.openai import errors as wire
 from penstock.serve.gateway.telemetry.timing import Timing
-from penstock.serve.http.direct_writer import Outlet
+from penstock.serve.http.direct_writer import DirectWriter
 from penstock.transport.connection import Headers
 
 _LAST_WORD_S = 5.0  # for the error event, when the client reads slowly or not at all
@@ -48,7 +48,7 @@ class Reply:
     )
 
     def __init__(
-        self, send: Send, request_id: str, timing: Timing, outlet: Outlet | None = None, path: str = ""
+        self, send: Send, request_id: str, timing: Timing, outlet: DirectWriter | None = None, path: str = ""
     ) -> None:
         """timing: told in the answer's headers. outlet: the shorter way, where there is one.
 

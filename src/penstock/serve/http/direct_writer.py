@@ -1,7 +1,7 @@
-"""Our own port's way out to one client: fewer writes than ASGI alone, and one that needs no task.
+"""Writes a response past ASGI, straight to the client's socket: fewer writes, and no task to wake.
 
-It stands between uvicorn's answer and the socket. Apps find it as an ASGI extension, `EXTENSION`; behind
-another server there is none, and everything goes by ASGI. It knows HTTP's chunks, not what is in them.
+Stands between uvicorn's response and the socket. Apps find it as the ASGI extension `EXTENSION`; behind
+another server there is none, and everything goes through ASGI. It knows HTTP's chunks, not what is in them.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from penstock.asgi import Scope
 if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-EXTENSION = "penstock.outlet"
+EXTENSION = "penstock.direct_writer"
 _INTERIM = b"HTTP/1.1 100"
 
 
-def of(scope: Scope) -> Outlet | None:
-    """The outlet of a request that came to our own port."""
+def of(scope: Scope) -> DirectWriter | None:
+    """The direct writer of a request that came to our own port."""
     return scope.get("extensions", {}).get(EXTENSION)
 
 
-class Connection(Protocol):
-    """The port's, as an answer needs it."""
+class ClientConnection(Protocol):
+    """What a response needs of its connection."""
 
     def accept(self, body_in_time: bool) -> None:
-        """See `Outlet.accept`."""
+        """See `DirectWriter.accept`."""
         ...
 
     def finish(self) -> None:
@@ -36,16 +36,16 @@ class Connection(Protocol):
         ...
 
 
-class Outlet:
-    """One answer's. For uvicorn it is the transport to write to; the answer's head waits for its first bytes.
+class DirectWriter:
+    """For one response. uvicorn uses it as its transport; the head waits for the first bytes of the body.
 
-    A write to a socket costs more than all of our Python for it, and wakes the client.
+    A write to a socket costs more than all of our Python around it, and wakes the client.
     """
 
     __slots__ = ("_begun", "_connection", "_cycle", "_gone", "_head", "_loop", "_transport", "drained")
 
     def __init__(
-        self, cycle: RequestResponseCycle, loop: asyncio.AbstractEventLoop, connection: Connection
+        self, cycle: RequestResponseCycle, loop: asyncio.AbstractEventLoop, connection: ClientConnection
     ) -> None:
         self._connection = connection
         self._cycle = cycle
@@ -80,8 +80,10 @@ class Outlet:
         self.write(b"%x\r\n%b\r\n" % (len(body), body))
         return not self._cycle.flow.write_paused
 
-    def tell_gone(self, gone: Callable[[], None]) -> Callable[[], None]:
-        """Calls `gone` when the client, whose request has been read, goes. Gives what ends that."""
+    def on_disconnect(self, gone: Callable[[], None]) -> Callable[[], None]:
+        """Calls `gone` when the client disconnects after its request was read. Returns a function to cancel
+        that.
+        """
         if self._cycle.disconnected:
             return self._loop.call_soon(gone).cancel
         self._cycle.flow.resume_reading()  # else its end would not be seen

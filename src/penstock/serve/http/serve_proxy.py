@@ -1,20 +1,98 @@
-"""What Serve's own HTTP adds to every answer, and so must not be there before.
+"""The gateway behind Ray Serve's own HTTP: fewer and larger pieces, and no request id twice.
 
-Stands between the gateway and Serve, where Serve brings the requests, by its proxy or by HAProxy. Serve gives
-a request without an id one, so the gateway and Serve always mean the same one.
+Serve spends some 300 us on each piece, whatever its size. What a stream makes within 10 ms leaves together,
+within more where many streams are open; its first pieces, and with them the first token, leave at once. Serve
+gives a request without an id one, so that the gateway and Serve always mean the same one.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
+from collections.abc import Callable
 
 from penstock.asgi import ASGIApp, Message, Receive, Scope, Send
-from penstock.serve.http.coalescing import Coalesced
 from penstock.transport.headers import REQUEST_ID
+
+_PIECES_PER_S = 1000
+"""Upper bound over all streams; costs about a third of a core in Serve's proxy and ingress replica."""
+_LEAST_S, _MOST_S = 0.01, 0.1
+_AT_ONCE = 2
+"""Pieces never held: a chat stream opens with an event without text, the second has the first token."""
+
+
+class Coalesced:
+    """ASGI around `app`."""
+
+    def __init__(self, app: ASGIApp, pieces_per_s: float = _PIECES_PER_S) -> None:
+        self._app = app
+        self._pieces_per_s = pieces_per_s
+        self._streams = 0
+
+    def interval_s(self) -> float:
+        """How long a stream's pieces are held now."""
+        return min(max(_LEAST_S, self._streams / self._pieces_per_s), _MOST_S)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        answer = _Response(send, self.interval_s)
+        self._streams += 1
+        try:
+            await self._app(scope, receive, answer.send)
+        finally:
+            self._streams -= 1
+            answer.close()
+        return None
+
+
+class _Response:
+    """One response. `send` is called by one task, as in ASGI."""
+
+    def __init__(self, send: Send, interval_s: Callable[[], float]) -> None:
+        self._send = send
+        self._interval_s = interval_s
+        self._passed = 0
+        self._held: list[bytes] = []
+        self._ending = asyncio.Event()
+        self._flushing: asyncio.Task[None] | None = None
+
+    async def send(self, message: Message) -> None:
+        if message["type"] != "http.response.body":
+            await self._send(message)
+        elif not message.get("more_body"):
+            await self._end(message)
+        elif self._passed < _AT_ONCE:
+            self._passed += 1
+            await self._send(message)
+        else:
+            self._held.append(message.get("body", b""))
+            if self._flushing is None or self._flushing.done():
+                self._flushing = asyncio.create_task(self._flush())
+
+    async def _flush(self) -> None:
+        while self._held:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._interval_s()):
+                    await self._ending.wait()
+            body, self._held = b"".join(self._held), []
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def _end(self, message: Message) -> None:
+        self._ending.set()
+        if self._flushing is not None:
+            await self._flushing  # raises what sending raised
+        await self._send(message)
+
+    def close(self) -> None:
+        """Discards what is held when the app ends before its response has."""
+        if self._flushing is not None:
+            self._flushing.cancel()
 
 
 class Proxied:
-    """ASGI around `app`: its answers leave without the request's id, else clients would read it twice."""
+    """ASGI around `app`, without the request id in responses: Serve adds it, clients would read it twice."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -30,11 +108,11 @@ class Proxied:
 
 
 def behind_haproxy() -> bool:
-    """Ray's own switch, for the whole cluster: then Serve's proxy is not in a request's way."""
+    """Whether requests come through HAProxy instead of Serve's proxy: Ray's own switch for the cluster."""
     return os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1"
 
 
 def behind_serve(app: ASGIApp) -> ASGIApp:
-    """`app` as Serve's HTTP is to ask it."""
+    """`app` for Serve's HTTP."""
     proxied = Proxied(app)
     return proxied if behind_haproxy() else Coalesced(proxied)

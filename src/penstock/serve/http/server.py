@@ -4,423 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import math
-import resource
 import socket
 import time
-from collections import deque
-from collections.abc import Callable, Generator
-from typing import Any, NoReturn, cast
+from collections.abc import Generator
+from typing import Any, cast
 
-import httptools
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from penstock.asgi import ASGIApp
-from penstock.errors import ConfigError, Unavailable
+from penstock.errors import Unavailable
 from penstock.serve.http import limits
-from penstock.serve.http.connection_limits import Connections, Peer, expire
-from penstock.serve.http.direct_writer import EXTENSION, Outlet
-from penstock.serve.http.port_sharing import Family, Mark, claim
+from penstock.serve.http.connection_limits import Connections, expire
+from penstock.serve.http.port_sharing import PortClaim, PortGroup, claim
+from penstock.serve.http.protocol import BoundedProtocol, Config, ReadTurns
+from penstock.serve.http.sockets import bind, raise_file_limit
 from penstock.transport.address import KEEP_ALIVE_S
 
-log = logging.getLogger(__name__)
-
-"""How long an idle connection is kept; whoever reuses connections to us must let go of them earlier."""
-
 _BACKLOG = 512
-_FEW_FILES, _MANY_FILES = 4096, 65_536
-_UNSENT_BYTES = (
-    64 * 1024
-)  # in the kernel, for one connection; by itself it takes up to 4 MiB for a slow client
-
-
-_LOOK_S = 0.05
+_POLL_S = 0.05
 _SWEEP_S = 1.0
-_LINE_BYTES, _FIELD_BYTES, _CHUNK_BYTES = 12, 4, 12  # about what stands around an URL, a field, a chunk
-_FRAMING = (b"content-length", b"transfer-encoding")
-_TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-_TOO_LARGE = f"The request's headers are larger than {limits.HEAD_BYTES} bytes, or more than {limits.FIELDS}."
-
-
-class _Turns:
-    """Does some work in each turn of the loop: thousands of clients at once must not hold up streams."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._done = 0  # in this turn
-        self._later: deque[Callable[[], None]] = deque()
-
-    def take(self, work: Callable[[], None]) -> bool:
-        """Calls `work`, now or in one of the next turns. Whether it was now."""
-        if not self._done:
-            self._loop.call_soon(self._next)
-        if self._done >= limits.READS_PER_TURN:
-            self._later.append(work)
-            return False
-        self._done += 1
-        work()
-        return True
-
-    def _next(self) -> None:
-        self._done = 0
-        for _ in range(min(len(self._later), limits.READS_PER_TURN)):
-            self.take(self._later.popleft())
-
-
-class _Config(uvicorn.Config):
-    draining = False
-    connections: Connections | None = None  # None where clients are trusted
-    turns: _Turns
-
-
-class _Refused(Exception):
-    """Raised in the parser's callbacks to stop it: what a client sends is over a limit."""
-
-
-class _Protocol(HttpToolsProtocol):
-    """Bounds what a client may send before its request is accepted: neither parser nor uvicorn does.
-
-    Gives each answer its `Outlet`. While the port closes, an answer that begins is its connection's last one.
-    """
-
-    since = math.inf  # see `Connection`
-    _in_message = _in_head = False
-    _head_bytes = _fields = 0  # of the head that is being read, with its trailer: of fields that are complete
-    _parsed = 0  # of the bytes that are being fed: at least so many are of complete parts
-    _unparsed = 0  # bytes of a part that is not complete
-    _queued = 0  # heads of requests that are not accepted, as they take memory
-    _held = 0  # bytes counted at the peer
-    _body_bytes = 0  # of an accepted request, since `since`
-    _discarded = 0
-    _unread = b""  # waits for its turn
-    _fault: tuple[str, str] | None = None  # why the parser was stopped: for the count, for the client
-    _deaf = False  # what still comes is dropped
-    _accepted = True  # the request whose answer is under way
-    _connections: Connections
-    _peer: Peer | None = None  # None where clients are trusted
-    _outlets: tuple[Outlet, ...] = ()  # of the answer under way, and of those that are due after it
-
-    @property
-    def is_answering(self) -> bool:
-        cycle = cast("RequestResponseCycle | None", self.cycle)  # None before the first request
-        return cycle is not None and not cycle.response_complete
-
-    # -- the connection
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        super().connection_made(transport)
-        sock = transport.get_extra_info("socket")
-        if sock.family == socket.AF_UNIX:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNSENT_BYTES)
-        connections = cast(_Config, self.config).connections
-        if connections is not None and self.client is not None:
-            self._accepted, self.since = False, self.loop.time()
-            self._connections = connections
-            self._peer = connections.join(self.client[0], self)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._unset_keepalive_if_required()
-        if self._peer is not None:
-            self._release(self._peer)
-            self._connections.leave(self._peer, self)
-        for outlet in self._outlets:
-            outlet.lost()
-
-    def pause_writing(self) -> None:
-        """A client that does not read its refusals is not worth their memory."""
-        super().pause_writing()
-        if not self._accepted:
-            self.cut("not_reading")
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        for outlet in self._outlets:
-            outlet.resume()
-
-    def cut(self, reason: str) -> None:
-        """Ends the connection at once, whatever is still unsent."""
-        if self._peer is not None:
-            self._connections.counts[reason] += 1
-        if self._accepted and self.since != math.inf and not self.transport.is_closing():
-            self.transport.write(_TOO_SLOW)
-            self.close()
-        else:
-            self.since = math.inf
-            self.transport.abort()
-
-    def timeout_keep_alive_handler(self) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Ends the connection when what is unsent has left, or the time for it is over."""
-        if self._peer is not None:
-            self.since = self.loop.time()
-        self.transport.close()
-
-    def finish(self) -> None:
-        """The same after an answer: a reset would take it from a client still sending. RFC 9112, 9.6."""
-        if self._deaf or self.cycle.more_body:
-            if self._peer is not None:
-                self._forget()
-                self._release(self._peer)
-            self.linger()
-        else:
-            self.close()
-
-    def linger(self) -> None:
-        """Ends our side; drops what comes until the client ends its own, or the time for it is over."""
-        if self._peer is None or self.transport.is_closing():
-            self.transport.close()
-            return
-        self._deaf, self.since = True, self.loop.time()
-        self.flow.resume_reading()
-        self.transport.write_eof()
-
-    # -- what comes
-
-    def eof_received(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The client has ended its side: whatever it asked, it does not wait for the answer."""
-        if self._peer is None:
-            return False
-        cast(_Config, self.config).turns.take(self.transport.close)
-        return True
-
-    def data_received(self, data: bytes) -> None:
-        self._unset_keepalive_if_required()
-        if self._peer is None or (self._accepted and not self._unread):
-            self._take(data)
-        elif self._unread:
-            self._unread += data
-        else:
-            self._unread = data
-            if not cast(_Config, self.config).turns.take(self._take_unread):
-                self.flow.pause_reading()
-                self._connections.accept(self._peer, self)  # it waits for us
-
-    def _take_unread(self) -> None:
-        data, self._unread = self._unread, b""
-        if self._peer is None or self.transport.is_closing():
-            return
-        if not self._accepted:
-            self._connections.wait(self._peer, self)
-        self.flow.resume_reading()
-        self._take(data)
-
-    def _take(self, data: bytes) -> None:
-        if self._deaf:
-            self._discard(len(data))
-            return
-        self._parsed = 0
-        try:
-            self._feed(data)
-        except httptools.HttpParserError:
-            self._reject(*(self._fault or ("invalid", "Invalid HTTP request received.")))
-            return
-        if self._in_message:
-            self._unparsed = max(0, len(data) - self._parsed + (0 if self._parsed else self._unparsed))
-            if self._unparsed > limits.HEAD_BYTES:
-                self._reject("head_too_large", _TOO_LARGE)
-                return
-        if self._peer is not None and not self._accepted:
-            self._account(self._peer)
-        elif self.since != math.inf:
-            self._time_body(len(data))
-
-    def _time_body(self, size: int) -> None:
-        self._body_bytes += size
-        if not self.cycle.more_body or self.cycle.response_started:
-            self.since = math.inf
-        elif self._body_bytes >= limits.BODY_PROGRESS_BYTES:
-            self._body_bytes, self.since = 0, self.loop.time()
-
-    def _discard(self, size: int) -> None:
-        self._discarded += size
-        if self._discarded > limits.DISCARDED_BYTES:
-            self.cut("discarded")
-
-    def _feed(self, data: bytes) -> None:
-        """An upgrade is not ours to make: its request is answered as any other. RFC 9110, 7.8.
-
-        Raises: HttpParserError.
-        """
-        while True:
-            try:
-                return self.parser.feed_data(data)
-            except httptools.HttpParserUpgrade as upgrade:
-                data = data[upgrade.args[0] :]
-                self.parser = httptools.HttpRequestParser(_Rest(self))
-                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-                self.parser.feed_data(_framing(self.headers))
-
-    def on_message_begin(self) -> None:
-        if len(self.pipeline) >= limits.PIPELINED:
-            self._stop("pipeline", f"More than {limits.PIPELINED} requests were sent ahead of their answers.")
-        self._in_head = self._in_message = True
-        self._head_bytes = self._fields = 0
-        super().on_message_begin()
-
-    def on_url(self, url: bytes) -> None:
-        self._parsed += len(url) + _LINE_BYTES
-        self._head_bytes += len(url)
-        if self._head_bytes > limits.HEAD_BYTES:
-            self._stop("head_too_large", _TOO_LARGE)
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Fields of a trailer are dropped: they must not become a request's headers. RFC 9110, 6.5.1."""
-        size = len(name) + len(value)
-        self._parsed += size + _FIELD_BYTES
-        self._head_bytes += size
-        self._fields += 1
-        if self._head_bytes > limits.HEAD_BYTES or self._fields > limits.FIELDS:
-            self._stop("head_too_large", _TOO_LARGE)
-        if self._in_head:  # as uvicorn does it; a call for each field would cost as much again
-            name = name.lower()
-            if name == b"expect" and value.lower() == b"100-continue":
-                self.expect_100_continue = True
-            self.headers.append((name, value))
-
-    def on_headers_complete(self) -> None:
-        self._in_head = False
-        self._queued += self._head_bytes + self._fields * limits.FIELD_COST_BYTES
-        super().on_headers_complete()
-        if cast(_Config, self.config).draining:
-            self.cycle.keep_alive = False
-        outlet = Outlet(self.cycle, self.loop, self)
-        self.cycle.transport = cast(asyncio.Transport, outlet)
-        self.scope["extensions"] = {EXTENSION: outlet}  # pyright: ignore[reportGeneralTypeIssues]
-        waiting = tuple(outlet for outlet in self._outlets if not outlet.over) if self.pipeline else ()
-        self._outlets = (*waiting, outlet)
-
-    def on_body(self, body: bytes) -> None:
-        self._parsed += len(body) + _CHUNK_BYTES
-        super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        if self.parser.should_upgrade():
-            return  # its body is still to come, see `_feed`
-        self._in_message = False
-        super().on_message_complete()
-
-    def _stop(self, reason: str, text: str) -> NoReturn:
-        """Out of a callback of the parser."""
-        self._fault = reason, text
-        raise _Refused(text)
-
-    def _reject(self, reason: str, text: str) -> None:
-        """Reads no further. Answers under way are finished; a request that cannot be is answered 400."""
-        if self._peer is not None:
-            self._connections.counts[reason] += 1
-        self._deaf = True
-        if not self.is_answering or not (self._in_head or self.pipeline or self.cycle.response_started):
-            if self.is_answering:  # the app hears that nobody waits for its answer
-                self.cycle.disconnected = True
-                self.cycle.message_event.set()
-            self.send_400_response(text)
-        elif self._in_head or not self.cycle.more_body:
-            self.cycle.keep_alive = False
-        else:
-            self.transport.abort()
-
-    def send_400_response(self, msg: str) -> None:
-        head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\n"
-        self.transport.write(
-            head + b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(msg), msg.encode())
-        )
-        self.linger()
-
-    # -- what it may hold
-
-    def accept(self, body_in_time: bool) -> None:
-        """See `Outlet.accept`."""
-        if self._peer is None:
-            return
-        self._accepted, self.since = True, math.inf
-        self._release(self._peer)
-        self._connections.accept(self._peer, self)
-        if body_in_time and self._in_message and not self._in_head and not self.pipeline:
-            self._body_bytes, self.since = 0, self.loop.time()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self._peer is None:
-            return
-        self._accepted = False
-        self._connections.wait(self._peer, self)
-        if self._deaf or self.transport.is_closing():
-            return
-        self._release(self._peer)
-        self.since = math.inf
-        if self.is_answering or self._in_head:
-            self._account(self._peer)
-        else:
-            self._forget()
-
-    def _account(self, peer: Peer) -> None:
-        """Counts what has come at its address, and from when it must come to an end."""
-        held = self._queued + (self._unparsed if self._in_message else 0)
-        if self._in_head:
-            held += self._head_bytes + self._fields * limits.FIELD_COST_BYTES
-        peer.head_bytes += held - self._held
-        self._held = held
-        if self.since == math.inf:
-            self.since = self.loop.time()
-        if peer.head_bytes > limits.HEADS_PER_ADDRESS_BYTES:
-            self.cut("too_many_heads")
-
-    def _release(self, peer: Peer) -> None:
-        peer.head_bytes -= self._held
-        self._held = self._queued = 0
-
-    def _forget(self) -> None:
-        """An idle connection keeps nothing of its last request."""
-        self.scope.clear()  # pyright: ignore[reportAttributeAccessIssue]
-        self.headers, self.url, self._outlets = [], b"", ()
-        self.cycle.body = bytearray()
-
-
-class _Rest:
-    """The parser's callbacks for what follows a head that is parsed once more, for its framing alone."""
-
-    def __init__(self, protocol: _Protocol) -> None:
-        self._protocol = protocol
-        self._known = True
-
-    def on_message_begin(self) -> None:
-        if not self._known:
-            self._protocol.on_message_begin()
-
-    def on_url(self, url: bytes) -> None:
-        if not self._known:
-            self._protocol.on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._known:
-            self._protocol.on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        if not self._known:
-            self._protocol.on_headers_complete()
-        self._known = False
-
-    def on_body(self, body: bytes) -> None:
-        self._protocol.on_body(body)
-
-    def on_message_complete(self) -> None:
-        self._protocol.on_message_complete()
-
-
-def _framing(headers: list[tuple[bytes, bytes]]) -> bytes:
-    """A head that says of the body what `headers` do, and nothing else."""
-    fields = [b"%b: %b\r\n" % field for field in headers if field[0] in _FRAMING]
-    return b"".join([b"POST / HTTP/1.1\r\n", *fields, b"\r\n"])
 
 
 class _Uvicorn(uvicorn.Server):
-    """Leaves signals to whoever runs the process."""
+    """Leaves signals to the process that embeds it."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -430,10 +36,10 @@ class _Uvicorn(uvicorn.Server):
 class Port:
     """A listening socket with an app behind it, on the running event loop."""
 
-    def __init__(self, config: _Config, sock: socket.socket, mark: Mark | None) -> None:
+    def __init__(self, config: Config, sock: socket.socket, claim: PortClaim | None) -> None:
         self._config = config
         self._server = server = _Uvicorn(config)
-        self._mark = mark
+        self._claim = claim
         self._name = sock.getsockname()
         self._task = asyncio.create_task(server.serve(sockets=[sock]))
         self._sweeps = asyncio.create_task(self._sweep()) if config.connections is not None else None
@@ -443,19 +49,19 @@ class Port:
         cls,
         app: ASGIApp,
         sock: socket.socket,
-        mark: Mark | None = None,
+        claim: PortClaim | None = None,
         connections: Connections | None = None,
     ) -> Port:
-        """Listens on the bound `sock` and owns it from now on, with the mark of those who share it.
+        """Listens on the bound `sock` and owns it from now on, with the claim of one that shares it.
 
-        connections: bounds those of clients; the app accepts requests by their `Outlet`. Without it clients
-        are trusted.
-        interface="asgi3" is said because uvicorn takes a bound method for an ASGI 2 app.
+        connections: bounds those of clients; the app accepts requests through their `DirectWriter`. Without
+        it clients are trusted. interface="asgi3" is said because uvicorn takes a bound method for an ASGI 2
+        app.
         """
-        config = _Config(
+        config = Config(
             cast(Any, app),
             loop="none",
-            http=_Protocol,
+            http=BoundedProtocol,
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -466,9 +72,9 @@ class Port:
             timeout_keep_alive=KEEP_ALIVE_S,
             backlog=_BACKLOG,
         )
-        config.connections, config.turns = connections, _Turns()
+        config.connections, config.turns = connections, ReadTurns()
         sock.listen(_BACKLOG)  # connections wait in the backlog from here on, none is refused
-        port = cls(config, sock, mark)
+        port = cls(config, sock, claim)
         while not port._server.started:
             port.check()
             await asyncio.sleep(0)
@@ -493,8 +99,8 @@ class Port:
         deadline = time.monotonic() + grace_s
         for server in self._server.servers:
             server.close()
-        if self._mark is not None:
-            self._mark.close()
+        if self._claim is not None:
+            self._claim.close()
         self._config.draining = True
         await self._linger(linger_s, deadline)
         self._config.timeout_graceful_shutdown = cast(int, max(0.0, deadline - time.monotonic()))
@@ -504,18 +110,18 @@ class Port:
             self._sweeps.cancel()
 
     async def _sweep(self) -> None:
-        connections = cast("set[_Protocol]", self._server.server_state.connections)
+        connections = cast("set[BoundedProtocol]", self._server.server_state.connections)
         while True:
             await asyncio.sleep(_SWEEP_S)
             expire(list(connections), asyncio.get_running_loop().time() - limits.HEAD_S)
 
     async def _linger(self, linger_s: float, deadline: float) -> None:
-        connections = cast("set[_Protocol]", self._server.server_state.connections)
+        connections = cast("set[BoundedProtocol]", self._server.server_state.connections)
         until = time.monotonic() + linger_s
         while connections and (now := time.monotonic()) < min(until, deadline):
             if any(connection.is_answering for connection in connections):
                 until = now + linger_s
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
 
 async def serve_on(
@@ -523,73 +129,18 @@ async def serve_on(
     host: str,
     port: int,
     *,
-    family: Family | None = None,
+    group: PortGroup | None = None,
     connections: Connections | None = None,
 ) -> Port:
     """Opens the public port.
 
     connections: see `Port.open`.
-    family: gateways that give the same one share the port, and hand it on to each other. Linux would let
-    strangers share it, too, in silence; here they are refused.
+    group: gateways of the same group share the port, and pass it on to their successors. Linux would let any
+    other program of this user share it silently; here that is refused.
     Raises: ConfigError when the port is taken or the host is not one of this machine's.
     """
-    _take_files()
-    if family is None:
+    raise_file_limit()
+    if group is None:
         return await Port.open(app, bind(host, port), connections=connections)
-    sock, mark = await claim(port, family, lambda shared: bind(host, port, reuse_port=shared))
-    return await Port.open(app, sock, mark, connections)
-
-
-def _take_files() -> None:
-    """As many open files as this process may have: an open request takes one, and one to its replica."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    if hard < _FEW_FILES:
-        log.warning(
-            "The limit on open files is %d: at most %d requests can be open at once. Raise it: ulimit -n %d.",
-            hard,
-            hard // 2,
-            _MANY_FILES,
-        )
-
-
-def check_free(host: str, port: int) -> None:
-    """Raises: ConfigError when something listens on the port, whatever its socket options."""
-    bind(host, port).close()
-
-
-def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
-    """A TCP socket bound to `host` and `port`, not listening yet.
-
-    Raises: ConfigError that says what is wrong with them.
-    """
-    try:
-        family, kind, protocol, _, name = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        sock = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ConfigError(
-            f"Cannot listen on host {host!r}: {error}. Give an address of this machine."
-        ) from error
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if reuse_port:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _bound_unsent(sock)
-        sock.bind(name)
-    except OSError as error:
-        sock.close()
-        raise ConfigError(
-            f"Cannot listen on {host}:{port}: {error.strerror}. "
-            "Stop the program that uses it, or choose another port."
-        ) from error
-    return sock
-
-
-def _bound_unsent(sock: socket.socket) -> None:
-    """For every connection that `sock` will accept. It does not bound what is on its way to a fast client."""
-    if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # Linux, macOS
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+    sock, held = await claim(port, group, lambda shared: bind(host, port, reuse_port=shared))
+    return await Port.open(app, sock, held, connections)

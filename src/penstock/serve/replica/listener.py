@@ -16,7 +16,8 @@ from collections.abc import Awaitable, Callable
 from penstock.asgi import ASGIApp
 from penstock.errors import Unavailable
 from penstock.serve.http.connection_limits import Connections
-from penstock.serve.http.server import Port, bind
+from penstock.serve.http.server import Port
+from penstock.serve.http.sockets import bind
 from penstock.serve.replica.guard import Facts, Guard
 from penstock.transport.address import Address
 

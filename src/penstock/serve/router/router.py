@@ -22,10 +22,11 @@ from penstock.config.derive.prefill import prefill_name
 from penstock.errors import Error
 from penstock.serve.fleet import membership
 from penstock.serve.fleet.table import Table
-from penstock.serve.gateway.app import Gateway, PublicPort, serve_on
+from penstock.serve.gateway.app import Gateway
 from penstock.serve.gateway.catalogue import ModelCard
-from penstock.serve.http.port_sharing import SUPPORTED, Family
+from penstock.serve.http.port_sharing import PortGroup
 from penstock.serve.http.serve_proxy import behind_haproxy, behind_serve
+from penstock.serve.http.server import Port, serve_on
 from penstock.serve.router.traffic_shift import Shifts
 
 log = logging.getLogger(__name__)
@@ -40,11 +41,9 @@ _LINGER_S = 1.0  # a client may take so long between two requests without losing
 _HAPROXY = f"Requests come through Ray Serve's HAProxy. The fastest form is {_OWN_PORT}."
 
 
-def _family(size: int) -> Family | None:
+def _port_group(size: int) -> PortGroup:
     """The same in all gateways of one application, also after an update of it."""
-    if size == 1 and not SUPPORTED:
-        return None
-    return Family(f"{ray.get_runtime_context().gcs_address}/{serve.get_replica_context().app_name}", size)
+    return PortGroup(f"{ray.get_runtime_context().gcs_address}/{serve.get_replica_context().app_name}", size)
 
 
 class LLMRouter:
@@ -78,14 +77,13 @@ class LLMRouter:
         self._shifts.start()
         for name, handle in self._prefill.items():
             membership.follow(name, handle, functools.partial(table.set_members, name))
-        self._port: PublicPort | None = None
+        self._port: Port | None = None
         if gateway.port is not None:
-            family = _family(gateway.processes)
             self._port = await serve_on(
                 self.gateway,
                 gateway.host,
                 gateway.port,
-                family=family,
+                group=_port_group(gateway.processes),
                 connections=self.gateway.connections,
             )
         gc.collect()

@@ -1,16 +1,18 @@
-"""Requests as OpenTelemetry spans: the only file that knows OpenTelemetry, imported only to be used.
+"""Requests as OpenTelemetry spans. The only file that imports OpenTelemetry, and only loaded when tracing is
+on.
 
-A request's server span is opened before it is passed on, so that what the replica traces hangs below it; all
-else is made of its `Timing` when it has ended: nothing is done per token. Export has a thread of its own.
+A request's server span opens before the request is passed on, so that the replica's spans become its
+children; everything else is made from its `Timing` when it has ended. Nothing is done per token; a thread
+exports.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import TracerProvider
@@ -19,11 +21,8 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from penstock.errors import Error
-from penstock.serve.gateway.telemetry.timing import GATEWAY, REPLICA, STREAM
+from penstock.serve.gateway.telemetry.timing import GATEWAY, REPLICA, STREAM, Timing
 from penstock.transport.connection import Headers
-
-if TYPE_CHECKING:
-    from penstock.serve.gateway.request import Request
 
 _CONTEXT = (b"traceparent", b"tracestate")
 _FAREWELL_S = 1.5  # an exporter tries again for some ten seconds
@@ -40,7 +39,7 @@ _OPERATIONS = {
 
 
 class Tracing:
-    """Where the spans of one gateway go."""
+    """The tracer of one gateway, and its exporters."""
 
     def __init__(self, exporters: Sequence[SpanExporter]) -> None:
         self._provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
@@ -49,12 +48,12 @@ class Tracing:
             self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("penstock")
 
-    def begin(self, request: Request) -> Trace:
+    def begin(self, request: Traced) -> Trace:
         """The span of a request to a model, below the client's own when it sent one."""
         return Trace(self._tracer, request)
 
     def close(self) -> None:
-        """Sends what is left, if the collector takes it in time. Blocks."""
+        """Exports what is left, within a time limit. Blocks."""
         enough = threading.Timer(_FAREWELL_S, self._stop_trying)
         enough.start()
         self._provider.shutdown()
@@ -65,12 +64,23 @@ class Tracing:
             exporter.shutdown()
 
 
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """What spans say of a request. route: the pattern that its path matched."""
+
+    id: str
+    method: str
+    path: str
+    route: str
+    fields: Mapping[bytes, bytes]
+    timing: Timing
+
+
 class Trace:
     """One request's spans."""
 
-    def __init__(self, tracer: Tracer, request: Request) -> None:
-        assert request.route is not None
-        route = request.route.path
+    def __init__(self, tracer: Tracer, request: Traced) -> None:
+        route = request.route
         self._tracer = tracer
         self._timing = request.timing
         self._epoch_ns = time.time_ns() - int(self._timing.now() * 1e9)
@@ -102,13 +112,13 @@ class Trace:
         """Called once, when the request has ended, in whatever way. status: as `metrics` counts it."""
         ended_at = self._timing.now()
         if self._span.is_recording():
-            self._say_how_it_went(model_id, status, error)
+            self._record_outcome(model_id, status, error)
             if streamed and self._timing.first_byte_s is not None:
                 self._span.set_attribute("gen_ai.response.time_to_first_chunk", self._timing.first_byte_s)
             self._add_parts(ended_at, {GATEWAY} if streamed else {GATEWAY, STREAM})
         self._span.end(self._at(ended_at))
 
-    def _say_how_it_went(self, model_id: str, status: str, error: Error | None) -> None:
+    def _record_outcome(self, model_id: str, status: str, error: Error | None) -> None:
         span = self._span
         span.set_attribute("gen_ai.request.model", model_id)
         span.set_attribute("penstock.attempts", self._timing.failures + 1)
@@ -128,7 +138,7 @@ class Trace:
                     self._add_engines_parts(child, begun_at)
 
     def _add_engines_parts(self, replica: Span, begun_at: float) -> None:
-        """How long each took is the engine's word; that one follows another without a gap is our drawing."""
+        """The engine reports durations only; drawing them back to back is our choice."""
         for part, seconds in durations(self._timing.replica or b""):
             self._child(replica, part, begun_at, begun_at + seconds)
             begun_at += seconds
@@ -144,7 +154,7 @@ class Trace:
 
 
 def _resource() -> Resource:
-    """Of the environment; what that leaves unnamed has our name."""
+    """From the environment; the service is named penstock-gateway where that names none."""
     found = Resource.create()
     unnamed = str(found.attributes[SERVICE_NAME]).startswith("unknown_service")
     return found.merge(Resource({SERVICE_NAME: "penstock-gateway"})) if unnamed else found
