@@ -6,29 +6,22 @@ It knows neither Ray nor HTTP servers; an engine speaks HTTP through the ASGI ap
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from penstock.asgi import ASGIApp
+from penstock.engine_control import EngineControl
 
 HOST = "_PENSTOCK_HOST"
 """Environment variable: the address at which other nodes reach this one."""
-
-DEFAULT_WEIGHTS = "default"
-"""The version of the weights that an engine starts with."""
 
 Progress = Callable[[str], None]
 """Is told the name of each phase as it begins, in the caller's event loop: "import", "load", "warm up"."""
 
 Prompt = str | list[int] | Mapping[str, Any]
 """Text, token ids, or the engine's own dict (`prompt`, `prompt_token_ids`, `multi_modal_data`), untouched."""
-
-
-PauseMode = Literal["wait", "keep", "abort"]
-"""What becomes of requests that run when their engine stops making tokens: they finish first; they stand
-still until it goes on; they end at once, with finish_reason "abort" and what they have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,62 +155,7 @@ class Engine(Protocol):
         """Context window in tokens; None before `start`."""
         ...
 
-    # -- control. An engine that lacks one of these raises Unsupported. While it is asleep or paused, requests
-    # that come all the same wait in it. Doing again what is done already does nothing.
-
-    async def sleep(self, level: int = 1, mode: PauseMode = "wait") -> None:
-        """Gives its memory back until `wakeup`; returns when that is done, and caches are empty.
-
-        level: 1 keeps what makes waking up fast, 2 keeps nothing but the process.
-        """
-        ...
-
-    async def wakeup(self) -> None:
-        """Is as before the sleep: with its adapters, with the same weights.
-
-        Raises: EngineStartFailed, and it still sleeps.
-        """
-        ...
-
-    def is_sleeping(self) -> bool: ...
-
-    async def pause(self, mode: PauseMode = "keep", clear_cache: bool = False) -> None:
-        """Makes no more tokens until `resume`; returns when that is so. Memory stays as it is."""
-        ...
-
-    async def resume(self) -> None: ...
-
-    def is_paused(self) -> bool: ...
-
-    async def reset_prefix_cache(self) -> None:
-        """Forgets what it has computed of prompts. Raises: Conflict while requests use it."""
-        ...
-
-    async def start_profile(self) -> None: ...
-
-    async def stop_profile(self) -> None: ...
-
-    async def collective_rpc(
-        self,
-        method: str,
-        timeout: float | None = None,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> list[Any]:
-        """Calls a method of every worker; gives their results, in order of rank. timeout: seconds.
-
-        Raises: DeadlineExceeded; BadRequest when a worker refused it, with what it said.
-        """
-        ...
-
-    async def update_weights(self, source: Path, version: str, mode: PauseMode = "wait") -> None:
-        """Takes the weights in folder `source` in place of its own: of the same shapes, other numbers.
-
-        mode: of the short pause that this takes. Caches are empty after it.
-        Raises: BadRequest, and it goes on with the weights that it had.
-        """
-        ...
-
-    def weights_version(self) -> str:
-        """Of the weights that make the next token; `DEFAULT_WEIGHTS` before any update."""
+    @property
+    def control(self) -> EngineControl:
+        """What can be done to it while it runs. `EngineControl()` has no operations."""
         ...

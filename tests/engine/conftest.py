@@ -61,10 +61,10 @@ async def as_before(request: pytest.FixtureRequest) -> AsyncIterator[None]:
     yield
     for name in {"under_test", "demo", "assistant"} & set(request.fixturenames):
         engine = request.getfixturevalue(name).engine
-        if engine.is_sleeping():
-            await engine.wakeup()
-        if engine.is_paused():
-            await engine.resume()
+        if engine.control.is_sleeping():
+            await engine.control.wakeup()
+        if engine.control.is_paused():
+            await engine.control.resume()
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import pytest
 from enginetest import MODEL_ID, Served, until
 
 from penstock.engine import Delta
-from penstock.engines.lacking import Lacking
+from penstock.engine_control import EngineControl
 from penstock.engines.vllm.engine import VLLMEngine
 from penstock.errors import Unsupported
 
@@ -51,17 +51,17 @@ async def begun(served: Served, **params: object) -> tuple[asyncio.Task[list[Del
 
 async def turns(served: Served) -> None:
     """Gives the engine time for a short answer. vLLM's core answers a call between two steps."""
-    awake = isinstance(served.engine, VLLMEngine) and not served.engine.is_sleeping()
+    awake = isinstance(served.engine, VLLMEngine) and not served.engine.control.is_sleeping()
     for _ in range(TURNS):
         if awake:
-            await served.engine.collective_rpc("check_health")
+            await served.engine.control.collective_rpc("check_health")
         else:
             await asyncio.sleep(0.006)
 
 
 async def waits(served: Served, late: asyncio.Task[list[Delta]], unfinished: int) -> bool:
     """Whether a request that has come, one of so many, gets no answer in time for one."""
-    if not served.engine.is_sleeping():  # asleep, an engine need not count it
+    if not served.engine.control.is_sleeping():  # asleep, an engine need not count it
         await until(lambda: served.engine.load().running + served.engine.load().waiting == unfinished)
     await turns(served)
     return not late.done()
@@ -69,11 +69,11 @@ async def waits(served: Served, late: asyncio.Task[list[Delta]], unfinished: int
 
 async def needs(served: Served, *operations: str) -> None:
     """Skips where the engine has not all of them, which it must say."""
-    kind = type(served.engine)
-    lacking = [name for name in operations if getattr(kind, name) is getattr(Lacking, name, None)]
+    kind = type(served.engine.control)
+    lacking = [name for name in operations if getattr(kind, name) is getattr(EngineControl, name, None)]
     for name in lacking:
         with pytest.raises(Unsupported, match=f"{kind.__name__} has no operation '{name}'"):
-            await getattr(served.engine, name)(*ARGUMENTS.get(name, ()))
+            await getattr(served.engine.control, name)(*ARGUMENTS.get(name, ()))
     if lacking:
         pytest.skip(f"{kind.__name__} has no {', '.join(lacking)}, and says so")
 
@@ -81,27 +81,27 @@ async def needs(served: Served, *operations: str) -> None:
 async def what_comes_while_it_sleeps_is_answered_when_it_wakes(served: Served) -> None:
     before = text(await answer(served))
     running, _ = await begun(served)
-    await served.engine.sleep()
+    await served.engine.control.sleep()
     made = await asyncio.wait_for(running, LIMIT_S)
     assert sum(len(delta.token_ids) for delta in made) > 100  # it has finished before
-    assert served.engine.is_sleeping()
+    assert served.engine.control.is_sleeping()
     late = asyncio.create_task(answer(served))
     body = {"model": MODEL_ID, "prompt": QUESTION, "max_tokens": 12, "temperature": 0}
     asked = asyncio.create_task(served.http.post("/v1/completions", json=body))
     assert await waits(served, late, 2)
     assert not asked.done()
-    await served.engine.wakeup()
-    assert not served.engine.is_sleeping()
+    await served.engine.control.wakeup()
+    assert not served.engine.control.is_sleeping()
     assert text(await late) == before
     assert (await asked).json()["choices"][0]["text"] == before
 
 
 async def asleep_and_paused_it_wakes_paused(served: Served) -> None:
-    await served.engine.pause()
-    await served.engine.sleep(level=2)
-    await served.engine.sleep()  # does nothing
-    await served.engine.wakeup()
+    await served.engine.control.pause()
+    await served.engine.control.sleep(level=2)
+    await served.engine.control.sleep()  # does nothing
+    await served.engine.control.wakeup()
     late = asyncio.create_task(answer(served))
     assert await waits(served, late, 1)
-    await served.engine.resume()
+    await served.engine.control.resume()
     assert text(await late)

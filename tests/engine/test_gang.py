@@ -77,8 +77,8 @@ async def test_all_answer_at_the_same_time_whatever_each_is_asked(members: list[
 
 async def test_an_idle_engine_answers_by_itself_what_needs_no_other(members: list[Served]):
     for member in members:
-        await asyncio.wait_for(member.engine.reset_prefix_cache(), 30)
-        assert await member.engine.collective_rpc("check_health", timeout=30) == [None]
+        await asyncio.wait_for(member.engine.control.reset_prefix_cache(), 30)
+        assert await member.engine.control.collective_rpc("check_health", timeout=30) == [None]
 
 
 @pytest.mark.parametrize("operation", ["sleep", "pause", "update_weights"])

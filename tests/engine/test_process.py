@@ -290,8 +290,8 @@ async def post(served: Served, path: str, body: Any) -> Any:
 async def test_adapters_are_there_again_when_it_wakes(nothing_left: None):
     async with serve(child_config([*SERVER, *FAST])) as served:
         await served.engine.load_adapter("pirate@2", model("adapters") / "pirate")
-        await served.engine.sleep()
-        await served.engine.wakeup()
+        await served.engine.control.sleep()
+        await served.engine.control.wakeup()
         deltas = [delta async for delta in served.engine.generate("ho", {}, adapter="pirate@2")]
         assert "".join(delta.text for delta in deltas) == "[pirate@2] ho"
 
@@ -302,10 +302,10 @@ async def test_requests_that_come_while_it_sleeps_are_answered_when_it_wakes(not
         running = asyncio.create_task(served.http.post("/v1/completions", json=SHORT | {"max_tokens": 30}))
         await until(lambda: served.engine.load().running == 1)
         children = set(psutil.Process().children())
-        await served.engine.sleep(mode="wait")
+        await served.engine.control.sleep(mode="wait")
         assert len(children - set(psutil.Process().children())) == 1
         assert running.done()
-        assert served.engine.is_sleeping()
+        assert served.engine.control.is_sleeping()
         assert (await served.http.get("/health")).status_code == 200
         assert (await served.http.get("/metrics")).status_code == 503
         waiting = asyncio.create_task(served.http.post("/v1/completions", json=SHORT))
@@ -313,12 +313,12 @@ async def test_requests_that_come_while_it_sleeps_are_answered_when_it_wakes(not
         await wake_in_health(served)
         after = await waiting
         assert after.json()["choices"] == before.json()["choices"]
-        assert not served.engine.is_sleeping()
+        assert not served.engine.control.is_sleeping()
 
 
 async def wake_in_health(served: Served) -> None:
     """A child that loads does not listen yet; whoever asks then must not take it for dead."""
-    waking = asyncio.create_task(served.engine.wakeup())
+    waking = asyncio.create_task(served.engine.control.wakeup())
     while not waking.done():
         await served.engine.check_health()
         await asyncio.sleep(0.01)
@@ -328,7 +328,7 @@ async def wake_in_health(served: Served) -> None:
 async def test_sleep_ends_what_runs_when_it_is_told_to(nothing_left: None):
     async with serve(child_config([*SERVER, *SLOW])) as served:
         with pytest.raises(BadRequest, match="'wait' or 'abort'"):
-            await served.engine.sleep(mode="keep")
+            await served.engine.control.sleep(mode="keep")
         async with (
             aclosing(served.engine.generate("water", LONG)) as deltas,
             served.http.stream("POST", "/v1/completions", json=BODY) as answer,
@@ -336,7 +336,7 @@ async def test_sleep_ends_what_runs_when_it_is_told_to(nothing_left: None):
             first = await anext(deltas)
             lines = answer.aiter_lines()
             await anext(lines)
-            await served.engine.sleep(mode="abort")
+            await served.engine.control.sleep(mode="abort")
             last = [delta async for delta in deltas][-1]
             events = [line async for line in lines if line]
         assert isinstance(first, Delta)

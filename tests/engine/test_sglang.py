@@ -265,13 +265,13 @@ async def test_adapters_answer_in_their_own_words():
 async def test_a_paused_engine_keeps_its_requests_and_takes_new_ones(sglang: Served):
     deltas = sglang.engine.generate(PROMPT, LONG)
     await anext(deltas)
-    await sglang.engine.pause()
+    await sglang.engine.control.pause()
     new = asyncio.create_task(generate(sglang))
-    assert sglang.engine.is_paused()
+    assert sglang.engine.control.is_paused()
     assert not (await asyncio.wait({new}, timeout=0.3))[0]
     with pytest.raises(Conflict):
-        await sglang.engine.reset_prefix_cache()
-    await sglang.engine.resume()
+        await sglang.engine.control.reset_prefix_cache()
+    await sglang.engine.control.resume()
     assert text(await new) == ANSWER
     await anext(deltas)
     await deltas.aclose()
@@ -281,9 +281,9 @@ async def test_a_paused_engine_keeps_its_requests_and_takes_new_ones(sglang: Ser
 async def test_a_pause_ends_what_runs_as_its_mode_says(sglang: Served, mode: Any, reason: str):
     running = asyncio.create_task(generate(sglang, max_tokens=150, ignore_eos=True))
     await until(lambda: sglang.engine.load().kv_usage > 0)
-    await sglang.engine.pause(mode)
+    await sglang.engine.control.pause(mode)
     assert (await running)[-1].finish_reason == reason
-    await sglang.engine.resume()
+    await sglang.engine.control.resume()
     assert text(await generate(sglang)) == ANSWER
 
 
@@ -291,20 +291,20 @@ async def test_a_cleared_cache_is_empty(sglang: Served):
     prompt = PROMPT * 3
     await generate(sglang, prompt)
     warm = await generate(sglang, prompt)
-    await sglang.engine.reset_prefix_cache()
+    await sglang.engine.control.reset_prefix_cache()
     cold = await generate(sglang, prompt)
     assert warm[-1].cached_tokens > cold[-1].cached_tokens == 0
 
 
 async def test_a_profile_is_written(sglang: Served):
-    await sglang.engine.start_profile()
+    await sglang.engine.control.start_profile()
     await generate(sglang, max_tokens=2)
-    await sglang.engine.stop_profile()
+    await sglang.engine.control.stop_profile()
 
 
 async def test_collective_rpc_is_unsupported(sglang: Served):
     with pytest.raises(Unsupported):
-        await sglang.engine.collective_rpc("anything")
+        await sglang.engine.control.collective_rpc("anything")
 
 
 def other_weights(folder: Path) -> Path:
@@ -321,29 +321,29 @@ async def test_weights_and_a_pause_survive_a_sleep(sglang: Served, tmp_path: Pat
     engine = sglang.engine
     (tmp_path / "empty").mkdir()
     with pytest.raises(BadRequest, match="SGLang says"):
-        await engine.update_weights(tmp_path / "empty", "v0")
-    assert (engine.weights_version(), text(await generate(sglang))) == ("default", ANSWER)
+        await engine.control.update_weights(tmp_path / "empty", "v0")
+    assert (engine.control.weights_version(), text(await generate(sglang))) == ("default", ANSWER)
     running = engine.generate(PROMPT, LONG)
     await anext(running)
-    await engine.update_weights(other_weights(tmp_path / "other"), "v1", mode="keep")
+    await engine.control.update_weights(other_weights(tmp_path / "other"), "v1", mode="keep")
     await anext(running)
     await running.aclose()
-    assert engine.weights_version() == "v1"
+    assert engine.control.weights_version() == "v1"
     changed = text(await generate(sglang))
     assert changed != ANSWER
     cut = asyncio.create_task(generate(sglang, **LONG))
     await until(lambda: engine.load().kv_usage > 0)
-    await engine.pause()
-    await engine.sleep(mode="abort")
+    await engine.control.pause()
+    await engine.control.sleep(mode="abort")
     assert (await cut)[-1].finish_reason == "abort"
-    assert engine.is_sleeping()
+    assert engine.control.is_sleeping()
     waiting = asyncio.create_task(generate(sglang))
-    await engine.wakeup()
-    assert engine.is_paused()
-    await engine.resume()
+    await engine.control.wakeup()
+    assert engine.control.is_paused()
+    await engine.control.resume()
     assert text(await waiting) == changed
-    await engine.update_weights(model("assistant"), "v2", mode="abort")
-    assert (engine.weights_version(), text(await generate(sglang))) == ("v2", ANSWER)
+    await engine.control.update_weights(model("assistant"), "v2", mode="abort")
+    assert (engine.control.weights_version(), text(await generate(sglang))) == ("v2", ANSWER)
 
 
 # -- its process

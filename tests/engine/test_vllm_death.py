@@ -52,7 +52,7 @@ async def test_a_killed_core_ends_streams_and_rows_and_batch_starts_another():
 async def lose(core: psutil.Process, doomed: Served, own: InProcessEngine) -> None:
     """Kills it under rows and a stream of each kind; all end with the reason, and not an older one."""
     with pytest.raises(BadRequest, match="no_such_method"):
-        await doomed.engine.collective_rpc("no_such_method")
+        await doomed.engine.control.collective_rpc("no_such_method")
     rows = [asyncio.create_task(own.send(row(prompt="water", **LONG))) for _ in range(ROWS)]
     await until(lambda: own.load().running - own.load().unseen == ROWS)
     async with (

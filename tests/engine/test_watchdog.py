@@ -111,11 +111,11 @@ async def test_a_paused_vllm_lives_and_a_stopped_one_dies_with_what_runs(monkeyp
         died = asyncio.create_task(served.engine.wait_dead())
         async with aclosing(served.engine.generate("water", LONG)) as deltas:
             await anext(deltas)
-            await served.engine.pause()
+            await served.engine.control.pause()
             with monkeypatch.context() as patch:
                 patch.setattr(watchdog, "STUCK_S", LIMIT_S - 1)
                 assert not (await asyncio.wait({died}, timeout=LIMIT_S))[0]
-            await served.engine.resume()
+            await served.engine.control.resume()
             await anext(deltas)
             assert "stopped" in await stopped(core, served)
             with pytest.raises(EngineDead):

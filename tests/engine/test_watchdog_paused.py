@@ -19,5 +19,5 @@ async def test_a_stopped_idle_vllm_dies_though_it_is_paused():
         (core,) = set(psutil.Process().children()) - others
         async with aclosing(served.engine.generate("water", LONG)) as deltas:
             await anext(deltas)
-            await served.engine.pause()
+            await served.engine.control.pause()
         assert "stopped" in await stopped(core, served)

@@ -23,7 +23,7 @@ from ray import serve
 from tests.backend_contract import config
 from tests.ports import unused
 
-from penstock.engine import PauseMode
+from penstock.engine_control import PauseMode
 from penstock.engines.sim.engine import SimEngine
 from penstock.errors import Unsupported
 from penstock.serve import LLMConfig, LLMServer, build_openai_app

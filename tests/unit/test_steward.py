@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from penstock.config import LLMConfig
-from penstock.engine import PauseMode
+from penstock.engine_control import PauseMode
 from penstock.engines.sim.engine import SimEngine
 from penstock.errors import Unsupported
 from penstock.serve.control.state import Actual, Desired, News, Order, Outcome, Told, Weights, due
@@ -94,13 +94,13 @@ async def test_what_is_desired_is_reached_and_told():
         await control.until("ready")
         control.want(pause="keep")
         await control.until("paused")
-        assert replica.engine.is_paused()
+        assert replica.engine.control.is_paused()
         control.want(sleep=1)
         await control.until("asleep")
         control.want(sleep=0, pause=None)
         await control.until("ready")
-        assert not replica.engine.is_paused()
-        assert not replica.engine.is_sleeping()
+        assert not replica.engine.control.is_paused()
+        assert not replica.engine.control.is_sleeping()
 
 
 async def test_gateways_are_told_before_a_state_that_takes_no_requests_begins():
@@ -109,7 +109,10 @@ async def test_gateways_are_told_before_a_state_that_takes_no_requests_begins():
         replica.said.clear()
         asleep_when_told = []
         tell = replica.steward._tell
-        replica.steward._tell = lambda: (asleep_when_told.append(replica.engine.is_sleeping()), tell())
+        replica.steward._tell = lambda: (
+            asleep_when_told.append(replica.engine.control.is_sleeping()),
+            tell(),
+        )
         await replica.steward.sleep(1, "wait")
         assert replica.said == ["asleep", "asleep"]
         assert asleep_when_told == [False, True]
@@ -258,4 +261,4 @@ async def test_what_an_engine_cannot_do_does_not_keep_it_from_starting():
     async with following(control, Restless) as replica:
         told = await control.until("ready", error="It never pauses.")
         assert told.desired.version == 1
-        assert not replica.engine.is_paused()
+        assert not replica.engine.control.is_paused()

@@ -11,8 +11,8 @@ import pytest
 from penstock.engines import peft
 from penstock.engines.vllm import adapters
 from penstock.engines.vllm.adapters import Adapters
+from penstock.engines.vllm.control import VLLMControl
 from penstock.engines.vllm.core import token_buffer
-from penstock.engines.vllm.operations import Operations
 
 
 class LLM:
@@ -72,18 +72,21 @@ def with_adapters(llm: Any, monkeypatch: pytest.MonkeyPatch) -> Adapters:
 async def nothing() -> None: ...
 
 
+def alive() -> None: ...
+
+
 async def test_adapters_are_there_again_after_the_second_level_of_sleep(
     monkeypatch: pytest.MonkeyPatch, tmp_path
 ):
     llm: Any = LLM()
     loaded = with_adapters(llm, monkeypatch)
     await loaded.load("pirate", tmp_path)
-    operations = Operations(llm, loaded, nothing, nothing)
+    operations = VLLMControl(llm, loaded, alive, nothing, nothing)
     await operations.sleep(2, "wait")
     await operations.wakeup()
     assert llm.loaded == {"m:pirate"}
     assert llm.asked[-4:] == ["wake ['weights']", "reload_weights", "wake ['kv_cache']", "add 1"]
-    assert (operations.sleeping, llm.gate.is_set()) == (False, True)
+    assert (operations.is_sleeping(), llm.gate.is_set()) == (False, True)
 
 
 @pytest.mark.parametrize(("paused", "last"), [(False, "resume"), (True, "pause keep")])
@@ -91,13 +94,13 @@ async def test_a_sleep_that_fails_in_vllm_leaves_its_scheduler_as_it_was(
     paused: bool, last: str, monkeypatch: pytest.MonkeyPatch
 ):
     llm: Any = LLM()
-    operations = Operations(llm, with_adapters(llm, monkeypatch), nothing, nothing)
+    operations = VLLMControl(llm, with_adapters(llm, monkeypatch), alive, nothing, nothing)
     if paused:
         await operations.pause("keep", clear_cache=False)
     llm.fails = {"sleep 1"}
     with pytest.raises(RuntimeError, match="sleep 1"):
         await operations.sleep(1, "wait")
-    assert (llm.asked[-1], operations.sleeping, operations.paused) == (last, False, paused)
+    assert (llm.asked[-1], operations.is_sleeping(), operations.is_paused()) == (last, False, paused)
     assert llm.gate.is_set()
 
 

@@ -21,10 +21,10 @@ import msgspec
 
 from penstock.asgi import ASGIApp
 from penstock.config.messages.problems import translated
-from penstock.engine import Delta, Load, PauseMode, Progress, Prompt, no_progress, plain_name
+from penstock.engine import Delta, Load, Progress, Prompt, no_progress, plain_name
+from penstock.engine_control import EngineControl, PauseMode
 from penstock.engines import foreign, peft
 from penstock.engines.edge import Edge
-from penstock.engines.lacking import Lacking
 from penstock.engines.prepared import prepared
 from penstock.engines.process import completion, gauges, readiness
 from penstock.engines.process.child import Child
@@ -64,7 +64,7 @@ class _Cut(Unavailable):
     """A request was ended because the engine was put to sleep."""
 
 
-class ProcessEngine(Lacking):
+class ProcessEngine(EngineControl):
     """One model in one child process. Its options are the config's `engine_kwargs`, see `ProcessOptions`."""
 
     def __init__(self, config: LLMConfig) -> None:
@@ -192,6 +192,11 @@ class ProcessEngine(Lacking):
 
     def max_model_len(self) -> int | None:
         return self._window
+
+    @property
+    def control(self) -> EngineControl:
+        """The engine itself."""
+        return self
 
     async def sleep(self, level: int = 1, mode: PauseMode = "wait") -> None:
         """Ends the child, whatever the level."""

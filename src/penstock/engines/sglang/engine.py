@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.config.messages.problems import translated
-from penstock.engine import Delta, Load, PauseMode, Progress, Prompt, no_progress, plain_name
+from penstock.engine import Delta, Load, Progress, Prompt, no_progress, plain_name
+from penstock.engine_control import PauseMode
 from penstock.engines import foreign
 from penstock.engines.edge import Edge
 from penstock.engines.process.engine import ProcessEngine

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.asgi import ASGIApp
 from penstock.config.messages.problems import translated
-from penstock.engine import DEFAULT_WEIGHTS, Delta, Load, PauseMode, Progress, Prompt, no_progress, plain_name
+from penstock.engine import Delta, Load, Progress, Prompt, no_progress, plain_name
+from penstock.engine_control import DEFAULT_WEIGHTS, EngineControl, PauseMode
 from penstock.engines import peft
-from penstock.engines.lacking import Lacking
 from penstock.engines.prepared import prepared
 from penstock.engines.sim import tokenizer, wire
 from penstock.engines.sim.app import App
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from penstock.config import LLMConfig
 
 
-class SimEngine(Lacking):
+class SimEngine(EngineControl):
     """One simulated model. Its options are the config's `engine_kwargs`, see `SimOptions`."""
 
     def __init__(self, config: LLMConfig, clock: Clock | None = None) -> None:
@@ -148,6 +148,11 @@ class SimEngine(Lacking):
 
     def load(self) -> Load:
         return self._scheduler.load()
+
+    @property
+    def control(self) -> EngineControl:
+        """The engine itself."""
+        return self
 
     async def sleep(self, level: int = 1, mode: PauseMode = "wait") -> None:
         if mode == "keep":

@@ -8,7 +8,8 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from penstock.engine import Delta, Load, PauseMode
+from penstock.engine import Delta, Load
+from penstock.engine_control import PauseMode
 from penstock.engines.sim.batch import Batch, CacheCounts
 from penstock.engines.sim.batch import Sequence as Output
 from penstock.engines.sim.cache import Chain

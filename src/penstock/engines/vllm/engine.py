@@ -11,15 +11,16 @@ import logging
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.asgi import ASGIApp
 from penstock.config.messages.problems import config_error
-from penstock.engine import DEFAULT_WEIGHTS, Delta, Load, PauseMode, Progress, Prompt, no_progress
+from penstock.engine import Delta, Load, Progress, Prompt, no_progress
+from penstock.engine_control import EngineControl
 from penstock.engines.edge import Edge
 from penstock.engines.prepared import prepared
 from penstock.engines.vllm import errors
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from penstock.engines.vllm.frontend.app import Plan
     from penstock.engines.vllm.frontend.stats import Scheduled
     from penstock.engines.vllm.frontend.timing import TimedLLM
-    from penstock.engines.vllm.operations import Operations
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class VLLMEngine:
         self._core: Core | None = None
         self._plan: Plan | None = None
         self._llm: TimedLLM | None = None
-        self._operations: Operations | None = None
+        self._control: EngineControl = _NotRunning()
         self._app: ASGIApp | None = None
         self._adapters: Adapters | None = None
         self._scheduled: Scheduled | None = None
@@ -117,10 +117,10 @@ class VLLMEngine:
 
     async def _connect(self, core: Core, plan: Plan) -> None:
         from penstock.engines.vllm.adapters import Adapters
+        from penstock.engines.vllm.control import VLLMControl
         from penstock.engines.vllm.frontend import app as front
         from penstock.engines.vllm.frontend.direct_routes import Inside
         from penstock.engines.vllm.frontend.stats import Scheduled
-        from penstock.engines.vllm.operations import Operations
 
         self._scheduled = Scheduled()
         self._llm = llm = front.connect(plan, core.input_address, core.output_address, self._scheduled)
@@ -128,7 +128,7 @@ class VLLMEngine:
         self._adapters = Adapters(llm, self._config.model_id, app.state.openai_serving_models)
         absent = absence(self._config.model_id, app.routes)
         self._app = Edge(Inside(app), lambda: self._refusal, absent, errors.heard)
-        self._operations = Operations(llm, self._adapters, self._end_core, self._begin_core)
+        self._control = VLLMControl(llm, self._adapters, self._refuse_dead, self._end_core, self._begin_core)
         self._watch(core)
         self._guarding = asyncio.create_task(self._guard(llm, plan))
         handler: asyncio.Task[None] | None = llm.output_handler
@@ -152,7 +152,7 @@ class VLLMEngine:
             working=lambda: bool(llm.get_num_unfinished_requests()),
             # A forward pass of one engine of a gang would wait for the others.
             probe=partial(llm.collective_rpc, "check_health" if self._gang else "execute_dummy_batch"),
-            resting=self.is_paused,
+            resting=lambda: self._control.is_paused(),
             workers_elsewhere=plan.executor_class.uses_ray,
         )
         reason = await watchdog.stalled()
@@ -255,8 +255,7 @@ class VLLMEngine:
         return self._adapters.names() if self._adapters else frozenset()
 
     async def check_health(self) -> None:
-        if self._refusal is not None or self._llm is None:
-            raise EngineDead(self._refusal or "The engine is not running.")
+        self._refuse_dead()
 
     async def wait_dead(self) -> str:
         await self._died.wait()
@@ -282,54 +281,13 @@ class VLLMEngine:
     def max_model_len(self) -> int | None:
         return self._llm.model_config.max_model_len if self._llm is not None else None
 
-    # -- control
+    @property
+    def control(self) -> EngineControl:
+        return self._control
 
-    async def sleep(self, level: int = 1, mode: PauseMode = "wait") -> None:
-        await self._operable().sleep(level, mode)
-
-    async def wakeup(self) -> None:
-        await self._operable().wakeup()
-
-    def is_sleeping(self) -> bool:
-        return self._operations is not None and self._operations.sleeping
-
-    async def pause(self, mode: PauseMode = "keep", clear_cache: bool = False) -> None:
-        await self._operable().pause(mode, clear_cache)
-
-    async def resume(self) -> None:
-        await self._operable().resume()
-
-    def is_paused(self) -> bool:
-        return self._operations is not None and self._operations.paused
-
-    async def reset_prefix_cache(self) -> None:
-        await self._operable().reset_prefix_cache()
-
-    async def start_profile(self) -> None:
-        await self._operable().start_profile()
-
-    async def stop_profile(self) -> None:
-        await self._operable().stop_profile()
-
-    async def collective_rpc(
-        self,
-        method: str,
-        timeout: float | None = None,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> list[Any]:
-        return await self._operable().collective_rpc(method, timeout, args, kwargs)
-
-    async def update_weights(self, source: Path, version: str, mode: PauseMode = "wait") -> None:
-        await self._operable().update_weights(source, version, mode)
-
-    def weights_version(self) -> str:
-        return self._operations.version if self._operations else DEFAULT_WEIGHTS
-
-    def _operable(self) -> Operations:
-        if self._refusal is not None or self._operations is None:
+    def _refuse_dead(self) -> None:
+        if self._refusal is not None or self._llm is None:
             raise EngineDead(self._refusal or "The engine is not running.")
-        return self._operations
 
     def _on_front_failed(self) -> None:
         reason = self._core.reason() if self._core is not None else None
@@ -355,6 +313,13 @@ class VLLMEngine:
             return
         await asyncio.to_thread(core.tell_front)
         await asyncio.wait({handler}, timeout=_FAREWELL_S)
+
+
+class _NotRunning(EngineControl):
+    """Of an engine that has not been started."""
+
+    def _lacks(self, operation: str) -> NoReturn:
+        raise EngineDead("The engine is not running.")
 
 
 class _Queued:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.engine import PauseMode
+from penstock.engine_control import PauseMode
 from penstock.errors import BadRequest
 
 Actual = Literal["starting", "ready", "asleep", "paused"]

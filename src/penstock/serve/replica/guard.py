@@ -19,7 +19,8 @@ from typing import Protocol
 import msgspec
 
 from penstock.asgi import TRUSTED, ASGIApp, Message, Receive, Scope, Send
-from penstock.engine import DEFAULT_WEIGHTS, Load
+from penstock.engine import Load
+from penstock.engine_control import DEFAULT_WEIGHTS
 from penstock.errors import EngineDead, Error, Unavailable
 from penstock.openai.errors import envelope, headers
 from penstock.request_context import EngineTimings, TimingProbe, current_replica, shortcut

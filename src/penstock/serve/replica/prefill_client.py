@@ -20,7 +20,7 @@ from penstock.asgi import ASGIApp, Scope
 from penstock.asgi_client import call
 from penstock.config import GatewayConfig, LLMConfig
 from penstock.config.derive.prefill import prefill_half, prefill_name
-from penstock.engine import DEFAULT_WEIGHTS
+from penstock.engine_control import DEFAULT_WEIGHTS
 from penstock.layers.prefill import WHERE, for_prefill
 from penstock.serve.fleet import membership
 from penstock.serve.fleet.membership import Members

@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.engine import Engine, PauseMode
+from penstock.engine import Engine
+from penstock.engine_control import EngineControl, PauseMode, control_of
 from penstock.errors import Conflict, Error, Unsupported
 from penstock.serve.control.state import (
     FOLLOW_S,
@@ -76,20 +77,24 @@ class Steward:
         """Set once the engine has been started."""
 
     @property
+    def _control(self) -> EngineControl:
+        return control_of(self._engine)
+
+    @property
     def actual(self) -> Actual:
         """Also where it is going, when that takes no requests."""
         if self._going is not None:
             return self._going
-        if not self.begun.is_set() or self._engine.is_sleeping():
+        if not self.begun.is_set() or self._control.is_sleeping():
             return "asleep"
-        return "paused" if self._engine.is_paused() else "ready"
+        return "paused" if self._control.is_paused() else "ready"
 
     def asked(self) -> None:
         """A request has come."""
         self._asked_at = time.monotonic()
 
     def weights_version(self) -> str:
-        return self._engine.weights_version()
+        return self._control.weights_version()
 
     # -- at the start
 
@@ -171,7 +176,7 @@ class Steward:
             await self.sleep(desired.sleep, desired.sleep_mode)
             return
         await self.wakeup()
-        if desired.weights is not None and desired.weights.version != self._engine.weights_version():
+        if desired.weights is not None and desired.weights.version != self._control.weights_version():
             await self.update_weights(desired.weights)
         if desired.pause is not None:
             await self.pause(desired.pause, desired.clear_cache)
@@ -193,7 +198,7 @@ class Steward:
         return Told(
             replica=self._replica,
             actual=actual,
-            weights=self._engine.weights_version(),
+            weights=self._control.weights_version(),
             done=self._done,
             desired=self._desired,
             error=self._error,
@@ -223,13 +228,13 @@ class Steward:
             case "is_sleeping":
                 return self.actual == "asleep"
             case "is_paused":
-                return self._engine.is_paused()
+                return self._control.is_paused()
             case "collective_rpc":
-                return await self._engine.collective_rpc(
+                return await self._control.collective_rpc(
                     asked.method, asked.timeout, asked.args, asked.kwargs
                 )
             case _:
-                return await getattr(self._engine, operation)()
+                return await getattr(self._control, operation)()
         return None
 
     async def sleep(self, level: int, mode: PauseMode) -> None:
@@ -237,8 +242,8 @@ class Steward:
         async with self._turn:
             if not self.begun.is_set():
                 return
-            if not self._engine.is_sleeping():
-                await self._toward("asleep", self._engine.sleep(level, mode))
+            if not self._control.is_sleeping():
+                await self._toward("asleep", self._control.sleep(level, mode))
                 self._level = level
             elif level != self._level:
                 raise Conflict(
@@ -249,21 +254,21 @@ class Steward:
         async with self._turn:
             if not self.begun.is_set():
                 await self._start()
-            elif self._engine.is_sleeping():
-                await self._toward("asleep", self._engine.wakeup())
+            elif self._control.is_sleeping():
+                await self._toward("asleep", self._control.wakeup())
 
     async def pause(self, mode: PauseMode, clear_cache: bool) -> None:
         async with self._turn:
-            await self._toward("paused", self._engine.pause(mode, clear_cache))
+            await self._toward("paused", self._control.pause(mode, clear_cache))
 
     async def resume(self) -> None:
         async with self._turn:
-            if self._engine.is_paused():
-                await self._toward("paused", self._engine.resume())
+            if self._control.is_paused():
+                await self._toward("paused", self._control.resume())
 
     async def update_weights(self, weights: Weights) -> None:
         async with self._turn:
-            update = self._engine.update_weights(Path(weights.source), weights.version, weights.mode)
+            update = self._control.update_weights(Path(weights.source), weights.version, weights.mode)
             await self._toward("paused", update)
 
     async def _toward(self, state: Actual, step: Awaitable[None]) -> None:

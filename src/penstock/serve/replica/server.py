@@ -171,7 +171,7 @@ class LLMServer(Operated, metaclass=_Constructed):
                 self._llm_config,
                 self._prefill_handle,
                 self._engine_app,
-                self.engine.weights_version,
+                self.steward.weights_version,
                 node_id,
             )
             await self._prefillers.start()
@@ -237,7 +237,7 @@ class LLMServer(Operated, metaclass=_Constructed):
                 load=self.engine.load,
                 hello=self._hello,
                 state=self._state,
-                weights=self.engine.weights_version,
+                weights=self.steward.weights_version,
                 adapters=self._adapters,
             ),
             node_id=context.get_node_id(),

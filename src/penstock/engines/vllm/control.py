@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.engine import DEFAULT_WEIGHTS, PauseMode
+from penstock.engine_control import DEFAULT_WEIGHTS, EngineControl, PauseMode
 from penstock.engines import peft
 from penstock.engines.vllm import errors
 from penstock.engines.vllm.adapters import Adapters
@@ -33,45 +33,53 @@ log = logging.getLogger(__name__)
 _LOOK_S = 0.02
 
 
-class Operations:
+class VLLMControl(EngineControl):
     """Of one engine that has been started. Each begins when the one before it has ended."""
 
     def __init__(
         self,
         llm: TimedLLM,
         adapters: Adapters,
+        refuse_dead: Callable[[], None],
         end_core: Callable[[], Awaitable[None]],
         begin_core: Callable[[], Awaitable[None]],
     ) -> None:
         self._llm = llm
         self._adapters = adapters
+        self._refuse_dead = refuse_dead
         self._end_core = end_core
         self._begin_core = begin_core
         self._turn = asyncio.Lock()
         self._level = 0
         self._weights: Path | None = None
-        self.paused = False
-        self.version = DEFAULT_WEIGHTS
+        self._paused = False
+        self._version = DEFAULT_WEIGHTS
 
-    @property
-    def sleeping(self) -> bool:
+    def is_sleeping(self) -> bool:
         return self._level > 0
 
-    async def sleep(self, level: int, mode: PauseMode) -> None:
+    def is_paused(self) -> bool:
+        return self._paused
+
+    def weights_version(self) -> str:
+        return self._version
+
+    async def sleep(self, level: int = 1, mode: PauseMode = "wait") -> None:
+        self._refuse_dead()
         if mode == "keep":
             raise BadRequest("What a sleeping engine held is gone: mode is 'wait' or 'abort'.", param="mode")
         if level not in (1, 2):
             raise BadRequest(f"The level of sleep is 1 or 2, not {level}.", param="level")
         self._refuse_in_gang("sleep")
         async with self._turn:
-            if self.sleeping:
+            if self.is_sleeping():
                 return
             self._llm.gate.clear()
             try:
                 await self._empty(mode)
                 await self._free(level)
             except BaseException:
-                if not self.sleeping:
+                if not self.is_sleeping():
                     await self._go_on()
                     self._llm.gate.set()
                 raise
@@ -80,14 +88,14 @@ class Operations:
         """Returns when no request is in the engine; those that come wait at the gate."""
         if mode == "abort":
             await self._llm.pause_generation(mode="abort")
-        elif self.paused:
+        elif self._paused:
             await self._llm.resume_generation()  # what stands still could never finish
         while self._llm.entering or self._llm.get_num_unfinished_requests():  # noqa: ASYNC110 - nothing tells of it
             await asyncio.sleep(_LOOK_S)
 
     async def _go_on(self) -> None:
         """As before a sleep or a pause that was not completed."""
-        if self.paused:
+        if self._paused:
             await self._llm.pause_generation(mode="keep", clear_cache=False)
         else:
             await self._llm.resume_generation()
@@ -102,8 +110,9 @@ class Operations:
             await self._end_core()
 
     async def wakeup(self) -> None:
+        self._refuse_dead()
         async with self._turn:
-            if not self.sleeping:
+            if not self.is_sleeping():
                 return
             if not self._has_sleep_mode():
                 await self._begin_core()
@@ -115,7 +124,7 @@ class Operations:
                 await self._adapters.restore()  # to load weights is to forget them
             else:
                 await self._llm.wake_up()
-            if self.paused:
+            if self._paused:
                 await self._llm.pause_generation(mode="keep", clear_cache=False)
             self._level = 0
             self._llm.gate.set()
@@ -149,35 +158,40 @@ class Operations:
         """A new core has the weights of its start, and no adapters."""
         if self._weights is not None:
             await self._load(self._weights)
-            await self._llm.update_weight_version(self.version)
+            await self._llm.update_weight_version(self._version)
         await self._adapters.restore()
 
-    async def pause(self, mode: PauseMode, clear_cache: bool) -> None:
+    async def pause(self, mode: PauseMode = "keep", clear_cache: bool = False) -> None:
+        self._refuse_dead()
         self._refuse_in_gang("pause")
         async with self._turn:
-            if not self.sleeping:
+            if not self.is_sleeping():
                 try:
                     await self._llm.pause_generation(mode=mode, clear_cache=clear_cache)
                 except BaseException:
                     await self._go_on()
                     raise
-            self.paused = True
+            self._paused = True
 
     async def resume(self) -> None:
+        self._refuse_dead()
         async with self._turn:
-            if self.paused and not self.sleeping:
+            if self._paused and not self.is_sleeping():
                 await self._llm.resume_generation()
-            self.paused = False
+            self._paused = False
 
     async def reset_prefix_cache(self) -> None:
-        if not self.sleeping and not await self._llm.reset_prefix_cache():
+        self._refuse_dead()
+        if not self.is_sleeping() and not await self._llm.reset_prefix_cache():
             raise Conflict("Requests use the cache. Pause with mode 'wait' or 'abort' before.")
 
     async def start_profile(self) -> None:
+        self._refuse_dead()
         self._refuse_without_profiler()
         await self._llm.start_profile()
 
     async def stop_profile(self) -> None:
+        self._refuse_dead()
         self._refuse_without_profiler()
         await self._llm.stop_profile()
 
@@ -190,7 +204,11 @@ class Operations:
             )
 
     async def collective_rpc(
-        self, method: str, timeout: float | None, args: Sequence[Any], kwargs: Mapping[str, Any] | None
+        self,
+        method: str,
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
         self._refuse_asleep()
         try:
@@ -208,20 +226,21 @@ class Operations:
                 f"The workers refused '{method}': {_last_line(error)}", param="method"
             ) from error
 
-    async def update_weights(self, source: Path, version: str, mode: PauseMode) -> None:
+    async def update_weights(self, source: Path, version: str, mode: PauseMode = "wait") -> None:
+        self._refuse_dead()
         self._refuse_in_gang("take other weights")
         await asyncio.to_thread(_check_weights, source, Path(self._llm.model_config.model))
         async with self._turn:
-            if self.sleeping:
-                self._weights, self.version = source, version
+            if self.is_sleeping():
+                self._weights, self._version = source, version
                 return
             try:
                 await self._llm.pause_generation(mode=mode, clear_cache=True)
                 await self._replace(source)
-                self._weights, self.version = source, version
+                self._weights, self._version = source, version
                 await self._llm.update_weight_version(version)
             finally:
-                if not self.paused:
+                if not self._paused:
                     await self._llm.resume_generation()
 
     async def _replace(self, source: Path) -> None:
@@ -255,7 +274,7 @@ class Operations:
             )
 
     def _refuse_asleep(self) -> None:
-        if self.sleeping:
+        if self.is_sleeping():
             raise Conflict("The engine is asleep; wake it up before.")
 
 

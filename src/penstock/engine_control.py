@@ -1,0 +1,113 @@
+"""What can be done to an engine that runs, beside answering: sleep, pause, other weights, profiles.
+
+`Engine.control` gives it. Operations that an engine does not have answer `Unsupported`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from penstock.errors import Unsupported
+
+DEFAULT_WEIGHTS = "default"
+"""The version of the weights that an engine starts with."""
+
+PauseMode = Literal["wait", "keep", "abort"]
+"""What becomes of running requests when their engine stops making tokens: "wait" lets them finish first,
+"keep" holds them until the engine goes on, "abort" ends them at once, with finish_reason "abort"."""
+
+
+class EngineControl:
+    """Control of one engine, which has none of the operations until a subclass defines them.
+
+    Requests that come while the engine is asleep or paused wait in it. To repeat what is done already does
+    nothing.
+    """
+
+    async def sleep(self, level: int = 1, mode: PauseMode = "wait") -> None:
+        """Frees the engine's memory until `wakeup`; returns when that is done, and caches are empty.
+
+        level: 1 keeps what makes waking up fast, 2 keeps nothing but the process.
+        """
+        self._lacks("sleep")
+
+    async def wakeup(self) -> None:
+        """Brings the engine back as it was before the sleep: with its adapters, with the same weights.
+
+        Raises: EngineStartFailed, and it still sleeps.
+        """
+
+    def is_sleeping(self) -> bool:
+        return False
+
+    async def pause(self, mode: PauseMode = "keep", clear_cache: bool = False) -> None:
+        """Makes no more tokens until `resume`; returns when that is so. Memory stays as it is."""
+        self._lacks("pause")
+
+    async def resume(self) -> None:
+        """Ends a pause."""
+
+    def is_paused(self) -> bool:
+        return False
+
+    async def reset_prefix_cache(self) -> None:
+        """Forgets what it has computed of prompts. Raises: Conflict while requests use it."""
+        self._lacks("reset_prefix_cache")
+
+    async def start_profile(self) -> None:
+        self._lacks("start_profile")
+
+    async def stop_profile(self) -> None:
+        self._lacks("stop_profile")
+
+    async def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Calls a method of every worker; gives their results, in order of rank. timeout: seconds.
+
+        Raises: DeadlineExceeded; BadRequest when a worker refused it, with what it said.
+        """
+        self._lacks("collective_rpc")
+
+    async def update_weights(self, source: Path, version: str, mode: PauseMode = "wait") -> None:
+        """Replaces the weights by those in folder `source`, of the same shapes.
+
+        mode: of the short pause that this takes. Caches are empty after it.
+        Raises: BadRequest, and it goes on with the weights that it had.
+        """
+        self._lacks("update_weights")
+
+    def weights_version(self) -> str:
+        """Of the weights that make the next token; `DEFAULT_WEIGHTS` before any update."""
+        return DEFAULT_WEIGHTS
+
+    def _lacks(self, operation: str) -> NoReturn:
+        raise Unsupported(f"{type(self).__name__} has no operation '{operation}'.")
+
+
+def control_of(engine: object) -> EngineControl:
+    """The engine's `control`; for engines without one, their own methods of the same names.
+
+    Engines were once asked for these operations themselves, and users' engines may still be written so.
+    """
+    control = getattr(engine, "control", None)
+    return control if isinstance(control, EngineControl) else _MethodsOf(engine)
+
+
+class _MethodsOf(EngineControl):
+    """The operations that are methods of `engine`; the others are unsupported."""
+
+    def __init__(self, engine: object) -> None:
+        self._engine_class = type(engine).__name__
+        for name in vars(EngineControl):
+            if not name.startswith("_") and (method := getattr(engine, name, None)) is not None:
+                setattr(self, name, method)
+
+    def _lacks(self, operation: str) -> NoReturn:
+        raise Unsupported(f"{self._engine_class} has no operation '{operation}'.")
