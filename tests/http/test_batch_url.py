@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from penstock.cli.app import app
 from penstock.data.job.api import batch
-from penstock.data.job.manifest import read as record_of
+from penstock.data.job.manifest import read as manifest_of
 from penstock.data.storage.paths import storage_path
 from penstock.errors import Unavailable
 
@@ -97,7 +97,7 @@ async def test_while_one_works_a_second_is_refused_and_ctrl_c_stops_it_cleanly(
     code, out, _ = await ended(process)
     assert code == 128 + signal.SIGINT
     assert f"penstock batch resume {output}" in out
-    found = record_of(storage_path(f"{output}.journal"))
+    found = manifest_of(storage_path(f"{output}.journal"))
     assert found.ended == "SIGINT"
     code, out, err = await ended(command("resume", output))
     assert (code, len(lines(output))) == (0, 300), err

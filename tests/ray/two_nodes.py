@@ -21,10 +21,10 @@ from openai import OpenAI
 from ray import serve
 from ray.cluster_utils import Cluster
 
-from penstock.data.job.api import hire
+from penstock.data.job.api import make_worker_pool
 from penstock.data.job.job import Job
-from penstock.data.job.report import Watcher
-from penstock.data.job.spec import Engines, Order
+from penstock.data.job.report import ProgressListener
+from penstock.data.job.spec import EngineSpec, JobSpec
 from penstock.serve import LLMConfig, LLMRouter, LLMServer, build_llm_deployment
 
 PORT = int(os.environ["PORT"])
@@ -47,19 +47,19 @@ def answered_rows(cluster: Cluster, folder: Path) -> list[list]:
     )
     serve.run(build_llm_deployment(config), name="batch", route_prefix=None)
 
-    class Loser(Watcher):
+    class Loser(ProgressListener):
         nodes = 1
 
-        def look(self, tally):
-            if tally.ended > 40 and self.nodes:
+        def on_tick(self, stats):
+            if stats.completed > 40 and self.nodes:
                 self.nodes -= 1
                 cluster.remove_node(lost, allow_graceful=False)
 
     (folder / "in.jsonl").write_text("".join(f'{{"id": {n}, "prompt": "row {n}"}}\n' for n in range(200)))
-    engines = Engines(app="batch")
-    order = Order(inputs=(f"{folder}/in.jsonl",), output=f"{folder}/out.jsonl", engines=engines)
+    engines = EngineSpec(app="batch")
+    spec = JobSpec(inputs=(f"{folder}/in.jsonl",), output=f"{folder}/out.jsonl", engines=engines)
     watcher = Loser()
-    asyncio.run(Job(order, hire(engines, None), watcher=watcher).run())
+    asyncio.run(Job(spec, make_worker_pool(engines, None), listener=watcher).run())
     assert not watcher.nodes
     rows = [json.loads(text) for text in (folder / "out.jsonl").read_text().splitlines()]
     return [[row["id"], row.get("generated_text"), row.get("error")] for row in rows]

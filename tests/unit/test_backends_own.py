@@ -16,8 +16,8 @@ from penstock.data.backends.engine_config import with_runner, with_usage_details
 from penstock.data.backends.in_process import InProcessEngine
 from penstock.data.execution.retry import RetryPolicy
 from penstock.data.execution.window import Window
-from penstock.data.job.api import hire
-from penstock.data.job.spec import Engines
+from penstock.data.job.api import make_worker_pool
+from penstock.data.job.spec import EngineSpec
 from penstock.data.pipeline.configs import EngineProcessorConfig
 from penstock.data.pipeline.stage_spec import station
 from penstock.data.rows.request import Request
@@ -143,7 +143,7 @@ def test_the_task_of_a_batch_is_what_its_engines_run(kind: Any, runs: dict[str, 
     assert with_runner(model, kind).engine_kwargs == {**runs, "seed": 1}
     pipeline = station(EngineProcessorConfig(llm_config=model, task_type=kind))
     assert pipeline.make()._config.engine_kwargs.items() >= runs.items()
-    workers = hire(Engines(), model, kind=kind)
+    workers = make_worker_pool(EngineSpec(), model, kind=kind)
     assert workers._config.engine_kwargs == {**runs, "seed": 1}
 
 

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 from penstock.cli.app import app
 from penstock.cli.batch.progress_bar import Pace
 from penstock.cli.batch.summary import shown
-from penstock.data.job.protocol import Done
-from penstock.data.job.report import Report, Tally
+from penstock.data.job.protocol import RowCompleted
+from penstock.data.job.report import JobReport, RunStats
 
 pytestmark = pytest.mark.parity("X19")
 
@@ -83,19 +83,19 @@ def test_help_says_how_to_go_on():
 
 
 def test_time_left_follows_from_the_last_seconds():
-    pace, tally = Pace(), Tally(total=100)
-    pace.note(0.0, tally)
+    pace, stats = Pace(), RunStats(total=100)
+    pace.note(0.0, stats)
     for row in range(20):
-        tally.add(Done(row, "ok", output_tokens=5))
-    tally.add(Done(20, "failed", "poison_row"))
-    pace.note(2.1, tally)
+        stats.add(RowCompleted(row, "ok", output_tokens=5))
+    stats.add(RowCompleted(20, "failed", "poison_row"))
+    pace.note(2.1, stats)
     told = "21 of 100 rows · 10.0 rows/s · 48 tok/s · 0:07 left · failed: 1 poison_row"
-    assert pace.told(tally) == told
+    assert pace.told(stats) == told
 
 
 def test_a_report_says_what_to_do_next():
-    unfinished = Report(output="o.jsonl", ended="SIGINT", rows=9, ok=3, waiting=6)
+    unfinished = JobReport(output="o.jsonl", ended="SIGINT", rows=9, ok=3, waiting=6)
     assert shown(unfinished)[-1] == "Go on:     penstock batch resume o.jsonl"
-    failed = Report(output="o.jsonl", ended="finished", rows=9, ok=8, failed=1, errors={"poison_row": 1})
+    failed = JobReport(output="o.jsonl", ended="finished", rows=9, ok=8, failed=1, errors={"poison_row": 1})
     assert "           1 x poison_row" in shown(failed)
     assert shown(failed)[-1] == "Try again: penstock batch resume o.jsonl --retry-failed"

@@ -19,17 +19,17 @@ from penstock.data.backends.in_process import InProcessEngine
 from penstock.data.backends.protocol import Response
 from penstock.data.execution.retry import RetryPolicy
 from penstock.data.job import manifest
-from penstock.data.job.api import batch, hire
+from penstock.data.job.api import batch, make_worker_pool
 from penstock.data.job.job import Job
-from penstock.data.job.pending import side_by_side
+from penstock.data.job.pending import map_in_threads
 from penstock.data.job.preview import preview
 from penstock.data.job.protocol import WorkerLost
-from penstock.data.job.report import Limits, Prices, Report, Watcher
-from penstock.data.job.spec import Engines, Order
-from penstock.data.job.validation import continued
-from penstock.data.job.worker import Alone
-from penstock.data.journal.answer_cache import Key, Memory
-from penstock.data.journal.lock import Taken, claim, held
+from penstock.data.job.report import JobReport, Limits, Prices, ProgressListener
+from penstock.data.job.spec import EngineSpec, JobSpec
+from penstock.data.job.validation import check_continuation
+from penstock.data.job.worker import InProcessPool
+from penstock.data.journal.answer_cache import AnswerCache, Key
+from penstock.data.journal.lock import OutputLocked, acquire_lock, is_locked
 from penstock.data.results.outcome import Outcome
 from penstock.data.storage.paths import RemotePath, storage_path
 from penstock.data.storage.readers import InputRow
@@ -38,23 +38,23 @@ from penstock.errors import ConfigError, EngineStartFailed, Unavailable
 FAST = {"step_base_ms": 0, "step_per_request_ms": 0, "prefill_tokens_per_s": float("inf")}
 
 
-def job(order: Order, *, engine: dict | None = None, **options) -> Job:
+def job(spec: JobSpec, *, engine: dict | None = None, **options) -> Job:
     config = LLMConfig(
         model_loading_config={"model_id": "m"}, llm_engine="sim", engine_kwargs={**FAST, **(engine or {})}
     )
-    return Job(order, Alone(lambda: InProcessEngine(config)), **options)
+    return Job(spec, InProcessPool(lambda: InProcessEngine(config)), **options)
 
 
 @pytest.fixture
-def order(tmp_path: Path) -> Callable[..., Order]:
+def spec(tmp_path: Path) -> Callable[..., JobSpec]:
     """An order over rows, with the output `out.jsonl`."""
 
-    def make(rows: list, output: str = "out.jsonl", **options) -> Order:
+    def make(rows: list, output: str = "out.jsonl", **options) -> JobSpec:
         path = tmp_path / "in.jsonl"
         if not path.exists():
             lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
             path.write_text("".join(f"{line}\n" for line in lines))
-        return Order(inputs=(str(path),), output=str(tmp_path / output), **options)
+        return JobSpec(inputs=(str(path),), output=str(tmp_path / output), **options)
 
     return make
 
@@ -67,8 +67,8 @@ def read(path: str) -> list[dict]:
     return [json.loads(text) for text in Path(path).read_text().splitlines()]
 
 
-async def test_each_row_is_answered_in_the_order_of_the_input(order):
-    asked = order(texts(50))
+async def test_each_row_is_answered_in_the_order_of_the_input(spec):
+    asked = spec(texts(50))
     done = await job(asked).run()
     found = read(asked.output)
     assert [row["id"] for row in found] == list(range(50))
@@ -84,29 +84,29 @@ def test_several_rows_read_their_pictures_at_a_time_and_stay_in_order():
             together.wait()
         return row.number
 
-    assert list(side_by_side(make, (InputRow(n, {}) for n in range(1000)))) == list(range(1000))
+    assert list(map_in_threads(make, (InputRow(n, {}) for n in range(1000)))) == list(range(1000))
 
 
-async def test_a_template_makes_a_prompt_of_columns(order):
-    asked = order([{"text": "this", "tags": ["a"]}], template="Say {text} {tags}", system="Be brief.")
+async def test_a_template_makes_a_prompt_of_columns(spec):
+    asked = spec([{"text": "this", "tags": ["a"]}], template="Say {text} {tags}", system="Be brief.")
     await job(asked).run()
     assert read(asked.output)[0]["generated_text"].endswith('Say this ["a"]')
 
 
-async def test_a_row_whose_columns_are_empty_is_skipped_and_kept(order):
+async def test_a_row_whose_columns_are_empty_is_skipped_and_kept(spec):
     rows = [{"id": 0, "text": "this"}, {"id": 1, "text": None}, {"id": 2, "text": " "}]
-    asked = order(rows, template="Say {text}")
+    asked = spec(rows, template="Say {text}")
     done = await job(asked).run()
     assert (done.ended, done.ok, done.skipped, done.failed, done.run_retries) == ("finished", 1, 2, 0, 0)
     assert [(row["id"], row.get("generated_text"), row.get("error")) for row in read(asked.output)][1:] == [
         (1, None, None),
         (2, None, None),
     ]
-    assert (preview(order([], "other.jsonl", template="Say {text}"))).skipped == 2
+    assert (preview(spec([], "other.jsonl", template="Say {text}"))).skipped == 2
 
 
 @pytest.mark.parity("X5")
-async def test_bad_rows_of_every_kind_fail_alone(order):
+async def test_bad_rows_of_every_kind_fail_alone(spec):
     bad = [
         "no json",
         "[1]",
@@ -114,7 +114,7 @@ async def test_bad_rows_of_every_kind_fail_alone(order):
         {"prompt": 5},
         {"messages": [{"role": "wizard", "content": "x"}]},
     ]
-    asked = order([*texts(3), *bad, {"prompt": "x" * 90_000, "id": 8}])
+    asked = spec([*texts(3), *bad, {"prompt": "x" * 90_000, "id": 8}])
     done = await job(asked).run()
     assert (done.ok, done.failed) == (3, 6)
     dead = read(asked.output.replace("out.jsonl", "out.failed.jsonl"))
@@ -124,105 +124,105 @@ async def test_bad_rows_of_every_kind_fail_alone(order):
 
 
 @pytest.mark.parity("X5")
-async def test_failed_rows_alone_are_run_again(order):
-    asked = order(texts(20), attempts=1)
+async def test_failed_rows_alone_are_run_again(spec):
+    asked = spec(texts(20), max_attempts=1)
     first = await job(asked, engine={"error_every": 4}).run()
     assert (first.ok, first.failed) == (15, 5)
     second = await job(asked, retry_failed=True).run()
     assert (second.run_rows, second.ok, second.failed) == (5, 20, 0)
     assert [row["id"] for row in read(asked.output)] == list(range(20))
-    assert not asked.where.with_name("out.failed.jsonl").exists()
+    assert not asked.output_path.with_name("out.failed.jsonl").exists()
 
 
 @pytest.mark.parity("X5")
-async def test_what_is_stopped_goes_on_where_it_was(order):
-    asked = order(texts(60))
+async def test_what_is_stopped_goes_on_where_it_was(spec):
+    asked = spec(texts(60))
     slow = {"step_base_ms": 5, "max_num_seqs": 4}
     first = await job(asked, engine=slow, limits=Limits(tokens=60)).run()
     assert first.ended.startswith("budget: ")
     assert 0 < first.ok < 60
-    assert not asked.where.exists()
+    assert not asked.output_path.exists()
     second = await job(asked).run()
     assert second.run_rows == 60 - first.ok
     assert [row["id"] for row in read(asked.output)] == list(range(60))
 
 
-async def test_it_stops_when_too_many_rows_have_failed(order):
-    asked = order([{"bad": number} for number in range(5000)])
+async def test_it_stops_when_too_many_rows_have_failed(spec):
+    asked = spec([{"bad": number} for number in range(5000)])
     done = await job(asked, limits=Limits(failures=10)).run()
     assert done.ended.startswith("budget: ")
 
 
-async def test_a_stop_asked_twice_does_not_wait_for_rows(order):
-    class Impatient(Watcher):
-        def look(self, tally):
-            if tally.running:
-                work.stop.ask("SIGINT")
+async def test_a_stop_asked_twice_does_not_wait_for_rows(spec):
+    class Impatient(ProgressListener):
+        def on_tick(self, stats):
+            if stats.running:
+                work.stop.request("SIGINT")
 
     slow = {"step_base_ms": 50, "reply": "x" * 15_000}
-    work = job(order(texts(4), defaults={"max_tokens": 15_000}), engine=slow, watcher=Impatient())
+    work = job(spec(texts(4), defaults={"max_tokens": 15_000}), engine=slow, listener=Impatient())
     done = await asyncio.wait_for(work.run(), 60)
     assert (done.ended, done.ok, done.waiting) == ("SIGINT", 0, 4)
 
 
 @pytest.mark.parity("X5")
-async def test_no_engine_starts_when_only_the_output_is_missing(order):
-    asked = order(texts(5))
+async def test_no_engine_starts_when_only_the_output_is_missing(spec):
+    asked = spec(texts(5))
     await job(asked).run()
-    asked.where.remove()
+    asked.output_path.remove()
     done = await job(asked, engine={"start_error": "no such weights"}).run()
     assert (done.ended, done.run_rows, len(read(asked.output))) == ("finished", 0, 5)
 
 
-async def test_a_second_driver_is_refused(order):
-    asked = order(texts(1))
-    mine = claim(asked.journal)
-    with pytest.raises(Taken, match="works on this output already"):
+async def test_a_second_driver_is_refused(spec):
+    asked = spec(texts(1))
+    mine = acquire_lock(asked.journal)
+    with pytest.raises(OutputLocked, match="works on this output already"):
         await job(asked).run()
-    mine.free()
+    mine.release()
     assert (await job(asked).run()).ok == 1
 
 
-async def test_a_changed_input_is_refused(order, tmp_path: Path):
-    asked = order(texts(3))
+async def test_a_changed_input_is_refused(spec, tmp_path: Path):
+    asked = spec(texts(3))
     await job(asked, limits=Limits(seconds=0.0)).run()
     (tmp_path / "in.jsonl").write_text("{}\n")
     with pytest.raises(ConfigError, match="is not what it was when this job began"):
         await job(asked).run()
 
 
-async def test_an_output_that_is_not_ours_is_left_alone(order, tmp_path: Path):
+async def test_an_output_that_is_not_ours_is_left_alone(spec, tmp_path: Path):
     (tmp_path / "out.jsonl").write_text("precious")
     with pytest.raises(ConfigError, match="no job of ours has begun it"):
-        await job(order(texts(1))).run()
+        await job(spec(texts(1))).run()
     assert (tmp_path / "out.jsonl").read_text() == "precious"
 
 
-async def test_an_output_within_its_input_is_refused(order, tmp_path: Path):
-    asked = order(texts(1), "in.jsonl")
+async def test_an_output_within_its_input_is_refused(spec, tmp_path: Path):
+    asked = spec(texts(1), "in.jsonl")
     with pytest.raises(ConfigError):
         await job(asked).run()
 
 
-async def test_an_engine_that_cannot_start_ends_the_job_and_loses_nothing(order):
-    asked = order(texts(3))
+async def test_an_engine_that_cannot_start_ends_the_job_and_loses_nothing(spec):
+    asked = spec(texts(3))
     with pytest.raises(EngineStartFailed, match="no such weights"):
         await job(asked, engine={"start_error": "no such weights"}).run()
     assert (await job(asked).run()).ok == 3
 
 
 @pytest.mark.parity("X5")
-async def test_an_engine_that_dies_is_made_anew_and_no_row_is_lost(order):
-    asked = order(texts(60))
+async def test_an_engine_that_dies_is_made_anew_and_no_row_is_lost(spec):
+    asked = spec(texts(60))
     done = await job(asked, engine={"die_after_requests": 25, "max_num_seqs": 8}).run()
     assert (done.ok, done.failed) == (60, 0)
     assert [row["id"] for row in read(asked.output)] == list(range(60))
 
 
 @pytest.mark.parity("X5", "D12")
-async def test_a_row_that_kills_engines_is_put_aside_alone(order, monkeypatch):
+async def test_a_row_that_kills_engines_is_put_aside_alone(spec, monkeypatch):
     monkeypatch.setenv("PENSTOCK_ENGINE_CLS", "poisoned:Poisoned")
-    asked = order([*texts(20), {"id": 20, "prompt": "poison"}, *texts(20)])
+    asked = spec([*texts(20), {"id": 20, "prompt": "poison"}, *texts(20)])
     done = await job(asked, engine={"step_base_ms": 1}).run()
     assert (done.ok, done.failed, done.errors) == (40, 1, {"poison_row": 1})
     (dead,) = read(asked.output.replace("out.jsonl", "out.failed.jsonl"))
@@ -230,83 +230,83 @@ async def test_a_row_that_kills_engines_is_put_aside_alone(order, monkeypatch):
 
 
 @pytest.mark.parity("X20")
-async def test_identical_requests_without_chance_are_asked_once(order):
+async def test_identical_requests_without_chance_are_asked_once(spec):
     rows = [{"prompt": f"row {number % 3}", "temperature": 0} for number in range(12)]
-    done = await job(order(rows)).run()
+    done = await job(spec(rows)).run()
     assert (done.ok, done.reused, done.generated_tokens) == (12, 9, 3 * 3)
 
 
 @pytest.mark.parity("X20")
-async def test_sampled_requests_are_asked_each_by_itself(order):
-    done = await job(order([{"prompt": "same"}] * 4)).run()
+async def test_sampled_requests_are_asked_each_by_itself(spec):
+    done = await job(spec([{"prompt": "same"}] * 4)).run()
     assert done.reused == 0
 
 
 @pytest.mark.parity("X20")
 @pytest.mark.parametrize(("reuse", "reused"), [("all", 3), ("off", 0)])
-async def test_reuse_can_be_widened_and_switched_off(order, reuse: str, reused: int):
+async def test_reuse_can_be_widened_and_switched_off(spec, reuse: str, reused: int):
     rows = [{"prompt": "same", **({"temperature": 0} if reuse == "off" else {})}] * 4
-    assert (await job(order(rows, reuse=reuse)).run()).reused == reused
+    assert (await job(spec(rows, reuse=reuse)).run()).reused == reused
 
 
 @pytest.mark.parity("X20")
-async def test_answers_of_another_job_are_taken_over(order):
+async def test_answers_of_another_job_are_taken_over(spec):
     rows = [{"prompt": f"row {number}", "seed": 1} for number in range(5)]
-    first = order(rows, "one.jsonl")
+    first = spec(rows, "one.jsonl")
     await job(first).run()
-    done = await job(order(rows, "two.jsonl", reuse_from=first.output)).run()
+    done = await job(spec(rows, "two.jsonl", reuse_from=first.output)).run()
     assert (done.ok, done.run_generated_tokens) == (5, 0)
 
 
 @pytest.mark.parity("X20")
-async def test_answers_of_other_sampling_are_not_taken_over(order):
-    first = order([{"prompt": "x", "seed": 1}], "one.jsonl", defaults={"max_tokens": 1})
+async def test_answers_of_other_sampling_are_not_taken_over(spec):
+    first = spec([{"prompt": "x", "seed": 1}], "one.jsonl", defaults={"max_tokens": 1})
     await job(first).run()
-    other = order([], "two.jsonl", defaults={"max_tokens": 2}, reuse_from=first.output)
+    other = spec([], "two.jsonl", defaults={"max_tokens": 2}, reuse_from=first.output)
     assert (await job(other).run()).run_generated_tokens > 0
 
 
 @pytest.mark.parity("D14", "X19")
-async def test_the_report_counts_tokens_and_cost_over_all_runs(order):
-    asked = order(texts(30))
+async def test_the_report_counts_tokens_and_cost_over_all_runs(spec):
+    asked = spec(texts(30))
     await job(asked, engine={"max_num_seqs": 4}, limits=Limits(tokens=40)).run()
-    done: Report = await job(asked, prices=Prices(input=1.0, output=2.0)).run()
+    done: JobReport = await job(asked, prices=Prices(input=1.0, output=2.0)).run()
     assert done.generated_tokens == 30 * 3
     assert done.cost == pytest.approx((done.prompt_tokens + 2 * done.generated_tokens) / 1e6)
 
 
 @pytest.mark.parity("X20")
-async def test_answers_of_another_model_are_not_taken_over(order):
-    first = order([{"prompt": "x", "seed": 1}], "one.jsonl", engines=Engines(words=("a",)))
+async def test_answers_of_another_model_are_not_taken_over(spec):
+    first = spec([{"prompt": "x", "seed": 1}], "one.jsonl", engines=EngineSpec(cli_args=("a",)))
     await job(first).run()
-    other = order([], "two.jsonl", engines=Engines(words=("b",)), reuse_from=first.output)
+    other = spec([], "two.jsonl", engines=EngineSpec(cli_args=("b",)), reuse_from=first.output)
     assert (await job(other).run()).run_generated_tokens > 0
 
 
-async def test_a_limit_runs_the_first_rows_only(order):
-    asked = order(texts(30), limit=7)
+async def test_a_limit_runs_the_first_rows_only(spec):
+    asked = spec(texts(30), limit=7)
     done = await job(asked).run()
     assert (done.ok, done.rows, done.waiting) == (7, 7, 0)
     assert len(read(asked.output)) == 7
 
 
-async def test_an_empty_input_gives_an_empty_output(order):
-    asked = order([])
+async def test_an_empty_input_gives_an_empty_output(spec):
+    asked = spec([])
     done = await job(asked).run()
     assert (done.ended, done.ok) == ("finished", 0)
     assert read(asked.output) == []
 
 
-async def test_the_record_says_what_was_asked(order):
-    asked = order(texts(1), engines=Engines(words=("m",)))
+async def test_the_record_says_what_was_asked(spec):
+    asked = spec(texts(1), engines=EngineSpec(cli_args=("m",)))
     await job(asked).run()
     found = manifest.read(asked.journal)
     assert found is not None
-    assert (found.order, found.total, found.ended) == (asked, 1, "finished")
+    assert (found.spec, found.total, found.stop_reason) == (asked, 1, "finished")
 
 
-def test_a_preview_checks_every_row_and_shows_the_first_prompts(order):
-    asked = order([*texts(5), {"prompt": 5}], template=None, defaults={"temperature": 0})
+def test_a_preview_checks_every_row_and_shows_the_first_prompts(spec):
+    asked = spec([*texts(5), {"prompt": 5}], template=None, defaults={"temperature": 0})
     found = preview(asked)
     assert (found.rows, found.good) == (6, 5)
     assert [number for number, _ in found.prompts] == [0, 1, 2]
@@ -316,18 +316,18 @@ def test_a_preview_checks_every_row_and_shows_the_first_prompts(order):
 
 
 @pytest.mark.parametrize("template", ["no column", "open {brace", "{}"])
-def test_a_template_that_names_no_column_is_refused(order, template: str):
+def test_a_template_that_names_no_column_is_refused(spec, template: str):
     with pytest.raises(ConfigError, match="The prompt"):
-        preview(order(texts(1), template=template))
+        preview(spec(texts(1), template=template))
 
 
-def test_a_missing_column_is_named(order):
-    found = preview(order(texts(1), template="{text}"))
+def test_a_missing_column_is_named(spec):
+    found = preview(spec(texts(1), template="{text}"))
     assert found.faults == [(0, "The prompt names the column 'text'; the row has id, prompt.")]
 
 
 @pytest.mark.parity("X18")
-async def test_beginnings_brought_together_are_computed_once(order):
+async def test_beginnings_brought_together_are_computed_once(spec):
     """Forty beginnings in turn, of which the cache holds three."""
     rows = [
         {"prompt": f"{number % 40} " + f"begin{number % 40} " * 150 + str(number)} for number in range(400)
@@ -338,17 +338,17 @@ async def test_beginnings_brought_together_are_computed_once(order):
         "max_num_seqs": 2,
         "enable_prompt_tokens_details": True,
     }
-    together = await job(order(rows, "one.jsonl"), engine=engine).run()
-    apart = await job(order(rows, "two.jsonl", group_prefixes=False), engine=engine).run()
+    together = await job(spec(rows, "one.jsonl"), engine=engine).run()
+    apart = await job(spec(rows, "two.jsonl", group_prefixes=False), engine=engine).run()
     assert together.ok == apart.ok == 400
     assert together.cached_tokens > 0.8 * together.prompt_tokens
     assert apart.cached_tokens < 0.1 * apart.prompt_tokens
 
 
 @pytest.mark.parity("X5")
-async def test_a_row_that_breaks_its_template_fails_alone(order):
+async def test_a_row_that_breaks_its_template_fails_alone(spec):
     rows = [{"price": 1.5}, {"price": "cheap"}, {"price": {"title": 1}}, {"price": 2}]
-    asked = order(rows, template="It costs {price:.2f}")
+    asked = spec(rows, template="It costs {price:.2f}")
     done = await job(asked).run()
     assert (done.ok, done.failed) == (2, 2)
     dead = read(asked.output.replace("out.jsonl", "out.failed.jsonl"))
@@ -356,7 +356,7 @@ async def test_a_row_that_breaks_its_template_fails_alone(order):
     assert dead[0]["error"]["message"].startswith("The prompt cannot be made of the row: Unknown format code")
 
 
-async def test_a_row_that_breaks_our_own_code_fails_alone(order, monkeypatch):
+async def test_a_row_that_breaks_our_own_code_fails_alone(spec, monkeypatch):
     from penstock.data.job import pending
 
     real = pending.build_request
@@ -367,21 +367,21 @@ async def test_a_row_that_breaks_our_own_code_fails_alone(order, monkeypatch):
         return real(fields, *rest)
 
     monkeypatch.setattr(pending, "build_request", broken)
-    asked = order(texts(3))
+    asked = spec(texts(3))
     done = await job(asked).run()
     assert (done.ok, done.errors) == (2, {"own_code_failed": 1})
     (dead,) = read(asked.output.replace("out.jsonl", "out.failed.jsonl"))
     assert dead["error"]["message"] == "ArithmeticError: sampling_rate is 0"
 
 
-async def test_what_a_row_lacks_is_empty_in_its_prompt(order):
+async def test_what_a_row_lacks_is_empty_in_its_prompt(spec):
     rows = [{"text": "a", "n": None, "deep": {"x": None}}, {"text": None, "n": 2, "deep": {"x": 1}}]
-    asked = order(rows, template="<{text!s}|{n:>3}|{deep[x]}>")
+    asked = spec(rows, template="<{text!s}|{n:>3}|{deep[x]}>")
     await job(asked).run()
     assert [row["generated_text"] for row in read(asked.output)] == ["<a||>", "<|  2|1>"]
 
 
-async def test_an_answer_that_breaks_our_own_code_fails_its_row_alone(order, monkeypatch):
+async def test_an_answer_that_breaks_our_own_code_fails_its_row_alone(spec, monkeypatch):
     from penstock.data.execution import window
 
     real = window.classify_response
@@ -392,7 +392,7 @@ async def test_an_answer_that_breaks_our_own_code_fails_its_row_alone(order, mon
         return real(answer, attempts)
 
     monkeypatch.setattr(window, "classify_response", broken)
-    done = await job(order(texts(3))).run()
+    done = await job(spec(texts(3))).run()
     assert (done.ok, done.errors) == (2, {"internal_error": 1})
 
 
@@ -408,7 +408,7 @@ async def test_an_output_beside_its_inputs_goes_on_at_every_moment(tmp_path: Pat
     folder.mkdir()
     rows = [{"prompt": "row 0"}, {"bad": 1}, *({"prompt": f"row {number}"} for number in range(2, 40))]
     (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    asked = Order(inputs=(str(tmp_path / inputs),), output=str(folder / "answers.jsonl"))
+    asked = JobSpec(inputs=(str(tmp_path / inputs),), output=str(folder / "answers.jsonl"))
     await job(asked, limits=Limits(seconds=0.0)).run()
     slow = {"step_base_ms": 5, "max_num_seqs": 4}
     await job(asked, engine=slow, limits=Limits(tokens=20)).run()
@@ -422,57 +422,57 @@ async def test_an_output_beside_its_inputs_goes_on_at_every_moment(tmp_path: Pat
 
 async def test_a_folder_of_parts_within_its_input_goes_on(tmp_path: Path):
     (tmp_path / "a.jsonl").write_text('{"prompt": "x"}\n')
-    asked = Order(inputs=(str(tmp_path),), output=f"{tmp_path}/out/")
+    asked = JobSpec(inputs=(str(tmp_path),), output=f"{tmp_path}/out/")
     for _ in range(2):
         assert (await job(asked).run()).rows == 1
 
 
-async def test_an_output_that_is_named_as_input_is_refused_by_whatever_path(order, tmp_path: Path):
+async def test_an_output_that_is_named_as_input_is_refused_by_whatever_path(spec, tmp_path: Path):
     (tmp_path / "link").symlink_to(tmp_path)
-    asked = order(texts(1), "link/in.jsonl")
+    asked = spec(texts(1), "link/in.jsonl")
     with pytest.raises(ConfigError, match="would be both input and output"):
         await job(asked).run()
 
 
-async def test_files_where_failed_rows_would_go_are_left_alone(order, tmp_path: Path):
+async def test_files_where_failed_rows_would_go_are_left_alone(spec, tmp_path: Path):
     precious = tmp_path / "out.failed.jsonl"
     precious.write_text("precious")
     with pytest.raises(ConfigError, match=r"out\.failed\.jsonl' exists, where this job would write"):
-        await job(order(texts(1))).run()
+        await job(spec(texts(1))).run()
     precious.unlink()
-    assert (await job(order(texts(1))).run()).ok == 1
+    assert (await job(spec(texts(1))).run()).ok == 1
     with pytest.raises(ConfigError, match=r"out\.jsonl' is a job's output, too"):
-        await job(Order(inputs=order([]).inputs, output=f"{tmp_path}/out/")).run()
+        await job(JobSpec(inputs=spec([]).inputs, output=f"{tmp_path}/out/")).run()
 
 
-async def test_an_empty_folder_may_be_the_output(order, tmp_path: Path):
+async def test_an_empty_folder_may_be_the_output(spec, tmp_path: Path):
     (tmp_path / "out").mkdir()
-    asked = Order(inputs=order(texts(1)).inputs, output=f"{tmp_path}/out/")
+    asked = JobSpec(inputs=spec(texts(1)).inputs, output=f"{tmp_path}/out/")
     assert (await job(asked).run()).ok == 1
 
 
 @pytest.mark.parametrize("change", ["other", "shorter", "longer"])
-async def test_an_input_that_changes_while_it_runs_gives_no_output(order, tmp_path: Path, change: str):
-    class Meddling(Watcher):
-        def phase(self, worker: str, phase: str):
+async def test_an_input_that_changes_while_it_runs_gives_no_output(spec, tmp_path: Path, change: str):
+    class Meddling(ProgressListener):
+        def on_phase(self, worker: str, phase: str):
             if phase == "gone":
                 kept = {"other": 30, "shorter": 10, "longer": 50}[change]
                 lines = [json.dumps({"id": -number, "prompt": "x"}) for number in range(kept)]
                 (tmp_path / "new").write_text("\n".join(lines))
                 (tmp_path / "new").rename(tmp_path / "in.jsonl")
 
-    asked = order(texts(30))
+    asked = spec(texts(30))
     before = (tmp_path / "in.jsonl").read_bytes()
     with pytest.raises(ConfigError, match=r"in\.jsonl' has changed"):
-        await job(asked, watcher=Meddling()).run()
-    assert not asked.where.exists()
+        await job(asked, listener=Meddling()).run()
+    assert not asked.output_path.exists()
     (tmp_path / "in.jsonl").write_bytes(before)
     done = await job(asked, engine={"start_error": "not needed"}).run()
     assert (done.ok, done.run_rows, len(read(asked.output))) == (30, 0, 30)
 
 
-async def test_an_input_that_was_copied_is_the_same(order, tmp_path: Path):
-    asked = order(texts(3))
+async def test_an_input_that_was_copied_is_the_same(spec, tmp_path: Path):
+    asked = spec(texts(3))
     await job(asked, limits=Limits(seconds=0.0)).run()
     path = tmp_path / "in.jsonl"
     os.utime(path, (1, 1))
@@ -482,21 +482,21 @@ async def test_an_input_that_was_copied_is_the_same(order, tmp_path: Path):
         await job(asked).run()
 
 
-async def test_a_template_that_misses_every_row_is_refused_at_once(order):
-    asked = order([{"id": 1, "question": "x"}], template="Say {questoin}")
+async def test_a_template_that_misses_every_row_is_refused_at_once(spec):
+    asked = spec([{"id": 1, "question": "x"}], template="Say {questoin}")
     with pytest.raises(ConfigError, match=r"column 'questoin'; the input has 'id', 'question'\. Did you"):
         await job(asked).run()
-    assert (await job(order([], template="Say {question}")).run()).ok == 1
+    assert (await job(spec([], template="Say {question}")).run()).ok == 1
 
 
-async def test_a_template_that_misses_some_rows_fails_them_alone(order):
-    done = await job(order([{"a": 1}, {"b": "x"}], template="Say {b}")).run()
+async def test_a_template_that_misses_some_rows_fails_them_alone(spec):
+    done = await job(spec([{"a": 1}, {"b": "x"}], template="Say {b}")).run()
     assert (done.ok, done.failed) == (1, 1)
 
 
 async def test_a_csv_file_of_another_separator_is_told(tmp_path: Path):
     (tmp_path / "in.csv").write_text("a;b\n1;2\n")
-    asked = Order(inputs=(str(tmp_path / "in.csv"),), output=str(tmp_path / "out.csv"), template="{a}")
+    asked = JobSpec(inputs=(str(tmp_path / "in.csv"),), output=str(tmp_path / "out.csv"), template="{a}")
     with pytest.raises(ConfigError, match="separated by commas"):
         await job(asked).run()
 
@@ -504,19 +504,19 @@ async def test_a_csv_file_of_another_separator_is_told(tmp_path: Path):
 LINE = {"method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
 
 
-async def test_two_lines_with_one_id_are_refused(order):
-    asked = order([{**LINE, "custom_id": name} for name in ("a", "b", "a")])
+async def test_two_lines_with_one_id_are_refused(spec):
+    asked = spec([{**LINE, "custom_id": name} for name in ("a", "b", "a")])
     with pytest.raises(ConfigError, match="Rows 0 and 2 have the same custom_id, 'a'"):
         await job(asked).run()
 
 
-async def test_lines_are_known_by_the_first_row_that_can_be_read(order):
-    asked = order(["broken", {**LINE, "custom_id": "a"}])
+async def test_lines_are_known_by_the_first_row_that_can_be_read(spec):
+    asked = spec(["broken", {**LINE, "custom_id": "a"}])
     await job(asked).run()
     assert read(asked.output)[0]["custom_id"] == "a"
 
 
-async def test_what_cannot_be_run_leaves_nothing_to_go_on_with(order):
+async def test_what_cannot_be_run_leaves_nothing_to_go_on_with(spec):
     """So that the command can be put right, and given again for the same output."""
     for wrong in (
         {"template": "{nothing}"},
@@ -524,8 +524,8 @@ async def test_what_cannot_be_run_leaves_nothing_to_go_on_with(order):
         {"reuse_from": "none.jsonl"},
     ):
         with pytest.raises(ConfigError):
-            await job(order(texts(1), **wrong)).run()
-    assert (await job(order(texts(1))).run()).ok == 1
+            await job(spec(texts(1), **wrong)).run()
+    assert (await job(spec(texts(1))).run()).ok == 1
 
 
 async def test_a_bucket_that_takes_no_last_object_ends_the_job(tmp_path: Path, monkeypatch):
@@ -539,10 +539,10 @@ async def test_a_bucket_that_takes_no_last_object_ends_the_job(tmp_path: Path, m
 
     monkeypatch.setattr(RemotePath, "write", write)
     storage_path(f"memory://{tmp_path.name}/in.jsonl").write(b'{"prompt": "x"}\n')
-    asked = Order(
+    asked = JobSpec(
         inputs=(f"memory://{tmp_path.name}/in.jsonl",), output=f"memory://{tmp_path.name}/out.jsonl"
     )
-    monkeypatch.setattr("penstock.data.journal.lock.BEAT_S", 0.1)
+    monkeypatch.setattr("penstock.data.journal.lock.HEARTBEAT_S", 0.1)
     for refuses in (True, False):
         if refuses:
             with pytest.raises(Unavailable, match="journal cannot be written: The credentials have expired"):
@@ -559,20 +559,20 @@ async def test_a_pipeline_whose_journal_breaks_is_told():
         return Outcome(state="ok", body=msgspec.Raw(b"{}"))
 
     with pytest.MonkeyPatch.context() as patch:
-        memory = Memory("memory://memory-breaks")
+        memory = AnswerCache("memory://memory-breaks")
         patch.setattr(RemotePath, "write", Mock(side_effect=error))
         with pytest.raises(Unavailable, match="The credentials have expired"):
             await asyncio.wait_for(memory.answer(Key("key", is_drawn=False), ask), 60)
 
 
 @pytest.mark.parametrize("body", [b'{"choices": []}', b'{"data": []}', b'{"choices": [{"index": "x"}]}'])
-async def test_an_answer_of_another_form_is_a_failure_that_can_be_retried(order, monkeypatch, body: bytes):
+async def test_an_answer_of_another_form_is_a_failure_that_can_be_retried(spec, monkeypatch, body: bytes):
     real = InProcessEngine.send
 
     async def odd(self, request):
         return Response(200, body) if b"row 1" in request.body else await real(self, request)
 
-    asked = order(texts(3))
+    asked = spec(texts(3))
     with monkeypatch.context() as patch:
         patch.setattr(InProcessEngine, "send", odd)
         done = await job(asked).run()
@@ -580,7 +580,7 @@ async def test_an_answer_of_another_form_is_a_failure_that_can_be_retried(order,
     assert (await job(asked, retry_failed=True).run()).ok == 3
 
 
-async def test_a_worker_that_only_dies_is_given_up_however_well_others_work(order):
+async def test_a_worker_that_only_dies_is_given_up_however_well_others_work(spec):
     class Dying:
         async def start(self, progress):
             return
@@ -592,51 +592,51 @@ async def test_a_worker_that_only_dies_is_given_up_however_well_others_work(orde
         async def stop(self):
             return []
 
-    class Mixed(Alone):
+    class Mixed(InProcessPool):
         size = 2
         died = 0
 
-        def hand(self, journal, segment, retry_policy):
+        def make_worker(self, journal, segment, retry_policy):
             if "engine-1" in segment:
-                return super().hand(journal, segment, retry_policy)
+                return super().make_worker(journal, segment, retry_policy)
             self.died += 1
             return Dying()
 
     engine = {"step_base_ms": 5, "max_num_seqs": 2}
     config = LLMConfig(model_loading_config={"model_id": "m"}, llm_engine="sim", engine_kwargs=engine)
     crew = Mixed(lambda: InProcessEngine(config))
-    done = await Job(order(texts(60)), crew).run()
+    done = await Job(spec(texts(60)), crew).run()
     assert (done.ok, done.failed, crew.died) == (60, 0, 3)
 
 
-async def test_who_lost_the_output_to_another_driver_writes_nothing(order, monkeypatch):
+async def test_who_lost_the_output_to_another_driver_writes_nothing(spec, monkeypatch):
     class Lost:
         def lost(self) -> bool:
             return bool(list(Path(asked.journal.url).glob("*engine*")))
 
-        def free(self) -> None: ...
+        def release(self) -> None: ...
 
-    monkeypatch.setattr("penstock.data.job.job.claim", lambda journal: Lost())
-    asked = order(texts(3))
-    with pytest.raises(Taken, match="Another driver has taken over this output"):
+    monkeypatch.setattr("penstock.data.job.job.acquire_lock", lambda journal: Lost())
+    asked = spec(texts(3))
+    with pytest.raises(OutputLocked, match="Another driver has taken over this output"):
         await job(asked).run()
-    assert not asked.where.exists()
-    assert manifest.read(asked.journal).ended is None
+    assert not asked.output_path.exists()
+    assert manifest.read(asked.journal).stop_reason is None
 
 
 def test_asking_for_the_state_of_a_job_is_in_nobodys_way(tmp_path: Path):
     journal = storage_path(tmp_path)
-    assert not held(journal)
-    mine = claim(journal)
+    assert not is_locked(journal)
+    mine = acquire_lock(journal)
     said = (tmp_path / "driver").read_bytes()
-    assert held(journal)
+    assert is_locked(journal)
     assert (tmp_path / "driver").read_bytes() == said
-    mine.free()
-    assert not held(journal)
+    mine.release()
+    assert not is_locked(journal)
     with (tmp_path / "driver").open() as asking:
         fcntl.flock(asking, fcntl.LOCK_SH)
         threading.Timer(0.1, fcntl.flock, (asking, fcntl.LOCK_UN)).start()
-        claim(journal).free()
+        acquire_lock(journal).release()
 
 
 def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch):
@@ -645,16 +645,16 @@ def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch):
 
     monkeypatch.setattr(fcntl, "flock", none)
     with pytest.raises(Unavailable, match=r"driver' cannot be locked: No locks available"):
-        claim(storage_path(tmp_path))
+        acquire_lock(storage_path(tmp_path))
 
 
-def test_a_template_of_the_model_that_refuses_a_row_is_its_fault(order, monkeypatch):
+def test_a_template_of_the_model_that_refuses_a_row_is_its_fault(spec, monkeypatch):
     class Template:
         def apply_chat_template(self, messages, **options):
             raise ValueError("System role not supported")
 
     monkeypatch.setattr("penstock.data.job.preview._template", lambda config: (Template(), ""))
-    found = preview(order([{"messages": [{"role": "user", "content": "x"}]}]))
+    found = preview(spec([{"messages": [{"role": "user", "content": "x"}]}]))
     assert (found.good, found.faults) == (
         0,
         [(0, "The model's chat template refuses the row: System role not supported")],
@@ -664,7 +664,9 @@ def test_a_template_of_the_model_that_refuses_a_row_is_its_fault(order, monkeypa
 async def test_a_service_that_never_answers_is_not_waited_for_without_end(monkeypatch):
     made = Mock()
     monkeypatch.setattr("penstock.data.backends.openai_service.OpenAIService", made)
-    hire(Engines(url="http://x"), None).hand(storage_path("/nowhere"), "a", RetryPolicy())
+    make_worker_pool(EngineSpec(url="http://x"), None).make_worker(
+        storage_path("/nowhere"), "a", RetryPolicy()
+    )
     assert 600 <= made.call_args.kwargs["timeout_s"] <= 3600
 
 
@@ -680,7 +682,8 @@ SIM = LLMConfig(
 def in_process(monkeypatch):
     """`batch()` with its engine in this process."""
     monkeypatch.setattr(
-        "penstock.data.job.api.hire", lambda engines, config, **_: Alone(lambda: InProcessEngine(config))
+        "penstock.data.job.api.make_worker_pool",
+        lambda engines, config, **_: InProcessPool(lambda: InProcessEngine(config)),
     )
 
 
@@ -688,9 +691,9 @@ def test_a_job_from_python_can_go_on_by_the_command(tmp_path: Path, monkeypatch,
     (tmp_path / "in.jsonl").write_text('{"prompt": "x"}\n')
     monkeypatch.chdir(tmp_path)
     batch("in.jsonl", "out.jsonl", config=SIM, params={"stop": ("a",)}, limits=Limits(seconds=0.0))
-    order = Job.left_at(str(tmp_path / "out.jsonl"))
-    assert (order.inputs, order.output) == ((f"{tmp_path}/in.jsonl",), f"{tmp_path}/out.jsonl")
-    found = config_of(order.engines)
+    spec = Job.load_spec(str(tmp_path / "out.jsonl"))
+    assert (spec.inputs, spec.output) == ((f"{tmp_path}/in.jsonl",), f"{tmp_path}/out.jsonl")
+    found = config_of(spec.engines)
     assert (found.engine_kwargs["max_num_seqs"], found.runtime_env) == (4, {"env_vars": {"A": "b"}})
     assert "hf_secret" not in (tmp_path / "out.jsonl.journal/job.json").read_text()
     assert batch("in.jsonl", "out.jsonl", config=SIM, params={"stop": ("a",)}).ok == 1
@@ -706,7 +709,7 @@ def test_a_config_that_a_journal_cannot_hold_goes_on_from_python_only(tmp_path: 
     files = (str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl"))
     batch(*files, config=odd, limits=Limits(seconds=0.0))
     with pytest.raises(ConfigError, match=r"Go on by the same call of batch\(\)"):
-        config_of(Job.left_at(files[1]).engines)
+        config_of(Job.load_spec(files[1]).engines)
     assert batch(*files, config=odd).ok == 1
 
 
@@ -715,19 +718,19 @@ def test_parameters_that_could_not_be_kept_are_refused(tmp_path: Path):
         batch("in.jsonl", str(tmp_path / "out.jsonl"), config=SIM, params={"temperature": float("nan")})
 
 
-async def test_no_secret_is_kept_and_the_same_command_goes_on(order):
-    asked = order(texts(1))
+async def test_no_secret_is_kept_and_the_same_command_goes_on(spec):
+    asked = spec(texts(1))
     words = ("m", "--hf-token", "hush1", "--api-key=hush2", "--max-model-len", "9")
     secret = msgspec.structs.replace(
         asked,
         inputs=(*asked.inputs, f"file://{asked.inputs[0]}"),
-        engines=Engines(words=words, url="http://user:hush3@host/v1"),
+        engines=EngineSpec(cli_args=words, url="http://user:hush3@host/v1"),
     )
     await job(secret, limits=Limits(seconds=0.0)).run()
     assert b"hush" not in (asked.journal / "job.json").read()
-    found = manifest.read(asked.journal).order
-    assert found.engines.words == ("m", "--max-model-len", "9")
-    continued(found, secret)
+    found = manifest.read(asked.journal).spec
+    assert found.engines.cli_args == ("m", "--max-model-len", "9")
+    check_continuation(found, secret)
     with pytest.raises(ConfigError, match="keeps no passwords"):
         manifest.check_resumable(found)
 
@@ -743,7 +746,7 @@ async def test_an_input_by_a_signed_url_is_read_by_it(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(RemotePath, "at", classmethod(at))
     storage_path("memory://signed.jsonl?sig=s3cret").write(b'{"prompt": "x"}\n')
-    asked = Order(inputs=("memory://signed.jsonl?sig=s3cret",), output=str(tmp_path / "out.jsonl"))
+    asked = JobSpec(inputs=("memory://signed.jsonl?sig=s3cret",), output=str(tmp_path / "out.jsonl"))
     assert (await job(asked).run()).ok == 1
     assert set(opened) == {"memory://signed.jsonl?sig=s3cret"}
     assert b"s3cret" not in (asked.journal / "job.json").read()

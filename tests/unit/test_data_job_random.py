@@ -20,8 +20,8 @@ from penstock.config import LLMConfig
 from penstock.data.backends.in_process import InProcessEngine
 from penstock.data.backends.protocol import Response
 from penstock.data.job.job import Job
-from penstock.data.job.spec import Order
-from penstock.data.job.worker import Alone
+from penstock.data.job.spec import JobSpec
+from penstock.data.job.worker import InProcessPool
 from penstock.data.rows.request import Request
 
 pytestmark = pytest.mark.parity("X5")
@@ -146,7 +146,7 @@ async def test_each_row_is_answered_once_whatever_interrupts_the_job(tmp_path: P
     rows = [row for one in files for row in one]
     inputs = draw.choice([(str(data),), (f"{data}/*{ending}",), tuple(str(data / name) for name in names)])
     output = draw.choice(["data/out.jsonl", "data/out.csv", "out.parquet", "out.jsonl", "data/out/", "out/"])
-    asked = Order(
+    asked = JobSpec(
         inputs=inputs,
         output=f"{tmp_path}/{output}",
         template="<{text}>",
@@ -165,7 +165,7 @@ async def test_each_row_is_answered_once_whatever_interrupts_the_job(tmp_path: P
     async def interrupted(found: LLMConfig, after: int, *, retry: bool) -> None:
         task = asyncio.current_task()
         assert task is not None
-        await Job(asked, Alone(lambda: Interrupting(found, task, after)), retry_failed=retry).run()
+        await Job(asked, InProcessPool(lambda: Interrupting(found, task, after)), retry_failed=retry).run()
 
     wanted = [asked_of(row) for row in rows]
     for _ in range(draw.randrange(RUNS)):
@@ -174,11 +174,11 @@ async def test_each_row_is_answered_once_whatever_interrupts_the_job(tmp_path: P
         await asyncio.gather(asyncio.create_task(work), return_exceptions=True)
         tear(Path(asked.journal.url), draw)
     last = config()
-    done = await Job(asked, Alone(lambda: InProcessEngine(last)), retry_failed=True).run()
+    done = await Job(asked, InProcessPool(lambda: InProcessEngine(last)), retry_failed=True).run()
     assert (done.ended, done.failed, done.rows) == ("finished", 0, len(rows))
     found = read(Path(asked.output))
     assert [int(row["id"]) for row in found] == [row["id"] for row in rows]
     assert [row.get("generated_text") or None for row in found] == wanted
-    again = Job(asked, Alone(lambda: pytest.fail("nothing is left to ask")))
+    again = Job(asked, InProcessPool(lambda: pytest.fail("nothing is left to ask")))
     assert (await again.run()).run_rows == 0
     assert not [name for _, _, names in os.walk(tmp_path) for name in names if name.endswith(".unfinished")]

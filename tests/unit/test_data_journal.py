@@ -12,7 +12,7 @@ from bucket import s3_server
 
 from penstock.data.journal.index import Index
 from penstock.data.journal.segment import Entry, Segment, attempt, line
-from penstock.data.journal.segment_reader import JournalBroken, ended_in
+from penstock.data.journal.segment_reader import JournalBroken, outcomes_in
 from penstock.data.results.outcome import Failure, Outcome
 from penstock.data.storage.paths import storage_path
 from penstock.errors import Unavailable
@@ -41,7 +41,7 @@ def index(folder: Path) -> Index:
 def test_a_kept_entry_is_in_the_file_before_it_is_told(tmp_path: Path):
     segment, seen = Segment(storage_path(tmp_path), "0001-engine-1"), []
     path = tmp_path / "0001-engine-1.jsonl"
-    segment.keep(Entry(3, ok()), lambda: seen.append(path.read_bytes()))
+    segment.append(Entry(3, ok()), lambda: seen.append(path.read_bytes()))
     assert seen == [line(Entry(3, ok()))]
     segment.close()
 
@@ -117,7 +117,7 @@ def test_rows_of_a_dead_worker_are_read_from_its_segment(tmp_path: Path):
     path = write(tmp_path, "0001-engine-1", Entry(0, ok()), Entry(1, ok()))
     write(tmp_path, "0001-engine-1-2", Entry(5, ok()))
     path.write_bytes(path.read_bytes()[:-3])
-    assert [row for row, _ in ended_in(storage_path(tmp_path), "0001-engine-1", range(9))] == [0]
+    assert [row for row, _ in outcomes_in(storage_path(tmp_path), "0001-engine-1", range(9))] == [0]
 
 
 def test_each_run_has_a_number_of_its_own(tmp_path: Path):
@@ -139,10 +139,10 @@ def test_in_a_bucket_an_entry_is_told_when_its_object_is_there(tmp_path: Path, m
         folder, told = storage_path("s3://jobs/out.jsonl.journal"), threading.Event()
         segment = Segment(folder, "0001-engine-1")
         for row in range(3):
-            segment.keep(Entry(row, ok(str(row))), told.set)
+            segment.append(Entry(row, ok(str(row))), told.set)
         assert told.wait(20)
-        assert len(ended_in(folder, "0001-engine-1", range(9))) == 3
-        segment.keep(Entry(3, ok()), lambda: None)
+        assert len(outcomes_in(folder, "0001-engine-1", range(9))) == 3
+        segment.append(Entry(3, ok()), lambda: None)
         segment.close()
         found = Index(folder, tmp_path)
         assert found.counts()["ok"] == 4
@@ -201,7 +201,7 @@ def test_lines_of_an_object_that_could_not_be_written_are_written_again(monkeypa
     monkeypatch.setattr("penstock.data.journal.segment._PAUSE_S", 0.001)
     folder, told = Failing(3, PASSING), threading.Event()
     segment = Segment(folder, "0001-a")
-    segment.keep(Entry(0, ok()), told.set)
+    segment.append(Entry(0, ok()), told.set)
     segment.close()
     assert told.is_set()
     assert list(folder.objects.values()) == [line(Entry(0, ok()))]
@@ -215,17 +215,17 @@ def test_a_bucket_that_cannot_be_written_is_told_at_once_without_another_line(er
     broken: list[Exception] = []
     seen = threading.Event()
     segment = Segment(Failing(10**9, error), "0001-a", lambda error: (broken.append(error), seen.set()))
-    segment.keep(Entry(0, ok()), lambda: pytest.fail("it is not kept"))
+    segment.append(Entry(0, ok()), lambda: pytest.fail("it is not kept"))
     assert seen.wait(20)
     assert str(broken[0]) == f"The journal cannot be written: {error}"
-    for call in (lambda: segment.keep(Entry(1, ok()), lambda: None), segment.close):
+    for call in (lambda: segment.append(Entry(1, ok()), lambda: None), segment.close):
         with pytest.raises(Unavailable, match="The journal cannot be written"):
             call()
 
 
 def test_after_a_full_disk_no_line_goes_behind_the_torn_one(tmp_path: Path, monkeypatch):
     segment = Segment(storage_path(tmp_path), "0001-a")
-    segment.keep(Entry(0, ok()), lambda: None)
+    segment.append(Entry(0, ok()), lambda: None)
     real = os.write
 
     def full(file: int, data: bytes) -> int:
@@ -236,9 +236,9 @@ def test_after_a_full_disk_no_line_goes_behind_the_torn_one(tmp_path: Path, monk
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
         with pytest.raises(Unavailable, match="No space left"):
-            segment.keep(Entry(1, ok()), lambda: None)
+            segment.append(Entry(1, ok()), lambda: None)
     with pytest.raises(Unavailable, match="No space left"):
-        segment.keep(Entry(2, ok()), lambda: pytest.fail("it is not kept"))
+        segment.append(Entry(2, ok()), lambda: pytest.fail("it is not kept"))
     with pytest.raises(Unavailable, match="No space left"):
         segment.close()
     assert [index(tmp_path).state(row) for row in range(3)] == ["ok", None, None]
@@ -252,10 +252,10 @@ def test_a_disk_that_does_not_take_what_was_written_is_told(tmp_path: Path, monk
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, "fsync", failing)
-    segment.keep(Entry(0, ok()), lambda: None)
+    segment.append(Entry(0, ok()), lambda: None)
     assert broken.wait(20)
     with pytest.raises(Unavailable, match="Input/output error"):
-        segment.keep(Entry(1, ok()), lambda: None)
+        segment.append(Entry(1, ok()), lambda: None)
     with pytest.raises(Unavailable, match="Input/output error"):
         segment.close()
 
@@ -276,7 +276,7 @@ def test_only_rows_that_a_dead_worker_had_are_read(tmp_path: Path):
     path = write(tmp_path, "0001-engine-1", *(Entry(row, ok(), used=(1, 0, 2)) for row in range(3)))
     path.write_bytes(path.read_bytes() + b'{"row":7,"end":{"\0\0\n{"row":8,"en')
     assert [
-        (row, end.state) for row, end in ended_in(storage_path(tmp_path), "0001-engine-1", {1, 2, 9})
+        (row, end.state) for row, end in outcomes_in(storage_path(tmp_path), "0001-engine-1", {1, 2, 9})
     ] == [
         (1, "ok"),
         (2, "ok"),

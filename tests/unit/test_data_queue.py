@@ -6,24 +6,24 @@ from collections.abc import Iterable
 
 import pytest
 
-from penstock.data.job.prefix import Waiting, beginning
-from penstock.data.job.protocol import Done
-from penstock.data.job.queue import LOOK_AHEAD_BYTES, Queue, Reused
+from penstock.data.job.prefix import PendingRow, prompt_prefix
+from penstock.data.job.protocol import RowCompleted
+from penstock.data.job.queue import LOOK_AHEAD_BYTES, Queue, ReusedAnswer
 from penstock.data.rows.request import Request
 
 
-def waiting(number: int, text: str = "", key: str | None = None) -> Waiting:
+def waiting(number: int, text: str = "", key: str | None = None) -> PendingRow:
     body = json.dumps({"messages": [{"role": "user", "content": text or str(number)}]}).encode()
     request = Request(path="/v1/chat/completions", body=body)
-    return Waiting(number, request, key, 0, beginning(request))
+    return PendingRow(number, request, key, 0, prompt_prefix(request))
 
 
-async def queue(rows: Iterable[Waiting], *workers: str, **options) -> Queue:
+async def queue(rows: Iterable[PendingRow], *workers: str, **options) -> Queue:
     """Filled to its end."""
     made = Queue(iter(rows), **options)
     for worker in workers:
-        made.join(worker)
-    await made.fill()
+        made.register(worker)
+    await made.read_ahead()
     return made
 
 
@@ -39,35 +39,35 @@ async def test_rows_go_out_in_the_order_of_the_input():
 async def test_it_is_over_when_every_row_has_ended():
     found = await queue(map(waiting, range(2)), "a")
     found.take("a", 2)
-    assert not found.over
-    found.ended("a", [Done(0, "ok"), Done(1, "failed")])
-    assert found.over
+    assert not found.drained
+    found.record_completed("a", [RowCompleted(0, "ok"), RowCompleted(1, "failed")])
+    assert found.drained
 
 
 @pytest.mark.parity("X5")
 async def test_rows_of_a_dead_worker_go_first_with_one_death_more():
     found = await queue(map(waiting, range(4)), "a", "b")
     assert taken(found, "a", 2) == [0, 1]
-    found.ended("a", [Done(0, "ok")])
-    assert [row.number for row in found.lost("a")] == [1]
+    found.record_completed("a", [RowCompleted(0, "ok")])
+    assert [row.number for row in found.requeue_crashed("a")] == [1]
     assert [(lease.row, lease.deaths) for lease in found.take("b", 9)] == [(1, 1), (2, 0), (3, 0)]
 
 
 async def test_rows_of_a_stopped_worker_come_back_without_a_death():
     found = await queue(map(waiting, range(2)), "a", "b")
     found.take("a", 1)
-    found.left("a")
+    found.release("a")
     assert [(lease.row, lease.deaths) for lease in found.take("b", 9)] == [(0, 0), (1, 0)]
 
 
 async def test_an_end_is_counted_once_whoever_tells_it():
     found = await queue(map(waiting, range(2)), "a", "b")
     found.take("a", 1)
-    found.lost("a")
+    found.requeue_crashed("a")
     found.take("b", 1)
-    assert found.ended("a", [Done(0, "ok")]) == []
-    assert len(found.ended("b", [Done(0, "ok")])) == 1
-    assert found.ended("b", [Done(0, "ok")]) == []
+    assert found.record_completed("a", [RowCompleted(0, "ok")]) == []
+    assert len(found.record_completed("b", [RowCompleted(0, "ok")])) == 1
+    assert found.record_completed("b", [RowCompleted(0, "ok")]) == []
 
 
 async def test_the_tail_is_shared_evenly():
@@ -80,15 +80,15 @@ async def test_a_faster_worker_takes_over_what_a_slow_one_has_not_begun():
     found = await queue(map(waiting, range(100)), "a", "b")
     found.take("a", 20)
     for row in taken(found, "b", 50):
-        found.ended("b", [Done(row, "ok")])
+        found.record_completed("b", [RowCompleted(row, "ok")])
     assert len(taken(found, "b", 1000)) == 25
 
 
 async def test_reading_stops_when_enough_rows_wait():
     numbers = iter(range(10_000))
     found = Queue(map(waiting, numbers), look_ahead=1000)
-    found.join("a")
-    filling = asyncio.create_task(found.fill())
+    found.register("a")
+    filling = asyncio.create_task(found.read_ahead())
     while found.waiting < 1000:
         await found.changed()
     assert next(numbers) < 2000
@@ -99,8 +99,8 @@ async def test_reading_stops_when_enough_rows_wait():
 async def test_reading_stops_sooner_when_rows_are_large():
     many = (waiting(number, "x" * (1 << 20)) for number in range(300))
     found = Queue(many)
-    found.join("a")
-    filling = asyncio.create_task(found.fill())
+    found.register("a")
+    filling = asyncio.create_task(found.read_ahead())
     read = 0
     async with asyncio.timeout(60):  # a row that is lost would be waited for
         while read < 300:
@@ -151,37 +151,37 @@ async def test_beginnings_can_be_left_alone():
 def test_rows_of_two_models_never_begin_alike():
     body = b'{"messages": []}'
     one, other = (Request(path="/v1/chat/completions", body=body, model=name) for name in ("m:a", "m:b"))
-    assert beginning(one) != beginning(other)
+    assert prompt_prefix(one) != prompt_prefix(other)
 
 
 @pytest.mark.parity("X20")
 async def test_an_identical_request_waits_for_the_first_ones_answer():
-    reused: list[Reused] = []
+    reused: list[ReusedAnswer] = []
     rows = [waiting(0, key="k"), waiting(1, key="k"), waiting(2, key="other")]
-    found = await queue(rows, "a", answered=reused.extend)
+    found = await queue(rows, "a", on_reused=reused.extend)
     assert taken(found, "a", 9) == [0, 2]
-    found.ended("a", [Done(0, "ok"), Done(2, "ok")])
-    assert reused == [Reused(1, 0)]
-    assert found.over
+    found.record_completed("a", [RowCompleted(0, "ok"), RowCompleted(2, "ok")])
+    assert reused == [ReusedAnswer(1, 0)]
+    assert found.drained
 
 
 @pytest.mark.parity("X20")
 async def test_after_a_failure_the_next_identical_row_tries_itself():
-    reused: list[Reused] = []
+    reused: list[ReusedAnswer] = []
     rows = [waiting(number, key="k") for number in range(3)]
-    found = await queue(rows, "a", answered=reused.extend)
+    found = await queue(rows, "a", on_reused=reused.extend)
     assert taken(found, "a", 9) == [0]
-    found.ended("a", [Done(0, "failed")])
+    found.record_completed("a", [RowCompleted(0, "failed")])
     assert taken(found, "a", 9) == [1]
-    found.ended("a", [Done(1, "ok")])
-    assert reused == [Reused(2, 1)]
+    found.record_completed("a", [RowCompleted(1, "ok")])
+    assert reused == [ReusedAnswer(2, 1)]
 
 
 async def test_a_queue_that_was_closed_early_is_not_complete():
     found = Queue(map(waiting, range(10_000)))
     found.close()
-    await found.fill()
-    assert (found.over, found.complete) == (True, False)
+    await found.read_ahead()
+    assert (found.drained, found.complete) == (True, False)
 
 
 async def test_what_reading_raises_is_kept():
@@ -204,25 +204,26 @@ async def test_rows_that_wait_for_an_answer_bound_the_reading():
             yield waiting(number, "same", key="same")
 
     found = Queue(rows(), look_ahead=64)
-    found.join("a")
-    filling = asyncio.create_task(found.fill())
+    found.register("a")
+    filling = asyncio.create_task(found.read_ahead())
     found_first = []
     while not found_first:
         found_first = taken(found, "a", 1)
         await asyncio.sleep(0)
     await asyncio.wait({filling}, timeout=0.1)
     assert read < 3000
-    found.ended("a", [Done(0, "ok")])
+    found.record_completed("a", [RowCompleted(0, "ok")])
     await filling
     assert (found.complete, read) == (True, 20_000)
 
 
 async def test_prompts_for_an_engine_count_by_their_bytes():
     rows = [
-        Waiting(n, Request(path="/v1/completions", body=b"{}", prompt=b"x" * (1 << 20))) for n in range(200)
+        PendingRow(n, Request(path="/v1/completions", body=b"{}", prompt=b"x" * (1 << 20)))
+        for n in range(200)
     ]
     found = Queue(iter(rows))
-    filling = asyncio.create_task(found.fill())
+    filling = asyncio.create_task(found.read_ahead())
     await asyncio.wait({filling}, timeout=0.1)
     assert found.waiting <= 80
     found.close()
@@ -232,12 +233,12 @@ async def test_prompts_for_an_engine_count_by_their_bytes():
 async def test_a_row_that_died_with_an_engine_goes_to_another_one():
     """An engine that only dies would make poison of rows that nothing is wrong with."""
     found = await queue(map(waiting, range(4)))
-    found.join("a-1", "a")
-    found.join("b-1", "b")
+    found.register("a-1", "a")
+    found.register("b-1", "b")
     assert taken(found, "a-1", 1) == [0]
-    found.lost("a-1")
-    found.join("a-2", "a")
+    found.requeue_crashed("a-1")
+    found.register("a-2", "a")
     assert taken(found, "a-2", 1) == [1]
     assert taken(found, "b-1", 1) == [0]
-    found.lost("b-1")
+    found.requeue_crashed("b-1")
     assert sorted(taken(found, "a-2", 9)) == [0, 2, 3]

@@ -8,8 +8,8 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.data.job.output import Sink
-from penstock.data.job.spec import Order
+from penstock.data.job.output import OutputWriter
+from penstock.data.job.spec import JobSpec
 from penstock.data.journal.index import Index
 from penstock.data.journal.segment import Entry, line
 from penstock.data.results.columns import result_columns
@@ -33,9 +33,9 @@ def failed(status: int | None = None) -> Outcome:
     return Outcome(state="failed", failure=failure)
 
 
-def written(tmp_path: Path, given: str, output: str, ends: list[Outcome], **order) -> list[str]:
+def written(tmp_path: Path, given: str, output: str, ends: list[Outcome], **spec) -> list[str]:
     """Files of an output whose rows ended so."""
-    asked = Order(inputs=(str(tmp_path / given),), output=f"{tmp_path}/{output}", **order)
+    asked = JobSpec(inputs=(str(tmp_path / given),), output=f"{tmp_path}/{output}", **spec)
     journal = Path(asked.journal.url)
     journal.mkdir(exist_ok=True)
     lines = b"".join(line(Entry(row, end)) for row, end in enumerate(ends))
@@ -45,7 +45,7 @@ def written(tmp_path: Path, given: str, output: str, ends: list[Outcome], **orde
     def shown(end: Outcome):
         return {name: value for name, value in result_columns(asked.task(), end).items() if value is not None}
 
-    return Sink(asked, found, shown).write(Index(storage_path(journal)))
+    return OutputWriter(asked, found, shown).write(Index(storage_path(journal)))
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_openais_lines_are_answered_in_openais_form(tmp_path: Path):
         for number in range(2)
     ]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
-    written(tmp_path, "in.jsonl", "out.jsonl", [ok(), failed(400)], lines=True)
+    written(tmp_path, "in.jsonl", "out.jsonl", [ok(), failed(400)], is_openai_batch=True)
     (answer,) = read(tmp_path / "out.jsonl")
     assert answer["custom_id"] == "r0"
     assert answer["response"] == {"status_code": 200, "request_id": "chat-1", "body": BODY}
@@ -245,13 +245,13 @@ def test_an_input_that_became_shorter_gives_no_output(tmp_path: Path, rows):
 def test_a_folder_is_not_complete_while_its_parts_are_replaced(tmp_path: Path, rows, monkeypatch):
     written(tmp_path, "in.jsonl", "out/", [ok(), failed(), ok()])
     seen = []
-    real = Sink._file
+    real = OutputWriter._file
 
     def file(self, to, *rest):
         seen.append((to.name, (tmp_path / "out/_SUCCESS").exists()))
         real(self, to, *rest)
 
-    monkeypatch.setattr(Sink, "_file", file)
+    monkeypatch.setattr(OutputWriter, "_file", file)
     written(tmp_path, "in.jsonl", "out/", [ok(), ok(), failed()])
     assert seen == [("part-00000.jsonl", False), ("out.failed.jsonl", True)]
 

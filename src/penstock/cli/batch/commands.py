@@ -214,7 +214,7 @@ def run(
     fail_on_errors: _FailOnErrors = False,
     verbose: _Verbose = False,
 ) -> None:
-    from penstock.data.job.spec import Engines, Order
+    from penstock.data.job.spec import EngineSpec, JobSpec
 
     inputs, engine_words = split(words)
     try:
@@ -222,12 +222,12 @@ def run(
             "without --prompt" if prompt is None else None, {"--system": system, "--no-chat": no_chat or None}
         )
         _refuse_idle("with --reuse off" if reuse == "off" else None, {"--reuse-from": reuse_from})
-        order = Order(
+        spec = JobSpec(
             inputs=inputs,
             output=output,
             engines=_engines(
                 engine_words,
-                Engines(
+                EngineSpec(
                     url=url,
                     app=app,
                     deployment=deployment,
@@ -249,20 +249,20 @@ def run(
             group_prefixes=not no_group_prefixes,
             reuse=_one_of(reuse, "reuse", ("exact", "all", "off")),
             reuse_from=reuse_from,
-            attempts=attempts,
+            max_attempts=attempts,
             deadline_s=deadline,
             limit=limit,
         )
-        order = _absolute(order)
+        spec = _absolute(spec)
         if dry_run:
             from penstock.cli.batch.run import dry_run as look
 
-            sys.exit(look(order))
+            sys.exit(look(spec))
     except Exception as error:
         _fail(error)
     _start(
         output,
-        order=order,
+        spec=spec,
         limits=(max_seconds, max_total_tokens, max_failures),
         prices=(price_input, price_output),
         report=report,
@@ -295,7 +295,7 @@ def resume(
     verbose: _Verbose = False,
 ) -> None:
     """Go on with a job that was stopped or killed; by others who answer, where some are named."""
-    from penstock.data.job.spec import Engines
+    from penstock.data.job.spec import EngineSpec
 
     outputs, engine_words = split(words)
     try:
@@ -304,7 +304,7 @@ def resume(
         engines = None
         output = _absolute_url(outputs[0])
         if model or url or app or engine_words:
-            given = Engines(
+            given = EngineSpec(
                 url=url, app=app, deployment=deployment, model=model, replicas=replicas or 0, address=address
             )
             engines = _engines(engine_words, given, {})
@@ -383,8 +383,8 @@ def _changed(output: str, replicas: int | None, deployment: str | None) -> Any:
 
     from penstock.data.job.job import Job
 
-    found = Job.left_at(output).engines
-    _refuse_idle(None if found.words else "on a job without engines of its own", {"--replicas": replicas})
+    found = Job.load_spec(output).engines
+    _refuse_idle(None if found.cli_args else "on a job without engines of its own", {"--replicas": replicas})
     _refuse_idle(None if found.app else "on a job without --app", {"--deployment": deployment})
     return replace(found, replicas=replicas or found.replicas, deployment=deployment or found.deployment)
 
@@ -418,7 +418,7 @@ def _engines(words: tuple[str, ...], given: Any, more: Mapping[str, Any]) -> Any
     if given.model is None and given.engine != "sim":
         raise ConfigError("Say who answers: --model MODEL, --url URL or --app NAME (--model demo to try).")
     own = (_absolute_path(given.model or ""), *words)
-    return replace(given, words=own, model=None, address=address)
+    return replace(given, cli_args=own, model=None, address=address)
 
 
 def _defaults(params: list[str], max_tokens: int | None) -> dict[str, Any]:
@@ -445,13 +445,13 @@ def _one_of(value: str, name: str, known: tuple[str, ...]) -> Any:
     return value
 
 
-def _absolute(order: Any) -> Any:
+def _absolute(spec: Any) -> Any:
     """The same from any working directory: the job may be resumed in another one."""
     from msgspec.structs import replace
 
-    inputs = tuple(_absolute_url(one) for one in order.inputs)
-    reuse_from = None if order.reuse_from is None else _absolute_url(order.reuse_from)
-    return replace(order, inputs=inputs, output=_absolute_url(order.output), reuse_from=reuse_from)
+    inputs = tuple(_absolute_url(one) for one in spec.inputs)
+    reuse_from = None if spec.reuse_from is None else _absolute_url(spec.reuse_from)
+    return replace(spec, inputs=inputs, output=_absolute_url(spec.output), reuse_from=reuse_from)
 
 
 def _absolute_url(path: str) -> str:

@@ -10,14 +10,14 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from penstock.data.job.report import Tally, Watcher
+from penstock.data.job.report import ProgressListener, RunStats
 
 _RECENT_S = 10.0
 _LINE_S = 10.0
 _MOST_KINDS = 3
 
 
-class Meter(Watcher):
+class Meter(ProgressListener):
     """Progress on `out`. Use it as a context."""
 
     def __init__(self, out: TextIO) -> None:
@@ -43,31 +43,31 @@ class Meter(Watcher):
     def __exit__(self, *args: object) -> None:
         self._progress.stop()
 
-    def begun(self, output: str, inputs: Sequence[str], rows: int | None) -> None:
+    def on_start(self, output: str, inputs: Sequence[str], rows: int | None) -> None:
         what = f"'{inputs[0]}'" if len(inputs) == 1 else f"{len(inputs)} files"
         counted = "" if rows is None else f", {rows:,} rows"
-        self.said(f"Input: {what}{counted}. Output: '{output}'.")
+        self.on_message(f"Input: {what}{counted}. Output: '{output}'.")
         if self._live:
             self._task = self._progress.add_task("", total=rows, seen="starting")
 
-    def phase(self, worker: str, phase: str) -> None:
+    def on_phase(self, worker: str, phase: str) -> None:
         if self._phases.get(worker) != phase:
             self._phases[worker] = phase
             if phase != "gone":
-                self.said(f"{worker}: {phase}")
+                self.on_message(f"{worker}: {phase}")
 
-    def look(self, tally: Tally) -> None:
+    def on_tick(self, stats: RunStats) -> None:
         now = time.monotonic()
-        self._pace.note(now, tally)
+        self._pace.note(now, stats)
         if self._task is not None:
-            done = tally.before + tally.ended
-            seen = self._pace.told(tally)
-            self._progress.update(self._task, total=tally.total, completed=done, seen=seen)
-        elif tally.ended and now - self._lined > _LINE_S:
+            done = stats.before + stats.completed
+            seen = self._pace.told(stats)
+            self._progress.update(self._task, total=stats.total, completed=done, seen=seen)
+        elif stats.completed and now - self._lined > _LINE_S:
             self._lined = now
-            self.said(self._pace.told(tally))
+            self.on_message(self._pace.told(stats))
 
-    def said(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         self._console.print(text, markup=False, soft_wrap=True)
 
 
@@ -77,20 +77,20 @@ class Pace:
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int, int]] = deque()
 
-    def note(self, now: float, tally: Tally) -> None:
-        self._seen.append((now, tally.ended, tally.generated_tokens))
+    def note(self, now: float, stats: RunStats) -> None:
+        self._seen.append((now, stats.completed, stats.generated_tokens))
         while self._seen[0][0] < now - _RECENT_S:
             self._seen.popleft()
 
-    def told(self, tally: Tally) -> str:
+    def told(self, stats: RunStats) -> str:
         rows_per_s, tokens_per_s = self._speed()
-        done = tally.before + tally.ended
-        of = f" of {tally.total:,}" if tally.total is not None else ""
+        done = stats.before + stats.completed
+        of = f" of {stats.total:,}" if stats.total is not None else ""
         told = [f"{done:,}{of} rows", f"{rows_per_s:,.1f} rows/s", f"{tokens_per_s:,.0f} tok/s"]
-        if tally.total is not None and rows_per_s:
-            told.append(f"{_clock((tally.total - done) / rows_per_s)} left")
-        if tally.errors:
-            most = tally.errors.most_common(_MOST_KINDS)
+        if stats.total is not None and rows_per_s:
+            told.append(f"{_clock((stats.total - done) / rows_per_s)} left")
+        if stats.errors:
+            most = stats.errors.most_common(_MOST_KINDS)
             told.append("failed: " + ", ".join(f"{count:,} {kind}" for kind, count in most))
         return " · ".join(told)
 

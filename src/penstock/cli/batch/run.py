@@ -24,14 +24,14 @@ from penstock.cli.output import Output, kept
 from penstock.cli.serve.engine_arguments import read_engine_words
 from penstock.config import LLMConfig
 from penstock.data.job import manifest
-from penstock.data.job.api import hire
+from penstock.data.job.api import make_worker_pool
 from penstock.data.job.job import Job
 from penstock.data.job.preview import Preview, preview
-from penstock.data.job.report import BUDGET, Limits, Prices, Report, Tally, report
-from penstock.data.job.spec import Engines, Order
-from penstock.data.job.validation import continued, settled
+from penstock.data.job.report import BUDGET, JobReport, Limits, Prices, RunStats, report
+from penstock.data.job.spec import EngineSpec, JobSpec
+from penstock.data.job.validation import check_continuation, finished_report
 from penstock.data.journal.index import Index
-from penstock.data.journal.lock import held
+from penstock.data.journal.lock import is_locked
 from penstock.data.storage.paths import StoragePath
 from penstock.errors import ConfigError, EngineStartFailed, Error
 
@@ -47,8 +47,8 @@ class Asked:
     """What the user wrote about one run. order: None to go on as it was begun."""
 
     output: str
-    order: Order | None = None
-    engines: Engines | None = None
+    spec: JobSpec | None = None
+    engines: EngineSpec | None = None
     limits: Limits | None = None
     prices: Prices | None = None
     report: str | None = None
@@ -79,20 +79,22 @@ def run(asked: Asked, told: int) -> int:
 
 
 def _run(asked: Asked, told: int, output: Output) -> int:
-    order, before = _order(asked)
+    spec, before = _spec(asked)
     if asked.report is not None and not Path(asked.report).absolute().parent.is_dir():
         raise ConfigError(f"--report {asked.report}: there is no folder '{Path(asked.report).parent}'.")
-    if (done := settled(before, order, retry_failed=asked.retry_failed)) is not None:
+    if (done := finished_report(before, spec, retry_failed=asked.retry_failed)) is not None:
         print(f"penstock batch: '{asked.output}' is finished; nothing was run.", file=output.err)
         return _ended(asked, done, output, whole=False)
-    config = config_of(order.engines)
-    crew = hire(order.engines, config, kind=order.kind, api_key=asked.api_key, verbose=asked.verbose)
+    config = config_of(spec.engines)
+    pool = make_worker_pool(
+        spec.engines, config, kind=spec.kind, api_key=asked.api_key, verbose=asked.verbose
+    )
     with Meter(output.err) as meter:
         job = Job(
-            order,
-            crew,
+            spec,
+            pool,
             limits=asked.limits,
-            watcher=meter,
+            listener=meter,
             prices=asked.prices,
             retry_failed=asked.retry_failed,
         )
@@ -100,7 +102,7 @@ def _run(asked: Asked, told: int, output: Output) -> int:
     return _ended(asked, done, output)
 
 
-def _ended(asked: Asked, done: Report, output: Output, *, whole: bool = True) -> int:
+def _ended(asked: Asked, done: JobReport, output: Output, *, whole: bool = True) -> int:
     """Shows the report. Gives the exit code."""
     print("\n".join(shown(done, whole=whole)), file=output.out)
     if asked.report is not None:
@@ -111,7 +113,7 @@ def _ended(asked: Asked, done: Report, output: Output, *, whole: bool = True) ->
     return code
 
 
-def _why(done: Report) -> str:
+def _why(done: JobReport) -> str:
     """Why a job that has ended by itself is no success."""
     if done.ended != manifest.FINISHED:
         rows = "Rows" if done.waiting is None else f"{done.waiting:,} rows"
@@ -121,21 +123,21 @@ def _why(done: Report) -> str:
     return f"{how_many} (they are in '{done.files[-1]}'){example}"
 
 
-def _order(asked: Asked) -> tuple[Order, manifest.Record | None]:
+def _spec(asked: Asked) -> tuple[JobSpec, manifest.JobManifest | None]:
     """What to run, and what is there of it. Raises: ConfigError."""
-    order = asked.order
-    if order is None:
-        order = Job.left_at(asked.output)
+    spec = asked.spec
+    if spec is None:
+        spec = Job.load_spec(asked.output)
         if asked.engines is not None:
-            order = msgspec.structs.replace(order, engines=asked.engines)
-        manifest.check_resumable(order)
-    before = manifest.read(order.journal)
-    if before is not None and asked.order is not None:
-        continued(before.order, order)
-    return order, before
+            spec = msgspec.structs.replace(spec, engines=asked.engines)
+        manifest.check_resumable(spec)
+    before = manifest.read(spec.journal)
+    if before is not None and asked.spec is not None:
+        check_continuation(before.spec, spec)
+    return spec, before
 
 
-async def _signalled(job: Job, told: int, meter: Meter) -> Report:
+async def _signalled(job: Job, told: int, meter: Meter) -> JobReport:
     """Runs the job; each byte of `told` is a signal, its end that of the guard."""
     last = -_ONE_SIGNAL_S
 
@@ -147,16 +149,16 @@ async def _signalled(job: Job, told: int, meter: Meter) -> Report:
             asyncio.get_running_loop().remove_reader(told)
         if time.monotonic() - last > _ONE_SIGNAL_S:
             last = time.monotonic()
-            again = job.stop.asked
-            job.stop.ask(name)
+            again = job.stop.requested
+            job.stop.request(name)
             if not again:
-                meter.said("Stopping; rows that run have 30 s to end. Ctrl-C again ends them.")
+                meter.on_message("Stopping; rows that run have 30 s to end. Ctrl-C again ends them.")
 
     asyncio.get_running_loop().add_reader(told, hear)
     return await job.run()
 
 
-def _code(done: Report, *, fail_on_errors: bool) -> int:
+def _code(done: JobReport, *, fail_on_errors: bool) -> int:
     if done.ended == manifest.FINISHED:
         return _FAILED if done.failed and (fail_on_errors or not done.ok) else 0
     if done.ended.startswith(BUDGET):
@@ -192,11 +194,11 @@ def _of_system(error: OSError) -> str:
     return f"'{error.filename}': {why}" if error.filename else why
 
 
-def config_of(engines: Engines) -> LLMConfig | None:
+def config_of(engines: EngineSpec) -> LLMConfig | None:
     """The config of engines of one's own, with their arguments read. Raises: ConfigError."""
     if engines.url is not None or engines.app is not None:
         return None
-    words = engines.words
+    words = engines.cli_args
     if engines.config is not None:
         return LLMConfig.model_validate(engines.config)
     if words[1:] and not words[1].startswith("-"):
@@ -220,9 +222,9 @@ def config_of(engines: Engines) -> LLMConfig | None:
     return planned.configs[0]
 
 
-def dry_run(order: Order) -> int:
+def dry_run(spec: JobSpec) -> int:
     """Exit code: 0 when every row can be asked."""
-    found = preview(order, config_of(order.engines))
+    found = preview(spec, config_of(spec.engines))
     _print(found)
     return _FAILED if found.faults else 0
 
@@ -244,13 +246,13 @@ def _print(found: Preview) -> None:
 
 def status(output: str, *, as_json: bool) -> int:
     """Prints how far the job of an output is. Raises: ConfigError when there is none."""
-    journal = Job.left_at(output).journal
+    journal = Job.load_spec(output).journal
     found = manifest.read(journal)
     assert found is not None
     spool = Path(tempfile.mkdtemp(prefix="penstock-batch-"))
     try:
         index = Index(journal, spool)
-        now = report(output, _state(found, journal), index, Tally(total=found.total), [], None)
+        now = report(output, _state(found, journal), index, RunStats(total=found.total), [], None)
         index.close()
     finally:
         shutil.rmtree(spool, ignore_errors=True)
@@ -264,7 +266,7 @@ def status(output: str, *, as_json: bool) -> int:
     return 0
 
 
-def _state(found: manifest.Record, journal: StoragePath) -> str:
-    if found.ended is not None:
-        return found.ended
-    return "running" if held(journal) else "killed"
+def _state(found: manifest.JobManifest, journal: StoragePath) -> str:
+    if found.stop_reason is not None:
+        return found.stop_reason
+    return "running" if is_locked(journal) else "killed"

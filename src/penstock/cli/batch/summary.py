@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock.data.job.manifest import FINISHED
-from penstock.data.job.report import Report
+from penstock.data.job.report import JobReport
 
 _MOST_KINDS = 8
 
 
-def shown(report: Report, *, whole: bool = True) -> list[str]:
+def shown(report: JobReport, *, whole: bool = True) -> list[str]:
     """whole: with what the last run did; without, the state of the job alone."""
     return [*_rows(report), *(_run(report) if whole else ()), *_next(report)]
 
 
-def _rows(report: Report) -> Iterator[str]:
+def _rows(report: JobReport) -> Iterator[str]:
     yield f"Job:       {report.ended}"
     counts = [f"{report.ok:,} ok", f"{report.failed:,} failed"]
     if report.skipped:
@@ -35,7 +35,7 @@ def _rows(report: Report) -> Iterator[str]:
         yield f"Cost:      {report.cost:,.4f}"
 
 
-def _run(report: Report) -> Iterator[str]:
+def _run(report: JobReport) -> Iterator[str]:
     speed = f"{report.run_rows_per_s:,.1f} rows/s, {report.run_generated_tokens_per_s:,.0f} tok/s generated"
     seconds = f"{report.run_work_s:,.1f} s of {report.run_s:,.1f} s"
     yield f"This run:  {report.run_rows:,} rows in {seconds}, {speed}"
@@ -43,7 +43,7 @@ def _run(report: Report) -> Iterator[str]:
         yield f"           {report.run_retries:,} retries, {report.run_engine_deaths:,} workers died"
 
 
-def _next(report: Report) -> Iterator[str]:
+def _next(report: JobReport) -> Iterator[str]:
     for file in report.files:
         yield f"Written:   {file}"
     if report.ended not in (FINISHED, "running"):

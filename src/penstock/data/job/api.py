@@ -15,11 +15,11 @@ import msgspec
 from penstock.data.backends.protocol import Backend
 from penstock.data.job import manifest
 from penstock.data.job.job import Job
-from penstock.data.job.protocol import Crew
-from penstock.data.job.report import Limits, Prices, Report, Watcher
-from penstock.data.job.spec import Engines, Order, Reuse
-from penstock.data.job.validation import continued, settled
-from penstock.data.job.worker import Alone
+from penstock.data.job.protocol import WorkerPool
+from penstock.data.job.report import JobReport, Limits, Prices, ProgressListener
+from penstock.data.job.spec import EngineSpec, JobSpec, Reuse
+from penstock.data.job.validation import check_continuation, finished_report
+from penstock.data.job.worker import InProcessPool
 from penstock.data.rows.coerce import to_json
 from penstock.data.rows.request import Kind
 from penstock.data.storage.paths import absolute
@@ -59,19 +59,19 @@ def batch(
     deadline_s: float | None = None,
     limits: Limits | None = None,
     prices: Prices | None = None,
-    watcher: Watcher | None = None,
+    watcher: ProgressListener | None = None,
     retry_failed: bool = False,
-) -> Report:
+) -> JobReport:
     """Runs every row of `inputs` through engines of `config`, or a service, and writes `output`.
 
     Called again after it was stopped or killed it goes on where it was; on a finished output it does nothing
     but give the report, unless `retry_failed`. Ctrl-C stops it cleanly; what has ended is kept. `penstock
     batch resume OUTPUT` goes on with it, too. The arguments are the options of `penstock batch`. It works in
     notebooks, too.
-    Raises: ConfigError, SourceNotFound, Taken, Unavailable, EngineStartFailed.
+    Raises: ConfigError, SourceNotFound, OutputLocked, Unavailable, EngineStartFailed.
     """
     given = (inputs,) if isinstance(inputs, str) else tuple(inputs)
-    engines = Engines(
+    engines = EngineSpec(
         url=url,
         app=app,
         deployment=deployment,
@@ -82,8 +82,8 @@ def batch(
     )
     if config is not None:
         words = (config.model_id, config.model_source)
-        engines = msgspec.structs.replace(engines, words=words, config=_kept(config))
-    order = Order(
+        engines = msgspec.structs.replace(engines, cli_args=words, config=_kept(config))
+    spec = JobSpec(
         inputs=tuple(map(absolute, given)),
         output=absolute(output),
         engines=engines,
@@ -96,20 +96,20 @@ def batch(
         limit=limit,
         reuse=reuse,
         reuse_from=None if reuse_from is None else absolute(reuse_from),
-        attempts=attempts,
+        max_attempts=attempts,
         deadline_s=deadline_s,
     )
-    before = manifest.read(order.journal)
+    before = manifest.read(spec.journal)
     if before is not None:
-        continued(before.order, order)
-    if (done := settled(before, order, retry_failed=retry_failed)) is not None:
+        check_continuation(before.spec, spec)
+    if (done := finished_report(before, spec, retry_failed=retry_failed)) is not None:
         return done
     job = Job(
-        order,
-        hire(engines, config, kind=task, api_key=api_key),
+        spec,
+        make_worker_pool(engines, config, kind=task, api_key=api_key),
         limits=limits,
         prices=prices,
-        watcher=watcher,
+        listener=watcher,
         retry_failed=retry_failed,
     )
     try:
@@ -140,28 +140,28 @@ def _kept(config: LLMConfig) -> dict[str, Any] | None:
         return None
 
 
-def hire(
-    engines: Engines,
+def make_worker_pool(
+    engines: EngineSpec,
     config: LLMConfig | None,
     *,
     kind: Kind = "generate",
     api_key: str | None = None,
     verbose: bool = False,
-) -> Crew:
+) -> WorkerPool:
     """config: of engines of one's own. kind: what they are asked for. Raises: ConfigError."""
     if engines.url is not None:
-        return Alone(lambda: _url(engines, api_key))
+        return InProcessPool(lambda: _url(engines, api_key))
     if engines.app is not None:
-        from penstock.data.job.ray_workers import Application
+        from penstock.data.job.ray_workers import ServeApplicationPool
 
-        return Application(engines, verbose=verbose)
+        return ServeApplicationPool(engines, verbose=verbose)
     if config is None:
         raise ConfigError("Say who shall answer: a model or a config, a URL, or an application.")
     from penstock.data.backends.engine_config import with_runner
-    from penstock.data.job.ray_workers import Actors
+    from penstock.data.job.ray_workers import RayActorPool
 
     size = engines.replicas or replicas(config)
-    return Actors(with_runner(config, kind), size, address=engines.address, verbose=verbose)
+    return RayActorPool(with_runner(config, kind), size, address=engines.address, verbose=verbose)
 
 
 def replicas(config: LLMConfig) -> int:
@@ -171,7 +171,7 @@ def replicas(config: LLMConfig) -> int:
     return most if isinstance(most, int) else 1
 
 
-def _url(engines: Engines, api_key: str | None) -> Backend:
+def _url(engines: EngineSpec, api_key: str | None) -> Backend:
     from penstock.data.backends.openai_service import OpenAIService
 
     assert engines.url is not None
@@ -184,11 +184,11 @@ def _url(engines: Engines, api_key: str | None) -> Backend:
     )
 
 
-def _beside_the_loop(job: Job) -> Report:
+def _beside_the_loop(job: Job) -> JobReport:
     """For notebooks, where this thread's loop runs already: the job has a thread and a loop of its own."""
     loop = asyncio.new_event_loop()
 
-    def work() -> Report:
+    def work() -> JobReport:
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
             return runner.run(_stoppable(job))
 
@@ -198,13 +198,13 @@ def _beside_the_loop(job: Job) -> Report:
             try:
                 return done.result()
             except KeyboardInterrupt:  # Ctrl-C, or the notebook's button
-                loop.call_soon_threadsafe(job.stop.ask, signal.SIGINT.name)
+                loop.call_soon_threadsafe(job.stop.request, signal.SIGINT.name)
 
 
-async def _stoppable(job: Job) -> Report:
+async def _stoppable(job: Job) -> JobReport:
     loop = asyncio.get_running_loop()
     if threading.current_thread() is threading.main_thread():
         for signum in (signal.SIGINT, signal.SIGTERM):
             with suppress(NotImplementedError):
-                loop.add_signal_handler(signum, job.stop.ask, signal.Signals(signum).name)
+                loop.add_signal_handler(signum, job.stop.request, signal.Signals(signum).name)
     return await job.run()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from penstock.config.messages.redact import STARS, is_secret, masked
-from penstock.data.job.report import Report
-from penstock.data.job.spec import Order
+from penstock.data.job.report import JobReport
+from penstock.data.job.spec import JobSpec
 from penstock.data.journal.segment import now_s
 from penstock.data.storage.paths import StoragePath
 from penstock.data.storage.source import InputFiles
@@ -15,28 +15,30 @@ from penstock.errors import ConfigError, SourceNotFound
 _NAME = "job.json"
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """ended: why the last driver went; None while it is there, or after it was killed.
+class JobManifest(
+    msgspec.Struct, frozen=True, kw_only=True, rename={"spec": "order", "stop_reason": "ended"}
+):
+    """stop_reason: why the last driver stopped; None while it runs, or after it was killed.
 
     total: rows of the input, once they have been counted.
     """
 
-    order: Order
+    spec: JobSpec
     source: InputFiles
     total: int | None = None
-    ended: str | None = None
-    report: Report | None = None
+    stop_reason: str | None = None
+    report: JobReport | None = None
     begun_s: float = msgspec.field(default_factory=now_s)
 
     @property
     def finished(self) -> bool:
-        return self.ended == FINISHED
+        return self.stop_reason == FINISHED
 
 
 FINISHED = "finished"
 
 
-def read(journal: StoragePath) -> Record | None:
+def read(journal: StoragePath) -> JobManifest | None:
     """The record of a journal; None where there is none. Raises: ConfigError when it cannot be read."""
     at = journal / _NAME
     try:
@@ -44,22 +46,22 @@ def read(journal: StoragePath) -> Record | None:
     except (FileNotFoundError, NotADirectoryError, SourceNotFound):
         return None
     try:
-        return msgspec.json.decode(data, type=Record)
+        return msgspec.json.decode(data, type=JobManifest)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"'{at.url}' is not a job that this version can read: {error}.") from error
 
 
-def write(journal: StoragePath, record: Record) -> None:
-    kept = msgspec.structs.replace(record, order=public(record.order))
+def write(journal: StoragePath, record: JobManifest) -> None:
+    kept = msgspec.structs.replace(record, spec=public(record.spec))
     (journal / _NAME).write(msgspec.json.format(msgspec.json.encode(kept)))
 
 
-def public(order: Order) -> Order:
+def public(spec: JobSpec) -> JobSpec:
     """The order as it is kept: without keys of engines, and with stars for what URLs hold of secrets."""
     engines = msgspec.structs.replace(
-        order.engines, words=_without_keys(order.engines.words), url=masked(order.engines.url)
+        spec.engines, cli_args=_without_keys(spec.engines.cli_args), url=masked(spec.engines.url)
     )
-    return msgspec.structs.replace(order, inputs=tuple(map(masked, order.inputs)), engines=engines)
+    return msgspec.structs.replace(spec, inputs=tuple(map(masked, spec.inputs)), engines=engines)
 
 
 def _without_keys(words: tuple[str, ...]) -> tuple[str, ...]:
@@ -74,22 +76,24 @@ def _without_keys(words: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(kept)
 
 
-def check_resumable(order: Order) -> None:
+def check_resumable(spec: JobSpec) -> None:
     """Raises: ConfigError when a job cannot go on by what is kept of it alone."""
-    if any(STARS in url for url in (*order.inputs, order.engines.url or "")):
+    if any(STARS in url for url in (*spec.inputs, spec.engines.url or "")):
         raise ConfigError(
-            f"The journal of '{order.output}' keeps no passwords and no signatures of URLs: go on by the "
+            f"The journal of '{spec.output}' keeps no passwords and no signatures of URLs: go on by the "
             "command, or the call, that began it."
         )
 
 
-_MAY_DIFFER = frozenset({"engines", "lines", "limit", "attempts", "deaths", "deadline_s", "group_prefixes"})
+_MAY_DIFFER = frozenset(
+    {"engines", "is_openai_batch", "limit", "max_attempts", "max_deaths", "deadline_s", "group_prefixes"}
+)
 """Options that change neither which rows a job has nor what is asked for them, and those with rules of their
 own."""
 
 
-def differing(one: Order, other: Order) -> list[str]:
+def differing_fields(one: JobSpec, other: JobSpec) -> list[str]:
     """Names of options in which two orders, of which the first one was kept, are other jobs."""
     other = public(other)
-    names = (field for field in Order.__struct_fields__ if field not in _MAY_DIFFER)
+    names = (field for field in JobSpec.__struct_fields__ if field not in _MAY_DIFFER)
     return [name for name in names if getattr(one, name) != getattr(other, name)]

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.data.job.spec import Order
+from penstock.data.job.spec import JobSpec
 from penstock.data.journal.index import Index
 from penstock.data.results.columns import ERROR, result_schema
 from penstock.data.results.merge import merge, rename_own
@@ -32,15 +32,15 @@ Columns = Callable[[Outcome], Mapping[str, Any]]
 """What an outcome says, by column."""
 
 
-class Sink:
+class OutputWriter:
     """Where the rows of one job go."""
 
-    def __init__(self, order: Order, source: InputFiles, columns: Columns) -> None:
+    def __init__(self, spec: JobSpec, source: InputFiles, columns: Columns) -> None:
         """columns: of rows that went well; not asked for lines of OpenAI's batch form, which has its own."""
-        self._order, self._source, self._columns = order, source, columns
-        self._form: FileFormat = output_form(order, source.format)
+        self._spec, self._source, self._columns = spec, source, columns
+        self._form: FileFormat = output_format(spec, source.format)
         self._writer = WRITERS[self._form]
-        self._ours: dict[str, Any] = {field.name: field.type for field in result_schema(order.task())}
+        self._ours: dict[str, Any] = {field.name: field.type for field in result_schema(spec.task())}
 
     def write(self, index: Index) -> list[str]:
         """The files, which are there and whole. May be called again. Blocks.
@@ -50,23 +50,25 @@ class Sink:
         Raises: Unavailable; JournalBroken; Error when the input has other rows than were run.
         """
         self._sweep()
-        if self._order.where.exists():
+        if self._spec.output_path.exists():
             files = self._write_good(index)
             return [*files, *self._write_failed(index)]
         dead = self._write_failed(index)
         return [*self._write_good(index), *dead]
 
     def _write_good(self, index: Index) -> list[str]:
-        order = self._order
-        if order.lines:
-            return self._write(order.where, index, ("ok", "skipped"), self._answer_line, {}, order.folder)
+        spec = self._spec
+        if spec.is_openai_batch:
+            return self._write(
+                spec.output_path, index, ("ok", "skipped"), self._answer_line, {}, spec.is_folder
+            )
         known = {**self._known(self._ours), **self._ours}
-        return self._write(order.where, index, ("ok", "skipped"), self._answered, known, order.folder)
+        return self._write(spec.output_path, index, ("ok", "skipped"), self._answered, known, spec.is_folder)
 
     def _write_failed(self, index: Index) -> list[str]:
-        dead: list[tuple[StoragePath, Record]] = [(failed_place(self._order, self._form), self._dead)]
-        if self._order.lines:
-            dead = [(dead[0][0], _same), (errors_place(self._order), self._error_line)]
+        dead: list[tuple[StoragePath, Record]] = [(failed_path(self._spec, self._form), self._dead)]
+        if self._spec.is_openai_batch:
+            dead = [(dead[0][0], _same), (errors_path(self._spec), self._error_line)]
         files: list[str] = []
         for to, record in dead:
             if index.counts()["failed"]:
@@ -104,7 +106,7 @@ class Sink:
             self._file(to, (record(*one) for one in ended), shape)
             return
         (to / _SUCCESS).remove()
-        for number, part in groupby(ended, lambda one: one[0].number // self._order.part_rows):
+        for number, part in groupby(ended, lambda one: one[0].number // self._spec.part_rows):
             name = f"part-{number:05d}.{self._form}"
             self._file(to / name, (record(*one) for one in part), shape)
         (to / _SUCCESS).write(b"")
@@ -136,7 +138,7 @@ class Sink:
     def _dead(self, row: InputRow, end: Outcome) -> dict[str, Any]:
         """What the row was, to be run again, and why it failed."""
         own = {"line": (row.line or b"").decode(errors="replace")} if row.fields is None else row.fields
-        return merge(own, {"error": _told(end.failure)})
+        return merge(own, {"error": _translate(end.failure)})
 
     def _answer_line(self, row: InputRow, end: Outcome) -> dict[str, Any]:
         response = {"status_code": 200, "request_id": _id(end.body, row), "body": end.body}
@@ -152,8 +154,8 @@ class Sink:
 
     def _sweep(self) -> None:
         """Removes what a killed run left half written."""
-        order, form = self._order, self._form
-        for to in (order.where, failed_place(order, form), errors_place(order), order.journal / "job.json"):
+        spec, form = self._spec, self._form
+        for to in (spec.output_path, failed_path(spec, form), errors_path(spec), spec.journal / "job.json"):
             for path in unfinished_files(to):
                 path.unlink(missing_ok=True)
 
@@ -163,40 +165,40 @@ def _same(row: InputRow, end: Outcome) -> Mapping[str, Any]:
     return row.fields or {"line": (row.line or b"").decode(errors="replace")}
 
 
-def output_form(order: Order, source: FileFormat) -> FileFormat:
+def output_format(spec: JobSpec, source: FileFormat) -> FileFormat:
     """The form of an order's output. Raises: ConfigError for one that cannot be written."""
-    form = format_of(order.output)
-    if order.output.lower().endswith(".gz"):
-        raise ConfigError(f"'{order.output}' cannot be written: outputs are not packed. Leave out .gz.")
-    if not order.folder and form is None:
+    form = format_of(spec.output)
+    if spec.output.lower().endswith(".gz"):
+        raise ConfigError(f"'{spec.output}' cannot be written: outputs are not packed. Leave out .gz.")
+    if not spec.is_folder and form is None:
         raise ConfigError(
-            f"'{order.output}' must end with .jsonl, .parquet or .csv, or with / for a folder of parts."
+            f"'{spec.output}' must end with .jsonl, .parquet or .csv, or with / for a folder of parts."
         )
-    if order.lines and (form or source) != "jsonl":
-        raise ConfigError(f"'{order.output}': answers to OpenAI's batch lines are .jsonl.")
+    if spec.is_openai_batch and (form or source) != "jsonl":
+        raise ConfigError(f"'{spec.output}': answers to OpenAI's batch lines are .jsonl.")
     return form or source
 
 
-def failed_place(order: Order, form: FileFormat) -> StoragePath:
+def failed_path(spec: JobSpec, form: FileFormat) -> StoragePath:
     """Beside the output: `answers.jsonl` has `answers.failed.jsonl`, the folder `answers/` too."""
-    return order.where.with_name(f"{_stem(order)}.failed.{form}")
+    return spec.output_path.with_name(f"{_stem(spec)}.failed.{form}")
 
 
-def errors_place(order: Order) -> StoragePath:
+def errors_path(spec: JobSpec) -> StoragePath:
     """OpenAI's error file."""
-    return order.where.with_name(f"{_stem(order)}.errors.jsonl")
+    return spec.output_path.with_name(f"{_stem(spec)}.errors.jsonl")
 
 
-def sharing(order: Order, form: FileFormat) -> list[str]:
+def outputs_with_same_failed_file(spec: JobSpec, form: FileFormat) -> list[str]:
     """Other outputs in the same folder that would have the same file of failed rows."""
-    stem = _stem(order)
+    stem = _stem(spec)
     names = [f"{stem}{ending}" for ending, of in EXTENSIONS.items() if of == form]
-    return [order.where.with_name(name).url for name in (stem, *names) if name != order.where.name]
+    return [spec.output_path.with_name(name).url for name in (stem, *names) if name != spec.output_path.name]
 
 
-def _stem(order: Order) -> str:
-    name = order.where.name
-    return name if order.folder else name.rpartition(".")[0]
+def _stem(spec: JobSpec) -> str:
+    name = spec.output_path.name
+    return name if spec.is_folder else name.rpartition(".")[0]
 
 
 def _line(
@@ -218,5 +220,5 @@ def _id(body: msgspec.Raw | None, row: InputRow) -> str:
     return found or f"req_{row.number}"
 
 
-def _told(failure: Failure | None) -> dict[str, Any]:
+def _translate(failure: Failure | None) -> dict[str, Any]:
     return msgspec.to_builtins(failure) if failure is not None else {}

@@ -11,8 +11,8 @@ from typing import TypeVar
 
 import msgspec
 
-from penstock.data.job.prefix import Waiting, beginning
-from penstock.data.job.spec import Engines, Order
+from penstock.data.job.prefix import PendingRow, prompt_prefix
+from penstock.data.job.spec import EngineSpec, JobSpec
 from penstock.data.journal.index import Index
 from penstock.data.journal.segment import Entry
 from penstock.data.results.outcome import SKIPPED, Failure, Outcome
@@ -39,11 +39,11 @@ class PendingRows:
     """
 
     def __init__(
-        self, order: Order, source: InputFiles, index: Index, other: Index | None, *, retry: bool
+        self, spec: JobSpec, source: InputFiles, index: Index, other: Index | None, *, retry: bool
     ) -> None:
         self.total = 0
-        self._order, self._source, self._index = order, source, index
-        self._asking, self._retry = Asking(order), retry
+        self._spec, self._source, self._index = spec, source, index
+        self._builder, self._retry = RequestBuilder(spec), retry
         self._other = other
 
     def ended_before(self) -> int:
@@ -51,39 +51,41 @@ class PendingRows:
         counts = self._index.counts()
         return sum(counts.values()) - (counts["failed"] if self._retry else 0)
 
-    def __iter__(self) -> Iterator[Waiting | Entry]:
-        limit = self._order.limit
+    def __iter__(self) -> Iterator[PendingRow | Entry]:
+        limit = self._spec.limit
         rows = self._source.rows(self._wanted)
-        return side_by_side(self._waiting, takewhile(lambda row: limit is None or row.number < limit, rows))
+        return map_in_threads(
+            self._pending_row, takewhile(lambda row: limit is None or row.number < limit, rows)
+        )
 
     def _wanted(self, number: int) -> bool:
         """Asked of every row by the reader, in order."""
-        if self._order.limit is None or number < self._order.limit:
+        if self._spec.limit is None or number < self._spec.limit:
             self.total = number + 1
         state = self._index.state(number)
         return state is None or (self._retry and state == "failed")
 
-    def _waiting(self, row: InputRow) -> Waiting | Entry:
+    def _pending_row(self, row: InputRow) -> PendingRow | Entry:
         try:
-            waiting = self._asking.waiting(row)
+            pending_row = self._builder.pending_row(row)
         except Exception as error:
             if not isinstance(error, Error):
                 log.warning("Row %d failed in our own code.", row.number, exc_info=error)
             failure = Failure.from_error(error, "read" if row.fields is None else "preprocess")
             return Entry(row.number, Outcome(state="failed", failure=failure))
-        if waiting is None:
+        if pending_row is None:
             return Entry(row.number, SKIPPED)
-        waiting.deaths = 0 if self._retry else self._index.deaths.get(row.number, 0)
-        if waiting.key is None:
-            return waiting
-        if (same := self._index.keys.get(waiting.key)) is not None:
+        pending_row.deaths = 0 if self._retry else self._index.deaths.get(row.number, 0)
+        if pending_row.key is None:
+            return pending_row
+        if (same := self._index.keys.get(pending_row.key)) is not None:
             return Entry(row.number, of=same)
-        if self._other is not None and (other := self._other.keys.get(waiting.key)) is not None:
-            return Entry(row.number, self._other.end(other), key=waiting.key, reused=True)
-        return waiting
+        if self._other is not None and (other := self._other.keys.get(pending_row.key)) is not None:
+            return Entry(row.number, self._other.end(other), key=pending_row.key, reused=True)
+        return pending_row
 
 
-def side_by_side(make: Callable[[InputRow], Made], rows: Iterator[InputRow]) -> Iterator[Made]:
+def map_in_threads(make: Callable[[InputRow], Made], rows: Iterator[InputRow]) -> Iterator[Made]:
     """What is made of each row, in their order, by several threads: it may read pictures from a bucket."""
 
     def make_all(some: list[InputRow]) -> list[Made]:
@@ -99,33 +101,31 @@ def side_by_side(make: Callable[[InputRow], Made], rows: Iterator[InputRow]) -> 
             yield from made.popleft().result()
 
 
-class Asking:
+class RequestBuilder:
     """Makes requests of rows: the same ones in every run of a job."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, spec: JobSpec) -> None:
         """columns: that the template names. Raises: ConfigError for options that do not go together."""
-        self._order, self._task = order, order.task()
-        if order.template is not None and order.kind == "score":
+        self._spec, self._task = spec, spec.task()
+        if spec.template is not None and spec.kind == "score":
             raise ConfigError("--prompt does not go with --task score: rows need 'text_1' and 'text_2'.")
-        if order.system is not None and order.template is None:
+        if spec.system is not None and spec.template is None:
             raise ConfigError("--system goes with --prompt; rows with messages have their own.")
-        if order.kind != "generate" and (order.system is not None or not order.chat):
-            what = "--system" if order.system is not None else "--no-chat"
-            raise ConfigError(f"{what} has no effect with --task {order.kind}; leave it out.")
-        if order.lines and (order.defaults or order.template is not None):
-            what = "--prompt" if order.template is not None else "--param and --max-tokens"
+        if spec.kind != "generate" and (spec.system is not None or not spec.chat):
+            what = "--system" if spec.system is not None else "--no-chat"
+            raise ConfigError(f"{what} has no effect with --task {spec.kind}; leave it out.")
+        if spec.is_openai_batch and (spec.defaults or spec.template is not None):
+            what = "--prompt" if spec.template is not None else "--param and --max-tokens"
             raise ConfigError(
                 f"{what}: no effect on OpenAI's batch lines, whose bodies are sent as they are."
             )
         self._template: PromptTemplate | None = None
-        if order.template is not None:
-            self._template = PromptTemplate(
-                order.template, kind=order.kind, system=order.system, chat=order.chat
-            )
+        if spec.template is not None:
+            self._template = PromptTemplate(spec.template, kind=spec.kind, system=spec.system, chat=spec.chat)
         self.columns = self._template.columns if self._template is not None else frozenset[str]()
-        self._salt = msgspec.json.encode((order.kind, _who(order.engines)))
+        self._salt = msgspec.json.encode((spec.kind, _answered_by(spec.engines)))
 
-    def waiting(self, row: InputRow) -> Waiting | None:
+    def pending_row(self, row: InputRow) -> PendingRow | None:
         """The row as one that waits; None for one that is skipped, for all that --prompt names is empty.
 
         Raises: Error, with why it cannot be asked.
@@ -136,20 +136,20 @@ class Asking:
         if template is not None and template.is_blank(row.fields):
             return None
         fields = row.fields if template is None else template.fields(row.fields)
-        request = build_request(fields, self._task, self._order.defaults)
-        begin = beginning(request) if self._order.group_prefixes else b""
-        return Waiting(row.number, request, self._key(request), 0, begin)
+        request = build_request(fields, self._task, self._spec.defaults)
+        prefix = prompt_prefix(request) if self._spec.group_prefixes else b""
+        return PendingRow(row.number, request, self._key(request), 0, prefix)
 
     def _key(self, request: Request) -> str | None:
-        if self._order.reuse == "off" or request.prompt is not None:
+        if self._spec.reuse == "off" or request.prompt is not None:
             return None
-        if self._order.reuse == "exact" and not is_deterministic(request):
+        if self._spec.reuse == "exact" and not is_deterministic(request):
             return None
         return request_digest(request, self._salt)
 
 
-def _who(engines: Engines) -> tuple[str | None, ...]:
+def _answered_by(engines: EngineSpec) -> tuple[str | None, ...]:
     """Whose answers they are: another model's do not count."""
-    if engines.words:
-        return (*engines.words, engines.engine)
+    if engines.cli_args:
+        return (*engines.cli_args, engines.engine)
     return ("served", engines.model) if engines.model else (engines.url, engines.app, engines.deployment)

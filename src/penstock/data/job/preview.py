@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.data.job.pending import Asking
-from penstock.data.job.spec import Order
-from penstock.data.job.validation import check_ids, check_new, found_source, with_lines
+from penstock.data.job.pending import RequestBuilder
+from penstock.data.job.spec import JobSpec
+from penstock.data.job.validation import check_custom_ids, check_new, detect_batch_lines, find_job_input
 from penstock.data.results.outcome import Failure
 from penstock.data.rows.request import Request
 from penstock.errors import BadRequest
@@ -48,34 +48,34 @@ class Preview:
             self.faults.append((row, failure.message))
 
 
-def preview(order: Order, config: LLMConfig | None = None) -> Preview:
+def preview(spec: JobSpec, config: LLMConfig | None = None) -> Preview:
     """Raises: what a run of the order would raise before its first row."""
-    check_new(order)
-    source = found_source(order)
-    order = with_lines(order, source)
-    if order.lines:
-        check_ids(source)
-    asking, found, keys = Asking(order), Preview(), set[str]()
+    check_new(spec)
+    source = find_job_input(spec)
+    spec = detect_batch_lines(spec, source)
+    if spec.is_openai_batch:
+        check_custom_ids(source)
+    builder, found, keys = RequestBuilder(spec), Preview(), set[str]()
     template, found.note = _template(config)
     for row in source.rows():
-        if order.limit is not None and row.number >= order.limit:
+        if spec.limit is not None and row.number >= spec.limit:
             break
         found.rows += 1
         try:
-            waiting = asking.waiting(row)
+            pending = builder.pending_row(row)
         except Exception as error:
             found.fault(row.number, error)
             continue
-        if waiting is None:
+        if pending is None:
             found.skipped += 1
             continue
         found.good += 1
-        if waiting.key is not None:
-            found.same += waiting.key in keys
-            keys.add(waiting.key)
+        if pending.key is not None:
+            found.same += pending.key in keys
+            keys.add(pending.key)
         if len(found.prompts) < _SHOWN_PROMPTS:
             try:
-                found.prompts.append((row.number, _prompt(waiting.request, template)))
+                found.prompts.append((row.number, _prompt(pending.request, template)))
             except Exception as error:  # what a model's template raises: roles that it does not know, say
                 found.good -= 1
                 found.fault(row.number, BadRequest(f"The model's chat template refuses the row: {error}"))

@@ -17,7 +17,7 @@ from penstock.engine import Progress
 from penstock.errors import Unavailable
 
 
-class Lease(msgspec.Struct, frozen=True, array_like=True):
+class WorkItem(msgspec.Struct, frozen=True, array_like=True):
     """A row for one worker to run. deaths: of engines that it was in. key: see `journal.Entry`."""
 
     row: int
@@ -26,7 +26,7 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
     key: str | None = None
 
 
-class Done(msgspec.Struct, frozen=True, array_like=True):
+class RowCompleted(msgspec.Struct, frozen=True, array_like=True):
     """A row that has ended and is in the journal. Units: tokens, as the engine counted them; seconds."""
 
     row: int
@@ -40,10 +40,10 @@ class Done(msgspec.Struct, frozen=True, array_like=True):
     message: str = ""
 
 
-class Step(msgspec.Struct, frozen=True, array_like=True):
+class WorkerUpdate(msgspec.Struct, frozen=True, array_like=True):
     """A worker's news. room: how many more rows it wants now."""
 
-    done: list[Done]
+    done: list[RowCompleted]
     room: int
 
 
@@ -53,23 +53,23 @@ class WorkerLost(Unavailable):
     code = "worker_lost"
 
 
-class Hand(Protocol):
+class WorkerHandle(Protocol):
     """One worker, wherever it runs."""
 
     async def start(self, progress: Progress) -> None:
         """Raises: WorkerLost; what the backend raises when it cannot start."""
         ...
 
-    async def step(self, leases: list[Lease], hungry: bool) -> Step:
+    async def step(self, items: list[WorkItem], has_more: bool) -> WorkerUpdate:
         """See `Worker.step`. Raises: WorkerLost; what made the backend unusable."""
         ...
 
-    async def stop(self) -> list[Done]:
+    async def stop(self) -> list[RowCompleted]:
         """See `Worker.stop`. Safe to call of a dead one, and twice."""
         ...
 
 
-class Crew(Protocol):
+class WorkerPool(Protocol):
     """Makes workers, all of one kind."""
 
     size: int
@@ -78,7 +78,7 @@ class Crew(Protocol):
         """Makes ready what all workers need. Raises: Unavailable."""
         ...
 
-    def hand(self, journal: StoragePath, segment: str, retry_policy: RetryPolicy) -> Hand:
+    def make_worker(self, journal: StoragePath, segment: str, retry_policy: RetryPolicy) -> WorkerHandle:
         """One worker, not started. segment: the name of what it writes into the journal."""
         ...
 

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from penstock.data.job.prefix import Groups, Waiting
-from penstock.data.job.protocol import Done, Lease
+from penstock.data.job.prefix import PendingRow, PrefixGroups
+from penstock.data.job.protocol import RowCompleted, WorkItem
 from penstock.data.rows.request import Request
 
 LOOK_AHEAD = 4096
@@ -29,16 +29,16 @@ _READ_ROWS, _READ_BYTES = 512, 8 << 20
 
 
 @dataclass(slots=True)
-class _Same:
+class _Duplicates:
     """Rows with one request: the first runs, the others wait for its answer."""
 
     first: int
     request: Request
-    others: list[Waiting] = field(default_factory=list[Waiting])
+    others: list[PendingRow] = field(default_factory=list[PendingRow])
 
 
 @dataclass(slots=True)
-class Reused:
+class ReusedAnswer:
     """A row that has the answer of another one."""
 
     row: int
@@ -53,35 +53,35 @@ class Queue:
 
     def __init__(
         self,
-        rows: Iterator[Waiting],
+        rows: Iterator[PendingRow],
         *,
         group: bool = True,
-        answered: Callable[[list[Reused]], None] = lambda reused: None,
+        on_reused: Callable[[list[ReusedAnswer]], None] = lambda reused: None,
         look_ahead: int = LOOK_AHEAD,
     ) -> None:
-        self._rows, self._answered = rows, answered
+        self._rows, self._on_reused = rows, on_reused
         self._look_ahead = look_ahead
-        self._back: deque[Waiting] = deque()  # rows that a worker had already: they go first
-        self._groups = Groups(apart=not group)
-        self._leased: dict[str, dict[int, Waiting]] = {}
-        self._engines: dict[str, str] = {}
-        self._same: dict[str, _Same] = {}
+        self._requeued: deque[PendingRow] = deque()  # rows that a worker had already: they go first
+        self._groups = PrefixGroups(separate=not group)
+        self._running: dict[str, dict[int, PendingRow]] = {}
+        self._engine_of: dict[str, str] = {}
+        self._duplicates: dict[str, _Duplicates] = {}
         self._answers: dict[str, int] = {}
-        self._waiting = self._waiting_bytes = self._others = 0
-        self._read = self._whole = self._closed = False
-        self._news = asyncio.Event()
-        self._thirst = asyncio.Event()
+        self._waiting = self._waiting_bytes = self._waiting_duplicates = 0
+        self._read = self._read_all = self._closed = False
+        self._changed = asyncio.Event()
+        self._need_rows = asyncio.Event()
         self.error: BaseException | None = None
 
-    def join(self, worker: str, engine: str | None = None) -> None:
+    def register(self, worker: str, engine: str | None = None) -> None:
         """The worker may take rows from now on. engine: the same for all workers that follow one another."""
-        self._leased.setdefault(worker, {})
-        self._engines[worker] = engine or worker
+        self._running.setdefault(worker, {})
+        self._engine_of[worker] = engine or worker
 
-    def take(self, worker: str, room: int) -> list[Lease]:
+    def take(self, worker: str, room: int) -> list[WorkItem]:
         """At most `room` rows that `worker` runs from now on."""
-        mine = self._leased[worker]
-        rows: list[Waiting] = []
+        mine = self._running[worker]
+        rows: list[PendingRow] = []
         for _ in range(min(room, self._share(worker))):
             if (row := self._next(worker)) is None:
                 break
@@ -89,14 +89,14 @@ class Queue:
         self._waiting -= len(rows)
         self._waiting_bytes -= _size(rows)
         mine.update((row.number, row) for row in rows)
-        if not self._enough:
-            self._thirst.set()
-        return [Lease(row.number, row.request, row.deaths, row.key) for row in rows]
+        if not self._is_full:
+            self._need_rows.set()
+        return [WorkItem(row.number, row.request, row.deaths, row.key) for row in rows]
 
-    def ended(self, worker: str, done: Iterable[Done]) -> list[Done]:
+    def record_completed(self, worker: str, done: Iterable[RowCompleted]) -> list[RowCompleted]:
         """Those of `done` that `worker` had; others ended with it before, or went to somebody else."""
-        mine = self._leased.get(worker, {})
-        known: list[Done] = []
+        mine = self._running.get(worker, {})
+        known: list[RowCompleted] = []
         for one in done:
             row = mine.pop(one.row, None)
             if row is not None:
@@ -105,33 +105,33 @@ class Queue:
         self.wake()
         return known
 
-    def lost(self, worker: str) -> list[Waiting]:
+    def requeue_crashed(self, worker: str) -> list[PendingRow]:
         """The worker has died: its rows wait again, having been in one death more. Gives them."""
-        rows = list(self._leased.pop(worker, {}).values())
-        self._groups.leave(worker)
+        rows = list(self._running.pop(worker, {}).values())
+        self._groups.release(worker)
         for row in rows:
             row.deaths += 1
-            row.lost_by = self._engines.get(worker)
-        self._again(rows)
+            row.crashed_in = self._engine_of.get(worker)
+        self._requeue(rows)
         return rows
 
-    def left(self, worker: str) -> None:
+    def release(self, worker: str) -> None:
         """The worker was stopped; its rows wait again as if it had never had them."""
-        rows = list(self._leased.pop(worker, {}).values())
-        self._groups.leave(worker)
-        self._again(rows)
+        rows = list(self._running.pop(worker, {}).values())
+        self._groups.release(worker)
+        self._requeue(rows)
 
     def rows_of(self, worker: str) -> set[int]:
         """Numbers of the rows that `worker` has."""
-        return set(self._leased.get(worker, ()))
+        return set(self._running.get(worker, ()))
 
     def running(self, worker: str) -> int:
         """Rows that `worker` has."""
-        return len(self._leased.get(worker, {}))
+        return len(self._running.get(worker, {}))
 
     @property
-    def leased(self) -> int:
-        return sum(map(len, self._leased.values()))
+    def in_progress(self) -> int:
+        return sum(map(len, self._running.values()))
 
     @property
     def waiting(self) -> int:
@@ -139,29 +139,29 @@ class Queue:
         return self._waiting
 
     @property
-    def over(self) -> bool:
+    def drained(self) -> bool:
         """Whether every row has ended."""
-        return self._read and not self._waiting and not self.leased
+        return self._read and not self._waiting and not self.in_progress
 
     @property
     def complete(self) -> bool:
         """The same, and the input was read to its end."""
-        return self.over and self._whole
+        return self.drained and self._read_all
 
     async def changed(self) -> None:
         """Returns when rows have come, or have ended."""
-        self._news.clear()
-        await self._news.wait()
+        self._changed.clear()
+        await self._changed.wait()
 
-    async def fill(self) -> None:
+    async def read_ahead(self) -> None:
         """Reads ahead until the input ends; what reading raises is `error` then."""
         try:
-            while (rows := await asyncio.to_thread(self._some)) is not None:
+            while (rows := await asyncio.to_thread(self._read_some)) is not None:
                 self._add(rows)
-                while self._enough and not self._closed:
-                    self._thirst.clear()
-                    await self._thirst.wait()
-            self._whole = not self._closed
+                while self._is_full and not self._closed:
+                    self._need_rows.clear()
+                    await self._need_rows.wait()
+            self._read_all = not self._closed
         except Exception as error:
             self.error = error
         finally:
@@ -169,23 +169,23 @@ class Queue:
             self.wake()
 
     @property
-    def _enough(self) -> bool:
+    def _is_full(self) -> bool:
         if self._waiting >= self._look_ahead or self._waiting_bytes >= LOOK_AHEAD_BYTES:
             return True
-        return self._others >= _SAME_AHEAD * self._look_ahead
+        return self._waiting_duplicates >= _SAME_AHEAD * self._look_ahead
 
     def close(self) -> None:
         """Reading ends soon; await `fill` to know when."""
         self._closed = True
-        self._thirst.set()
+        self._need_rows.set()
 
     def wake(self) -> None:
         """Lets `changed` return."""
-        self._news.set()
+        self._changed.set()
 
-    def _some(self) -> list[Waiting] | None:
+    def _read_some(self) -> list[PendingRow] | None:
         """On the reader's thread: the next rows, None after the last one."""
-        some: list[Waiting] = []
+        some: list[PendingRow] = []
         size = 0
         if not self._closed:
             for row in self._rows:
@@ -195,48 +195,48 @@ class Queue:
                     break
         return some or None
 
-    def _add(self, rows: list[Waiting]) -> None:
+    def _add(self, rows: list[PendingRow]) -> None:
         fresh = [row for row in rows if self._is_first(row)]
         self._groups.add(fresh)
         self._waiting += len(fresh)
         self._waiting_bytes += _size(fresh)
         self.wake()
 
-    def _is_first(self, row: Waiting) -> bool:
+    def _is_first(self, row: PendingRow) -> bool:
         """Whether it must run. If not, its answer is there, or will be when the first one's is."""
         if row.key is None:
             return True
         if (answer := self._answers.get(row.key)) is not None:
-            self._answered([Reused(row.number, answer)])
+            self._on_reused([ReusedAnswer(row.number, answer)])
             return False
-        same = self._same.setdefault(row.key, _Same(row.number, row.request))
+        same = self._duplicates.setdefault(row.key, _Duplicates(row.number, row.request))
         if same.first != row.number:
-            row.request, row.begin = same.request, b""  # its own, once more, would only take room
+            row.request, row.prefix = same.request, b""  # its own, once more, would only take room
             same.others.append(row)
-            self._others += 1
+            self._waiting_duplicates += 1
         return same.first == row.number
 
-    def _share_answer(self, row: Waiting, *, ok: bool) -> None:
+    def _share_answer(self, row: PendingRow, *, ok: bool) -> None:
         """An answer is for all that wait for it; after a failure the next one tries by itself."""
-        if row.key is None or (same := self._same.get(row.key)) is None or same.first != row.number:
+        if row.key is None or (same := self._duplicates.get(row.key)) is None or same.first != row.number:
             return
         if not ok and same.others:
             first = same.others.pop(0)
-            self._others -= 1
+            self._waiting_duplicates -= 1
             same.first = first.number
-            self._again([first])
+            self._requeue([first])
             return
-        del self._same[row.key]
-        self._others -= len(same.others)
-        if not self._enough:
-            self._thirst.set()
+        del self._duplicates[row.key]
+        self._waiting_duplicates -= len(same.others)
+        if not self._is_full:
+            self._need_rows.set()
         if ok:
             self._answers[row.key] = same.first
             if same.others:
-                self._answered([Reused(other.number, same.first) for other in same.others])
+                self._on_reused([ReusedAnswer(other.number, same.first) for other in same.others])
 
-    def _again(self, rows: list[Waiting]) -> None:
-        self._back.extend(rows)
+    def _requeue(self, rows: list[PendingRow]) -> None:
+        self._requeued.extend(rows)
         self._waiting += len(rows)
         self._waiting_bytes += _size(rows)
         self.wake()
@@ -245,19 +245,19 @@ class Queue:
         """At the end of the input no worker takes what another one could run at once."""
         if not self._read:
             return self._waiting
-        workers = len(self._leased)
-        fair = math.ceil((self._waiting + self.leased) / workers)
-        return max(0, fair - len(self._leased[worker]))
+        workers = len(self._running)
+        fair = math.ceil((self._waiting + self.in_progress) / workers)
+        return max(0, fair - len(self._running[worker]))
 
-    def _next(self, worker: str) -> Waiting | None:
-        alone = len(self._leased) == 1
-        for index, row in enumerate(self._back):
-            if alone or row.lost_by != self._engines[worker]:
-                del self._back[index]
+    def _next(self, worker: str) -> PendingRow | None:
+        alone = len(self._running) == 1
+        for index, row in enumerate(self._requeued):
+            if alone or row.crashed_in != self._engine_of[worker]:
+                del self._requeued[index]
                 return row
         return self._groups.next(worker)
 
 
-def _size(rows: Iterable[Waiting]) -> int:
+def _size(rows: Iterable[PendingRow]) -> int:
     """Bytes of their requests."""
     return sum(len(row.request.body) + len(row.request.prompt or b"") for row in rows)

@@ -34,9 +34,9 @@ from penstock.data.backends.build import actor_options, in_process_engine
 from penstock.data.backends.ray_cluster import RayCluster
 from penstock.data.backends.replica_set import ReplicaSet
 from penstock.data.execution.retry import RetryPolicy
-from penstock.data.job.protocol import Done, Hand, Lease, Step, WorkerLost
-from penstock.data.job.spec import Engines
-from penstock.data.job.worker import Alone, Worker
+from penstock.data.job.protocol import RowCompleted, WorkerHandle, WorkerLost, WorkerUpdate, WorkItem
+from penstock.data.job.spec import EngineSpec
+from penstock.data.job.worker import InProcessPool, Worker
 from penstock.data.journal.segment import Segment
 from penstock.data.storage.paths import StoragePath, storage_path
 from penstock.engine import Progress
@@ -46,12 +46,12 @@ _STOP_S = 30.0
 _WAIT_S = 20.0
 """For a place on the cluster, before the user is told."""
 
-_encode, _decode_leases = msgspec.msgpack.encode, msgspec.msgpack.Decoder(list[Lease]).decode
-_decode_step = msgspec.msgpack.Decoder(Step).decode
-_decode_done = msgspec.msgpack.Decoder(list[Done]).decode
+_encode, _decode_leases = msgspec.msgpack.encode, msgspec.msgpack.Decoder(list[WorkItem]).decode
+_decode_step = msgspec.msgpack.Decoder(WorkerUpdate).decode
+_decode_done = msgspec.msgpack.Decoder(list[RowCompleted]).decode
 
 
-class Actors:
+class RayActorPool:
     """`size` engines of one config on a Ray cluster, which is started here where there is none."""
 
     def __init__(
@@ -72,9 +72,9 @@ class Actors:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         self._config = resolved(self._config, nodes)
 
-    def hand(self, journal: StoragePath, segment: str, retry_policy: RetryPolicy) -> Hand:
+    def make_worker(self, journal: StoragePath, segment: str, retry_policy: RetryPolicy) -> WorkerHandle:
         bundles, options = self._options()
-        return _ActorHand(self._config, bundles, options, (journal.url, segment, retry_policy))
+        return _RayWorkerHandle(self._config, bundles, options, (journal.url, segment, retry_policy))
 
     async def close(self) -> None:
         if self._cluster is not None:
@@ -88,7 +88,7 @@ class Actors:
         return (bundles, placement.strategy), actor_options(self._config, placement)
 
 
-class _Actor:
+class _WorkerActor:
     """What runs in the actor's process: a worker over its own engine."""
 
     def __init__(self, config: LLMConfig, journal: str, segment: str, retry_policy: RetryPolicy) -> None:
@@ -112,8 +112,8 @@ class _Actor:
             told.cancel()
         starting.result()
 
-    async def step(self, leases: bytes, hungry: bool) -> bytes:
-        return _encode(await self._worker.step(_decode_leases(leases), hungry))
+    async def step(self, items: bytes, has_more: bool) -> bytes:
+        return _encode(await self._worker.step(_decode_leases(items), has_more))
 
     async def stop(self) -> bytes:
         return _encode(await self._worker.stop())
@@ -129,7 +129,7 @@ class _Actor:
         return Worker(in_process_engine(config), partial(Segment, where, segment), retry_policy)
 
 
-class _ActorHand:
+class _RayWorkerHandle:
     """The driver's end of one actor."""
 
     def __init__(
@@ -152,7 +152,7 @@ class _ActorHand:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                 self._group, placement_group_capture_child_tasks=True
             )
-        made = ray.remote(_Actor).options(max_restarts=0, **options)
+        made = ray.remote(_WorkerActor).options(max_restarts=0, **options)
         try:
             self._actor = made.remote(self._config, *self._rest)
         except BaseException:
@@ -165,19 +165,19 @@ class _ActorHand:
                 waiting.cancel()
                 progress(await phase)
         except RayError as error:
-            raise _told(error, self._name) from None
+            raise _translate(error, self._name) from None
         finally:
             waiting.cancel()
         self._started = True
 
-    async def step(self, leases: list[Lease], hungry: bool) -> Step:
+    async def step(self, items: list[WorkItem], has_more: bool) -> WorkerUpdate:
         try:
-            return _decode_step(await self._actor.step.remote(_encode(leases), hungry))
+            return _decode_step(await self._actor.step.remote(_encode(items), has_more))
         except RayError as error:
-            raise _told(error, self._name) from None
+            raise _translate(error, self._name) from None
 
-    async def stop(self) -> list[Done]:
-        done: list[Done] = []
+    async def stop(self) -> list[RowCompleted]:
+        done: list[RowCompleted] = []
         if self._actor is None:
             return done
         if self._started:
@@ -202,7 +202,7 @@ class _ActorHand:
         return f"waiting for a place: it needs {wanted}; the cluster has {had} in all"
 
 
-def _told(error: RayError, name: str) -> Error:
+def _translate(error: RayError, name: str) -> Error:
     """What a call's error means: the worker's own, one that no other worker is spared, or a death."""
     if isinstance(error, RayTaskError):
         cause = error.cause
@@ -217,10 +217,10 @@ def _told(error: RayError, name: str) -> Error:
 _FOR_ALL = (ActorUnschedulableError, AuthenticationError, RuntimeEnvSetupError, TaskUnschedulableError)
 
 
-class Application(Alone):
+class ServeApplicationPool(InProcessPool):
     """Replicas that Ray Serve keeps on a cluster that runs already."""
 
-    def __init__(self, engines: Engines, *, verbose: bool) -> None:
+    def __init__(self, engines: EngineSpec, *, verbose: bool) -> None:
         super().__init__(lambda: ReplicaSet(engines.app or "", engines.deployment))
         self._address, self._verbose = engines.address or "auto", verbose
         self._cluster: RayCluster | None = None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from penstock.data.execution.retry import RETRYABLE_STATUSES
-from penstock.data.job.protocol import Done
+from penstock.data.job.protocol import RowCompleted
 from penstock.data.journal.index import Index
 from penstock.data.results.outcome import Failure
 
@@ -29,7 +29,7 @@ class Prices(msgspec.Struct, frozen=True):
         return ((prompt - cached) * self.input + cached * whole + generated * self.output) / 1e6
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     """A job as a whole, over all of its runs; what begins with `run_` is of the last one.
 
     examples: one message for each of the errors. retry_may_help: False where all of them would fail again.
@@ -66,7 +66,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(slots=True)
-class Tally:
+class RunStats:
     """Counts of one run. total: rows of the input, where known. before: those ended in earlier runs."""
 
     total: int | None = None
@@ -83,7 +83,7 @@ class Tally:
     running: int = 0
     errors: Counter[str] = field(default_factory=Counter[str])
     samples: dict[str, str] = field(default_factory=dict[str, str])
-    begun: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.monotonic)
     working_since: float | None = None
     worked_until: float = 0.0
 
@@ -91,7 +91,7 @@ class Tally:
         """The first worker can take rows: from here on, speed counts."""
         self.working_since = self.working_since or time.monotonic()
 
-    def add(self, done: Done) -> None:
+    def add(self, done: RowCompleted) -> None:
         self.worked_until = time.monotonic()
         self.ok += done.state == "ok"
         self.failed += done.state == "failed"
@@ -105,14 +105,14 @@ class Tally:
             self.samples.setdefault(done.code, done.message)
 
     @property
-    def ended(self) -> int:
+    def completed(self) -> int:
         """Rows of this run."""
         return self.ok + self.failed + self.skipped
 
     @property
     def worked_s(self) -> float:
         """From the first worker's readiness to the last row's end."""
-        return max(1e-9, self.worked_until - (self.working_since or self.begun))
+        return max(1e-9, self.worked_until - (self.working_since or self.started))
 
     @property
     def tokens(self) -> int:
@@ -137,37 +137,37 @@ BUDGET = "budget"
 """How every reason begins that is a limit."""
 
 
-class Watcher:
+class ProgressListener:
     """Told of a job's steps, on its event loop; must be quick. This one says nothing."""
 
-    def begun(self, output: str, inputs: Sequence[str], rows: int | None) -> None:
+    def on_start(self, output: str, inputs: Sequence[str], rows: int | None) -> None:
         """The input is known: its files, and its rows where they have been counted."""
 
-    def phase(self, worker: str, phase: str) -> None:
+    def on_phase(self, worker: str, phase: str) -> None:
         """A worker entered a phase of its start; "ready" and "gone" are the last ones."""
 
-    def look(self, tally: Tally) -> None:
+    def on_tick(self, stats: RunStats) -> None:
         """Several times a second."""
 
-    def said(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         """A sentence for the user."""
 
 
 def report(
-    output: str, ended: str, index: Index, tally: Tally, files: list[str], prices: Prices | None
-) -> Report:
+    output: str, ended: str, index: Index, stats: RunStats, files: list[str], prices: Prices | None
+) -> JobReport:
     """The report of a job whose journal says `index`."""
     counts = index.counts()
     prompt, cached, generated = index.used
     failures = _examples(index)
-    return Report(
+    return JobReport(
         output=output,
         ended=ended,
-        rows=tally.total,
+        rows=stats.total,
         ok=counts["ok"],
         failed=counts["failed"],
         skipped=counts["skipped"],
-        waiting=None if tally.total is None else tally.total - sum(counts.values()),
+        waiting=None if stats.total is None else stats.total - sum(counts.values()),
         reused=index.reused,
         errors=dict(Counter(index.codes.values()).most_common()),
         examples={code: failure.message[:_SHOWN_CHARS] for code, failure in failures.items()},
@@ -176,15 +176,15 @@ def report(
         cached_tokens=cached,
         generated_tokens=generated,
         cost=prices.cost(prompt, cached, generated) if prices is not None else None,
-        run_s=round(time.monotonic() - tally.begun, 3),
-        run_work_s=round(tally.worked_s, 3) if tally.ended else 0.0,
-        run_rows=tally.ended,
-        run_prompt_tokens=tally.prompt_tokens,
-        run_generated_tokens=tally.generated_tokens,
-        run_rows_per_s=round(tally.ended / tally.worked_s, 3),
-        run_generated_tokens_per_s=round(tally.generated_tokens / tally.worked_s, 3),
-        run_engine_deaths=tally.worker_deaths,
-        run_retries=tally.retries,
+        run_s=round(time.monotonic() - stats.started, 3),
+        run_work_s=round(stats.worked_s, 3) if stats.completed else 0.0,
+        run_rows=stats.completed,
+        run_prompt_tokens=stats.prompt_tokens,
+        run_generated_tokens=stats.generated_tokens,
+        run_rows_per_s=round(stats.completed / stats.worked_s, 3),
+        run_generated_tokens_per_s=round(stats.generated_tokens / stats.worked_s, 3),
+        run_engine_deaths=stats.worker_deaths,
+        run_retries=stats.retries,
         files=files,
     )
 

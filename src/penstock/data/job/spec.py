@@ -1,7 +1,7 @@
-"""What a job was asked to do: kept beside its output, so that any machine can go on with it.
+"""What a job is to do. Stored beside its output, so that any machine can resume it.
 
-Read by the job and by what it is made of. What is kept of it is `record.public`: no secret, and nothing of
-this machine but paths.
+`manifest.redacted` is the form on disk: without secrets, and with nothing of this machine but paths. Field
+names there are those of `rename`, which journals of older versions have, too.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from penstock.data.storage.paths import StoragePath, storage_path
 Reuse = Literal["exact", "all", "off"]
 
 
-class Engines(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Who answers. One of: words (a model or a config, and flags, as of `penstock serve`), url, app.
+class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"cli_args": "words"}):
+    """Which engines answer. One of: cli_args (model or config, and flags, as for `penstock serve`), url, app.
 
-    config: where words are a name and a source only, what else a config from Python says, as JSON.
-    replicas: engines of one's own; 0 for what the config says. concurrency: requests at a time to a URL.
+    config: what a config from Python says beyond model and source, as JSON.
+    replicas: engines to start; 0 for the number in the config. concurrency: parallel requests to a URL.
     """
 
-    words: tuple[str, ...] = ()
+    cli_args: tuple[str, ...] = ()
     config: dict[str, Any] | None = None
     engine: str | None = None
     served_model_name: str | None = None
@@ -38,28 +38,35 @@ class Engines(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def identity(self) -> str:
-        """Whose answers they are, in words: what may differ beside it changes no answer."""
-        if self.words:
-            return f"the model '{self.words[0] or self.engine}'"
+        """The model or service, in words. Other fields can change without changing answers."""
+        if self.cli_args:
+            return f"the model '{self.cli_args[0] or self.engine}'"
         if self.model is not None:
             return f"the model '{self.model}' of a service"
         return f"the service '{self.url or self.app}'" + (f" ({self.deployment})" if self.deployment else "")
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """inputs: files, folders, globs. output: a file, or a folder where it ends with "/".
+class JobSpec(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    rename={"is_openai_batch": "lines", "max_attempts": "attempts", "max_deaths": "deaths"},
+):
+    """inputs: files, folders, globs. output: a file, or a folder if it ends with "/".
 
-    template: a prompt with columns in braces. chat: whether it goes into a message. defaults: fields of
-    requests where a row is silent. reuse: which answers serve identical requests, too (`is_deterministic`).
-    lines: rows are lines of OpenAI's batch form. part_rows: rows of the input for each file of a folder.
+    is_openai_batch: input lines are in OpenAI's batch format. template: a prompt with columns in braces.
+    chat: whether the prompt becomes a chat message. defaults: request fields for rows that do not set them.
+    reuse: which answers also serve identical requests (`is_deterministic`).
+    part_rows: input rows per file of an output folder.
     """
 
     inputs: tuple[str, ...]
     output: str
-    engines: Engines = Engines()
+    engines: EngineSpec = EngineSpec()
     input_form: str | None = None
     kind: Kind = "generate"
-    lines: bool = False
+    is_openai_batch: bool = False
     template: str | None = None
     system: str | None = None
     chat: bool = True
@@ -67,23 +74,23 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     group_prefixes: bool = True
     reuse: Reuse = "exact"
     reuse_from: str | None = None
-    attempts: int = 3
-    deaths: int = 3
+    max_attempts: int = 3
+    max_deaths: int = 3
     deadline_s: float | None = None
     limit: int | None = None
     part_rows: int = 50_000
 
     @property
-    def where(self) -> StoragePath:
-        return storage_path(self.output.rstrip("/") if self.folder else self.output)
+    def output_path(self) -> StoragePath:
+        return storage_path(self.output.rstrip("/") if self.is_folder else self.output)
 
     @property
-    def folder(self) -> bool:
+    def is_folder(self) -> bool:
         return self.output.endswith("/")
 
     @property
     def journal(self) -> StoragePath:
-        return self.where.with_added_suffix(".journal")
+        return self.output_path.with_added_suffix(".journal")
 
     def task(self) -> Task:
         return Task(kind=self.kind, model=self.engines.model, token_ids=False)

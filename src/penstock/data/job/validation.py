@@ -10,11 +10,11 @@ from itertools import islice
 import msgspec
 
 from penstock.data.job import manifest
-from penstock.data.job.manifest import Record
-from penstock.data.job.output import errors_place, failed_place, output_form, sharing
-from penstock.data.job.pending import Asking
-from penstock.data.job.report import Report
-from penstock.data.job.spec import Order
+from penstock.data.job.manifest import JobManifest
+from penstock.data.job.output import errors_path, failed_path, output_format, outputs_with_same_failed_file
+from penstock.data.job.pending import RequestBuilder
+from penstock.data.job.report import JobReport
+from penstock.data.job.spec import JobSpec
 from penstock.data.rows.input_columns import is_batch_line
 from penstock.data.storage.paths import StoragePath, storage_path
 from penstock.data.storage.readers import FileFormat
@@ -22,33 +22,33 @@ from penstock.data.storage.source import InputFiles, find_input
 from penstock.errors import ConfigError, SourceNotFound
 
 
-def check_new(order: Order) -> None:
+def check_new(spec: JobSpec) -> None:
     """Whether `order` may write to its output, which is new, or its own unfinished one.
 
     Raises: ConfigError, with what to do instead.
     """
-    output_form(order, "jsonl")
-    if manifest.read(order.journal) is not None:
+    output_format(spec, "jsonl")
+    if manifest.read(spec.journal) is not None:
         return
-    there = order.where.files() if order.folder else order.where.exists()
+    there = spec.output_path.files() if spec.is_folder else spec.output_path.exists()
     if there:
-        raise ConfigError(f"'{order.output}' exists, and no job of ours has begun it. Name another output.")
+        raise ConfigError(f"'{spec.output}' exists, and no job of ours has begun it. Name another output.")
 
 
-def check_neighbours(order: Order, form: FileFormat) -> None:
+def check_neighbours(spec: JobSpec, form: FileFormat) -> None:
     """Whether the files of failed rows are free, and no other job's.
 
     Raises: ConfigError.
     """
-    failed = failed_place(order, form)
-    beside = [failed, errors_place(order)] if order.lines else [failed]
+    failed = failed_path(spec, form)
+    beside = [failed, errors_path(spec)] if spec.is_openai_batch else [failed]
     for one in beside:
         if one.exists():
             raise ConfigError(
                 f"'{one.url}' exists, where this job would write rows that fail. Move it, or name another "
                 "output."
             )
-    for output in sharing(order, form):
+    for output in outputs_with_same_failed_file(spec, form):
         if manifest.read(storage_path(output).with_added_suffix(".journal")) is not None:
             raise ConfigError(
                 f"'{output}' is a job's output, too, and writes rows that fail to '{failed.url}' as this one "
@@ -56,43 +56,45 @@ def check_neighbours(order: Order, form: FileFormat) -> None:
             )
 
 
-def found_source(order: Order) -> InputFiles:
+def find_job_input(spec: JobSpec) -> InputFiles:
     """What the order's inputs mean; without its own output, where that lies in one of their folders.
 
     Raises: SourceNotFound; ConfigError when the output is named as an input.
     """
-    output_form(order, "jsonl")
+    output_format(spec, "jsonl")
     forms: list[FileFormat] = ["jsonl", "parquet", "csv"]
-    own = {_real(one) for one in (order.where, errors_place(order), *(failed_place(order, f) for f in forms))}
-    below = tuple(f"{_real(one)}/" for one in (order.where, order.journal))
+    own = {
+        _real(one) for one in (spec.output_path, errors_path(spec), *(failed_path(spec, f) for f in forms))
+    }
+    below = tuple(f"{_real(one)}/" for one in (spec.output_path, spec.journal))
 
     def is_output(where: StoragePath) -> bool:
         url = _real(where)
         return url in own or url.startswith(below)
 
-    return find_input(order.inputs, order.input_form, is_output)
+    return find_input(spec.inputs, spec.input_form, is_output)
 
 
 def _real(where: StoragePath) -> str:
     return os.path.realpath(where.url) if where.is_local else where.url
 
 
-def with_lines(order: Order, source: InputFiles) -> Order:
+def detect_batch_lines(spec: JobSpec, source: InputFiles) -> JobSpec:
     """The order, knowing whether its input is of OpenAI's batch form, by the first row that can be read."""
     first = next((row.fields for row in source.rows() if row.fields is not None), None)
-    return msgspec.structs.replace(order, lines=first is not None and is_batch_line(first))
+    return msgspec.structs.replace(spec, is_openai_batch=first is not None and is_batch_line(first))
 
 
 _LOOKED_AT = 100
 """Rows that say which columns an input has."""
 
 
-def check_columns(order: Order, source: InputFiles) -> None:
+def check_columns(spec: JobSpec, source: InputFiles) -> None:
     """Whether the input has the columns that the prompt names. Raises: ConfigError."""
     looked = (row.fields for row in islice(source.rows(), _LOOKED_AT))
     rows = [fields for fields in looked if fields is not None]
     there = list(dict.fromkeys(name for fields in rows for name in fields))
-    for name in sorted(Asking(order).columns - set(there)) if rows else ():
+    for name in sorted(RequestBuilder(spec).columns - set(there)) if rows else ():
         close = difflib.get_close_matches(name, there, 1)
         meant = f" Did you mean {close[0]!r}?" if close else ""
         if source.format == "csv" and len(there) == 1 and any(mark in there[0] for mark in ";\t|"):
@@ -102,7 +104,7 @@ def check_columns(order: Order, source: InputFiles) -> None:
         )
 
 
-def check_ids(source: InputFiles) -> None:
+def check_custom_ids(source: InputFiles) -> None:
     """Whether each line of OpenAI's batch form has an id of its own. Raises: ConfigError."""
     seen: dict[str, int] = {}
     for row in source.rows():
@@ -122,47 +124,47 @@ def check_same(before: InputFiles, now: InputFiles) -> None:
         )
 
 
-def check_reuse(order: Order) -> None:
-    if order.reuse_from is not None:
-        other = msgspec.structs.replace(order, output=order.reuse_from)
+def check_reuse(spec: JobSpec) -> None:
+    if spec.reuse_from is not None:
+        other = msgspec.structs.replace(spec, output=spec.reuse_from)
         if manifest.read(other.journal) is None:
-            raise ConfigError(f"'{order.reuse_from}' has no journal beside it to take answers from.")
+            raise ConfigError(f"'{spec.reuse_from}' has no journal beside it to take answers from.")
 
 
-def settled(before: Record | None, order: Order, *, retry_failed: bool) -> Report | None:
+def finished_report(before: JobManifest | None, spec: JobSpec, *, retry_failed: bool) -> JobReport | None:
     """The report of a job of which nothing is left to do; None where something is.
 
     Raises: ConfigError when its input has changed since: then it would be another job.
     """
     if before is None or before.report is None or not before.finished or retry_failed:
         return None
-    if before.order.limit != order.limit or not order.where.exists():
+    if before.spec.limit != spec.limit or not spec.output_path.exists():
         return None
     with suppress(SourceNotFound):
-        if change := before.source.changed(found_source(order)):
+        if change := before.source.changed(find_job_input(spec)):
             raise ConfigError(
-                f"'{order.output}' is finished, but for another input: {change} Name another output for it, "
-                f"or remove '{order.journal.url}' and the output."
+                f"'{spec.output}' is finished, but for another input: {change} Name another output for it, "
+                f"or remove '{spec.journal.url}' and the output."
             )
     return before.report
 
 
-def continued(before: Order, order: Order) -> None:
+def check_continuation(before: JobSpec, spec: JobSpec) -> None:
     """Raises: ConfigError when `order` would go on with a job in another way than it began."""
-    if (began := before.engines.identity) != (now := manifest.public(order).engines.identity):
+    if (began := before.engines.identity) != (now := manifest.public(spec).engines.identity):
         raise ConfigError(
-            f"'{order.output}' was begun with {began}, not {now}, and would hold answers of both. If that is "
+            f"'{spec.output}' was begun with {began}, not {now}, and would hold answers of both. If that is "
             "meant, say so by `penstock batch resume`; else name another output."
         )
-    if before.limit is not None and order.limit is not None and order.limit < before.limit:
+    if before.limit is not None and spec.limit is not None and spec.limit < before.limit:
         raise ConfigError(
-            f"'{order.output}' was begun with limit = {before.limit}, which can be raised, not lowered."
+            f"'{spec.output}' was begun with limit = {before.limit}, which can be raised, not lowered."
         )
-    if before.limit is None and order.limit is not None:
-        raise ConfigError(f"'{order.output}' was begun without a limit, which can be raised, not lowered.")
-    if other := manifest.differing(before, order):
-        name, began, now = other[0], getattr(before, other[0]), getattr(order, other[0])
+    if before.limit is None and spec.limit is not None:
+        raise ConfigError(f"'{spec.output}' was begun without a limit, which can be raised, not lowered.")
+    if other := manifest.differing_fields(before, spec):
+        name, began, now = other[0], getattr(before, other[0]), getattr(spec, other[0])
         raise ConfigError(
-            f"'{order.output}' was begun with {name} = {began!r}, not {now!r}. "
+            f"'{spec.output}' was begun with {name} = {began!r}, not {now!r}. "
             "Go on as it was begun (`penstock batch resume`), or name another output."
         )

@@ -16,7 +16,7 @@ import msgspec
 from penstock.data.backends.protocol import Backend
 from penstock.data.execution.retry import RetryPolicy
 from penstock.data.execution.window import Window
-from penstock.data.job.protocol import Done, Hand, Lease, Step
+from penstock.data.job.protocol import RowCompleted, WorkerHandle, WorkerUpdate, WorkItem
 from penstock.data.journal.segment import Entry, Segment
 from penstock.data.results.outcome import Failure, Outcome, failed
 from penstock.data.results.responses import ResponseUsage, invalid_reason
@@ -46,7 +46,7 @@ class Worker:
         self._window = Window(backend, retry_policy, exclusive=exclusive)
         self._segment: Segment | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._done: list[Done] = []
+        self._done: list[RowCompleted] = []
         self._news = asyncio.Event()
         self._error: BaseException | None = None
 
@@ -56,24 +56,24 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._segment = self._make_segment(self._lost)
 
-    async def step(self, leases: list[Lease], hungry: bool = True) -> Step:
+    async def step(self, items: list[WorkItem], has_more: bool = True) -> WorkerUpdate:
         """Takes more rows; returns when some have ended, or, where it is hungry, when it wants more.
 
         hungry: whether there would be more rows for it.
         Raises: what made the backend unusable, and then at every call; the rows that it has are not ended.
         """
-        for lease in leases:
-            task = asyncio.create_task(self._run(lease))
+        for item in items:
+            task = asyncio.create_task(self._run(item))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        await self._something(hungry)
+        await self._something(has_more)
         if self._error is not None and not self._done:
             raise self._error
         self._news.clear()
         done, self._done = self._done, []
-        return Step(done, self._window.available_slots())
+        return WorkerUpdate(done, self._window.available_slots())
 
-    async def stop(self) -> list[Done]:
+    async def stop(self) -> list[RowCompleted]:
         """Ends what still runs, without a result; gives what had ended by then."""
         for task in list(self._tasks):
             task.cancel()
@@ -87,12 +87,12 @@ class Worker:
         done, self._done = self._done, []
         return done
 
-    async def _something(self, hungry: bool) -> None:
-        if self._news.is_set() or (hungry and self._window.available_slots()):
+    async def _something(self, has_more: bool) -> None:
+        if self._news.is_set() or (has_more and self._window.available_slots()):
             await asyncio.sleep(0)
             return
         waits: list[asyncio.Task[bool]] = [asyncio.create_task(self._news.wait())]
-        if hungry:
+        if has_more:
             waits.append(asyncio.create_task(self._wants()))
         await asyncio.wait(waits, timeout=_QUIET_S, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
@@ -105,31 +105,31 @@ class Worker:
             self._broke(error)
         return True
 
-    async def _run(self, lease: Lease) -> None:
+    async def _run(self, item: WorkItem) -> None:
         try:
-            end = await self._ended(lease)
-            done = done_of(lease.row, end)
+            end = await self._ended(item)
+            done = row_completed(item.row, end)
             assert self._segment is not None
             used = (done.prompt_tokens, done.cached_tokens, done.output_tokens)
-            self._segment.keep(Entry(lease.row, end, key=lease.key, used=used), partial(self._kept, done))
+            self._segment.append(Entry(item.row, end, key=item.key, used=used), partial(self._kept, done))
         except Exception as error:
             self._broke(error)
 
-    async def _ended(self, lease: Lease) -> Outcome:
+    async def _ended(self, item: WorkItem) -> Outcome:
         """Raises: errors of ours, for then no row can be answered; any other one is its row's."""
         try:
-            end = await self._window.run(lease.request, lease.deaths)
-            if end.body is None or (fault := invalid_reason(lease.request.path, end.body)) is None:
+            end = await self._window.run(item.request, item.deaths)
+            if end.body is None or (fault := invalid_reason(item.request.path, end.body)) is None:
                 return end
             failure = Failure(code="bad_answer", message=fault, stage="engine", attempts=end.attempts)
             return msgspec.structs.replace(end, state="failed", body=None, failure=failure)
         except Error:
             raise
         except Exception as error:
-            log.warning("Row %d failed in our own code.", lease.row, exc_info=error)
+            log.warning("Row %d failed in our own code.", item.row, exc_info=error)
             return failed(Failure.from_error(error, "engine"))
 
-    def _kept(self, done: Done) -> None:
+    def _kept(self, done: RowCompleted) -> None:
         """On any thread."""
         self._loop.call_soon_threadsafe(self._tell, done)
 
@@ -137,7 +137,7 @@ class Worker:
         """On any thread: rows that have ended cannot be kept."""
         self._loop.call_soon_threadsafe(self._broke, error)
 
-    def _tell(self, done: Done) -> None:
+    def _tell(self, done: RowCompleted) -> None:
         self._done.append(done)
         self._news.set()
 
@@ -153,11 +153,11 @@ class _Used(msgspec.Struct):
 _used = msgspec.json.Decoder(_Used).decode
 
 
-def done_of(row: int, end: Outcome) -> Done:
+def row_completed(row: int, end: Outcome) -> RowCompleted:
     """The short form of an outcome."""
     failure = end.failure
     prompt, cached, generated = _usage(end).counts()
-    return Done(
+    return RowCompleted(
         row,
         end.state,
         failure.code if failure else None,
@@ -182,7 +182,7 @@ def _usage(end: Outcome) -> ResponseUsage:
     return ResponseUsage()
 
 
-class Alone:
+class InProcessPool:
     """One worker in this process, over a backend that is elsewhere."""
 
     size = 1
@@ -193,7 +193,7 @@ class Alone:
     async def open(self) -> None:
         return
 
-    def hand(self, journal: StoragePath, segment: str, retry_policy: RetryPolicy) -> Hand:
+    def make_worker(self, journal: StoragePath, segment: str, retry_policy: RetryPolicy) -> WorkerHandle:
         return Worker(self._backend(), partial(Segment, journal, segment), retry_policy, exclusive=False)
 
     async def close(self) -> None:

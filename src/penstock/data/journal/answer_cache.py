@@ -20,7 +20,7 @@ from typing import Any
 import cloudpickle
 
 from penstock.data.journal.segment import Entry, Segment
-from penstock.data.journal.segment_reader import answered, end_at, segments
+from penstock.data.journal.segment_reader import answered, read_outcome, segments
 from penstock.data.results.outcome import Outcome
 from penstock.data.rows.digest import is_deterministic, request_digest
 from penstock.data.rows.request import Request
@@ -36,7 +36,7 @@ class Key:
     is_drawn: bool
 
 
-class Memory:
+class AnswerCache:
     """Answers in the folder or bucket `url`; only what is ok, so that failed rows are tried again."""
 
     def __init__(self, url: str) -> None:
@@ -57,7 +57,7 @@ class Memory:
         Raises: Unavailable when it cannot be kept.
         """
         if found := self._found.get(key.digest):
-            return await asyncio.to_thread(end_at, *(found.pop() if key.is_drawn else found[-1]))
+            return await asyncio.to_thread(read_outcome, *(found.pop() if key.is_drawn else found[-1]))
         outcome = await ask()
         if outcome.state == "ok":
             loop = asyncio.get_running_loop()
@@ -65,7 +65,7 @@ class Memory:
             self._unkept.add(one)
             try:
                 entry = Entry(row=0, end=outcome, key=key.digest)
-                self._segment.keep(entry, lambda: _settle(loop, kept, None))
+                self._segment.append(entry, lambda: _settle(loop, kept, None))
                 await kept
             finally:
                 self._unkept.discard(one)
@@ -90,7 +90,7 @@ def _settle(loop: asyncio.AbstractEventLoop, kept: asyncio.Future[None], error: 
     loop.call_soon_threadsafe(settle)
 
 
-def key_of(ask: Any, row: Any, salt: bytes) -> Key:
+def cache_key(ask: Any, row: Any, salt: bytes) -> Key:
     """salt: of the model that is asked. row: the user's, all of it."""
     if isinstance(ask, Request) and is_deterministic(ask):
         return Key(request_digest(ask, salt), is_drawn=False)

@@ -16,7 +16,7 @@ from penstock.data.journal.segment_reader import (
     EntryLine,
     JournalBroken,
     decode_line,
-    heads,
+    read_heads,
     segments,
 )
 from penstock.data.results.outcome import Outcome
@@ -54,7 +54,7 @@ class Index:
         self._reading = threading.Lock()
         for number, file in enumerate(segments(folder, spool)):
             self._files.append(file)
-            for head, at in heads(file):
+            for head, at in read_heads(file):
                 self._take(head, number << _OFFSET_BITS | at)
 
     def state(self, row: int) -> str | None:

@@ -1,7 +1,7 @@
-"""One driver for one output: a second one is refused, and the successor of a killed one is not.
+"""One driver per output: a second one is refused, and the successor of a killed one is not.
 
-On a disk it is a lock of the kernel's, which ends with its process. In a bucket it is an object with a beat:
-whoever finds one watches it for a while, so no two clocks are compared.
+On a disk it is a lock of the kernel, released when its process ends. In a bucket it is an object with a
+heartbeat: a driver that finds one watches it for a while, so that no clocks of two machines are compared.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ import msgspec
 from penstock.data.storage.paths import StoragePath
 from penstock.errors import Error, Unavailable
 
-BEAT_S = 2.0
-_WATCH_S = 3 * BEAT_S
-_MISSED = 15
-"""Beats without success in a row; then another driver may have taken over."""
+HEARTBEAT_S = 2.0
+_WATCH_S = 3 * HEARTBEAT_S
+_MAX_MISSED = 15
+"""Consecutive failed heartbeats after which another driver may have taken over."""
 
 
-class Taken(Unavailable):
+class OutputLocked(Unavailable):
     """Another driver works on the output."""
 
     code = "output_taken"
 
 
-class Beat(msgspec.Struct):
-    """Who has the output. count: of beats."""
+class Heartbeat(msgspec.Struct):
+    """Which process holds the output. count: of heartbeats so far."""
 
     owner: str
     host: str
@@ -42,42 +42,44 @@ class Beat(msgspec.Struct):
     count: int = 0
 
 
-class Claim(Protocol):
-    """Held from its making to `free`."""
+class JobLock(Protocol):
+    """Held from its construction until `release`."""
 
     def lost(self) -> bool:
         """Whether another driver has, or may have, taken the output since."""
         ...
 
-    def free(self) -> None: ...
+    def release(self) -> None: ...
 
 
-def claim(journal: StoragePath) -> Claim:
-    """Raises: Taken, naming who works on the output."""
-    return _Lock(Path(journal.url) / "driver") if journal.is_local else _Beating(journal / "driver")
-
-
-def held(journal: StoragePath) -> bool:
-    """Whether somebody works on the output. In a bucket it takes some seconds to know."""
+def acquire_lock(journal: StoragePath) -> JobLock:
+    """Raises: OutputLocked, which names the process that works on the output."""
     if journal.is_local:
-        return _locked(Path(journal.url) / "driver")
-    return _living(journal / "driver") is not None
+        return _FileLock(Path(journal.url) / "driver")
+    return _HeartbeatLock(journal / "driver")
 
 
-def _me(count: int = 0, owner: str = "") -> Beat:
-    return Beat(owner or uuid.uuid4().hex, socket.gethostname(), os.getpid(), count)
+def is_locked(journal: StoragePath) -> bool:
+    """Whether a driver works on the output. For a bucket this takes some seconds."""
+    if journal.is_local:
+        return _is_file_locked(Path(journal.url) / "driver")
+    return _live_owner(journal / "driver") is not None
 
 
-def taken_over(journal: StoragePath) -> Taken:
-    """For a driver that has lost its claim."""
-    return Taken(f"Another driver has taken over this output ('{journal.url}'), and goes on with it.")
+def lost_lock(journal: StoragePath) -> OutputLocked:
+    """The error of a driver whose lock was taken over."""
+    return OutputLocked(f"Another driver has taken over this output ('{journal.url}'), and goes on with it.")
 
 
-_LOOK_S, _LOOKS = 0.05, 10
-"""Who asks for the state of a job holds the lock for a moment, shared with others who ask."""
+def _this_process() -> Heartbeat:
+    return Heartbeat(uuid.uuid4().hex, socket.gethostname(), os.getpid())
 
 
-def _locked(path: Path) -> bool:
+_RETRY_S, _TRIES = 0.05, 10
+"""`is_locked` holds a shared lock for a moment, which must not fail a driver that starts."""
+
+
+def _is_file_locked(path: Path) -> bool:
     try:
         file = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -87,20 +89,20 @@ def _locked(path: Path) -> bool:
     except BlockingIOError:
         return True
     except OSError as error:
-        raise _unlocked(path, error) from error
+        raise _cannot_lock(path, error) from error
     finally:
         os.close(file)
     return False
 
 
-def _unlocked(path: Path, error: OSError) -> Unavailable:
+def _cannot_lock(path: Path, error: OSError) -> Unavailable:
     return Unavailable(
         f"'{path}' cannot be locked: {error.strerror}. Write the output to a file system with locks, or to a "
         "bucket."
     )
 
 
-class _Lock:
+class _FileLock:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -110,81 +112,81 @@ class _Lock:
             os.close(self._file)
             raise
         os.ftruncate(self._file, 0)
-        os.pwrite(self._file, msgspec.json.encode(_me()), 0)
+        os.pwrite(self._file, msgspec.json.encode(_this_process()), 0)
 
     def _lock(self, path: Path) -> None:
-        for look in range(_LOOKS):
+        for tried in range(1, _TRIES + 1):
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
-                if look + 1 < _LOOKS:
-                    time.sleep(_LOOK_S)
+                if tried < _TRIES:
+                    time.sleep(_RETRY_S)
             except OSError as error:
-                raise _unlocked(path, error) from error
-        raise _taken(path.parent.as_posix(), os.read(self._file, 4096))
+                raise _cannot_lock(path, error) from error
+        raise _locked_by(path.parent.as_posix(), os.read(self._file, 4096))
 
     def lost(self) -> bool:
         return False
 
-    def free(self) -> None:
+    def release(self) -> None:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
 
-class _Beating:
-    def __init__(self, at: StoragePath) -> None:
-        if (other := _living(at)) is not None:
-            raise _taken(at.url, msgspec.json.encode(other))
-        self._at, self._me = at, _me()
-        self._beat()
-        time.sleep(BEAT_S)  # two that begin at once: the last one to write has it
-        if (now := _read(at)) is None or now.owner != self._me.owner:
-            raise _taken(at.url, msgspec.json.encode(now))
+class _HeartbeatLock:
+    def __init__(self, path: StoragePath) -> None:
+        if (other := _live_owner(path)) is not None:
+            raise _locked_by(path.url, msgspec.json.encode(other))
+        self._path, self._own = path, _this_process()
+        self._write()
+        time.sleep(HEARTBEAT_S)  # of two drivers that start at once, the last writer wins
+        if (now := _read(path)) is None or now.owner != self._own.owner:
+            raise _locked_by(path.url, msgspec.json.encode(now))
         self._lost = False
-        self._ended = threading.Event()
-        self._beating = threading.Thread(target=self._go_on, name="claim", daemon=True)
-        self._beating.start()
+        self._released = threading.Event()
+        self._thread = threading.Thread(target=self._keep_alive, name="claim", daemon=True)
+        self._thread.start()
 
     def lost(self) -> bool:
         return self._lost
 
-    def free(self) -> None:
-        if not self._ended.is_set():
-            self._ended.set()
-            self._beating.join()
+    def release(self) -> None:
+        if not self._released.is_set():
+            self._released.set()
+            self._thread.join()
             if not self._lost:
-                self._at.remove()
+                self._path.remove()
 
-    def _go_on(self) -> None:
+    def _keep_alive(self) -> None:
         missed = 0
-        while not self._ended.wait(BEAT_S):
+        while not self._released.wait(HEARTBEAT_S):
             try:
-                now = _read(self._at)
-                if now is not None and now.owner != self._me.owner:
+                now = _read(self._path)
+                if now is not None and now.owner != self._own.owner:
                     self._lost = True
                     return
-                self._beat()
+                self._write()
                 missed = 0
             except Error:
                 missed += 1
-                self._lost = missed > _MISSED
+                self._lost = missed > _MAX_MISSED
 
-    def _beat(self) -> None:
-        self._me.count += 1
-        self._at.write(msgspec.json.encode(self._me))
+    def _write(self) -> None:
+        self._own.count += 1
+        self._path.write(msgspec.json.encode(self._own))
 
 
-def _living(at: StoragePath) -> Beat | None:
-    """Who beats there, after having been watched."""
-    before = _read(at)
+def _live_owner(path: StoragePath) -> Heartbeat | None:
+    """The owner whose heartbeat advances while it is watched; None if there is none."""
+    before = _read(path)
     if before is None:
         return None
     deadline = time.monotonic() + _WATCH_S
     while time.monotonic() < deadline:
-        time.sleep(BEAT_S / 4)
-        now = _read(at)
+        time.sleep(HEARTBEAT_S / 4)
+        now = _read(path)
         if now is None:
             return None
         if now != before:
@@ -192,18 +194,18 @@ def _living(at: StoragePath) -> Beat | None:
     return None
 
 
-def _read(at: StoragePath) -> Beat | None:
+def _read(path: StoragePath) -> Heartbeat | None:
     try:
-        return msgspec.json.decode(at.read(), type=Beat) if at.exists() else None
+        return msgspec.json.decode(path.read(), type=Heartbeat) if path.exists() else None
     except (msgspec.DecodeError, msgspec.ValidationError):
         return None
 
 
-def _taken(where: str, said: bytes) -> Taken:
+def _locked_by(output: str, owner: bytes) -> OutputLocked:
     with contextlib.suppress(msgspec.DecodeError, msgspec.ValidationError):
-        other = msgspec.json.decode(said, type=Beat)
-        return Taken(
-            f"Process {other.pid} on {other.host} works on this output already ('{where}'). "
-            "Wait for its end, or stop it; `penstock batch status` shows how far it is."
+        other = msgspec.json.decode(owner, type=Heartbeat)
+        return OutputLocked(
+            f"Process {other.pid} on {other.host} works on this output already ('{output}'). "
+            "Wait until it ends, or stop it; `penstock batch status` shows its progress."
         )
-    return Taken(f"Another process works on this output already ('{where}').")
+    return OutputLocked(f"Another process works on this output already ('{output}').")

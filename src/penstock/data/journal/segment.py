@@ -84,12 +84,12 @@ class Segment:
         else:
             self._sink = _Objects(folder, name, broken)
 
-    def keep(self, entry: Entry, then: Callable[[], None]) -> None:
+    def append(self, entry: Entry, then: Callable[[], None]) -> None:
         """Keeps a line. `then` is called when no death of this process can lose it, perhaps on a thread.
 
         Raises: Unavailable when the journal cannot be written: then nothing may go on.
         """
-        self._sink.keep(line(entry), then)
+        self._sink.append(line(entry), then)
 
     def close(self) -> None:
         """All is kept, and every `then` called. Safe to call twice. Raises: Unavailable, once."""
@@ -112,7 +112,7 @@ class _File:
         self._syncing = threading.Thread(target=self._sync, name="journal", daemon=True)
         self._syncing.start()
 
-    def keep(self, data: bytes, then: Callable[[], None]) -> None:
+    def append(self, data: bytes, then: Callable[[], None]) -> None:
         if self._error is not None:  # a line behind one that is torn would not be read
             raise self._error
         try:
@@ -161,7 +161,7 @@ class _Objects:
         self._putting = threading.Thread(target=self._put_all, name="journal", daemon=True)
         self._putting.start()
 
-    def keep(self, data: bytes, then: Callable[[], None]) -> None:
+    def append(self, data: bytes, then: Callable[[], None]) -> None:
         if self._error is not None:
             raise self._error
         with self._lock:
@@ -220,10 +220,12 @@ def _unwritable(path: str, error: OSError) -> Unavailable:
 
 def attempt(folder: StoragePath) -> int:
     """The number of the next run on this journal, from 1."""
-    return 1 + max((run_of(file.name) for file in folder.files() if file.name.endswith(".jsonl")), default=0)
+    return 1 + max(
+        (run_number(file.name) for file in folder.files() if file.name.endswith(".jsonl")), default=0
+    )
 
 
-def run_of(name: str) -> int:
+def run_number(name: str) -> int:
     """The number of the run that began a segment; 0 of other files."""
     number = name.partition("-")[0]
     return int(number) if number.isdigit() else 0

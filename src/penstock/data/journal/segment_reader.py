@@ -14,7 +14,7 @@ from typing import IO, Any, cast
 
 import msgspec
 
-from penstock.data.journal.segment import run_of
+from penstock.data.journal.segment import run_number
 from penstock.data.results.outcome import Failure, Outcome, State
 from penstock.data.storage.paths import LocalPath, StoragePath
 from penstock.errors import Error
@@ -85,7 +85,7 @@ decode_line = msgspec.json.Decoder(EntryLine).decode
 def segments(folder: StoragePath, spool: Path | None = None) -> list[Path]:
     """Files of this machine with all lines of a journal, in the order in which they were begun."""
     found = (file.name for file in folder.files() if file.name.endswith(".jsonl"))
-    names = sorted(found, key=lambda name: (run_of(name), name))
+    names = sorted(found, key=lambda name: (run_number(name), name))
     if isinstance(folder, LocalPath):
         return [Path(folder.url) / name for name in names]
     if spool is None:
@@ -106,7 +106,7 @@ def _fetched(folder: StoragePath, names: list[str], spool: Path) -> list[Path]:
         return list(pool.map(fetch, names))
 
 
-def ended_in(folder: StoragePath, name: str, rows: Container[int]) -> list[tuple[int, Outcome]]:
+def outcomes_in(folder: StoragePath, name: str, rows: Container[int]) -> list[tuple[int, Outcome]]:
     """Those of `rows` that have ended, by the segment `name`: of a worker that has died."""
     found: list[tuple[int, Outcome]] = []
     for file in folder.files():
@@ -125,12 +125,12 @@ def ended_in(folder: StoragePath, name: str, rows: Container[int]) -> list[tuple
 
 def answered(file: Path) -> Iterator[tuple[str, int]]:
     """Digests of requests with an answer that is ok in a segment, and where in it. Raises: JournalBroken."""
-    for head, at in heads(file):
+    for head, at in read_heads(file):
         if head.key is not None and head.end is not None and head.end.state == "ok":
             yield head.key, at
 
 
-def end_at(file: Path, at: int) -> Outcome:
+def read_outcome(file: Path, at: int) -> Outcome:
     """How the row of the line at byte `at` ended."""
     with file.open("rb") as lines:
         lines.seek(at)
@@ -140,7 +140,7 @@ def end_at(file: Path, at: int) -> Outcome:
     return found.outcome()
 
 
-def heads(file: Path) -> Iterator[tuple[EntryHead, int]]:
+def read_heads(file: Path) -> Iterator[tuple[EntryHead, int]]:
     with file.open("rb") as lines:
         for head, at, _ in _entries(lines, str(file)):
             yield head, at

@@ -18,7 +18,7 @@ import uvloop
 from penstock.data.backends.protocol import Backend
 from penstock.data.execution.retry import RetryPolicy
 from penstock.data.execution.window import Window
-from penstock.data.journal.answer_cache import Memory, key_of
+from penstock.data.journal.answer_cache import AnswerCache, cache_key
 from penstock.data.pipeline.preprocess import ASK, END, Table, packed, unpacked, users_columns
 from penstock.data.results.outcome import Outcome
 
@@ -49,7 +49,7 @@ class EngineStage:
         Raises: what the backend's `start` raises.
         """
         self._run, self._identity = run, identity
-        self._memory = Memory(journal) if journal is not None else None
+        self._memory = AnswerCache(journal) if journal is not None else None
         self._loop = uvloop.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True, name="rows").start()
         self._window = self._wait(self._opened(make, retry_policy, alone, most))
@@ -75,7 +75,7 @@ class EngineStage:
         run = partial(self._run, ask, self._window)
         if self._memory is None:
             return await run()
-        return await self._memory.answer(key_of(ask, row, self._identity), run)
+        return await self._memory.answer(cache_key(ask, row, self._identity), run)
 
     def __del__(self) -> None:
         """Ray Data's way to end an actor's work: the engine is stopped with it."""
