@@ -117,7 +117,7 @@ async def test_the_death_of_a_replica_ends_its_calls(methods: ServeHandle):
 async def test_an_application_that_has_gone_is_unavailable(methods: ServeHandle):
     with pytest.raises(ConfigError, match="No application 'gone'"):
         await ServeHandle("gone").start()
-    with pytest.raises(Unavailable, match="before `start`"):
+    with pytest.raises(Unavailable, match="Call `start` before"):
         await ServeHandle("toy").call("add", {})
 
 
