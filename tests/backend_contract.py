@@ -13,7 +13,7 @@ from typing import Any
 from penstock.config import LLMConfig
 from penstock.data.backends.in_process import InProcessEngine
 from penstock.data.backends.protocol import Backend, Response
-from penstock.data.rows.request import Request
+from penstock.data.rows.request import RowRequest
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 OPTIONS: dict[str, Any] = {
@@ -34,27 +34,27 @@ def config(**options: Any) -> LLMConfig:
     return LLMConfig(model_loading_config=loading, llm_engine="sim", engine_kwargs=OPTIONS | options, **more)
 
 
-def row(path: str = COMPLETIONS, model: str | None = None, **body: Any) -> Request:
-    return Request(path=path, body=json.dumps(body).encode(), model=model)
+def row(path: str = COMPLETIONS, model: str | None = None, **body: Any) -> RowRequest:
+    return RowRequest(path=path, body=json.dumps(body).encode(), model=model)
 
 
-def long(**more: Any) -> Request:
+def long(**more: Any) -> RowRequest:
     """One that takes seconds."""
     return row(prompt="x", max_tokens=500, ignore_eos=True, **more)
 
 
-REQUESTS: dict[str, Request] = {
+REQUESTS: dict[str, RowRequest] = {
     "a completion": row(prompt="hello world", max_tokens=5),
     "a chat": row(CHAT, messages=[{"role": "user", "content": "Wie geht's, König? \U0001f600"}]),
     "two outputs": row(prompt="hello", n=2),
     "an embedding": row(EMBEDDINGS, input="hello"),
     "the engine's generate": row("/v1/generate", prompt="hello", sampling_params={"max_tokens": 3}),
     "the model by its name": row(prompt="hello", model="m"),
-    "a long number": Request(
+    "a long number": RowRequest(
         path=COMPLETIONS, body=b'{"prompt": "x", "seed": 123456789012345678901234567890}'
     ),
-    "no object": Request(path=COMPLETIONS, body=b"[]"),
-    "no JSON": Request(path=COMPLETIONS, body=b'{"prompt": '),
+    "no object": RowRequest(path=COMPLETIONS, body=b"[]"),
+    "no JSON": RowRequest(path=COMPLETIONS, body=b'{"prompt": '),
     "a wrong type": row(prompt=5),
     "an unknown role's field": row(CHAT, messages=[{"content": "hello"}]),
     "a prompt that is too long": row(prompt="x " * 600),
@@ -121,7 +121,7 @@ _ALL: list[Fact] = [
 FACTS: dict[str, Fact] = {fact.__name__: fact for fact in _ALL}
 
 
-async def expected(request: Request, config: LLMConfig) -> tuple[int, Any]:
+async def expected(request: RowRequest, config: LLMConfig) -> tuple[int, Any]:
     """What an engine in this process answers."""
     own = InProcessEngine(config)
     await own.start()

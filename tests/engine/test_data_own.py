@@ -18,7 +18,7 @@ from enginetest import SEATS, Served, vllm_config
 from penstock.data.backends.in_process import InProcessEngine
 from penstock.data.backends.protocol import Response
 from penstock.data.execution.window import Window
-from penstock.data.rows.request import Request
+from penstock.data.rows.request import RowRequest
 from penstock.engine import Load
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Watched:
         self.running.append(self._running())
         return self._backend.available_slots(in_flight)
 
-    async def send(self, request: Request) -> Response:
+    async def send(self, request: RowRequest) -> Response:
         self.ahead.append(self.window.in_flight - self._dry)
         answer = await self._backend.send(request)
         self._dry += not self._running()
@@ -103,7 +103,7 @@ async def test_of_every_backend(own: InProcessEngine, fact: str):
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 async def test_a_prompt_for_the_engine_stands_in_for_the_bodys(own: InProcessEngine, path: str):
     prompt = pickle.dumps({"prompt_token_ids": [1, 2, 3]})
-    answer = await own.send(Request(path=path, body=b'{"max_tokens": 1}', prompt=prompt))
+    answer = await own.send(RowRequest(path=path, body=b'{"max_tokens": 1}', prompt=prompt))
     assert answer.status == 200, answer.body
     assert json.loads(answer.body)["usage"]["prompt_tokens"] == 3
 
@@ -111,7 +111,7 @@ async def test_a_prompt_for_the_engine_stands_in_for_the_bodys(own: InProcessEng
 async def test_rows_at_once_keep_their_own_prompts(own: InProcessEngine):
     prompts = [[1 + i] * (3 + i) for i in range(20)]
     requests = [
-        Request(
+        RowRequest(
             path=COMPLETIONS, body=b'{"max_tokens": 1}', prompt=pickle.dumps({"prompt_token_ids": prompt})
         )
         for prompt in prompts
@@ -123,7 +123,7 @@ async def test_rows_at_once_keep_their_own_prompts(own: InProcessEngine):
 
 @pytest.mark.parametrize("body", [b"[]", b"{", b'{"prompt": 5}', b'{"prompt": "x", "temperature": "hot"}'])
 async def test_a_bad_row_is_an_answer_with_400(own: InProcessEngine, body: bytes):
-    answer = await own.send(Request(path=COMPLETIONS, body=body))
+    answer = await own.send(RowRequest(path=COMPLETIONS, body=body))
     assert answer.status == 400
     assert json.loads(answer.body)["error"]["message"]
 

@@ -20,7 +20,7 @@ from penstock.data.pipeline.row_program import LLM, program_columns, run
 from penstock.data.results.columns import result_columns, result_schema
 from penstock.data.results.outcome import Outcome
 from penstock.data.rows.builder import build_request
-from penstock.data.rows.request import Request, Task
+from penstock.data.rows.request import RowRequest, Task
 from penstock.errors import PromptTooLong
 from recipes.assistant.lessons import tool
 
@@ -48,7 +48,7 @@ class Asked:
     def __init__(self, served: Served) -> None:
         self._app = served.engine.app()
 
-    async def __call__(self, request: Request) -> Outcome:
+    async def __call__(self, request: RowRequest) -> Outcome:
         answer = await call(self._app, request.path, request.body)
         return classify_response(Response(answer.status, await answer.read()), attempts=1)
 

@@ -22,7 +22,7 @@ from penstock.data.execution.retry import RetryPolicy
 from penstock.data.execution.window import Window
 from penstock.data.pipeline.configs import HttpRequestProcessorConfig
 from penstock.data.pipeline.stage_spec import service_of
-from penstock.data.rows.request import Request
+from penstock.data.rows.request import RowRequest
 from penstock.engines.sim.engine import SimEngine
 from penstock.errors import ConfigError, Unavailable
 from penstock.layers.stack import stacked
@@ -105,7 +105,7 @@ async def test_a_raw_url_gets_the_body_as_it_is():
         service(echo) as base,
         started(OpenAIService(f"{base}/any/where?x=1", finds_model=False)) as raw,
     ):
-        answer = await raw.send(Request(path="", body=b'{"a":   1.50}', model="not sent"))
+        answer = await raw.send(RowRequest(path="", body=b'{"a":   1.50}', model="not sent"))
         assert answer.body == b'/any/where?x=1 {"a":   1.50}'
 
 
@@ -136,8 +136,8 @@ async def test_of_several_models_none_is_chosen():
         return web.Response(body=await request.read())
 
     async with service(models) as base, started(OpenAIService(base)) as asked:
-        assert (await asked.send(Request(path=COMPLETIONS, body=b"{}"))).body == b"{}"
-        assert json.loads((await asked.send(Request(path=COMPLETIONS, body=b"{}", model="b"))).body) == {
+        assert (await asked.send(RowRequest(path=COMPLETIONS, body=b"{}"))).body == b"{}"
+        assert json.loads((await asked.send(RowRequest(path=COMPLETIONS, body=b"{}", model="b"))).body) == {
             "model": "b"
         }
 
@@ -150,9 +150,9 @@ async def test_a_service_that_wants_one_of_several_models_named_ends_the_job_wit
 
     async with service(models) as base, started(OpenAIService(base)) as asked:
         with pytest.raises(ConfigError, match=r"serves 'a', 'b'.*--model"):
-            await asked.send(Request(path=COMPLETIONS, body=b"{}"))
-        await asked.send(Request(path=COMPLETIONS, body=b"{}", model="b"))
-        alone = await asked.send(Request(path=COMPLETIONS, body=b"{}"))  # other rows name theirs
+            await asked.send(RowRequest(path=COMPLETIONS, body=b"{}"))
+        await asked.send(RowRequest(path=COMPLETIONS, body=b"{}", model="b"))
+        alone = await asked.send(RowRequest(path=COMPLETIONS, body=b"{}"))  # other rows name theirs
         assert alone.status == 404
 
 
@@ -165,7 +165,7 @@ async def test_the_actors_of_a_pipeline_share_its_requests_per_second(kinds: tup
         config = HttpRequestProcessorConfig(url=base, model="m", qps=40, concurrency=(1, 2))
         async with started(service_of(config)) as actor:
             began = monotonic()
-            await asyncio.gather(*(actor.send(Request(path=path, body=b"{}")) for path in kinds * 6))
+            await asyncio.gather(*(actor.send(RowRequest(path=path, body=b"{}")) for path in kinds * 6))
             assert monotonic() - began >= (6 * len(kinds) - 1) / 20
 
 
@@ -265,7 +265,7 @@ async def test_a_redirection_is_told_instead_of_followed():
 
 async def test_a_prompt_for_the_engine_stays_in_its_process(url: str):
     async with started(OpenAIService(url)) as asked:
-        answer = await asked.send(Request(path=COMPLETIONS, body=b"{}", prompt=b"pickled"))
+        answer = await asked.send(RowRequest(path=COMPLETIONS, body=b"{}", prompt=b"pickled"))
         assert answer.status == 400
 
 

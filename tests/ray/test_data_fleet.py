@@ -18,7 +18,7 @@ from tests.ray.zoo import APP, FAST, LATE, Zoo
 from penstock.data.backends.protocol import Response
 from penstock.data.backends.replica_set import ReplicaSet
 from penstock.data.execution.window import Window
-from penstock.data.rows.request import Request
+from penstock.data.rows.request import RowRequest
 from penstock.errors import ConfigError, EngineDead
 from penstock.serve import build_llm_deployment
 
@@ -56,7 +56,7 @@ async def test_a_fleet_answers_as_an_own_engine(fleet: ReplicaSet, name: str):
 
 
 async def test_a_prompt_for_the_engine_stays_in_its_process(fleet: ReplicaSet):
-    assert (await fleet.send(Request(path=COMPLETIONS, body=b"{}", prompt=b"pickled"))).status == 400
+    assert (await fleet.send(RowRequest(path=COMPLETIONS, body=b"{}", prompt=b"pickled"))).status == 400
 
 
 async def test_a_window_keeps_a_fleet_full(fleet: ReplicaSet):
@@ -89,7 +89,7 @@ async def test_of_several_models_one_must_be_named_and_is_woken_where_it_sleeps(
     assert (answer.status, json.loads(answer.body)["model"]) == (200, LATE)
 
 
-async def ended(fleet: ReplicaSet, request: Request) -> Response | EngineDead:
+async def ended(fleet: ReplicaSet, request: RowRequest) -> Response | EngineDead:
     try:
         return await fleet.send(request)
     except EngineDead as error:

@@ -20,7 +20,7 @@ from penstock.data.job.api import make_worker_pool
 from penstock.data.job.spec import EngineSpec
 from penstock.data.pipeline.configs import EngineProcessorConfig
 from penstock.data.pipeline.stage_spec import station
-from penstock.data.rows.request import Request
+from penstock.data.rows.request import RowRequest
 from penstock.engines.sim import tokenizer
 from penstock.errors import EngineDead, EngineStartFailed, Unavailable
 
@@ -64,7 +64,7 @@ def adapters(folder: Path, *names: str) -> dict[str, Any]:
 async def test_a_row_that_names_an_adapter_gets_it(make: Any, tmp_path: Path):
     engine = await make(lora_config=adapters(tmp_path, "a", "b"))
     requests = [
-        Request(path=COMPLETIONS, body=b'{"prompt": "hello"}', model=model)
+        RowRequest(path=COMPLETIONS, body=b'{"prompt": "hello"}', model=model)
         for model in ("m:a", "m:b", "m", "m:a")
     ]
     answers = [json.loads((await engine.send(request)).body) for request in requests]
@@ -74,7 +74,7 @@ async def test_a_row_that_names_an_adapter_gets_it(make: Any, tmp_path: Path):
 
 async def test_a_row_that_names_no_adapter_there_is_fails_alone(make: Any, tmp_path: Path):
     engine = await make(lora_config=adapters(tmp_path, "a"))
-    answer = await engine.send(Request(path=COMPLETIONS, body=b'{"prompt": "hello"}', model="m:z"))
+    answer = await engine.send(RowRequest(path=COMPLETIONS, body=b'{"prompt": "hello"}', model="m:z"))
     assert answer.status == 404
     assert "There are: 'a'" in json.loads(answer.body)["error"]["message"]
 
@@ -85,7 +85,7 @@ def louder(request: dict[str, Any]) -> dict[str, Any]:
 
 async def test_the_configs_own_preprocessor_is_asked_as_in_a_replica(make: Any):
     engine = await make(preprocessor=louder)
-    answer = await engine.send(Request(path=COMPLETIONS, body=b'{"prompt": "hello"}'))
+    answer = await engine.send(RowRequest(path=COMPLETIONS, body=b'{"prompt": "hello"}'))
     assert b"HELLO" in answer.body
 
 
@@ -101,19 +101,19 @@ async def test_what_the_authors_preprocessor_raises_is_the_rows_end_at_once(
     make: Any, prompt: str, said: str
 ):
     window = Window(await make(preprocessor=careless), RetryPolicy())
-    end = await window.run(Request(path=COMPLETIONS, body=json.dumps({"prompt": prompt}).encode()))
+    end = await window.run(RowRequest(path=COMPLETIONS, body=json.dumps({"prompt": prompt}).encode()))
     assert (end.failure.code, end.attempts) == ("own_code_failed", 1)
     assert said in end.failure.message
 
 
 async def test_a_row_is_answered_with_the_model_of_the_config(make: Any):
-    answer = await (await make()).send(Request(path=COMPLETIONS, body=b'{"prompt": "hello"}'))
+    answer = await (await make()).send(RowRequest(path=COMPLETIONS, body=b'{"prompt": "hello"}'))
     assert answer.status == 200
     assert json.loads(answer.body)["model"] == "m"
 
 
 async def test_cached_tokens_are_told(make: Any):
-    answer = await (await make()).send(Request(path=COMPLETIONS, body=b'{"prompt": "hello"}'))
+    answer = await (await make()).send(RowRequest(path=COMPLETIONS, body=b'{"prompt": "hello"}'))
     assert json.loads(answer.body)["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
 
 
@@ -156,27 +156,27 @@ def test_the_users_own_word_on_the_runner_stands():
     "body", [b"", b"[]", b'"x"', b'{"prompt": 5}', b"{", b'{"prompt": "x", "n": "many"}']
 )
 async def test_a_bad_row_is_an_answer_with_400(make: Any, body: bytes):
-    answer = await (await make()).send(Request(path=COMPLETIONS, body=body))
+    answer = await (await make()).send(RowRequest(path=COMPLETIONS, body=body))
     assert answer.status == 400
     assert json.loads(answer.body)["error"]["message"]
 
 
 async def test_an_unknown_path_is_an_answer_with_404(make: Any):
-    assert (await (await make()).send(Request(path="/v1/nothing", body=b"{}"))).status == 404
+    assert (await (await make()).send(RowRequest(path="/v1/nothing", body=b"{}"))).status == 404
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 async def test_a_prompt_for_the_engine_stands_in_for_the_bodys(make: Any, path: str):
     engine = await make()
     answer = await engine.send(
-        Request(path=path, body=b'{"max_tokens": 9}', prompt=pickle.dumps({"prompt": "mine"}))
+        RowRequest(path=path, body=b'{"max_tokens": 9}', prompt=pickle.dumps({"prompt": "mine"}))
     )
     assert answer.status == 200, answer.body
     assert b"mine" in answer.body
 
 
 async def test_a_prompt_for_the_engine_is_refused_where_none_is_taken(make: Any):
-    request = Request(path="/v1/embeddings", body=b"{}", prompt=pickle.dumps({"prompt": "mine"}))
+    request = RowRequest(path="/v1/embeddings", body=b"{}", prompt=pickle.dumps({"prompt": "mine"}))
     answer = await (await make()).send(request)
     assert answer.status == 400
     assert "does not take an engine prompt" in json.loads(answer.body)["error"]["message"]
@@ -185,30 +185,30 @@ async def test_a_prompt_for_the_engine_is_refused_where_none_is_taken(make: Any)
 async def test_token_ids_are_asked_by_generate(make: Any):
     ids = tokenizer.encode("one two three")
     body = json.dumps({"prompt_token_ids": ids, "sampling_params": {"max_tokens": 3}})
-    answer = await (await make()).send(Request(path="/v1/generate", body=body.encode()))
+    answer = await (await make()).send(RowRequest(path="/v1/generate", body=body.encode()))
     assert json.loads(answer.body)["usage"]["prompt_tokens"] == len(ids)
 
 
 async def test_a_death_ends_what_is_open_and_start_makes_a_new_engine(make: Any):
     engine = await make(die_after_tokens=500, step_base_ms=5)
-    long = Request(path=COMPLETIONS, body=b'{"prompt": "x", "max_tokens": 400, "ignore_eos": true}')
+    long = RowRequest(path=COMPLETIONS, body=b'{"prompt": "x", "max_tokens": 400, "ignore_eos": true}')
     ends = await asyncio.gather(*(engine.send(long) for _ in range(20)), return_exceptions=True)
     assert {type(end) for end in ends} == {EngineDead}
     assert engine.available_slots(0) == 0
     await engine.start()
-    assert (await engine.send(Request(path=COMPLETIONS, body=b'{"prompt": "x"}'))).status == 200
+    assert (await engine.send(RowRequest(path=COMPLETIONS, body=b'{"prompt": "x"}'))).status == 200
 
 
 async def test_a_death_with_nothing_in_it_costs_the_next_row_nothing(make: Any):
     engine = await make()
     engine._started.engine.die()
     await until(lambda: engine.available_slots(0) == 0)
-    assert (await engine.send(Request(path=COMPLETIONS, body=b'{"prompt": "x"}'))).status == 200
+    assert (await engine.send(RowRequest(path=COMPLETIONS, body=b'{"prompt": "x"}'))).status == 200
 
 
 async def test_cancelling_ends_the_request_in_the_engine(make: Any):
     engine = await make(step_base_ms=5)
-    long = Request(path=COMPLETIONS, body=b'{"prompt": "x", "max_tokens": 4000, "ignore_eos": true}')
+    long = RowRequest(path=COMPLETIONS, body=b'{"prompt": "x", "max_tokens": 4000, "ignore_eos": true}')
     asking = asyncio.create_task(engine.send(long))
     await until(lambda: engine.load().running == 1)
     asking.cancel()
@@ -219,7 +219,7 @@ async def test_cancelling_ends_the_request_in_the_engine(make: Any):
 
 async def test_who_asks_before_the_start_is_told_so():
     with pytest.raises(Unavailable, match="call `start` first"):
-        await InProcessEngine(config()).send(Request(path=COMPLETIONS, body=b"{}"))
+        await InProcessEngine(config()).send(RowRequest(path=COMPLETIONS, body=b"{}"))
 
 
 async def test_stop_may_come_twice_and_before_the_start():
@@ -229,12 +229,12 @@ async def test_stop_may_come_twice_and_before_the_start():
     await engine.stop()
     await engine.stop()
     with pytest.raises(Unavailable):
-        await engine.send(Request(path=COMPLETIONS, body=b"{}"))
+        await engine.send(RowRequest(path=COMPLETIONS, body=b"{}"))
 
 
 async def test_stop_ends_what_is_open(make: Any):
     engine = await make(step_base_ms=5)
-    long = Request(path=COMPLETIONS, body=b'{"prompt": "x", "max_tokens": 4000, "ignore_eos": true}')
+    long = RowRequest(path=COMPLETIONS, body=b'{"prompt": "x", "max_tokens": 4000, "ignore_eos": true}')
     asking = asyncio.create_task(engine.send(long))
     await until(lambda: engine.load().running == 1)
     await engine.stop()
@@ -250,7 +250,7 @@ async def test_a_start_that_takes_too_long_says_what_to_raise():
 
 async def test_many_starts_make_one_engine(make: Any):
     engine = await make()
-    await engine.send(Request(path=COMPLETIONS, body=b'{"prompt": "x", "max_tokens": 1}'))
+    await engine.send(RowRequest(path=COMPLETIONS, body=b'{"prompt": "x", "max_tokens": 1}'))
     before = engine._started
     await asyncio.gather(*(engine.start() for _ in range(5)))
     assert engine._started is before

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.data.backends.openai_service import OpenAIService, _endpoint, _parsed
 from penstock.data.backends.rate_limit import AdaptiveConcurrency, RateLimiter
-from penstock.data.rows.request import Request
+from penstock.data.rows.request import RowRequest
 from penstock.errors import ConfigError, Unavailable
 
 CHAT = "/v1/chat/completions"
@@ -46,7 +46,7 @@ def test_what_is_no_url_is_refused_with_an_example(url: str):
 
 async def test_who_asks_before_the_start_is_told_so_without_secrets():
     with pytest.raises(Unavailable) as told:
-        await OpenAIService("http://me:secret@h/v1?key=secret").send(Request(path=CHAT, body=b"{}"))
+        await OpenAIService("http://me:secret@h/v1?key=secret").send(RowRequest(path=CHAT, body=b"{}"))
     assert "http://h/v1" in str(told.value)
     assert "secret" not in str(told.value)
 
@@ -109,5 +109,5 @@ def test_who_asks_to_be_left_alone_is():
 async def test_an_address_is_shown_as_it_is_written(url: str):
     with pytest.raises(Unavailable, match=re.escape(url)):
         await OpenAIService(url.replace("://", "://me:secret@") + "?key=secret").send(
-            Request(path="/", body=b"{}")
+            RowRequest(path="/", body=b"{}")
         )

@@ -22,7 +22,7 @@ from penstock.data.backends.protocol import Response
 from penstock.data.job.job import Job
 from penstock.data.job.spec import JobSpec
 from penstock.data.job.worker import InProcessPool
-from penstock.data.rows.request import Request
+from penstock.data.rows.request import RowRequest
 
 pytestmark = pytest.mark.parity("X5")
 
@@ -125,7 +125,7 @@ class Interrupting(InProcessEngine):
         super().__init__(config)
         self._job, self._after = job, after
 
-    async def ask(self, request: Request) -> Response:
+    async def ask(self, request: RowRequest) -> Response:
         if self._after == 0:
             self._job.cancel()
         self._after -= 1

@@ -16,7 +16,7 @@ from penstock.data.backends.protocol import Response
 from penstock.data.execution.retry import classify_response
 from penstock.data.pipeline.row_program import LLM, program_columns, program_schema, run
 from penstock.data.results.outcome import Failure, Outcome
-from penstock.data.rows.request import Request, Task
+from penstock.data.rows.request import RowRequest, Task
 from penstock.engines import engine_class
 from penstock.errors import BadRequest, Error, NotFound, Overloaded, PromptTooLong, Unavailable
 
@@ -37,7 +37,7 @@ class Asked:
         self.bodies: list[dict[str, Any]] = []
         self.at_a_time = self.most = 0
 
-    async def __call__(self, request: Request) -> Outcome:
+    async def __call__(self, request: RowRequest) -> Outcome:
         self.bodies.append(json.loads(request.body))
         self.at_a_time += 1
         self.most = max(self.most, self.at_a_time)
@@ -174,7 +174,7 @@ async def test_a_program_at_fault_fails_its_row(program: Any, said: str, ask: As
 
 
 async def test_a_row_whose_job_ends_is_skipped():
-    async def ends(request: Request) -> Outcome:
+    async def ends(request: RowRequest) -> Outcome:
         return Outcome(state="skipped")
 
     outcome = await run(refined, {"question": "What?"}, ends)

@@ -9,12 +9,12 @@ import pytest
 from penstock.data.job.prefix import PendingRow, prompt_prefix
 from penstock.data.job.protocol import RowCompleted
 from penstock.data.job.queue import LOOK_AHEAD_BYTES, Queue, ReusedAnswer
-from penstock.data.rows.request import Request
+from penstock.data.rows.request import RowRequest
 
 
 def waiting(number: int, text: str = "", key: str | None = None) -> PendingRow:
     body = json.dumps({"messages": [{"role": "user", "content": text or str(number)}]}).encode()
-    request = Request(path="/v1/chat/completions", body=body)
+    request = RowRequest(path="/v1/chat/completions", body=body)
     return PendingRow(number, request, key, 0, prompt_prefix(request))
 
 
@@ -150,7 +150,7 @@ async def test_beginnings_can_be_left_alone():
 
 def test_rows_of_two_models_never_begin_alike():
     body = b'{"messages": []}'
-    one, other = (Request(path="/v1/chat/completions", body=body, model=name) for name in ("m:a", "m:b"))
+    one, other = (RowRequest(path="/v1/chat/completions", body=body, model=name) for name in ("m:a", "m:b"))
     assert prompt_prefix(one) != prompt_prefix(other)
 
 
@@ -219,7 +219,7 @@ async def test_rows_that_wait_for_an_answer_bound_the_reading():
 
 async def test_prompts_for_an_engine_count_by_their_bytes():
     rows = [
-        PendingRow(n, Request(path="/v1/completions", body=b"{}", prompt=b"x" * (1 << 20)))
+        PendingRow(n, RowRequest(path="/v1/completions", body=b"{}", prompt=b"x" * (1 << 20)))
         for n in range(200)
     ]
     found = Queue(iter(rows))

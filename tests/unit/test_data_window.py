@@ -9,7 +9,7 @@ import pytest
 from penstock.data.backends.protocol import Response
 from penstock.data.execution.retry import RetryPolicy
 from penstock.data.execution.window import Window
-from penstock.data.rows.request import Request
+from penstock.data.rows.request import RowRequest
 from penstock.engine import Load
 from penstock.errors import EngineDead, EngineStartFailed, Unavailable
 
@@ -35,7 +35,7 @@ class Obedient:
 
     async def stop(self) -> None: ...
 
-    async def send(self, request: Request) -> Response:
+    async def send(self, request: RowRequest) -> Response:
         word = request.body.decode()
         self.asked[word] += 1
         death = asyncio.get_running_loop().create_future()
@@ -74,8 +74,8 @@ class Obedient:
         return max(0, self.size - in_flight)
 
 
-def row(word: str) -> Request:
-    return Request(path="/v1/completions", body=word.encode())
+def row(word: str) -> RowRequest:
+    return RowRequest(path="/v1/completions", body=word.encode())
 
 
 async def ended(backend: Obedient, *words: str, retry_policy: RetryPolicy = QUICK, alone: bool = True):
@@ -244,7 +244,7 @@ async def test_an_engine_that_cannot_start_again_ends_every_row_of_the_window():
 
 async def test_an_outage_without_end_raises():
     class Gone(Obedient):
-        async def send(self, request: Request) -> Response:
+        async def send(self, request: RowRequest) -> Response:
             raise Unavailable("Nobody there.")
 
     with pytest.raises(Unavailable):
@@ -290,7 +290,7 @@ async def test_room_is_what_the_backend_has_less_those_that_wait():
 
 async def test_an_answer_that_is_no_json_fails_the_row():
     class Babbling(Obedient):
-        async def send(self, request: Request) -> Response:
+        async def send(self, request: RowRequest) -> Response:
             return Response(200, b"<html>hello")
 
     (outcome,) = await ended(Babbling(), "row")
@@ -304,7 +304,7 @@ async def test_an_answer_that_is_no_json_fails_the_row():
 @pytest.mark.parametrize("status", [200, 400])
 async def test_an_answer_that_cannot_be_read_fails_its_row_alone(status: int, body: bytes):
     class Odd(Obedient):
-        async def send(self, request: Request) -> Response:
+        async def send(self, request: RowRequest) -> Response:
             return Response(status, body) if request.body == b"odd" else await super().send(request)
 
     odd, other = await ended(Odd(), "odd", "row")

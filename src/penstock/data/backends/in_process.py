@@ -22,7 +22,7 @@ from penstock.data.backends.engine_config import with_usage_details
 from penstock.data.backends.json_fields import with_fields
 from penstock.data.backends.protocol import Response
 from penstock.data.backends.queue_depth import QueueDepth
-from penstock.data.rows.request import Request
+from penstock.data.rows.request import RowRequest
 from penstock.engine import Engine, Load, Progress, no_progress
 from penstock.engines import engine_class
 from penstock.errors import BadRequest, EngineDead, EngineStartFailed, Error, Unavailable
@@ -72,7 +72,7 @@ class InProcessEngine:
             await self._end()
             self._dead = None
 
-    async def send(self, request: Request) -> Response:
+    async def send(self, request: RowRequest) -> Response:
         if self._dead is not None:  # it died without a request in it, or the window would have called `start`
             await self.start()
         if (started := self._started) is None:
@@ -113,7 +113,7 @@ class InProcessEngine:
         for task in self._requests:
             task.cancel()
 
-    async def _call(self, started: StartedEngine, request: Request) -> Response:
+    async def _call(self, started: StartedEngine, request: RowRequest) -> Response:
         try:
             headers, body = self._headers(request), self._body(request)
         except BadRequest as error:
@@ -128,7 +128,7 @@ class InProcessEngine:
             await asyncio.sleep(_DEATH_GRACE_S)  # cancelled here when the engine dies
         return response
 
-    def _headers(self, request: Request) -> dict[str, str]:
+    def _headers(self, request: RowRequest) -> dict[str, str]:
         """Raises: BadRequest for an adapter of a model without adapters."""
         own, named = self._config.model_id, request.model or ""
         if not named.startswith(f"{own}:"):
@@ -139,7 +139,7 @@ class InProcessEngine:
             )
         return asking_for(named.removeprefix(f"{own}:"))
 
-    def _body(self, request: Request) -> bytes:
+    def _body(self, request: RowRequest) -> bytes:
         """Sets `prepared_prompt` for the running task where the request has an engine prompt.
 
         Raises: BadRequest where the endpoint takes none.

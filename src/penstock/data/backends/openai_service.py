@@ -18,7 +18,7 @@ from penstock.data.backends.http_client import ConnectFailed, ConnectionLost, Ht
 from penstock.data.backends.json_fields import with_fields
 from penstock.data.backends.protocol import Response
 from penstock.data.backends.rate_limit import AdaptiveConcurrency, RateLimiter
-from penstock.data.rows.request import Request
+from penstock.data.rows.request import RowRequest
 from penstock.engine import Load, Progress, no_progress
 from penstock.errors import BadRequest, ConfigError, DeadlineExceeded, Error, Unavailable
 from penstock.openai.errors import envelope
@@ -86,7 +86,7 @@ class OpenAIService:
         if client is not None:
             await client.close()
 
-    async def send(self, request: Request) -> Response:
+    async def send(self, request: RowRequest) -> Response:
         if self._client is None:
             raise Unavailable(f"Call `start` before sending requests to {self._shown}.")
         if request.path != PAYLOAD:
@@ -113,7 +113,7 @@ class OpenAIService:
         slots, soon = max(0, self._concurrency.limit - in_flight), self._rate.available()
         return slots if soon is None else min(slots, soon)
 
-    def _check_model_named(self, request: Request, response: Response) -> None:
+    def _check_model_named(self, request: RowRequest, response: Response) -> None:
         """Raises: ConfigError where a service of several models has no default: all rows would fail alike."""
         self._accepted |= response.status == 200
         if request.model or request.path == PAYLOAD or self._accepted or not self._listed:
@@ -126,7 +126,7 @@ class OpenAIService:
             "one in each row."
         )
 
-    async def _post(self, client: HttpClient, request: Request) -> Response:
+    async def _post(self, client: HttpClient, request: RowRequest) -> Response:
         """Raises: Unavailable."""
         if request.prompt is not None:
             return _refused(
@@ -148,7 +148,7 @@ class OpenAIService:
             return Response(response.status, envelope(Unavailable(moved)))
         return response
 
-    def _url_and_body(self, request: Request) -> tuple[str, bytes]:
+    def _url_and_body(self, request: RowRequest) -> tuple[str, bytes]:
         if request.path == PAYLOAD:
             return urlunsplit(self._url), request.body
         model = request.model or self._model

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.data.rows.request import Request
+from penstock.data.rows.request import RowRequest
 from penstock.engine import Load, Progress, no_progress
 
 
@@ -32,7 +32,7 @@ class Backend(Protocol):
         """Releases everything. May be called twice, or before `start`."""
         ...
 
-    async def send(self, request: Request) -> Response:
+    async def send(self, request: RowRequest) -> Response:
         """The response; cancelling the call aborts the request in the engine.
 
         Raises: EngineDead when the engine died while it ran the request; Unavailable when it was not reached.

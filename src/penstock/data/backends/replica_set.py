@@ -19,7 +19,7 @@ from penstock.data.backends.http_client import ConnectFailed, ConnectionLost, Ht
 from penstock.data.backends.json_fields import with_fields
 from penstock.data.backends.protocol import Response
 from penstock.data.backends.replica import ReplicaClient
-from penstock.data.rows.request import Request
+from penstock.data.rows.request import RowRequest
 from penstock.engine import Load, Progress, no_progress
 from penstock.errors import BadRequest, ConfigError, EngineDead, EngineStartFailed, Unavailable
 from penstock.openai.errors import form
@@ -76,7 +76,7 @@ class ReplicaSet:
         members, self._replicas = list(self._replicas.values()), {}
         await asyncio.gather(*(member.close() for member in members))
 
-    async def send(self, request: Request) -> Response:
+    async def send(self, request: RowRequest) -> Response:
         excluded: set[str] = set()
         while True:
             try:
@@ -132,7 +132,7 @@ class ReplicaSet:
                 return max(candidates, key=lambda member: (member.available_slots(), -member.busy))
         raise Unavailable(f"No replica of application '{self._app_name}' took the request in {_WAIT_S:g} s.")
 
-    async def _send(self, member: ReplicaClient, request: Request) -> HttpResponse:
+    async def _send(self, member: ReplicaClient, request: RowRequest) -> HttpResponse:
         """Raises: ConnectFailed, ConnectionLost; BadRequest for requests that no replica takes."""
         assert member.hello is not None
         own = member.hello.model_id

@@ -15,7 +15,7 @@ from penstock.data.backends.protocol import Response
 from penstock.data.backends.replica_set import ReplicaSet
 from penstock.data.backends.serve_handle import ServeHandle, build_argument
 from penstock.data.rows.coerce import to_json
-from penstock.data.rows.request import Request
+from penstock.data.rows.request import RowRequest
 from penstock.engine import Load, Progress, no_progress
 from penstock.errors import BadRequest, ConfigError
 from penstock.openai.errors import envelope
@@ -67,7 +67,7 @@ class ServeDeployment:
         if self._replicas is not None:
             await self._replicas.stop()
 
-    async def send(self, request: Request) -> Response:
+    async def send(self, request: RowRequest) -> Response:
         is_call = not request.path.startswith("/")
         if self._replicas is None:
             return await self._handle.send(request) if is_call else _refused(_NOT_A_MODEL)
@@ -90,7 +90,7 @@ class ServeDeployment:
             else self._replicas.available_slots(in_flight)
         )
 
-    def _as_request(self, call: Request) -> Request:
+    def _as_request(self, call: RowRequest) -> RowRequest:
         """Raises: BadRequest."""
         dtype, kwargs = pickle.loads(call.prompt or b"")
         if dtype is not None:
@@ -99,7 +99,7 @@ class ServeDeployment:
         model = body.pop("model", None)
         if body.pop("stream", None):
             raise BadRequest("Rows do not stream; leave `stream` out.", param="stream")
-        return Request(path=_PATHS[call.path], body=msgspec.json.encode(body), model=model)
+        return RowRequest(path=_PATHS[call.path], body=msgspec.json.encode(body), model=model)
 
 
 _NOT_A_MODEL = BadRequest(

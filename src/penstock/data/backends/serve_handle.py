@@ -23,7 +23,7 @@ from ray.serve.exceptions import (
 
 from penstock.data.backends import serve_lookup
 from penstock.data.backends.protocol import Response
-from penstock.data.rows.request import Request
+from penstock.data.rows.request import RowRequest
 from penstock.engine import Load, Progress, no_progress
 from penstock.errors import BadRequest, EngineDead, Error, Overloaded, OwnCodeFailed, Unavailable
 from penstock.openai.errors import envelope
@@ -63,7 +63,7 @@ class ServeHandle:
     async def stop(self) -> None:
         """Holds nothing."""
 
-    async def send(self, request: Request) -> Response:
+    async def send(self, request: RowRequest) -> Response:
         """request: from `method_call`. The response's body is the result as JSON."""
         dtype, kwargs = pickle.loads(request.prompt or b"")
         try:
@@ -112,9 +112,9 @@ class ServeHandle:
         return await _called(deployment, method, given, stream=True)
 
 
-def method_call(method: str, kwargs: Mapping[str, Any], dtype: str | None = None) -> Request:
+def method_call(method: str, kwargs: Mapping[str, Any], dtype: str | None = None) -> RowRequest:
     """A row's call as a request, for `ServeHandle.ask`."""
-    return Request(path=method, body=b"{}", prompt=pickle.dumps((dtype, dict(kwargs))))
+    return RowRequest(path=method, body=b"{}", prompt=pickle.dumps((dtype, dict(kwargs))))
 
 
 async def _called(

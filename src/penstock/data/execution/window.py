@@ -16,7 +16,7 @@ import msgspec
 from penstock.data.backends.protocol import Backend, Response
 from penstock.data.execution.retry import BUSY_STATUSES, RetryPolicy, classify_response, is_retryable
 from penstock.data.results.outcome import Failure, Outcome, failed
-from penstock.data.rows.request import Request
+from penstock.data.rows.request import RowRequest
 from penstock.errors import EngineDead, Error, Unavailable
 
 _POLL_S = 0.005
@@ -77,7 +77,7 @@ class Window:
             await asyncio.sleep(_POLL_S)
         return slots
 
-    async def run(self, request: Request, deaths: int = 0) -> Outcome:
+    async def run(self, request: RowRequest, deaths: int = 0) -> Outcome:
         """The row's final outcome. deaths: of engines while they ran this row, before now.
 
         Raises: what the backend raises when it cannot restart, EngineDead when it keeps dying, Unavailable
@@ -277,7 +277,7 @@ class _Row:
         "unreached",
     )
 
-    def __init__(self, request: Request, deaths: int) -> None:
+    def __init__(self, request: RowRequest, deaths: int) -> None:
         self.request = request
         self.deaths = deaths
         self.attempts = 1

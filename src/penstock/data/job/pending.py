@@ -18,7 +18,7 @@ from penstock.data.journal.segment import Entry
 from penstock.data.results.outcome import SKIPPED, Failure, Outcome
 from penstock.data.rows.builder import build_request
 from penstock.data.rows.digest import is_deterministic, request_digest
-from penstock.data.rows.request import Request
+from penstock.data.rows.request import RowRequest
 from penstock.data.rows.template import PromptTemplate
 from penstock.data.storage.readers import InputRow
 from penstock.data.storage.source import InputFiles
@@ -140,7 +140,7 @@ class RequestBuilder:
         prefix = prompt_prefix(request) if self._spec.group_prefixes else b""
         return PendingRow(row.number, request, self._key(request), 0, prefix)
 
-    def _key(self, request: Request) -> str | None:
+    def _key(self, request: RowRequest) -> str | None:
         if self._spec.reuse == "off" or request.prompt is not None:
             return None
         if self._spec.reuse == "exact" and not is_deterministic(request):

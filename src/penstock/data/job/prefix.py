@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from penstock.data.rows.request import Request
+from penstock.data.rows.request import RowRequest
 
 SHARED_BYTES = 256
 """Rows are of one group when so much more of their beginning is equal than of all rows together: some 64
@@ -29,7 +29,7 @@ class PendingRow:
     """
 
     number: int
-    request: Request
+    request: RowRequest
     key: str | None = None
     deaths: int = 0
     prefix: bytes = b""
@@ -49,7 +49,7 @@ class _PromptFields(msgspec.Struct):
 _decode = msgspec.json.Decoder(_PromptFields).decode
 
 
-def prompt_prefix(request: Request) -> bytes:
+def prompt_prefix(request: RowRequest) -> bytes:
     """What the engine reads first of a request: rows of other models never begin alike."""
     try:
         body = _decode(request.body)

@@ -14,7 +14,7 @@ from penstock.data.job.pending import RequestBuilder
 from penstock.data.job.spec import JobSpec
 from penstock.data.job.validation import check_custom_ids, check_new, detect_batch_lines, find_job_input
 from penstock.data.results.outcome import Failure
-from penstock.data.rows.request import Request
+from penstock.data.rows.request import RowRequest
 from penstock.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class _Body(msgspec.Struct):
     input: Any = None
 
 
-def _prompt(request: Request, template: Any) -> str:
+def _prompt(request: RowRequest, template: Any) -> str:
     """What the model reads; without its template, the body."""
     try:
         body = msgspec.json.decode(request.body, type=_Body)

@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.data.execution.retry import RetryPolicy
 from penstock.data.results.outcome import State
-from penstock.data.rows.request import Request
+from penstock.data.rows.request import RowRequest
 from penstock.data.storage.paths import StoragePath
 from penstock.engine import Progress
 from penstock.errors import Unavailable
@@ -21,7 +21,7 @@ class WorkItem(msgspec.Struct, frozen=True, array_like=True):
     """A row for one worker to run. deaths: of engines that it was in. key: see `journal.Entry`."""
 
     row: int
-    request: Request
+    request: RowRequest
     deaths: int = 0
     key: str | None = None
 

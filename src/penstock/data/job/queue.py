@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from penstock.data.job.prefix import PendingRow, PrefixGroups
 from penstock.data.job.protocol import RowCompleted, WorkItem
-from penstock.data.rows.request import Request
+from penstock.data.rows.request import RowRequest
 
 LOOK_AHEAD = 4096
 """Rows that are read before they are asked for: among so many, those with one beginning are found."""
@@ -33,7 +33,7 @@ class _Duplicates:
     """Rows with one request: the first runs, the others wait for its answer."""
 
     first: int
-    request: Request
+    request: RowRequest
     others: list[PendingRow] = field(default_factory=list[PendingRow])
 
 

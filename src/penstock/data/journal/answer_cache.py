@@ -23,7 +23,7 @@ from penstock.data.journal.segment import Entry, Segment
 from penstock.data.journal.segment_reader import answered, read_outcome, segments
 from penstock.data.results.outcome import Outcome
 from penstock.data.rows.digest import is_deterministic, request_digest
-from penstock.data.rows.request import Request
+from penstock.data.rows.request import RowRequest
 from penstock.data.storage.paths import storage_path
 from penstock.errors import Error
 
@@ -92,11 +92,12 @@ def _settle(loop: asyncio.AbstractEventLoop, kept: asyncio.Future[None], error: 
 
 def cache_key(ask: Any, row: Any, salt: bytes) -> Key:
     """salt: of the model that is asked. row: the user's, all of it."""
-    if isinstance(ask, Request) and is_deterministic(ask):
+    if isinstance(ask, RowRequest) and is_deterministic(ask):
         return Key(request_digest(ask, salt), is_drawn=False)
     drawn = salt + _hash(row)
     return Key(
-        request_digest(ask, drawn) if isinstance(ask, Request) else _hash((drawn, ask)).hex(), is_drawn=True
+        request_digest(ask, drawn) if isinstance(ask, RowRequest) else _hash((drawn, ask)).hex(),
+        is_drawn=True,
     )
 
 

@@ -17,7 +17,7 @@ import cloudpickle
 import pyarrow as pa
 
 from penstock.data.results.outcome import SKIPPED, Failure, Outcome, Stage, failed
-from penstock.errors import BadRequest, ConfigError, Error
+from penstock.errors import BadRequest, ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -194,10 +194,7 @@ def unpacked(batch: Table, name: str) -> list[Any]:
 
 def fault(error: Exception, stage: Stage) -> Outcome:
     """The end of a row that `error` broke."""
-    if isinstance(error, Error):
-        return failed(Failure(code=error.code, message=str(error), stage=stage, status=error.status))
-    message = f"{type(error).__name__}: {error}"
-    return failed(Failure(code="own_code_failed", message=message, stage=stage))
+    return failed(Failure.from_error(error, stage))
 
 
 def _is_async(function: Any) -> bool:

@@ -16,16 +16,16 @@ from typing import Any, cast
 import msgspec
 import pyarrow as pa
 
-from penstock.data.results.columns import COMMON, result_columns
+from penstock.data.results.columns import COMMON, common_columns, result_columns
 from penstock.data.results.outcome import Failure, Outcome
 from penstock.data.rows.builder import build_request
 from penstock.data.rows.coerce import to_json, type_name
-from penstock.data.rows.request import Kind, Request, Task
+from penstock.data.rows.request import Kind, RowRequest, Task
 from penstock.errors import BadRequest, Error, OwnCodeFailed, Unavailable
 
 log = logging.getLogger(__name__)
 
-Ask = Callable[[Request], Awaitable[Outcome]]
+Ask = Callable[[RowRequest], Awaitable[Outcome]]
 Program = Callable[[dict[str, Any], "LLM"], Awaitable[Mapping[str, Any]]]
 
 
@@ -200,15 +200,11 @@ def program_schema() -> Any:  # pyarrow has no types
 
 def program_columns(outcome: Outcome) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the program returned, and the result columns: all of the schema's, whatever became of the row."""
-    found: dict[str, Any] = dict.fromkeys([*_COUNTS, *COMMON])
-    found |= {"attempts": outcome.attempts, "waited_s": outcome.waited_s}
-    if outcome.failure is not None:
-        found["error"] = msgspec.structs.asdict(outcome.failure)
+    found: dict[str, Any] = dict.fromkeys([*_COUNTS, *COMMON]) | common_columns(outcome)
     if outcome.state != "ok":
         return {}, found
     ran = msgspec.json.decode(outcome.body or b"", type=_Ran)
-    found |= {name: getattr(ran, name) for name in _COUNTS} | {"time_taken_llm": outcome.took_s}
-    return ran.output, found
+    return ran.output, found | {name: getattr(ran, name) for name in _COUNTS}
 
 
 def _started(program: Program, row: dict[str, Any], llm: LLM) -> Awaitable[Any]:

@@ -34,12 +34,12 @@ from penstock.data.pipeline.configs import (
 from penstock.data.pipeline.engine_stage import Run, asked
 from penstock.data.pipeline.row_program import Program, program_columns, program_schema
 from penstock.data.pipeline.row_program import run as run_row
-from penstock.data.results.columns import result_columns, result_schema
+from penstock.data.results.columns import common_columns, result_columns, result_schema
 from penstock.data.results.outcome import Outcome
 from penstock.data.rows.builder import build_request
 from penstock.data.rows.coerce import to_json
 from penstock.data.rows.input_columns import is_batch_line, request_columns
-from penstock.data.rows.request import Request, Task
+from penstock.data.rows.request import RowRequest, Task
 from penstock.errors import BadRequest, ConfigError, Unsupported
 
 Fields = Mapping[str, Any]
@@ -135,7 +135,7 @@ def _served(config: ServeDeploymentProcessorConfig) -> Station:
     )
 
 
-def call_or_request(task: Task, fields: Fields, row: Fields) -> Request:
+def call_or_request(task: Task, fields: Fields, row: Fields) -> RowRequest:
     """A row that names a method is a call of it. Raises: BadRequest."""
     if not is_call(fields):
         return request(task, fields, row)
@@ -152,7 +152,7 @@ def result_or_columns(task: Task, outcome: Outcome, fields: Fields) -> dict[str,
     said = {} if outcome.body is None else msgspec.json.decode(outcome.body, type=dict[str, Any])
     if fields["method"] in ("chat", "completions") and "choices" in said:
         return {**said, **result_columns(task, outcome)}
-    return {**said, **common(outcome)}
+    return {**said, **common_columns(outcome)}
 
 
 def fields_or_call(task: Task, fields: Fields) -> set[str]:
@@ -206,34 +206,23 @@ def _source(program: Program) -> bytes:
         return f"{program.__module__}.{getattr(program, '__qualname__', type(program).__qualname__)}".encode()
 
 
-def payload_or_request(task: Task, fields: Fields, row: Fields) -> Request:
+def payload_or_request(task: Task, fields: Fields, row: Fields) -> RowRequest:
     """A payload goes as it is. Raises: BadRequest."""
     if "payload" not in fields:
         return request(task, fields, row)
     body = msgspec.json.encode(to_json(fields["payload"], "payload"))
-    return Request(path=PAYLOAD, body=body)
+    return RowRequest(path=PAYLOAD, body=body)
 
 
 def response_or_columns(task: Task, outcome: Outcome, fields: Fields) -> dict[str, Any]:
     if "payload" not in fields:
         return result_columns(task, outcome)
     said = None if outcome.body is None else msgspec.json.decode(outcome.body)
-    return {"http_response": said, **common(outcome)}
+    return {"http_response": said, **common_columns(outcome)}
 
 
 def fields_or_payload(task: Task, fields: Fields) -> set[str]:
     return {"payload"} if "payload" in fields else request_columns(fields, task)
-
-
-def common(outcome: Outcome) -> dict[str, Any]:
-    """What every outcome has, whatever the answer is."""
-    failure = outcome.failure
-    return {
-        "time_taken_llm": outcome.took_s if outcome.state == "ok" else None,
-        "waited_s": outcome.waited_s,
-        "attempts": outcome.attempts,
-        "error": None if failure is None else msgspec.structs.asdict(failure),
-    }
 
 
 def small() -> dict[str, Any]:
@@ -241,7 +230,7 @@ def small() -> dict[str, Any]:
     return {"num_cpus": 0}
 
 
-def request(task: Task, fields: Fields, row: Fields) -> Request:
+def request(task: Task, fields: Fields, row: Fields) -> RowRequest:
     """The request in `fields`; columns that preprocessing only handed on are none of it.
 
     Raises: BadRequest.
@@ -250,7 +239,7 @@ def request(task: Task, fields: Fields, row: Fields) -> Request:
     return build_request({name: fields[name] for name in fields if name in ours or name not in row}, task)
 
 
-def request_of_prompt(task: Task, fields: Fields, row: Fields) -> Request:
+def request_of_prompt(task: Task, fields: Fields, row: Fields) -> RowRequest:
     """The same; where a prompt stands beside the messages that it was made of, it is the input."""
     if fields.get("prompt") is not None:
         fields = {name: value for name, value in fields.items() if name != "messages"}

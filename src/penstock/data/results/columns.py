@@ -14,14 +14,14 @@ import pyarrow as pa
 from penstock.data.results.outcome import Failure, Outcome
 from penstock.data.results.responses import (
     DECODERS,
-    ClassifyResponse,
-    EmbedResponse,
-    GenerateResponse,
+    ClassificationResult,
+    EmbeddingResult,
+    GenerationResult,
     Logprobs,
     PromptToken,
     ResponseChoice,
     ResponseUsage,
-    ScoreResponse,
+    ScoreResult,
 )
 from penstock.data.rows.request import Kind, Task
 
@@ -104,9 +104,7 @@ def result_schema(task: Task) -> Any:  # pyarrow has no types
     return pa.schema({**_BY_KIND[task.kind], **COMMON})
 
 
-_EMPTY: Mapping[Kind, Columns] = {
-    kind: dict.fromkeys([*fields, *COMMON]) for kind, fields in _BY_KIND.items()
-}
+_EMPTY: dict[Kind, Columns] = {kind: dict.fromkeys([*fields, *COMMON]) for kind, fields in _BY_KIND.items()}
 
 
 def result_columns(task: Task, outcome: Outcome) -> Columns:
@@ -114,17 +112,24 @@ def result_columns(task: Task, outcome: Outcome) -> Columns:
 
     A failed row has only `error`, `attempts` and the times; a row that is ok has no `error`.
     """
-    found: Columns = dict(_EMPTY[task.kind])
-    found["attempts"], found["waited_s"] = outcome.attempts, outcome.waited_s
-    failure = outcome.failure
+    found: Columns = _EMPTY[task.kind] | common_columns(outcome)
     if outcome.state == "ok":
-        found["time_taken_llm"] = outcome.took_s
         try:
             found |= _READ[task.kind](DECODERS[task.kind].decode(outcome.body or b""))
         except (msgspec.MsgspecError, ValueError, IndexError) as error:
-            failure = _unreadable(outcome, error)
-    found["error"] = None if failure is None else msgspec.structs.asdict(failure)
+            found["error"] = msgspec.structs.asdict(_unreadable(outcome, error))
     return found
+
+
+def common_columns(outcome: Outcome) -> Columns:
+    """The values of the columns of all tasks, except token counts."""
+    failure = outcome.failure
+    return {
+        "time_taken_llm": outcome.took_s if outcome.state == "ok" else None,
+        "waited_s": outcome.waited_s,
+        "attempts": outcome.attempts,
+        "error": None if failure is None else msgspec.structs.asdict(failure),
+    }
 
 
 def _unreadable(outcome: Outcome, error: Exception) -> Failure:
@@ -132,7 +137,7 @@ def _unreadable(outcome: Outcome, error: Exception) -> Failure:
     return Failure(code="bad_answer", message=message, stage="engine", attempts=outcome.attempts)
 
 
-def _generated(response: GenerateResponse) -> Columns:
+def _generated(response: GenerationResult) -> Columns:
     choices = sorted(response.choices, key=lambda choice: choice.index)
     first = choices[0]
     usage = response.usage or ResponseUsage()
@@ -236,11 +241,11 @@ def _prompt_tokens(usage: ResponseUsage | None) -> int | None:
     return usage.counts()[0] if usage else None
 
 
-def _embedded(response: EmbedResponse) -> Columns:
+def _embedded(response: EmbeddingResult) -> Columns:
     return {"embeddings": response.data[0].numbers(), "num_input_tokens": _prompt_tokens(response.usage)}
 
 
-def _classified(response: ClassifyResponse) -> Columns:
+def _classified(response: ClassificationResult) -> Columns:
     first = response.data[0]
     return {
         "label": first.label,
@@ -250,7 +255,7 @@ def _classified(response: ClassifyResponse) -> Columns:
     }
 
 
-def _scored(response: ScoreResponse) -> Columns:
+def _scored(response: ScoreResult) -> Columns:
     scores = [pair.score for pair in response.data]
     return {"score": scores[0], "scores": scores, "num_input_tokens": _prompt_tokens(response.usage)}
 

@@ -94,7 +94,7 @@ class ResponseChoice(Struct):
     logprobs: Logprobs | None = None
 
 
-class GenerateResponse(Struct):
+class GenerationResult(Struct):
     choices: list[ResponseChoice]
     usage: ResponseUsage | None = None
     prompt_token_ids: list[Int64] | None = None
@@ -112,7 +112,7 @@ class Embedding(Struct):
         return found.tolist()
 
 
-class EmbedResponse(Struct):
+class EmbeddingResult(Struct):
     data: list[Embedding]
     usage: ResponseUsage | None = None
 
@@ -122,7 +122,7 @@ class Classification(Struct):
     probs: list[float] = field(default_factory=list[float])
 
 
-class ClassifyResponse(Struct):
+class ClassificationResult(Struct):
     data: list[Classification]
     usage: ResponseUsage | None = None
 
@@ -131,16 +131,16 @@ class PairScore(Struct):
     score: float
 
 
-class ScoreResponse(Struct):
+class ScoreResult(Struct):
     data: list[PairScore]
     usage: ResponseUsage | None = None
 
 
 DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
-    "generate": msgspec.json.Decoder(GenerateResponse),
-    "embed": msgspec.json.Decoder(EmbedResponse),
-    "classify": msgspec.json.Decoder(ClassifyResponse),
-    "score": msgspec.json.Decoder(ScoreResponse),
+    "generate": msgspec.json.Decoder(GenerationResult),
+    "embed": msgspec.json.Decoder(EmbeddingResult),
+    "classify": msgspec.json.Decoder(ClassificationResult),
+    "score": msgspec.json.Decoder(ScoreResult),
 }
 """By task. Raises: msgspec.DecodeError, also for a response of another kind."""
 

@@ -17,7 +17,7 @@ from penstock.data.rows.coerce import expect, invalid_field, to_dict, to_json, t
 from penstock.data.rows.input_columns import IDS, INPUTS, MEDIA, check_columns, is_batch_line, required_input
 from penstock.data.rows.openai_batch import parse_batch_line
 from penstock.data.rows.parameters import CHAT_ONLY, COMPLETIONS_ONLY, for_endpoint, read_parameters
-from penstock.data.rows.request import CHAT, COMPLETIONS, POOLING_PATHS, Request, Task
+from penstock.data.rows.request import CHAT, COMPLETIONS, POOLING_PATHS, RowRequest, Task
 from penstock.errors import BadRequest
 
 Fields = dict[str, Any]
@@ -39,7 +39,7 @@ _encode = msgspec.json.Encoder().encode
 
 def build_request(
     fields: Mapping[str, Any], task: Task, defaults: Mapping[str, Any] | None = None
-) -> Request:
+) -> RowRequest:
     """The request of a row. A line of an OpenAI batch file (`custom_id`, `url`, `body`) is sent as it is.
 
     defaults: fields for rows that do not set them; sampling parameters one by one.
@@ -70,7 +70,7 @@ def build_request(
     body |= {name: to_json(value, f"extra_body.{name}") for name, value in extra.items()}
     if body.get("stream"):
         raise invalid_field("extra_body.stream", "asks for a stream, but rows do not stream")
-    return Request(path=path, body=_encode(body), model=_model(given, task), prompt=prompt)
+    return RowRequest(path=path, body=_encode(body), model=_model(given, task), prompt=prompt)
 
 
 def _set(fields: Mapping[str, Any]) -> Fields:

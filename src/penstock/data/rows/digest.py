@@ -7,10 +7,10 @@ import hashlib
 
 import msgspec
 
-from penstock.data.rows.request import Request
+from penstock.data.rows.request import RowRequest
 
 
-def request_digest(request: Request, salt: bytes) -> str:
+def request_digest(request: RowRequest, salt: bytes) -> str:
     """Equal for equal requests. salt: identity of the model, and whatever else keeps answers apart."""
     found = hashlib.blake2b(salt, digest_size=12)
     prompt = () if request.prompt is None else (request.prompt,)
@@ -28,7 +28,7 @@ _sampling = msgspec.json.Decoder(_Sampling).decode
 _GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 
 
-def is_deterministic(request: Request) -> bool:
+def is_deterministic(request: RowRequest) -> bool:
     """Whether the same request gets the same answer: nothing is sampled, or with a seed in the request."""
     if request.path not in _GENERATING:
         return True

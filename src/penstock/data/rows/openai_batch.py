@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 
 from penstock.data.rows.coerce import invalid_field, parse_json, to_json, truncate, type_name
-from penstock.data.rows.request import Request
+from penstock.data.rows.request import RowRequest
 
 PATHS = (
     "/v1/chat/completions",
@@ -34,7 +34,7 @@ PATHS = (
 _encode = msgspec.json.Encoder().encode
 
 
-def parse_batch_line(line: Mapping[str, Any]) -> Request:
+def parse_batch_line(line: Mapping[str, Any]) -> RowRequest:
     """The request of `{custom_id, method, url, body}`. Reads no file that it names, adds no field.
 
     Raises: BadRequest naming what is wrong.
@@ -57,4 +57,4 @@ def parse_batch_line(line: Mapping[str, Any]) -> Request:
         raise invalid_field("body.model", f"is {type_name(model)}; it must be a string")
     if fields.pop("stream", None):
         raise invalid_field("body.stream", "asks for a stream, but batch lines do not stream; leave it out")
-    return Request(path=url, body=_encode(fields), model=model)
+    return RowRequest(path=url, body=_encode(fields), model=model)

@@ -35,7 +35,7 @@ ROLES = frozenset(
 """Roles that chat templates know, OpenAI's first."""
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class RowRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One call of an OpenAI-compatible endpoint.
 
     body: JSON object without `model`, as it will be sent; bytes, so that no table of rows can change it.
