@@ -15,9 +15,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-import psutil
-
 from penstock.engines.process import keeper
+from penstock.process_tree import kill_tree
 
 _KEEPER_S = 7.0  # the keeper's own time after the command's grace: it kills for up to 5 s
 _READ_BYTES = 1 << 16
@@ -68,10 +67,7 @@ class Child:
 
     def kill(self) -> None:
         """At once, and all that is below it, in whatever state they are."""
-        with suppress(psutil.NoSuchProcess):
-            for process in psutil.Process(self.pid).children(recursive=True):
-                process.kill()
-        self._process.kill()
+        kill_tree(self._process)
 
     def last_words(self) -> str:
         """The last lines of what it has printed."""

@@ -10,7 +10,6 @@ imports little.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
 import os
@@ -23,16 +22,13 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
-import psutil
-
 from penstock.lifeline import ORPHANED
+from penstock.process_tree import adopt_orphans, end_descendants
 
 NOT_RUN = 127
 """Exit status when the command could not be started, as shells have it."""
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_PR_SET_CHILD_SUBREAPER = 36
-_LOOK_S = 0.02
 _KILL_S = 5.0
 
 _prctl = ctypes.CDLL(None).prctl  # found before a fork, where nothing may be imported
@@ -47,7 +43,7 @@ def main() -> int:
     signal.set_wakeup_fd(tell)
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, _wake)
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     try:
         owner = os.pidfd_open(order["owner"])
     except ProcessLookupError:
@@ -60,7 +56,7 @@ def main() -> int:
         print(f"{order['command'][0]}: {error.strerror}", file=sys.stderr)
         return NOT_RUN
     status = _watch(command, owner, told, order["grace_s"])
-    _end_all()
+    end_descendants(term_s=0.0, kill_s=_KILL_S)
     return status
 
 
@@ -94,19 +90,6 @@ def _wake(signum: int, frame: FrameType | None) -> None:
 def _die_with_us() -> None:
     """Between fork and exec. The kernel's own tie, should we be killed; we have one thread only."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _end_all() -> None:
-    """Kills every descendant; what loses its parent by that is ours next."""
-    deadline = time.monotonic() + _KILL_S
-    while (left := psutil.Process().children(recursive=True)) and time.monotonic() < deadline:
-        for process in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        time.sleep(_LOOK_S)
 
 
 if __name__ == "__main__":

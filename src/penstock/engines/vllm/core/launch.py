@@ -12,19 +12,19 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from penstock import process_tree
 from penstock.engines.vllm.core import failure_reason as reason
 from penstock.engines.vllm.core import kv_transfer, plugin
 from penstock.errors import EngineDead
 from penstock.request_context import Gang
 
 _GRACE_S = 5.0
+_WORKERS_S = 1.0  # they end when their core has
 _LINGER_MS = 500
 _MODULE = "penstock.engines.vllm.core.process"
 
@@ -58,9 +58,7 @@ class Core:
 
     def kill(self) -> None:
         """At once, and what is below it, in whatever state they are."""
-        for process in (*_descendants(self.pid), self._process):
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+        process_tree.kill_tree(self._process)
 
     @property
     def input_address(self) -> str:
@@ -156,13 +154,13 @@ class Core:
     async def stop(self) -> None:
         """End it and every process below it. Safe to call twice."""
         if not self.ended.done():
-            below = _descendants(self._process.pid)
+            below = process_tree.descendants(self.pid)
             self._process.terminate()
             await asyncio.wait({self.ended}, timeout=_GRACE_S)
             if not self.ended.done():
                 self._process.kill()
                 await self.ended
-            await asyncio.to_thread(_end, below)
+            await asyncio.to_thread(process_tree.end, below, _WORKERS_S, _GRACE_S)
 
     def _environment(self) -> dict[str, str]:
         return {
@@ -190,17 +188,3 @@ def _said_by(status: int) -> str:
         return f"its process ended with status {status}"
     hint = ", perhaps because memory ran out" if -status == signal.SIGKILL else ""
     return f"its process was killed by {signal.Signals(-status).name}{hint}"
-
-
-def _descendants(pid: int) -> list[psutil.Process]:
-    try:
-        return psutil.Process(pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _end(processes: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=1.0)
-    for process in alive:
-        process.kill()
-    psutil.wait_procs(alive, timeout=_GRACE_S)
