@@ -1,6 +1,6 @@
 """Adapters in vLLM: those that its core holds, and the register in which its app looks them up.
 
-Only importing `front` imports this file: it imports vLLM.
+Only importing `frontend.app` imports this file: it imports vLLM.
 """
 
 from __future__ import annotations

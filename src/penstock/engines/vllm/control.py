@@ -2,7 +2,7 @@
 
 vLLM's own sleep mode frees a GPU's memory and must have been asked for (`enable_sleep_mode`); there is none
 on CPU. Without it, an engine that sleeps has no core: the front stays, with all that it knows, and waking up
-starts a core behind it. Only importing `front` imports this file: it imports vLLM.
+starts a core behind it. Only importing `frontend.app` imports this file: it imports vLLM.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Keeps vLLM's answers about arguments on disk, by question, Python, pydantic and vLLM.
 
-A kept answer saves five seconds of each start. Nothing depends on one: without a cache folder all is asked
-again.
+A question takes five seconds on an idle machine, since it imports vLLM: without a cache, `penstock check`
+would take as long each time. Nothing depends on the cache: without its folder all is asked again.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def places(adapters: int, cpu: bool) -> int:
     """What the engine must keep: the adapters, and one that is replaced while requests still use it.
 
     On CPU one more that stays empty: in a batch with adapters vLLM 0.32 gives requests for the base model
-    what is in the last place.
+    what is in the last place. Remove when a later version does not.
     """
     return adapters + 1 + cpu
 

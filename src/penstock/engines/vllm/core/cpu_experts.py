@@ -3,6 +3,9 @@
 Engines of a gang hand each other the tokens of their batches, of which each has another number. vLLM's
 communicator for CPUs knows no such exchange; here it is one of equal shapes, which Gloo has. And vLLM's
 kernel for CPUs takes every expert for its own: it reads beyond its weights where another engine has one.
+
+Work-around for vLLM 0.32: https://github.com/vllm-project/vllm/issues/57837. Remove when `CpuCommunicator`
+has `all_gatherv` and `reduce_scatterv`, and `CPUUnquantizedExperts` heeds `expert_map`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 What a stage receives from the one before it needs a buffer, which vLLM's warm-up makes; with an eager model
 and a KV cache of a given size vLLM skips that, and the first request ends the engine. Named by `worker_cls`.
+
+Work-around for vLLM 0.32. Remove when its runner for CPUs makes `intermediate_tensors` without a warm-up.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 NIXL has it look without a pause, which is right where cores are many. On a CPU it takes a core away from the
 model: prompts took twice as long. Its delay is an option of NIXL that its Python part sets to 0.
+
+Work-around for the Python package of NIXL 1.5. Remove when `nixl_agent_config` takes the delay.
 """
 
 from __future__ import annotations

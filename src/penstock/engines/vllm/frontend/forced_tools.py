@@ -1,8 +1,10 @@
 """A tool call that a request forces has arguments that fit the tool's schema.
 
 vLLM holds only tools with `strict` to their schemas. Of others it makes sure that a call comes, but its
-arguments may be any JSON, where clients expect an object, and fail. Only importing `front` imports this file:
+arguments may be any JSON, where clients expect an object, and fail. Only importing `app` imports this file:
 it imports vLLM.
+
+Work-around for vLLM 0.32. Remove when it holds a forced call to its tool's schema, `strict` or not.
 """
 
 from __future__ import annotations

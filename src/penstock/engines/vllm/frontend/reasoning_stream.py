@@ -2,6 +2,8 @@
 
 When the front is busy, vLLM merges outputs that wait for it. Several of its reasoning parsers then take the
 mark that begins thoughts for a part of them, or lose what came before it. Importing this file imports vLLM.
+
+Work-around for vLLM 0.32: https://github.com/vllm-project/vllm/issues/55195. Remove when that is closed.
 """
 
 from __future__ import annotations

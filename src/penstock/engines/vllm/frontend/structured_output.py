@@ -1,7 +1,9 @@
 """What is wrong with a schema, regex, grammar or structural tag, in one sentence for the client.
 
 vLLM checks them with xgrammar before the engine sees them, but keeps xgrammar's reason to itself, or tells it
-with the lines of xgrammar's source. Only importing `front` imports this file: it imports vLLM.
+with the lines of xgrammar's source. Only importing `app` imports this file: it imports vLLM.
+
+Work-around for vLLM 0.32. Remove when its errors say what xgrammar refused, without xgrammar's source lines.
 """
 
 from __future__ import annotations

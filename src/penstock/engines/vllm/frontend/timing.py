@@ -1,7 +1,7 @@
 """AsyncLLM that lets a request's times be asked for, at no cost for its tokens, and that has a gate.
 
 vLLM keeps one record of times per request and writes into it as the request goes on; here it is found once,
-when the request is taken. Only importing `front` imports this file: it imports vLLM.
+when the request is taken. Only importing `frontend.app` imports this file: it imports vLLM.
 """
 
 from __future__ import annotations

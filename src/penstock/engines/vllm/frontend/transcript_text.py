@@ -1,6 +1,8 @@
 """Transcriptions and translations in the form `text`: the text alone, as OpenAI's clients expect it.
 
 vLLM takes that form and answers it in JSON.
+
+Work-around for vLLM 0.32: https://github.com/vllm-project/vllm/issues/49095. Remove when that is closed.
 """
 
 from __future__ import annotations
