@@ -132,13 +132,13 @@ async def _serve_gateway(
     from penstock.config import GatewayConfig
     from penstock.serve.fleet.table import Table
     from penstock.serve.gateway.app import Gateway
-    from penstock.serve.gateway.catalogue import ModelCard
+    from penstock.serve.gateway.catalogue import ServedModel
     from penstock.serve.http.port_sharing import PortGroup
     from penstock.serve.http.server import serve_on
     from penstock.transport.address import Address
 
     table = Table(_NODE)
-    gateway = Gateway(GatewayConfig(**config), [ModelCard(MODEL_ID, 1, max_ongoing_requests=10**6)], table)
+    gateway = Gateway(GatewayConfig(**config), [ServedModel(MODEL_ID, 1, max_ongoing_requests=10**6)], table)
     await gateway.start()
     addresses = [Address.from_metadata(replica) for replica in replicas]
     table.set_members(MODEL_ID, {address.replica_id: address for address in addresses})

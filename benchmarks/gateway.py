@@ -217,7 +217,7 @@ def pick(scale: float) -> Section:
 def _pick_times(name: str, replicas: int, times: int) -> Iterator[float]:
     """Of a policy with a table that is full of ready replicas, in the middle of its work."""
     from penstock.serve.fleet.table import Table
-    from penstock.serve.routing import Asked, policy
+    from penstock.serve.routing import RoutingRequest, policy
     from penstock.serve.routing.policy import Learns
     from penstock.serve.routing.prefix_hashes import blocks, home
     from penstock.transport.address import Address
@@ -233,7 +233,7 @@ def _pick_times(name: str, replicas: int, times: int) -> Iterator[float]:
     clock = time.perf_counter
     for i in range(times):
         prompt = b"%4d" % (i % 64) * 1_024 + b"%4d" % (i % 1_024) * 1_024
-        asked = Asked("", f"session {i % 512}", 2_048, blocks(prompt), home(prompt))
+        asked = RoutingRequest("", f"session {i % 512}", 2_048, blocks(prompt), home(prompt))
         began = clock()
         found = chosen.pick(asked, table.candidates("m"), float(i))
         assert found is not None

@@ -18,9 +18,9 @@ from benchmarks.table import markdown
 from penstock.config.schema.routing import POLICIES
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway import body
-from penstock.serve.gateway.catalogue import ModelCard
-from penstock.serve.gateway.routing_features import Reading
-from penstock.serve.routing import Asked, Policy, policy
+from penstock.serve.gateway.catalogue import ServedModel
+from penstock.serve.gateway.routing_features import FeatureReader
+from penstock.serve.routing import Policy, RoutingRequest, policy
 from penstock.serve.routing.policy import Learns
 from penstock.serve.routing.prefix_index import ENTRIES
 from penstock.transport.address import Address
@@ -62,7 +62,7 @@ def measure(name: str, table: Table, what: str, times: int, adapters: bool = Fal
     """Requests one after another, each known from its second time on."""
     title = f"{name}, adapters" if adapters else name
     chosen = policy(name)
-    reading = Reading(ModelCard("m", 1), chosen, table)
+    reading = FeatureReader(ServedModel("m", 1), chosen, table)
     _fill(chosen, table)
     bodies = [_body(i) for i in range(256)]
     learn = chosen.sent if isinstance(chosen, Learns) else None
@@ -114,7 +114,7 @@ def _fill(chosen: Policy, table: Table) -> None:
     if isinstance(chosen, Learns):
         members = table.members("m")
         for i in range(0, ENTRIES, 16):
-            asked = Asked(blocks=tuple(hash((i, n)) for n in range(16)))
+            asked = RoutingRequest(blocks=tuple(hash((i, n)) for n in range(16)))
             chosen.sent(asked, members[i // 16 % len(members)], 0.0)
 
 

@@ -21,8 +21,8 @@ from penstock.engines.sim.reply import Reply
 from penstock.serve.fleet.replica import Replica, Taken
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway import body
-from penstock.serve.gateway.catalogue import Catalogue, ModelCard
-from penstock.serve.gateway.routing_features import Reading
+from penstock.serve.gateway.catalogue import Catalogue, ServedModel
+from penstock.serve.gateway.routing_features import FeatureReader
 from penstock.serve.routing import policy
 from penstock.serve.routing.policy import Learns
 from penstock.transport import link
@@ -97,12 +97,12 @@ class Gateway:
     """One gateway's view of the fleet, and its choice. Nothing is shared with other gateways."""
 
     def __init__(self, plan: Plan, addresses: dict[str, Address]) -> None:
-        card = ModelCard(MODEL_ID, 0, adapter_slots=plan.adapter_slots)
+        card = ServedModel(MODEL_ID, 0, adapter_slots=plan.adapter_slots)
         self._catalogue = Catalogue([card], None)
         self._policy = policy(plan.policy)
         self._learns = self._policy if isinstance(self._policy, Learns) else None
         self.table = Table("node")
-        self._reading = Reading(card, self._policy, self.table)
+        self._reading = FeatureReader(card, self._policy, self.table)
         self.table.limit(MODEL_ID, card.max_ongoing_requests, card.adapter_slots)
         self.table.set_members(MODEL_ID, addresses)
         hello = link.Hello(MODEL_ID, 1, "0", plan.options.max_model_len, plan.options.kv_tokens)

@@ -29,7 +29,7 @@ from penstock.config import GatewayConfig
 from penstock.serve import LLMServer
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway.app import Gateway
-from penstock.serve.gateway.catalogue import ModelCard
+from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.http.server import serve_on
 from penstock.serve.openai_api_models import ErrorResponse, TranscriptionRequest
 from penstock.serve.replica.guard import Facts
@@ -96,7 +96,7 @@ async def speech() -> AsyncIterator[Speech]:
         listener = await Listener.open(server._app(), facts, node_id="here", node_host=None)
         ends.push_async_callback(listener.close)
         table = Table("here")
-        gateway = Gateway(GatewayConfig(), [ModelCard.of(config), ModelCard("another", created=1)], table)
+        gateway = Gateway(GatewayConfig(), [ServedModel.of(config), ServedModel("another", created=1)], table)
         await gateway.start()
         ends.push_async_callback(gateway.close)
         table.set_members(MODEL_ID, {listener.address.replica_id: listener.address})

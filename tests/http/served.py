@@ -16,9 +16,9 @@ from penstock.engine import Load
 from penstock.engines.sim.engine import SimEngine
 from penstock.layers.adapters import Layer, Source, Store
 from penstock.serve.fleet.table import Table
-from penstock.serve.gateway.admission import Line
+from penstock.serve.gateway.admission import AdmissionQueue
 from penstock.serve.gateway.app import Gateway
-from penstock.serve.gateway.catalogue import ModelCard
+from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.http.server import Port, serve_on
 from penstock.serve.replica.guard import Adapters, Facts
 from penstock.serve.replica.listener import Listener
@@ -168,8 +168,8 @@ class Served:
             await self.until_ready(model_id, listener.address)
         return listener
 
-    async def gateway(self, *cards: ModelCard | str, **config: Any) -> Gateway:
-        models = [ModelCard(card, created=1) if isinstance(card, str) else card for card in cards]
+    async def gateway(self, *cards: ServedModel | str, **config: Any) -> Gateway:
+        models = [ServedModel(card, created=1) if isinstance(card, str) else card for card in cards]
         unreachable, operate = config.pop("unreachable", None), config.pop("operate", None)
         gateway = Gateway(
             GatewayConfig(**config), models, self.table, unreachable=unreachable, operate=operate
@@ -181,7 +181,7 @@ class Served:
         self._stops.append(lambda: self.port.close(grace_s=0.2))
         return gateway
 
-    def line(self, model_id: str) -> Line:
+    def line(self, model_id: str) -> AdmissionQueue:
         """Where requests of the model wait."""
         return self._gateway._dispatch._lines[model_id]
 

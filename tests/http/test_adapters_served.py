@@ -13,7 +13,7 @@ from served import Replica, Served, chat, until
 
 from penstock.asgi import Receive, Scope, Send
 from penstock.layers.adapters import store
-from penstock.serve.gateway.catalogue import ModelCard
+from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.gateway.routes import ENGINE_PATHS
 from penstock.transport.link import ADAPTER
 
@@ -53,7 +53,7 @@ def said(answer: httpx.Response) -> str:
     ],
 )
 async def test_an_odd_name_is_404_with_the_known_ones(served: Served, tmp_path: Path, name: str):
-    await served.gateway(ModelCard("m", 1, adapter_slots=4))
+    await served.gateway(ServedModel("m", 1, adapter_slots=4))
     await served.replica(reply="fine", lora=folder_of(tmp_path, "poet", "clerk"))
     async with served.http() as http:
         odd, plain = await ask(http, f"m:{name}"), await ask(http, "m:poet")
@@ -64,7 +64,7 @@ async def test_an_odd_name_is_404_with_the_known_ones(served: Served, tmp_path: 
 
 
 async def test_a_name_that_no_model_can_have_is_404(served: Served, tmp_path: Path):
-    await served.gateway(ModelCard("m", 1, adapter_slots=4))
+    await served.gateway(ServedModel("m", 1, adapter_slots=4))
     await served.replica(reply="fine", lora=folder_of(tmp_path, "poet"))
     async with served.http() as http:
         odd = await ask(http, f"m:{'x' * 5000}")
@@ -76,7 +76,7 @@ async def test_a_name_that_no_model_can_have_is_404(served: Served, tmp_path: Pa
 async def test_models_with_adapters_of_the_same_name_keep_apart(served: Served, tmp_path: Path):
     """One of their ids is the beginning of the other."""
     ids = ("org/m", "org/m:v2")
-    await served.gateway(*(ModelCard(model_id, 1, adapter_slots=4) for model_id in ids))
+    await served.gateway(*(ServedModel(model_id, 1, adapter_slots=4) for model_id in ids))
     for number, model_id in enumerate(ids):
         lora = folder_of(tmp_path / str(number), "poet")
         await served.replica(model_id, reply=f"I am {model_id}", lora=lora)
@@ -90,7 +90,7 @@ async def test_models_with_adapters_of_the_same_name_keep_apart(served: Served, 
 
 
 async def test_a_replica_killed_while_an_adapter_loads_leaves_it_to_another(served: Served, tmp_path: Path):
-    await served.gateway(ModelCard("m", 1, adapter_slots=4))
+    await served.gateway(ServedModel("m", 1, adapter_slots=4))
     lora = folder_of(tmp_path, "poet")
     doomed, heir = await asyncio.gather(
         served.process(lora=lora, adapter_load_s=60),
@@ -106,7 +106,7 @@ async def test_a_replica_killed_while_an_adapter_loads_leaves_it_to_another(serv
 
 
 async def test_a_client_that_goes_while_its_adapter_waits_takes_no_place(served: Served, tmp_path: Path):
-    await served.gateway(ModelCard("m", 1, adapter_slots=1))
+    await served.gateway(ServedModel("m", 1, adapter_slots=1))
     lora = folder_of(tmp_path, "poet", "clerk") | {"max_num_adapters_per_replica": 1}
     replica = await served.replica(reply="fine", lora=lora)
     assert replica.adapters is not None
@@ -120,7 +120,7 @@ async def test_a_client_that_goes_while_its_adapter_waits_takes_no_place(served:
 
 
 async def test_64_clients_for_64_adapters_on_two_replicas_are_all_served(served: Served, tmp_path: Path):
-    await served.gateway(ModelCard("m", 1, adapter_slots=4))
+    await served.gateway(ServedModel("m", 1, adapter_slots=4))
     names = [f"one{number}" for number in range(64)]
     lora = folder_of(tmp_path, *names) | {"max_num_adapters_per_replica": 4}
     replicas: list[Replica] = [
@@ -145,7 +145,7 @@ async def test_a_bucket_that_is_gone_takes_only_what_is_not_here(
             monkeypatch.setenv(name, value)
         lora = {"dynamic_lora_loading_path": "s3://adapters/of/m", "max_num_adapters_per_replica": 1}
         lora |= {"max_download_tries": 1, "refresh_interval_s": 0.05}
-        await served.gateway(ModelCard("m", 1, adapter_slots=1))
+        await served.gateway(ServedModel("m", 1, adapter_slots=1))
         replica = await served.replica(reply="fine", lora=lora)
         async with served.http() as http:
             first = [said(await ask(http, f"m:{name}")) for name in ("here", "loaded")]
@@ -174,7 +174,7 @@ async def telling(scope: Scope, receive: Receive, send: Send) -> None:
 
 @pytest.mark.parametrize("path", ENGINE_PATHS)
 async def test_every_endpoint_takes_an_adapter(served: Served, path: str):
-    await served.gateway(ModelCard("m", 1, adapter_slots=4))
+    await served.gateway(ServedModel("m", 1, adapter_slots=4))
     await served.app(telling)
     sound = {"file": ("a.wav", b"RIFF" * 9)}
     async with served.http() as http:

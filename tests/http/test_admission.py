@@ -6,7 +6,7 @@ import time
 import httpx
 from served import Served, chat, until
 
-from penstock.serve.gateway.catalogue import ModelCard
+from penstock.serve.gateway.catalogue import ServedModel
 
 
 class Gate:
@@ -29,7 +29,7 @@ def post(http: httpx.AsyncClient, name: str = "r") -> asyncio.Task[httpx.Respons
 
 
 async def test_a_replica_never_holds_more_than_its_limit_and_the_rest_wait_in_order(served: Served):
-    await served.gateway(ModelCard("m", 1, max_ongoing_requests=1))
+    await served.gateway(ServedModel("m", 1, max_ongoing_requests=1))
     gate = Gate()
     await served.app(gate)
     async with served.http() as http:
@@ -45,7 +45,7 @@ async def test_a_replica_never_holds_more_than_its_limit_and_the_rest_wait_in_or
 
 async def test_requests_that_wait_for_room_wake_their_model_when_it_falls_asleep(served: Served):
     woken = []
-    gateway = await served.gateway(ModelCard("m", 1, max_ongoing_requests=1))
+    gateway = await served.gateway(ServedModel("m", 1, max_ongoing_requests=1))
     served.line("m")._wake = lambda: woken.append("m")
     gate, state = Gate(), ["ready"]
     listener = await served.app(gate, state=lambda: state[0])
@@ -63,7 +63,7 @@ async def test_requests_that_wait_for_room_wake_their_model_when_it_falls_asleep
 
 
 async def test_over_the_queue_is_429_with_retry_after(served: Served):
-    await served.gateway(ModelCard("m", 1, max_ongoing_requests=1, max_queued_requests=1))
+    await served.gateway(ServedModel("m", 1, max_ongoing_requests=1, max_queued_requests=1))
     gate = Gate()
     await served.app(gate)
     async with served.http() as http:
@@ -78,7 +78,7 @@ async def test_over_the_queue_is_429_with_retry_after(served: Served):
 
 
 async def test_who_leaves_the_queue_frees_its_place(served: Served):
-    await served.gateway(ModelCard("m", 1, max_ongoing_requests=1, max_queued_requests=1))
+    await served.gateway(ServedModel("m", 1, max_ongoing_requests=1, max_queued_requests=1))
     gate = Gate()
     await served.app(gate)
     async with served.http() as http:
@@ -115,7 +115,7 @@ async def test_without_replica_for_too_long_is_503_with_retry_after(served: Serv
 
 async def test_waiting_for_room_is_ended_by_the_deadline_not_by_the_replica_limit(served: Served):
     await served.gateway(
-        ModelCard("m", 1, max_ongoing_requests=1), wait_for_replica_s=0.1, request_timeout_s=1.0
+        ServedModel("m", 1, max_ongoing_requests=1), wait_for_replica_s=0.1, request_timeout_s=1.0
     )
     gate = Gate()
     await served.app(gate)
@@ -125,7 +125,7 @@ async def test_waiting_for_room_is_ended_by_the_deadline_not_by_the_replica_limi
 
 
 async def test_requests_of_another_gateway_count_towards_the_limit(served: Served):
-    card = ModelCard("m", 1, max_ongoing_requests=1)
+    card = ServedModel("m", 1, max_ongoing_requests=1)
     await served.gateway(card)
     gate = Gate()
     listener = await served.app(gate)

@@ -4,7 +4,7 @@ import anthropic
 import pytest
 from served import Served
 
-from penstock.serve.gateway.catalogue import ModelCard
+from penstock.serve.gateway.catalogue import ServedModel
 
 pytestmark = pytest.mark.parity("X8", "S16")
 
@@ -34,7 +34,7 @@ async def test_an_unknown_model_is_not_found_with_those_there_are(served: Served
 
 async def test_a_full_line_is_a_rate_limit(served: Served):
     replica = await served.replica("m")
-    await served.gateway(ModelCard("m", created=1, max_ongoing_requests=1, max_queued_requests=0))
+    await served.gateway(ServedModel("m", created=1, max_ongoing_requests=1, max_queued_requests=0))
     await served.until_ready("m", replica.address)
     place = served.table.take(served.table.ready("m")[0])
     with pytest.raises(anthropic.RateLimitError) as raised:

@@ -9,7 +9,7 @@ from served import Served, until
 from penstock.engine import Load
 from penstock.openai.response_ids import new_id
 from penstock.request_context import current_replica
-from penstock.serve.gateway.catalogue import ModelCard
+from penstock.serve.gateway.catalogue import ServedModel
 
 pytestmark = pytest.mark.parity("X8")
 
@@ -66,7 +66,7 @@ async def test_who_waits_for_a_replica_that_leaves_hears_that_it_is_gone(served:
         await keeper(scope, receive, send)
 
     listener = await served.app(app)
-    await served.gateway(ModelCard("m", 1, max_ongoing_requests=1))
+    await served.gateway(ServedModel("m", 1, max_ongoing_requests=1))
     response = new_id(listener.address.replica_id)
     async with served.http() as http:
         first = asyncio.create_task(http.get(f"/v1/responses/{response}"))

@@ -8,7 +8,7 @@ import pytest
 from served import NODE, Served, Slots, until
 
 from penstock.asgi import Receive, Scope, Send
-from penstock.serve.gateway.catalogue import ModelCard
+from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.replica.listener import Listener
 from penstock.transport import link
 from penstock.transport.connection import connect
@@ -46,7 +46,7 @@ async def test_adapters_are_said_only_when_they_have_changed(served: Served, mon
 
 async def test_a_change_that_is_told_waits_for_no_report(served: Served, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(link, "COALESCE_S", 60)
-    await served.gateway(ModelCard("m", 1, adapter_slots=4))
+    await served.gateway(ServedModel("m", 1, adapter_slots=4))
     slots = Slots()
     listener = await served.app(silent, adapters=slots)
     holders = served.table.candidates("m").holders
@@ -59,7 +59,7 @@ async def test_a_change_that_is_told_waits_for_no_report(served: Served, monkeyp
 
 
 async def test_loads_are_counted(served: Served):
-    await served.gateway(ModelCard("m", 1, adapter_slots=4))
+    await served.gateway(ServedModel("m", 1, adapter_slots=4))
     slots = Slots("here before")
     listener = await served.app(silent, adapters=slots)
     for names in ({"poet", "clerk"}, {"poet"}, {"poet", "pilot"}):

@@ -6,7 +6,7 @@ from served import Served, chat
 
 from penstock.config import LLMConfig
 from penstock.serve.fleet import links
-from penstock.serve.gateway.catalogue import ModelCard
+from penstock.serve.gateway.catalogue import ServedModel
 
 
 async def samples(served: Served) -> dict[str, list[tuple[dict[str, str], float]]]:
@@ -92,7 +92,7 @@ async def test_engines_metrics_are_merged_under_a_replica_label(served: Served):
 
 async def test_engines_metrics_can_be_left_out(served: Served):
     quiet = LLMConfig(model_loading_config={"model_id": "m"}, llm_engine="sim", log_engine_metrics=False)
-    await served.gateway(ModelCard.of(quiet))
+    await served.gateway(ServedModel.of(quiet))
     await served.replica()
     async with served.http() as http:
         text = (await http.get("/metrics")).text

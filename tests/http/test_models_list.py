@@ -12,11 +12,11 @@ from served import Served, Slots
 from penstock.asgi import Receive, Scope, Send
 from penstock.errors import NotFound
 from penstock.serve.gateway import adapter_listing
-from penstock.serve.gateway.catalogue import ModelCard
+from penstock.serve.gateway.catalogue import ServedModel
 
 pytestmark = pytest.mark.parity("S15", "S21")
 
-BASE = ModelCard("org/base:v2", 1700000000, adapter_slots=4, max_model_len=99)
+BASE = ServedModel("org/base:v2", 1700000000, adapter_slots=4, max_model_len=99)
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:

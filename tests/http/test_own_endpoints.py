@@ -11,7 +11,7 @@ from penstock.config import LLMConfig
 from penstock.engine import Load
 from penstock.layers.generation import Generation
 from penstock.serve import LLMServer, endpoint
-from penstock.serve.gateway.catalogue import ModelCard
+from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.replica.custom_endpoints import paths
 
 pytestmark = pytest.mark.parity("S4")
@@ -65,8 +65,8 @@ class Summaries(LLMServer):
         raise KeyError("secret")
 
 
-def card(kind: type[LLMServer] = Summaries, model_id: str = "m") -> ModelCard:
-    return ModelCard.of(LLMConfig(model_loading_config={"model_id": model_id}), paths=tuple(paths(kind)))
+def card(kind: type[LLMServer] = Summaries, model_id: str = "m") -> ServedModel:
+    return ServedModel.of(LLMConfig(model_loading_config={"model_id": model_id}), paths=tuple(paths(kind)))
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from penstock.hooks import PREPROCESSOR, Hook
 from penstock.layers.generation import Generation
 from penstock.layers.preprocessing import Preprocessing
 from penstock.openai.asgi_response import send_json
-from penstock.serve.gateway.catalogue import ModelCard
+from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.gateway.routes import ENGINE_PATHS
 
 pytestmark = pytest.mark.parity("X13")
@@ -261,7 +261,7 @@ async def test_it_reads_adapter_and_tools_and_its_prompt_runs_under_that_adapter
 
     lora = {"dynamic_lora_loading_path": str(tmp_path)}
     async with server(preprocessor=tell, lora_config=lora) as made:
-        await served.gateway(ModelCard.of(await made.llm_config()))
+        await served.gateway(ServedModel.of(await made.llm_config()))
         await served.app(made._app(), adapters=made._adapters)
         tools = [{"type": "function", "function": {"name": "paint"}}]
         answer = await served.http().post(

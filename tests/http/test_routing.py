@@ -6,7 +6,7 @@ import pytest
 from served import Served, chat
 
 from penstock.asgi import Receive, Scope, Send
-from penstock.serve.gateway.catalogue import ModelCard
+from penstock.serve.gateway.catalogue import ServedModel
 
 
 class Mirror:
@@ -32,7 +32,7 @@ class Mirror:
 
 
 async def test_an_adapter_goes_to_its_base_under_its_full_name(served: Served):
-    await served.gateway(ModelCard("base", 1, adapter_slots=4), "base:v2")
+    await served.gateway(ServedModel("base", 1, adapter_slots=4), "base:v2")
     await served.app(Mirror(), "base")
     await served.replica("base:v2", join=False)
     async with served.http() as http:
@@ -45,7 +45,7 @@ async def test_an_adapter_goes_to_its_base_under_its_full_name(served: Served):
 
 @pytest.mark.parity("S21")
 async def test_a_client_cannot_name_an_adapter_by_header(served: Served):
-    await served.gateway(ModelCard("base", 1, adapter_slots=4))
+    await served.gateway(ServedModel("base", 1, adapter_slots=4))
     await served.app(Mirror(), "base")
     async with served.http(headers={"x-penstock-adapter": "poet"}) as http:
         answer = await http.post("/v1/chat/completions", json=chat() | {"model": "base"})
@@ -63,7 +63,7 @@ async def test_an_adapter_of_a_model_without_lora_config_is_400(served: Served):
 
 @pytest.mark.parity("S18")
 async def test_the_longest_known_id_wins(served: Served):
-    await served.gateway("base", ModelCard("base:v2", 1, adapter_slots=4))
+    await served.gateway("base", ServedModel("base:v2", 1, adapter_slots=4))
     await served.app(Mirror(), "base:v2")
     async with served.http() as http:
         answer = await http.post("/v1/chat/completions", json=chat() | {"model": "base:v2:poet"})

@@ -10,7 +10,7 @@ from served import Served, chat, until
 
 from penstock.asgi import Receive, Scope, Send
 from penstock.errors import ConfigError
-from penstock.serve.gateway.catalogue import ModelCard
+from penstock.serve.gateway.catalogue import ServedModel
 
 pytestmark = pytest.mark.parity("S20")
 
@@ -34,7 +34,7 @@ class Named:
 
 
 async def fleet(served: Served, policy: str, count: int = 4, **card) -> list[Named]:
-    await served.gateway(ModelCard("m", 1, routing_policy=policy, **card))
+    await served.gateway(ServedModel("m", 1, routing_policy=policy, **card))
     replicas = [Named(f"replica-{i}") for i in range(count)]
     for replica in replicas:
         await served.app(replica)
@@ -65,7 +65,7 @@ def picks(text: str) -> dict[str, float]:
 
 
 async def test_a_conversations_turns_go_to_the_same_replica_by_default(served: Served):
-    await fleet(served, ModelCard("m", 1).routing_policy)
+    await fleet(served, ServedModel("m", 1).routing_policy)
     async with served.http() as http:
         for name in ("Ann", "Bob", "Eve"):
             assert len({await post(http, talk(name, turn)) for turn in range(8)}) == 1
@@ -154,7 +154,7 @@ async def test_two_gateways_that_do_not_talk_send_a_conversation_to_the_same_rep
     await fleet(served, policy)
     other = Served()
     try:
-        await other.gateway(ModelCard("m", 1, routing_policy=policy))
+        await other.gateway(ServedModel("m", 1, routing_policy=policy))
         other.add("m", *served.members["m"].values())
         await until(lambda: len(other.table.ready("m")) == 4)
         async with served.http() as http, other.http() as elsewhere:
@@ -188,4 +188,4 @@ async def test_who_waits_goes_to_the_first_replica_that_has_room_wherever_its_pr
 
 async def test_a_gateway_whose_policy_cannot_be_had_does_not_start(served: Served):
     with pytest.raises(ConfigError, match="'no_such:Policy' cannot be made"):
-        await served.gateway(ModelCard("m", 1, routing_policy="no_such:Policy"))
+        await served.gateway(ServedModel("m", 1, routing_policy="no_such:Policy"))

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from served import Served, chat, until
 
-from penstock.serve.gateway.catalogue import ModelCard
+from penstock.serve.gateway.catalogue import ServedModel
 
 pytestmark = pytest.mark.parity("X17")
 
@@ -70,7 +70,7 @@ async def test_a_turn_in_the_engines_queue_is_told(served: Served):
 
 
 async def test_a_turn_in_our_own_line_is_told(served: Served):
-    await served.gateway(ModelCard("m", created=1, max_ongoing_requests=1))
+    await served.gateway(ServedModel("m", created=1, max_ongoing_requests=1))
     await served.replica(prefill_tokens_per_s=1000, step_base_ms=0)
     first, second = await one_after_the_other(served)
     add_up(second)

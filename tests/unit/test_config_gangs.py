@@ -9,7 +9,7 @@ import pytest
 from penstock.cli.serve.placement import placement_of
 from penstock.config import LLMConfig, load_applications
 from penstock.errors import ConfigError
-from penstock.serve.gateway.catalogue import ModelCard
+from penstock.serve.gateway.catalogue import ServedModel
 
 pytestmark = pytest.mark.parity("S24")
 
@@ -55,7 +55,7 @@ def test_limits_that_are_not_given_are_serves_own_in_gangs():
 
 def test_its_replicas_are_told_and_chosen_among():
     assert dict(placement_of(config(2)))["replicas"] == "2, in gangs of 2"
-    assert ModelCard.of(config(2)).scales
+    assert ServedModel.of(config(2)).scales
 
 
 def test_its_bundles_on_gpus_are_told_with_where_gangs_lie():

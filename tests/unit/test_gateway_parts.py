@@ -21,11 +21,11 @@ from penstock.metrics import GatewayMetrics
 from penstock.serve.deployments import LLMRouter
 from penstock.serve.fleet.table import Replica, Table
 from penstock.serve.gateway import admin, admission, body, relay, routes
-from penstock.serve.gateway.catalogue import Catalogue, ModelCard
+from penstock.serve.gateway.catalogue import Catalogue, ServedModel
 from penstock.serve.gateway.relay import whole_events
-from penstock.serve.gateway.request import Request
-from penstock.serve.gateway.response import Reply
-from penstock.serve.gateway.routes import By
+from penstock.serve.gateway.request import ClientRequest
+from penstock.serve.gateway.response import ClientResponse
+from penstock.serve.gateway.routes import Handler
 from penstock.serve.gateway.telemetry import engine_metrics
 from penstock.serve.gateway.telemetry.timing import Timing
 from penstock.serve.http import server
@@ -41,7 +41,7 @@ def form(*parts: str) -> bytes:
 
 
 def catalogue(*ids: str, default: str | None = None, adapter_slots: int = 0) -> Catalogue:
-    return Catalogue([ModelCard(model_id, 1, adapter_slots=adapter_slots) for model_id in ids], default)
+    return Catalogue([ServedModel(model_id, 1, adapter_slots=adapter_slots) for model_id in ids], default)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_a_very_long_name_is_not_found_at_once(name: str):
 def test_a_query_of_many_parameters_is_refused():
     scope = {"method": "GET", "path": "/", "headers": [], "query_string": b"a=b&" * 101 + b"model=m"}
     with pytest.raises(BadRequest, match="100"):
-        Request(scope, None).queried("model")
+        ClientRequest(scope, None).queried("model")
 
 
 @pytest.mark.parity("S21")
@@ -238,7 +238,7 @@ def test_what_is_not_in_the_table_is_not_found(path: str):
 
 def test_a_model_id_may_hold_slashes():
     route = routes.find("/v1/models/org/name:v1")
-    assert (route.by, route.argument) == (By.MODELS, "org/name:v1")
+    assert (route.by, route.argument) == (Handler.MODELS, "org/name:v1")
 
 
 def test_methods_are_checked_and_head_is_a_get():
@@ -257,8 +257,8 @@ def test_no_line_break_reaches_the_replica(target: bytes):
 
 def test_a_call_by_handle_brings_no_credentials_and_nothing_that_is_ours():
     given = {"Authorization": "Bearer k", "X-API-Key": "k", "Cookie": "c", "X-Penstock-Adapter": "a"}
-    assert headers.of_handle({**given, "X-Request-Id": "r", "X-Tenant": "t"}) == {
-        "X-Request-Id": "r",
+    assert headers.of_handle({**given, "X-ClientRequest-Id": "r", "X-Tenant": "t"}) == {
+        "X-ClientRequest-Id": "r",
         "X-Tenant": "t",
     }
 
@@ -266,7 +266,9 @@ def test_a_call_by_handle_brings_no_credentials_and_nothing_that_is_ours():
 async def test_a_line_of_the_log_has_no_line_break_of_the_client(caplog: pytest.LogCaptureFixture):
     scope = {"method": "GET", "path": "/x\nGET /forged 200", "headers": []}
     with caplog.at_level("INFO", logger="penstock.access"):
-        Request(scope, None).account(Reply(None, "r", Timing()), NotFound("There is no such path."))
+        ClientRequest(scope, None).account(
+            ClientResponse(None, "r", Timing()), NotFound("There is no such path.")
+        )
     assert "/x%0AGET%20/forged%20200" in caplog.text
     assert len(caplog.text.splitlines()) == 1
 
@@ -337,7 +339,7 @@ async def test_a_replica_that_refuses_a_new_connection_was_not_at_work():
 
     reply = SimpleNamespace(timing=Timing())
     with pytest.raises(relay.ReplicaFailed) as failed:
-        await relay._ask_anew(Leaving(), b"", body.Body(body.Room(0)), reply)
+        await relay._ask_anew(Leaving(), b"", body.RequestBody(body.BodyBudget(0)), reply)
     assert not failed.value.worked
 
 
@@ -353,8 +355,8 @@ async def test_why_a_port_does_not_listen_is_told(monkeypatch: pytest.MonkeyPatc
 
 def test_the_first_of_a_long_line_is_found_at_once(monkeypatch: pytest.MonkeyPatch):
     """In a dict it is not: Python looks over the places of all that stood before it."""
-    line = admission.Line(
-        ModelCard("m", 1), Table("n"), policy("round_robin"), GatewayMetrics().model("m"), 30.0
+    line = admission.AdmissionQueue(
+        ServedModel("m", 1), Table("n"), policy("round_robin"), GatewayMetrics().model("m"), 30.0
     )
     line._queued.update(dict.fromkeys(range(100_000)))
     monkeypatch.setattr(line, "_grant", lambda waiter, replica: line._queued.pop(waiter) is None)

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.serve.fleet.replica import REQUEST_TOKENS, Replica, Taken
 from penstock.serve.fleet.table import Table
-from penstock.serve.routing import Asked, policy
+from penstock.serve.routing import RoutingRequest, policy
 from penstock.serve.routing.adapter_affinity import LOAD_TOKENS
 from penstock.transport.address import Address
 from penstock.transport.link import Adapters, Hello, Report
@@ -44,7 +44,7 @@ class Gateway:
         return list(self.table.members("m"))
 
     def send(self, adapter: str) -> Taken:
-        pick = self.policy.pick(Asked(adapter), self.table.candidates("m"), 0.0)
+        pick = self.policy.pick(RoutingRequest(adapter), self.table.candidates("m"), 0.0)
         assert pick is not None
         return self.table.take(pick.replica, 0, adapter)
 
@@ -137,7 +137,7 @@ def test_a_new_prompt_goes_to_the_replica_that_has_its_beginning_and_the_adapter
     gateway = Gateway("prefix_affinity")
     for replica in gateway.replicas:
         gateway.load(replica, "poet")
-    asked = Asked("poet", tokens=2000, blocks=tuple(range(1, 21)), home=7)
+    asked = RoutingRequest("poet", tokens=2000, blocks=tuple(range(1, 21)), home=7)
     first = gateway.policy.pick(asked, gateway.table.candidates("m"), 0.0)
     assert first is not None
     gateway.policy.sent(asked, first.replica, 0.0)  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ from penstock.config.loading.load import load_configs
 from penstock.config.schema.routing import POLICIES
 from penstock.errors import ConfigError
 from penstock.serve import LLMRouter, build_openai_app
-from penstock.serve.gateway.catalogue import ModelCard
+from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.routing.registry import BY_NAME, policy, problems
 
 
@@ -35,7 +35,7 @@ def test_a_session_header_must_be_a_header_name():
 
 
 def test_the_card_carries_policy_and_header_to_the_gateway():
-    card = ModelCard.of(config(routing_policy="a.b:C", routing_config={"session_header": "X-Chat"}))
+    card = ServedModel.of(config(routing_policy="a.b:C", routing_config={"session_header": "X-Chat"}))
     assert (card.routing_policy, card.session_header) == ("a.b:C", "x-chat")
 
 
@@ -50,7 +50,7 @@ def test_the_card_carries_policy_and_header_to_the_gateway():
     ],
 )
 def test_the_card_knows_whether_a_second_replica_may_come(options, scales):
-    assert ModelCard.of(config(deployment_config=options)).scales is scales
+    assert ServedModel.of(config(deployment_config=options)).scales is scales
 
 
 @pytest.mark.parametrize(

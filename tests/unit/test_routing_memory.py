@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.serve.fleet.replica import Replica
 from penstock.serve.routing.prefix_hashes import ENDS
-from penstock.serve.routing.prefix_index import Memory
+from penstock.serve.routing.prefix_index import PrefixIndex
 from penstock.transport.address import Address
 
 TOKENS = 1024  # of a prompt of 4 KB
@@ -20,7 +20,7 @@ def prompt(number: int) -> tuple[int, ...]:
 
 
 def test_who_was_sent_a_prompt_is_known_by_each_of_its_beginnings():
-    memory, one = Memory(), replica("one")
+    memory, one = PrefixIndex(), replica("one")
     memory.add(prompt(1), TOKENS, one, 0.0)
     longer = (*prompt(1)[:3], 77, 78)
     assert memory.known(prompt(1)) == BLOCKS
@@ -30,14 +30,14 @@ def test_who_was_sent_a_prompt_is_known_by_each_of_its_beginnings():
 
 
 def test_the_latest_to_be_sent_it_comes_first():
-    memory, one, two = Memory(), replica("one"), replica("two")
+    memory, one, two = PrefixIndex(), replica("one"), replica("two")
     for holder in (one, two, one):
         memory.add(prompt(1), TOKENS, holder, 0.0)
     assert memory.holders(prompt(1)[0]) == (two, one)
 
 
 def test_a_replica_keeps_no_more_than_its_cache_holds_and_forgets_the_least_recently_used():
-    memory, one, two = Memory(), replica("one", kv_tokens=5 * TOKENS), replica("two")
+    memory, one, two = PrefixIndex(), replica("one", kv_tokens=5 * TOKENS), replica("two")
     memory.add(prompt(0), TOKENS, two, 0.0)
     for number in (0, 1, 2, 3, 0, 4):  # an answer goes with each, so that four prompts fit
         memory.add(prompt(number), TOKENS, one, 0.0)
@@ -46,7 +46,7 @@ def test_a_replica_keeps_no_more_than_its_cache_holds_and_forgets_the_least_rece
 
 
 def test_the_end_of_a_prompt_is_forgotten_before_its_beginning():
-    memory, one = Memory(), replica("one", kv_tokens=2 * TOKENS)
+    memory, one = PrefixIndex(), replica("one", kv_tokens=2 * TOKENS)
     memory.add(prompt(1), TOKENS, one, 0.0)
     memory.add(prompt(2), TOKENS, one, 0.0)
     assert 0 < memory.known(prompt(1)) < BLOCKS
@@ -54,7 +54,7 @@ def test_the_end_of_a_prompt_is_forgotten_before_its_beginning():
 
 
 def test_what_was_not_used_for_long_is_forgotten():
-    memory, one = Memory(expiry_s=100), replica("one")
+    memory, one = PrefixIndex(expiry_s=100), replica("one")
     memory.add(prompt(1), TOKENS, one, 0.0)
     memory.add(prompt(2), TOKENS, one, 99.0)
     memory.add(prompt(3), TOKENS, one, 101.0)
@@ -62,7 +62,7 @@ def test_what_was_not_used_for_long_is_forgotten():
 
 
 def test_a_replica_that_is_gone_is_forgotten():
-    memory, one, two = Memory(), replica("one"), replica("two")
+    memory, one, two = PrefixIndex(), replica("one"), replica("two")
     memory.follow((one, two))
     for holder in (one, two):
         memory.add(prompt(1), TOKENS, holder, 0.0)
@@ -73,7 +73,7 @@ def test_a_replica_that_is_gone_is_forgotten():
 
 
 def test_its_size_is_bounded_whatever_the_replicas_hold():
-    memory = Memory(entries=1000)
+    memory = PrefixIndex(entries=1000)
     replicas = [replica(str(n), kv_tokens=10**9) for n in range(10)]
     for number in range(2000):
         memory.add(prompt(number), TOKENS, replicas[number % 10], 0.0)

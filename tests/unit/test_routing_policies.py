@@ -11,7 +11,7 @@ import pytest
 from penstock.config.schema.routing import POLICIES
 from penstock.serve.fleet.replica import Replica, Taken, Tried
 from penstock.serve.fleet.table import Table
-from penstock.serve.routing import Asked, Pick, Policy, policy
+from penstock.serve.routing import Pick, Policy, RoutingRequest, policy
 from penstock.serve.routing.load_bounds import ALWAYS, OVER_SHARE
 from penstock.serve.routing.policy import Learns
 from penstock.serve.routing.prefix_hashes import blocks, home
@@ -51,17 +51,17 @@ class Gateway:
     def replica(self, name: str) -> Replica:
         return next(replica for replica in self.table.members("m") if replica.id == name)
 
-    def pick(self, asked: Asked, tried: Tried | None = None) -> Pick | None:
+    def pick(self, asked: RoutingRequest, tried: Tried | None = None) -> Pick | None:
         return self.policy.pick(asked, self.table.candidates("m", tried), self.now)
 
-    def send(self, asked: Asked) -> Taken:
+    def send(self, asked: RoutingRequest) -> Taken:
         pick = self.pick(asked)
         assert pick is not None
         if isinstance(self.policy, Learns):
             self.policy.sent(asked, pick.replica, self.now)
         return self.table.take(pick.replica, max(0, asked.tokens - pick.saved_tokens))
 
-    def went_to(self, asked: Asked) -> str:
+    def went_to(self, asked: RoutingRequest) -> str:
         """Where a request goes that ends at once."""
         place = self.send(asked)
         self.table.give_back(place)
@@ -72,16 +72,16 @@ def names(count: int) -> list[str]:
     return [f"replica-{i}" for i in range(count)]
 
 
-def prompt(text: str, tokens: int = 1000) -> Asked:
+def prompt(text: str, tokens: int = 1000) -> RoutingRequest:
     said = (text + " ") * (4 * tokens // (len(text) + 1) + 1)
     content = said[: 4 * tokens].encode()
-    return Asked(tokens=tokens, blocks=blocks(content), home=home(content))
+    return RoutingRequest(tokens=tokens, blocks=blocks(content), home=home(content))
 
 
-def turn(of: str, number: int) -> Asked:
+def turn(of: str, number: int) -> RoutingRequest:
     """Of a conversation that grows by 250 tokens each time."""
     content = "".join(f"{of} says {i:06} ".ljust(1000, "-") for i in range(number + 4)).encode()
-    return Asked(tokens=len(content) // 4, blocks=blocks(content), home=home(content[:4000]))
+    return RoutingRequest(tokens=len(content) // 4, blocks=blocks(content), home=home(content[:4000]))
 
 
 # -- all of them
@@ -99,7 +99,7 @@ def test_nobody_is_picked_where_nobody_has_room(name):
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_replica_that_failed_the_request_is_not_picked_for_it_again(name):
     gateway = Gateway(name, "a", "b", "c")
-    asked = Asked("poet", "ann", 1000, prompt("hot").blocks, prompt("hot").home)
+    asked = RoutingRequest("poet", "ann", 1000, prompt("hot").blocks, prompt("hot").home)
     tried = Tried()
     for _ in range(2):
         pick = gateway.pick(asked, tried)
@@ -126,7 +126,7 @@ def test_the_only_one_with_room_is_found_among_a_thousand(name):
     for replica in gateway.table.members("m"):
         if replica is not free:
             gateway.table.take(replica)
-    assert gateway.went_to(Asked("poet", "ann", 100)) == free.id
+    assert gateway.went_to(RoutingRequest("poet", "ann", 100)) == free.id
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -143,9 +143,9 @@ def test_requests_that_share_nothing_spread_evenly(name):
 
 def test_round_robin_takes_each_in_turn_and_passes_over_who_has_no_room():
     gateway = Gateway("round_robin", "a", "b", "c", limit=2)
-    assert Counter(gateway.went_to(Asked()) for _ in range(9)) == {"a": 3, "b": 3, "c": 3}
+    assert Counter(gateway.went_to(RoutingRequest()) for _ in range(9)) == {"a": 3, "b": 3, "c": 3}
     gateway.report("b", elsewhere=2)
-    assert Counter(gateway.went_to(Asked()) for _ in range(8)) == {"a": 4, "c": 4}
+    assert Counter(gateway.went_to(RoutingRequest()) for _ in range(8)) == {"a": 4, "c": 4}
 
 
 def test_least_loaded_looks_at_tokens_that_wait_not_at_requests():
@@ -153,20 +153,20 @@ def test_least_loaded_looks_at_tokens_that_wait_not_at_requests():
     gateway.report("a", waiting=1, waiting_tokens=30_000)
     gateway.report("b", running=8)
     gateway.report("c", running=9, waiting_tokens=10)
-    assert {gateway.went_to(Asked(tokens=10)) for _ in range(10)} == {"b"}
+    assert {gateway.went_to(RoutingRequest(tokens=10)) for _ in range(10)} == {"b"}
 
 
 def test_least_loaded_counts_what_was_sent_since_the_last_report():
     gateway = Gateway("least_loaded", "a", "b")
-    first = gateway.send(Asked(tokens=20_000)).replica.id
-    assert {gateway.send(Asked(tokens=10)).replica.id for _ in range(10)} == {"a", "b"} - {first}
+    first = gateway.send(RoutingRequest(tokens=20_000)).replica.id
+    assert {gateway.send(RoutingRequest(tokens=10)).replica.id for _ in range(10)} == {"a", "b"} - {first}
 
 
 # -- session and adapter affinity
 
 KEYED = [
-    ("session_affinity", lambda key: Asked(session=key)),
-    ("adapter_affinity", lambda key: Asked(adapter=key)),
+    ("session_affinity", lambda key: RoutingRequest(session=key)),
+    ("adapter_affinity", lambda key: RoutingRequest(adapter=key)),
 ]
 
 
@@ -296,4 +296,4 @@ def test_gateways_that_do_not_talk_send_a_prompt_to_the_same_home():
 def test_prompts_without_a_whole_block_go_by_load():
     gateway = Gateway("prefix_affinity", "a", "b")
     gateway.report("a", running=9)
-    assert {gateway.went_to(Asked(tokens=5)) for _ in range(10)} == {"b"}
+    assert {gateway.went_to(RoutingRequest(tokens=5)) for _ in range(10)} == {"b"}

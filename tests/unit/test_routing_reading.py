@@ -11,9 +11,9 @@ import pytest
 
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway import body
-from penstock.serve.gateway.catalogue import Catalogue, ModelCard
-from penstock.serve.gateway.routing_features import Reading
-from penstock.serve.routing import Asked, policy
+from penstock.serve.gateway.catalogue import Catalogue, ServedModel
+from penstock.serve.gateway.routing_features import FeatureReader
+from penstock.serve.routing import RoutingRequest, policy
 from penstock.serve.routing.prefix_hashes import ENDS, LOOKED_AT, blocks, home
 from penstock.transport.address import Address
 from penstock.transport.link import Hello
@@ -29,12 +29,12 @@ def asked(
     headers: tuple[tuple[bytes, bytes], ...] = (),
     replicas: int = 2,
     **card: Any,
-) -> Asked:
+) -> RoutingRequest:
     content = json.dumps(request).encode() if not isinstance(request, bytes) else request
     fields = body.fields(content)
-    made = ModelCard("m", 1, adapter_slots=4, **card)
+    made = ServedModel("m", 1, adapter_slots=4, **card)
     _, adapter = Catalogue([made], None).resolve(fields.model)
-    return Reading(made, policy(name), table(replicas)).asked(adapter, fields, headers, len(content))
+    return FeatureReader(made, policy(name), table(replicas)).asked(adapter, fields, headers, len(content))
 
 
 def table(replicas: int) -> Table:

@@ -4,7 +4,7 @@ import random
 
 from penstock.serve.fleet.replica import REQUEST_TOKENS, Replica, Tried
 from penstock.serve.fleet.table import Table
-from penstock.serve.routing.policy import Asked
+from penstock.serve.routing.policy import RoutingRequest
 from penstock.serve.routing.power_of_two import PowerOfTwo
 from penstock.transport.address import Address
 from penstock.transport.link import Hello, Report
@@ -32,7 +32,7 @@ def speaking(*names: str) -> tuple[Table, list[Replica]]:
 
 
 def pick(table: Table, tried: Tried | None = None, model_id: str = "m") -> Replica | None:
-    picked = PowerOfTwo().pick(Asked(), table.candidates(model_id, tried), 0.0)
+    picked = PowerOfTwo().pick(RoutingRequest(), table.candidates(model_id, tried), 0.0)
     return picked and picked.replica
 
 

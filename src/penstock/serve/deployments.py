@@ -25,7 +25,7 @@ from penstock.errors import ConfigError
 from penstock.serve.control import deployment as control
 from penstock.serve.control.deployment import LLMControl
 from penstock.serve.fleet.membership import FleetRouter
-from penstock.serve.gateway.catalogue import ModelCard
+from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.replica import preprocessor, ray_cluster
 from penstock.serve.replica.custom_endpoints import paths
 from penstock.serve.replica.server import LLMServer
@@ -150,7 +150,7 @@ class RouterDeployment:
             **self.given,
         }
         drain_s = max(0.0, options["graceful_shutdown_timeout_s"] - _CLOSING_S)
-        cards = [ModelCard.of(model.config, paths=tuple(paths(model.server))) for model in known]
+        cards = [ServedModel.of(model.config, paths=tuple(paths(model.server))) for model in known]
         prefill = {model.config.model_id: model.prefill for model in known if model.prefill is not None}
         control = _deployment(LLMControl, _CONTROL).bind()
         router = _deployment(serve.ingress()(self.router), options)

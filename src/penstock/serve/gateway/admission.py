@@ -15,9 +15,9 @@ from penstock.metrics import ModelMetrics
 from penstock.serve.fleet.replica import Replica, Taken, Tried
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway import stored_responses
-from penstock.serve.gateway.catalogue import ModelCard
+from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.gateway.telemetry.timing import PICK, QUEUE, Timing
-from penstock.serve.routing.policy import Asked, Learns, Pick, Policy
+from penstock.serve.routing.policy import Learns, Pick, Policy, RoutingRequest
 
 _RETRY_AFTER_S = 1
 
@@ -31,7 +31,7 @@ class _Waiter:
     """A request in the line."""
 
     place: asyncio.Future[Taken]
-    asked: Asked
+    asked: RoutingRequest
     tried: Tried
     only: Replica | None = None
     timer: asyncio.TimerHandle | None = None
@@ -40,12 +40,12 @@ class _Waiter:
         return replica is self.only if self.only else replica not in self.tried
 
 
-class Line:
+class AdmissionQueue:
     """First come, first served; requests that lost their replica go before all others."""
 
     def __init__(
         self,
-        card: ModelCard,
+        card: ServedModel,
         table: Table,
         policy: Policy,
         metrics: ModelMetrics,
@@ -69,7 +69,9 @@ class Line:
     def __len__(self) -> int:
         return len(self._returned) + len(self._queued)
 
-    async def take(self, asked: Asked, tried: Tried, times: Timing, only: Replica | None = None) -> Taken:
+    async def take(
+        self, asked: RoutingRequest, tried: Tried, times: Timing, only: Replica | None = None
+    ) -> Taken:
         """A place in a replica, held until `give_back`.
 
         tried: replicas that failed this request; with some, it was admitted before and is not refused.
@@ -87,7 +89,7 @@ class Line:
         times.begin(QUEUE)
         return await self._wait(asked, tried, only)
 
-    def _pick(self, asked: Asked, tried: Tried, only: Replica | None, now: float) -> Pick | None:
+    def _pick(self, asked: RoutingRequest, tried: Tried, only: Replica | None, now: float) -> Pick | None:
         candidates = self._table.candidates(self._card.id, tried)
         if only is None:
             return self._policy.pick(asked, candidates, now)
@@ -114,7 +116,7 @@ class Line:
         if len(self) and not self._table.any_ready(self._card.id):
             self._wake()  # it fell asleep, or was lost, while they waited
 
-    def _place(self, asked: Asked, pick: Pick, now: float) -> Taken:
+    def _place(self, asked: RoutingRequest, pick: Pick, now: float) -> Taken:
         self._metrics.picked(pick.why)
         if self._learns is not None:
             self._learns.sent(asked, pick.replica, now)
@@ -133,7 +135,7 @@ class Line:
             retry_after_s=_RETRY_AFTER_S,
         )
 
-    async def _wait(self, asked: Asked, tried: Tried, only: Replica | None) -> Taken:
+    async def _wait(self, asked: RoutingRequest, tried: Tried, only: Replica | None) -> Taken:
         waiter = _Waiter(asyncio.get_running_loop().create_future(), asked, tried, only)
         line = self._returned if tried or only else self._queued  # one that waits for `only` holds up nobody
         line[waiter] = None

@@ -57,7 +57,7 @@ class Fields(msgspec.Struct, frozen=True, gc=False):
 _decode = msgspec.json.Decoder(Fields).decode
 
 
-class Room:
+class BodyBudget:
     """Memory for the bodies of all open requests of one gateway. Units: bytes.
 
     A body that is still coming gives its part up for others when it has not made progress for `_SLOW_S`.
@@ -66,7 +66,9 @@ class Room:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
-        self._coming: OrderedDict[Body, float] = OrderedDict()  # by when each made progress, oldest first
+        self._coming: OrderedDict[RequestBody, float] = (
+            OrderedDict()
+        )  # by when each made progress, oldest first
 
     def take(self, size: int) -> None:
         """Raises: Overloaded when there is no room for `size` more."""
@@ -77,12 +79,12 @@ class Room:
             slowest.give_up()
         self.used += size
 
-    def progress(self, body: Body) -> None:
+    def progress(self, body: RequestBody) -> None:
         """`body` is still coming, and a good part of it has come just now."""
         self._coming[body] = time.monotonic()
         self._coming.move_to_end(body)
 
-    def complete(self, body: Body) -> None:
+    def complete(self, body: RequestBody) -> None:
         """Nothing more of `body` comes. Safe to call twice."""
         self._coming.pop(body, None)
 
@@ -95,12 +97,12 @@ class Room:
         )
 
 
-class Body:
+class RequestBody:
     """One request's body, from `read` to `drop`, and what it says."""
 
     __slots__ = ("_reader", "_room", "_taken", "content", "fields")
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: BodyBudget) -> None:
         self._room = room
         self._taken = 0
         self._reader: asyncio.Task[object] | None = None  # while it waits for more

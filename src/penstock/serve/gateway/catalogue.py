@@ -20,7 +20,7 @@ _NAMED = 20  # models named in an error
 
 
 @dataclass(frozen=True, slots=True)
-class ModelCard:
+class ServedModel:
     """One model. Units: created in seconds since 1970; limits in requests, -1 for a queue without limit.
 
     max_model_len: what is known before a replica told its own. engine_metrics: whether /metrics shows theirs.
@@ -46,7 +46,9 @@ class ModelCard:
     takes_turns: bool = False
 
     @classmethod
-    def of(cls, config: LLMConfig, max_model_len: int | None = None, paths: Sequence[str] = ()) -> ModelCard:
+    def of(
+        cls, config: LLMConfig, max_model_len: int | None = None, paths: Sequence[str] = ()
+    ) -> ServedModel:
         """The card of a configured model, made now."""
         given = {name: value for name, value in config.deployment_config.items() if value is not None}
         options = {**DEFAULTS, **given}
@@ -90,7 +92,7 @@ class _List(msgspec.Struct, frozen=True, kw_only=True):
 class Catalogue:
     """The models behind one gateway. Finds the one that a request means."""
 
-    def __init__(self, cards: Sequence[ModelCard], default_model: str | None) -> None:
+    def __init__(self, cards: Sequence[ServedModel], default_model: str | None) -> None:
         """Raises: ConfigError when `default_model` is none of them, or an id comes twice."""
         self.cards = {card.id: card for card in cards}
         if len(self.cards) < len(cards):
@@ -100,7 +102,7 @@ class Catalogue:
         only = cards[0].id if len(cards) == 1 else None
         self._default = default_model or only
 
-    def resolve(self, name: str | None) -> tuple[ModelCard, str]:
+    def resolve(self, name: str | None) -> tuple[ServedModel, str]:
         """The model and the adapter that `name` means: an id, or `id:adapter`, longest id first.
 
         Without a name, the default model; "" stands for no adapter.
@@ -120,7 +122,7 @@ class Catalogue:
             )
         return card, adapter
 
-    def find(self, name: str) -> tuple[ModelCard, str]:
+    def find(self, name: str) -> tuple[ServedModel, str]:
         """What stands before and behind the colon, the longest id first. Raises: ModelNotFound."""
         if len(name) > limits.NAME_CHARS:
             raise ModelNotFound(
@@ -137,7 +139,7 @@ class Catalogue:
             raise self._not_found(name, self._known())
         return self.cards[base], name[len(base) + 1 :]
 
-    def resolve_for(self, path: str, name: str | None) -> tuple[ModelCard, str]:
+    def resolve_for(self, path: str, name: str | None) -> tuple[ServedModel, str]:
         """The same for a path that only some models have; without a name, the only one that has it.
 
         Raises: NotFound when the model that `name` means does not have it.
@@ -150,7 +152,7 @@ class Catalogue:
         return card, adapter
 
     def show(
-        self, card: ModelCard, adapter: str, max_model_len: int | None, adapters: Sequence[str]
+        self, card: ServedModel, adapter: str, max_model_len: int | None, adapters: Sequence[str]
     ) -> bytes:
         """JSON of one model, or of one of its `adapters`. Raises: ModelNotFound."""
         if adapter and adapter not in adapters:
@@ -185,7 +187,7 @@ def _some(names: Sequence[str]) -> str:
     return (", ".join(quoted[:_NAMED]) or "none") + rest
 
 
-def _shown(card: ModelCard, max_model_len: int | None, adapter: str) -> _Shown:
+def _shown(card: ServedModel, max_model_len: int | None, adapter: str) -> _Shown:
     return _Shown(
         id=f"{card.id}:{adapter}" if adapter else card.id,
         created=card.created,

@@ -18,11 +18,11 @@ from penstock.serve.fleet.links import Fleet
 from penstock.serve.fleet.replica import Replica, Tried
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway import relay, stored_responses
-from penstock.serve.gateway.admission import Line
-from penstock.serve.gateway.body import Body
-from penstock.serve.gateway.catalogue import ModelCard
-from penstock.serve.gateway.response import Reply
-from penstock.serve.gateway.routing_features import Reading
+from penstock.serve.gateway.admission import AdmissionQueue
+from penstock.serve.gateway.body import RequestBody
+from penstock.serve.gateway.catalogue import ServedModel
+from penstock.serve.gateway.response import ClientResponse
+from penstock.serve.gateway.routing_features import FeatureReader
 from penstock.serve.gateway.telemetry import timing
 from penstock.serve.http.connection_limits import Connections
 from penstock.serve.routing import policy
@@ -36,14 +36,14 @@ _MOST_DEATHS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class UpstreamRequest:
     """A request as a replica will see it. adapter: "" for the base model. keeper: the only one to ask."""
 
     id: str
     method: str
     target: bytes
     headers: Headers
-    body: Body
+    body: RequestBody
     adapter: str = ""
     keeper: Replica | None = None
 
@@ -53,7 +53,7 @@ class Dispatch:
 
     def __init__(
         self,
-        cards: Sequence[ModelCard],
+        cards: Sequence[ServedModel],
         table: Table,
         fleet: Fleet,
         gateway_id: str,
@@ -72,9 +72,9 @@ class Dispatch:
         self._closed: Counter[str] = Counter()
         self._used: dict[str, float] = {}
         policies = {card.id: policy(card.routing_policy) for card in cards}
-        self._readings = {card.id: Reading(card, policies[card.id], table) for card in cards}
+        self._readings = {card.id: FeatureReader(card, policies[card.id], table) for card in cards}
         self._lines = {
-            card.id: Line(
+            card.id: AdmissionQueue(
                 card,
                 table,
                 policies[card.id],
@@ -90,7 +90,7 @@ class Dispatch:
         if replica.model_id in self._lines:
             self._lines[replica.model_id].offer(replica)
 
-    async def answer(self, model_id: str, question: Question, reply: Reply) -> None:
+    async def answer(self, model_id: str, question: UpstreamRequest, reply: ClientResponse) -> None:
         """Relays the answer of a replica of `model_id`.
 
         Raises: Overloaded, Unavailable; EngineDead when the answer broke after it had begun.
@@ -119,7 +119,7 @@ class Dispatch:
             tried.add(replica)
             self._metrics.failovers.labels(model_id).inc()
 
-    async def _ask(self, replica: Replica, question: Question, reply: Reply) -> None:
+    async def _ask(self, replica: Replica, question: UpstreamRequest, reply: ClientResponse) -> None:
         pool = self._fleet.pool(replica)
         if pool is None:
             raise relay.ReplicaFailed("has left", worked=False)
@@ -128,7 +128,7 @@ class Dispatch:
         head = headers.to_replica(question.method, question.target, question.headers, own, size)
         await relay.ask(pool, head, question.body, reply)
 
-    def _give_up(self, failed: relay.ReplicaFailed, reply: Reply, deaths: int) -> None:
+    def _give_up(self, failed: relay.ReplicaFailed, reply: ClientResponse, deaths: int) -> None:
         if reply.started:
             raise EngineDead(
                 "The replica that was answering has failed; the answer is incomplete. Send the request again."

@@ -7,8 +7,8 @@ can still give it. A stream is passed on in whole events, so that it can be ende
 from __future__ import annotations
 
 from penstock.errors import Error, OwnCodeFailed
-from penstock.serve.gateway.body import Body
-from penstock.serve.gateway.response import Reply
+from penstock.serve.gateway.body import RequestBody
+from penstock.serve.gateway.response import ClientResponse
 from penstock.serve.gateway.telemetry import timing
 from penstock.transport import link
 from penstock.transport.connection import Connection, Head
@@ -31,7 +31,7 @@ class ReplicaFailed(Exception):
         self.worked = worked
 
 
-async def ask(pool: Pool, head: bytes, body: Body, reply: Reply) -> None:
+async def ask(pool: Pool, head: bytes, body: RequestBody, reply: ClientResponse) -> None:
     """Sends a request to the pool's replica and its answer to the client. Leaving early aborts it there.
 
     Raises: ReplicaFailed; when `reply` has not started, another replica may be asked.
@@ -49,7 +49,7 @@ async def ask(pool: Pool, head: bytes, body: Body, reply: Reply) -> None:
         await _ask_anew(pool, head, body, reply)
 
 
-async def _ask_anew(pool: Pool, head: bytes, body: Body, reply: Reply) -> None:
+async def _ask_anew(pool: Pool, head: bytes, body: RequestBody, reply: ClientResponse) -> None:
     """A kept connection that ends without a word had gone stale, as a rule: a new one tells."""
     reply.timing.begin(timing.CONNECT)
     try:
@@ -62,7 +62,9 @@ async def _ask_anew(pool: Pool, head: bytes, body: Body, reply: Reply) -> None:
         raise ReplicaFailed(str(error), worked=True) from error
 
 
-async def _exchange(pool: Pool, connection: Connection, head: bytes, body: Body, reply: Reply) -> None:
+async def _exchange(
+    pool: Pool, connection: Connection, head: bytes, body: RequestBody, reply: ClientResponse
+) -> None:
     reply.timing.begin(timing.REPLICA)
     try:
         connection.request(with_line(head, pool.trunk.join(connection)), body.content)
@@ -77,7 +79,7 @@ def with_line(head: bytes, line: bytes) -> bytes:
     return head[:-2] + line + b"\r\n"
 
 
-async def _pass_on(connection: Connection, reply: Reply) -> None:
+async def _pass_on(connection: Connection, reply: ClientResponse) -> None:
     head = await connection.head()
     piece = await connection.read()
     reply.timing.begin(timing.GATEWAY)
@@ -92,14 +94,14 @@ async def _pass_on(connection: Connection, reply: Reply) -> None:
         await _pass_bytes(connection, reply, piece)
 
 
-async def _pass_bytes(connection: Connection, reply: Reply, piece: bytes) -> None:
+async def _pass_bytes(connection: Connection, reply: ClientResponse, piece: bytes) -> None:
     while not connection.exhausted:
         await reply.piece(piece)
         piece = await connection.read()
     await reply.piece(piece, more=False)
 
 
-async def _pass_events(connection: Connection, reply: Reply, piece: bytes) -> None:
+async def _pass_events(connection: Connection, reply: ClientResponse, piece: bytes) -> None:
     events = _Events()
     while not connection.exhausted:
         if whole := events.of(piece):
@@ -110,7 +112,7 @@ async def _pass_events(connection: Connection, reply: Reply, piece: bytes) -> No
     await reply.piece(events.rest + piece, more=False)
 
 
-async def _pour(connection: Connection, reply: Reply, events: _Events) -> None:
+async def _pour(connection: Connection, reply: ClientResponse, events: _Events) -> None:
     """All but the end of the stream, from one socket's callback to the other socket, without this task."""
     outlet = reply.outlet
     assert outlet is not None

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, quote
 from penstock.asgi import Receive, Scope
 from penstock.errors import BadRequest, Error, MethodNotAllowed, Unauthorized
 from penstock.metrics import RouteMetrics
-from penstock.serve.gateway.response import ClientGone, Reply
+from penstock.serve.gateway.response import ClientGone, ClientResponse
 from penstock.serve.gateway.routes import Route, below
 from penstock.serve.gateway.telemetry.timing import Timing
 from penstock.serve.http import direct_writer, limits
@@ -31,7 +31,7 @@ access = logging.getLogger("penstock.access")
 """A line for every request: silent unless its level is set to INFO."""
 
 
-class Request:
+class ClientRequest:
     """Made from an ASGI scope."""
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
@@ -108,7 +108,7 @@ class Request:
             return [(b"allow", self.route.allow.encode())]
         return [(b"www-authenticate", b"Bearer")] if isinstance(error, Unauthorized) else []
 
-    def account(self, reply: Reply, error: Error | None) -> None:
+    def account(self, reply: ClientResponse, error: Error | None) -> None:
         """Counts the request, and logs it when it failed."""
         seconds = time.monotonic() - self.timing.started_at
         status = "gone" if self.gone else "cut" if reply.broken else str(reply.status)

@@ -30,7 +30,7 @@ class ClientGone(Exception):
     """The client has closed its connection: nobody reads an answer."""
 
 
-class Reply:
+class ClientResponse:
     """One answer on its way to the client."""
 
     __slots__ = (

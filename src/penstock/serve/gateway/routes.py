@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from penstock.errors import MethodNotAllowed, NotFound
 
 
-class By(enum.Enum):
+class Handler(enum.Enum):
     """Who answers."""
 
     ENGINE = enum.auto()
@@ -34,7 +34,7 @@ class Route:
 
     path: str
     methods: tuple[str, ...]
-    by: By
+    by: Handler
     public: bool = False
     argument: str | None = None
     own: bool = False
@@ -82,29 +82,29 @@ ENGINE_PATHS = (
 
 _GET, _POST = ("GET",), ("POST",)
 _FIXED = (
-    *(Route(path, _POST, By.ENGINE) for path in ENGINE_PATHS),
-    Route("/version", _GET, By.ENGINE),
-    Route("/tokenizer_info", _GET, By.ENGINE),
-    Route("/v1/models", _GET, By.MODELS),
-    Route("/health", _GET, By.HEALTH, public=True),
-    Route("/-/healthz", _GET, By.ALIVE),  # what KubeRay asks on every node
-    Route("/metrics", _GET, By.METRICS),
+    *(Route(path, _POST, Handler.ENGINE) for path in ENGINE_PATHS),
+    Route("/version", _GET, Handler.ENGINE),
+    Route("/tokenizer_info", _GET, Handler.ENGINE),
+    Route("/v1/models", _GET, Handler.MODELS),
+    Route("/health", _GET, Handler.HEALTH, public=True),
+    Route("/-/healthz", _GET, Handler.ALIVE),  # what KubeRay asks on every node
+    Route("/metrics", _GET, Handler.METRICS),
 )
 _ROUTES = {route.path: route for route in _FIXED}
-_SHOW = Route("/v1/responses/{id}", _GET, By.ENGINE)
-_CANCEL = Route("/v1/responses/{id}/cancel", _POST, By.ENGINE)
+_SHOW = Route("/v1/responses/{id}", _GET, Handler.ENGINE)
+_CANCEL = Route("/v1/responses/{id}/cancel", _POST, Handler.ENGINE)
 _RESPONSE = re.compile(r"/v1/responses/([A-Za-z0-9_-]{1,128})(/cancel)?")
 _MODEL = "/v1/models/"
 _ADMIN = "/admin/"
 
 
-RESERVED = frozenset(route.path for route in _FIXED if route.by is not By.ENGINE)
+RESERVED = frozenset(route.path for route in _FIXED if route.by is not Handler.ENGINE)
 """What the gateway answers itself, always."""
 
 
 def own(paths: Iterable[str]) -> dict[str, Route]:
     """Routes of the paths that models add: asked by POST, answered by the models' own servers."""
-    return {path: Route(path, _POST, By.ENGINE, own=path not in _ROUTES) for path in paths}
+    return {path: Route(path, _POST, Handler.ENGINE, own=path not in _ROUTES) for path in paths}
 
 
 def find(path: str, added: Mapping[str, Route] | None = None) -> Route:
@@ -113,10 +113,10 @@ def find(path: str, added: Mapping[str, Route] | None = None) -> Route:
     if route is not None:
         return route
     if path.startswith(_MODEL) and len(path) > len(_MODEL):
-        return Route("/v1/models/{id}", _GET, By.MODELS, argument=path[len(_MODEL) :])
+        return Route("/v1/models/{id}", _GET, Handler.MODELS, argument=path[len(_MODEL) :])
     if path.startswith(_ADMIN):
         methods = _GET if path == f"{_ADMIN}status" else _POST
-        return Route("/admin/{operation}", methods, By.ADMIN, argument=path[len(_ADMIN) :])
+        return Route("/admin/{operation}", methods, Handler.ADMIN, argument=path[len(_ADMIN) :])
     if match := _RESPONSE.fullmatch(path):
         return replace(_CANCEL if match[2] else _SHOW, argument=match[1])
     raise unknown(path)

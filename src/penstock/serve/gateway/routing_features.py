@@ -8,18 +8,18 @@ import msgspec
 
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway.body import Fields
-from penstock.serve.gateway.catalogue import ModelCard
-from penstock.serve.routing.policy import Asked, Policy
+from penstock.serve.gateway.catalogue import ServedModel
+from penstock.serve.routing.policy import Policy, RoutingRequest
 from penstock.serve.routing.prefix_hashes import BYTES_PER_TOKEN, LOOKED_AT, blocks, home
 
 _MOST_KEY = 512  # bytes of a session's name
 _EMPTY = (b"", b"null", b'""', b"[]")
 
 
-class Reading:
+class FeatureReader:
     """One model's. With one replica, and none to come, nothing is read."""
 
-    def __init__(self, card: ModelCard, policy: Policy, table: Table) -> None:
+    def __init__(self, card: ServedModel, policy: Policy, table: Table) -> None:
         reads = getattr(policy, "reads", ())
         self._card = card
         self._table = table
@@ -27,22 +27,24 @@ class Reading:
         self._session = "session" in reads
         self._header = card.session_header.encode()
 
-    def asked(self, adapter: str, fields: Fields, headers: Sequence[tuple[bytes, bytes]], size: int) -> Asked:
+    def asked(
+        self, adapter: str, fields: Fields, headers: Sequence[tuple[bytes, bytes]], size: int
+    ) -> RoutingRequest:
         """size: of the body, in bytes."""
         longest = self._table.max_model_len(self._card.id)
         tokens = size // BYTES_PER_TOKEN
         if longest is not None and tokens > longest:
             tokens = longest  # an image, or a request that the engine will refuse
         if not self._prompt and not self._session:
-            return Asked(adapter, tokens=tokens)
+            return RoutingRequest(adapter, tokens=tokens)
         if not self._card.scales and len(self._table.members(self._card.id)) < 2:
-            return Asked(adapter, tokens=tokens)
+            return RoutingRequest(adapter, tokens=tokens)
         session = _session(fields, headers, self._header) if self._session else ""
         if not self._prompt:
-            return Asked(adapter, session, tokens)
+            return RoutingRequest(adapter, session, tokens)
         prompt = prompt_of(fields)
         seed = adapter + _text(fields.cache_salt)
-        return Asked(adapter, session, tokens, blocks(prompt, seed), home(prompt, seed))
+        return RoutingRequest(adapter, session, tokens, blocks(prompt, seed), home(prompt, seed))
 
 
 def prompt_of(fields: Fields) -> bytes:

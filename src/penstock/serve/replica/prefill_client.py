@@ -26,7 +26,7 @@ from penstock.serve.fleet import membership
 from penstock.serve.fleet.membership import Members
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway.app import Gateway
-from penstock.serve.gateway.catalogue import ModelCard
+from penstock.serve.gateway.catalogue import ServedModel
 from penstock.transport.address import Address
 from penstock.transport.link import WEIGHTS
 
@@ -57,7 +57,7 @@ class Prefillers:
         self._engine_app = engine_app
         self._weights = weights
         self._table = Table(node_id)
-        self._card = ModelCard.of(half)
+        self._card = ServedModel.of(half)
         nobody_waits = replace(self._card, max_queued_requests=0)  # it is computed here instead
         self._gateway = self._gateway_to(self._table, nobody_waits, wait_s=0.0)
         self._warming: set[asyncio.Task[None]] = set()
@@ -77,7 +77,7 @@ class Prefillers:
             task.cancel()
         await self._gateway.close()
 
-    def _gateway_to(self, table: Table, card: ModelCard, wait_s: float) -> Gateway:
+    def _gateway_to(self, table: Table, card: ServedModel, wait_s: float) -> Gateway:
         front = GatewayConfig(api_key=None, admin_key=None, wait_for_replica_s=wait_s)
         return Gateway(front, [card], table, unreachable=self._open_network)
 

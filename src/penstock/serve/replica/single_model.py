@@ -14,7 +14,7 @@ from penstock.asgi import Receive, Scope, Send
 from penstock.config import GatewayConfig, LLMConfig
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway.app import Gateway
-from penstock.serve.gateway.catalogue import ModelCard
+from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.http.serve_proxy import behind_serve
 from penstock.transport.address import Address
 
@@ -33,7 +33,7 @@ class Front:
         """For the one replica at `address`. paths: the server's own."""
         table = Table(address.node_id)
         # Among one there is no choice.
-        card = replace(ModelCard.of(config, paths=paths), routing_policy="power_of_two")
+        card = replace(ServedModel.of(config, paths=paths), routing_policy="power_of_two")
         gateway = Gateway(gateway_config, [card], table)
         await gateway.start()
         table.set_members(config.model_id, {address.replica_id: address})

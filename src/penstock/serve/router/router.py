@@ -23,7 +23,7 @@ from penstock.errors import Error
 from penstock.serve.fleet import membership
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway.app import Gateway
-from penstock.serve.gateway.catalogue import ModelCard
+from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.http.port_sharing import PortGroup
 from penstock.serve.http.serve_proxy import behind_haproxy, behind_serve
 from penstock.serve.http.server import Port, serve_on
@@ -52,7 +52,7 @@ class LLMRouter:
     async def __init__(
         self,
         servers: Sequence[DeploymentHandle[Any]],
-        cards: Sequence[ModelCard],
+        cards: Sequence[ServedModel],
         gateway: GatewayConfig,
         control: DeploymentHandle[Any],
         drain_s: float = 20.0,

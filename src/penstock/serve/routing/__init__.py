@@ -1,13 +1,14 @@
-"""Which replica gets a request: policies as pure functions of the table, of the request, and of the time.
+"""Which replica gets a request: policies as pure functions of the table, the request and the time. No I/O.
 
-asked      what a policy is told and answers: the contract
-reading    from a request's bytes to that
-policies   by name; one file for each, or for two that are alike
-own        a user's class, held to the contract
+`policy` is the contract (`RoutingRequest` in, `Pick` out) and `registry` finds a policy by name or import
+path; one file for each policy, `user_policy` around users' own; the indexes that they share: `prefix_index`,
+`prefix_hashes`, `hash_ring`, `load_bounds`.
 """
 
 from penstock.serve.fleet.candidates import Candidates
-from penstock.serve.routing.policy import Asked, Pick, Policy
+from penstock.serve.routing.policy import Pick, Policy, RoutingRequest
 from penstock.serve.routing.registry import policy
 
-__all__ = ["Asked", "Candidates", "Pick", "Policy", "policy"]
+Asked = RoutingRequest  # its name in version 0.1
+
+__all__ = ["Asked", "Candidates", "Pick", "Policy", "RoutingRequest", "policy"]

@@ -10,7 +10,7 @@ from operator import attrgetter
 
 from penstock.serve.fleet.candidates import Candidates
 from penstock.serve.routing.adapter_affinity import AdapterRing
-from penstock.serve.routing.policy import Asked, Pick
+from penstock.serve.routing.policy import Pick, RoutingRequest
 
 _LOOKED_AT = 32
 """Among more, this many from a random place on: nearly as even, since the rest is at most a little idler, and
@@ -25,7 +25,7 @@ class LeastLoaded:
     def __init__(self) -> None:
         self._adapters = AdapterRing()
 
-    def pick(self, asked: Asked, candidates: Candidates, now: float) -> Pick | None:
+    def pick(self, asked: RoutingRequest, candidates: Candidates, now: float) -> Pick | None:
         count = len(candidates)
         if not count:
             return None

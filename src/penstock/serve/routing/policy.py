@@ -13,7 +13,7 @@ Reads = Literal["prompt", "session"]
 """What a policy may ask for beside the adapter and the size, which cost nothing to know."""
 
 
-class Asked(msgspec.Struct, frozen=True, gc=False):
+class RoutingRequest(msgspec.Struct, frozen=True, gc=False):
     """One request, as far as routing knows it. What the policy does not read stays empty.
 
     adapter: the part of the model's name behind its base. tokens: of the prompt, about, by its size.
@@ -44,10 +44,11 @@ class Pick(NamedTuple):
 class Policy(Protocol):
     """Which replica gets a request. Own classes have this one method, and may have what follows below it.
 
-    A class attribute `reads`, a tuple of `Reads`, asks for fields of `Asked` that cost something to know.
+    A class attribute `reads`, a tuple of `Reads`, asks for fields of `RoutingRequest` that cost something to
+    know.
     """
 
-    def pick(self, asked: Asked, candidates: Candidates, now: float) -> Pick | None:
+    def pick(self, asked: RoutingRequest, candidates: Candidates, now: float) -> Pick | None:
         """One of `candidates`; None when there is none, and the request waits. Takes microseconds.
 
         Units: now in seconds, from any start, never going back.
@@ -59,6 +60,6 @@ class Policy(Protocol):
 class Learns(Protocol):
     """A policy that remembers where requests went."""
 
-    def sent(self, asked: Asked, replica: Replica, now: float) -> None:
+    def sent(self, asked: RoutingRequest, replica: Replica, now: float) -> None:
         """`asked` has gone to `replica`: by a pick, or from the queue to the first that had room."""
         ...

@@ -14,9 +14,9 @@ from penstock.serve.fleet.replica import Replica
 from penstock.serve.routing.adapter_affinity import AdapterRing
 from penstock.serve.routing.hash_ring import Ring
 from penstock.serve.routing.load_bounds import share, two
-from penstock.serve.routing.policy import Asked, Pick
+from penstock.serve.routing.policy import Pick, RoutingRequest
 from penstock.serve.routing.prefix_hashes import BYTES_PER_TOKEN, ENDS
-from penstock.serve.routing.prefix_index import ENTRIES, EXPIRY_S, Holders, Memory
+from penstock.serve.routing.prefix_index import ENTRIES, EXPIRY_S, Holders, PrefixIndex
 
 SAVED = 4
 """What a prompt token found in a cache is worth, in tokens of waiting work. More than one: what is
@@ -33,11 +33,11 @@ class PrefixAffinity:
     reads = ("prompt",)
 
     def __init__(self, entries: int = ENTRIES, expiry_s: float = EXPIRY_S) -> None:
-        self.memory = Memory(entries, expiry_s)
+        self.memory = PrefixIndex(entries, expiry_s)
         self._ring = Ring()
         self._adapters = AdapterRing()
 
-    def pick(self, asked: Asked, candidates: Candidates, now: float) -> Pick | None:
+    def pick(self, asked: RoutingRequest, candidates: Candidates, now: float) -> Pick | None:
         if not candidates:
             return None
         self.memory.follow(candidates.members)
@@ -54,7 +54,7 @@ class PrefixAffinity:
                 best, least = Pick(replica, why, round(tokens)), cost
         return best
 
-    def _pick_for_adapter(self, asked: Asked, candidates: Candidates) -> Pick | None:
+    def _pick_for_adapter(self, asked: RoutingRequest, candidates: Candidates) -> Pick | None:
         """None when all that have the adapter are full, and all others over their share."""
         most = share(candidates)
         known = self._known(asked.blocks, candidates)
@@ -63,18 +63,18 @@ class PrefixAffinity:
         pick = self._adapters.pick(asked.adapter, candidates, weighed)
         return pick and pick._replace(saved_tokens=saved.get(pick.replica, 0))
 
-    def sent(self, asked: Asked, replica: Replica, now: float) -> None:
+    def sent(self, asked: RoutingRequest, replica: Replica, now: float) -> None:
         """Remembers."""
         if asked.blocks:
             self.memory.add(asked.blocks, asked.tokens, replica, now)
 
-    def _homes(self, asked: Asked, candidates: Candidates, most: float) -> Sequence[Replica]:
+    def _homes(self, asked: RoutingRequest, candidates: Candidates, most: float) -> Sequence[Replica]:
         """The prompt's first two replicas on the ring, as far as they may be had."""
         self._ring.follow(candidates.members)
         return [r for r in self._ring.after(asked.home, 2) if r in candidates and r.busy + 1 <= most]
 
     def _savings(
-        self, asked: Asked, candidates: Candidates, homes: Sequence[Replica]
+        self, asked: RoutingRequest, candidates: Candidates, homes: Sequence[Replica]
     ) -> Iterator[tuple[Replica, float, str]]:
         """Replicas with a part of the prompt, how many tokens, and why we think so.
 

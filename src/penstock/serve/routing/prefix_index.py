@@ -52,7 +52,7 @@ class _Cache:
         return next(iter(self.blocks.values()))[1]
 
 
-class Memory:
+class PrefixIndex:
     """Blocks are known by their hash."""
 
     def __init__(self, entries: int = ENTRIES, expiry_s: float = EXPIRY_S) -> None:

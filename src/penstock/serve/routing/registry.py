@@ -15,7 +15,7 @@ from penstock.serve.routing.power_of_two import PowerOfTwo
 from penstock.serve.routing.prefix_affinity import PrefixAffinity
 from penstock.serve.routing.round_robin import RoundRobin
 from penstock.serve.routing.session_affinity import AdapterAffinity, SessionAffinity
-from penstock.serve.routing.user_policy import Own
+from penstock.serve.routing.user_policy import UserPolicy
 
 BY_NAME: Mapping[str, Callable[[], Policy]] = {
     "prefix_affinity": PrefixAffinity,
@@ -42,7 +42,7 @@ def policy(name: str) -> Policy:
         raise _unfit(name, f"cannot be made: {type(error).__name__}: {error}") from error
     if not callable(getattr(made, "pick", None)):
         raise _unfit(name, "has no method `pick(asked, candidates, now)`")
-    return Own(made)
+    return UserPolicy(made)
 
 
 def problems(configs: Sequence[LLMConfig]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.serve.fleet.candidates import Candidates
-from penstock.serve.routing.policy import Asked, Pick
+from penstock.serve.routing.policy import Pick, RoutingRequest
 
 _LOOKED_AT = 64  # members without room in a row, before any with room will do
 
@@ -14,7 +14,7 @@ class RoundRobin:
     def __init__(self) -> None:
         self._turn = 0
 
-    def pick(self, asked: Asked, candidates: Candidates, now: float) -> Pick | None:
+    def pick(self, asked: RoutingRequest, candidates: Candidates, now: float) -> Pick | None:
         if not candidates:
             return None
         members = candidates.members

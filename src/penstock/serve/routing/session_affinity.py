@@ -11,7 +11,7 @@ from penstock.serve.fleet.candidates import Candidates
 from penstock.serve.routing.adapter_affinity import AdapterRing
 from penstock.serve.routing.hash_ring import Ring, hash_of
 from penstock.serve.routing.load_bounds import share
-from penstock.serve.routing.policy import Asked, Pick
+from penstock.serve.routing.policy import Pick, RoutingRequest
 from penstock.serve.routing.power_of_two import PowerOfTwo
 
 _LOOKED_AT = 16
@@ -27,7 +27,7 @@ class SessionAffinity:
         self._ring = Ring()
         self._else = PowerOfTwo()
 
-    def pick(self, asked: Asked, candidates: Candidates, now: float) -> Pick | None:
+    def pick(self, asked: RoutingRequest, candidates: Candidates, now: float) -> Pick | None:
         if asked.session and len(candidates) > 1:
             self._ring.follow(candidates.members)
             most = share(candidates)
@@ -44,7 +44,7 @@ class AdapterAffinity:
         self._adapters = AdapterRing()
         self._else = PowerOfTwo()
 
-    def pick(self, asked: Asked, candidates: Candidates, now: float) -> Pick | None:
+    def pick(self, asked: RoutingRequest, candidates: Candidates, now: float) -> Pick | None:
         if asked.adapter and (pick := self._adapters.pick(asked.adapter, candidates)):
             return pick
         return self._else.pick(asked, candidates, now)

@@ -6,13 +6,13 @@ import logging
 
 from penstock.serve.fleet.candidates import Candidates
 from penstock.serve.fleet.replica import Replica
-from penstock.serve.routing.policy import Asked, Learns, Pick, Policy
+from penstock.serve.routing.policy import Learns, Pick, Policy, RoutingRequest
 from penstock.serve.routing.power_of_two import PowerOfTwo
 
 log = logging.getLogger(__name__)
 
 
-class Own:
+class UserPolicy:
     """Where the user's class fails, the less busy of two.
 
     Such picks are counted as 'fault', and logged once for each kind of failure.
@@ -25,7 +25,7 @@ class Own:
         self._else = PowerOfTwo()
         self._told: set[str] = set()
 
-    def pick(self, asked: Asked, candidates: Candidates, now: float) -> Pick | None:
+    def pick(self, asked: RoutingRequest, candidates: Candidates, now: float) -> Pick | None:
         if not candidates:
             return None
         try:
@@ -43,7 +43,7 @@ class Own:
         other = self._else.pick(asked, candidates, now)
         return other and other._replace(why="fault")
 
-    def sent(self, asked: Asked, replica: Replica, now: float) -> None:
+    def sent(self, asked: RoutingRequest, replica: Replica, now: float) -> None:
         if self._learns is None:
             return
         try:

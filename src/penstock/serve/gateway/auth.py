@@ -1,0 +1,54 @@
+"""Which clients may ask what: the key of the service, the key of its administration, and public paths."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+
+from penstock.config import GatewayConfig
+from penstock.errors import NotFound, Unauthorized
+from penstock.serve.gateway import routes
+from penstock.serve.gateway.request import ClientRequest
+from penstock.serve.gateway.routes import Handler, Route
+
+
+class Auth:
+    """Finds the route of a request, if its client may know of it."""
+
+    def __init__(self, config: GatewayConfig, paths: Mapping[str, Route], *, administered: bool) -> None:
+        """paths: endpoints of users' server classes. administered: whether `/admin` can do anything."""
+        self._paths = paths
+        self._key = config.api_key.get_secret_value().encode() if config.api_key else None
+        self._admin_key = config.admin_key.get_secret_value().encode() if config.admin_key else None
+        self._administered = administered
+
+    def route(self, request: ClientRequest) -> Route:
+        """The route. Without the key only public ones are found, so that clients cannot tell others apart.
+
+        Raises: Unauthorized, NotFound.
+        """
+        try:
+            route = routes.find(request.path, self._paths)
+        except NotFound:
+            _check(request, self._key)
+            raise
+        if route.by is Handler.ADMIN:
+            if self._admin_key is None or not self._administered:
+                _check(request, self._key)
+                raise routes.unknown(request.path)
+            _check(request, self._admin_key)
+        elif not route.public:
+            _check(request, self._key)
+        return route
+
+
+def _check(request: ClientRequest, wanted: bytes | None) -> None:
+    if wanted is None:
+        return
+    bearer = request.fields.get(b"authorization", b"")
+    scheme, _, key = bearer.partition(b" ")
+    given = key.strip() if scheme.lower() == b"bearer" else request.fields.get(b"x-api-key", b"")
+    if not hmac.compare_digest(given, wanted):
+        raise Unauthorized(
+            "The API key is missing or wrong; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
+        )

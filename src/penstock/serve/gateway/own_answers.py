@@ -1,0 +1,71 @@
+"""What the gateway answers itself: the list of models, health, and metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from penstock.config.derive.prefill import prefill_name
+from penstock.serve.fleet.links import Fleet
+from penstock.serve.fleet.table import Table
+from penstock.serve.gateway.adapter_listing import Listing
+from penstock.serve.gateway.catalogue import Catalogue
+from penstock.serve.gateway.dispatch import Dispatch
+from penstock.serve.gateway.request import ClientRequest
+from penstock.serve.gateway.response import ClientResponse
+from penstock.serve.gateway.routes import Route
+from penstock.serve.gateway.telemetry import engine_metrics
+from penstock.serve.http.connection_limits import Connections
+
+JSON = [(b"content-type", b"application/json")]
+_TEXT = [(b"content-type", b"text/plain; charset=utf-8")]
+_PROMETHEUS = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnAnswers:
+    """One method for each handler; all have the same arguments."""
+
+    _catalogue: Catalogue
+    _table: Table
+    _listing: Listing
+    _fleet: Fleet
+    _dispatch: Dispatch
+    _connections: Connections
+
+    async def models(self, request: ClientRequest, route: Route, reply: ClientResponse) -> None:
+        lengths = {model_id: self._table.max_model_len(model_id) for model_id in self._catalogue.cards}
+        if route.argument is None:
+            content = self._catalogue.show_all(lengths, await self._listing.all())
+        else:
+            card, adapter = self._catalogue.find(route.argument)
+            adapters = await self._listing.adapters(card.id) if adapter else ()
+            content = self._catalogue.show(card, adapter, lengths[card.id], adapters)
+        await reply.whole(200, JSON, content)
+
+    async def health(self, request: ClientRequest, route: Route, reply: ClientResponse) -> None:
+        """200 when every model can answer. For load balancers and Kubernetes."""
+        models = {model_id: self._counts(model_id) for model_id in self._catalogue.cards}
+        healthy = all(
+            counts["ready"] or counts["resting"] or self._catalogue.cards[model_id].start_s is not None
+            for model_id, counts in models.items()
+        )
+        content = msgspec.json.encode({"status": "ok" if healthy else "unavailable", "models": models})
+        await reply.whole(200 if healthy else 503, JSON, content)
+
+    def _counts(self, model_id: str) -> dict[str, int]:
+        """resting: asleep or paused on request."""
+        members = self._table.members(model_id)
+        resting = sum(replica.state in ("asleep", "paused") for replica in members)
+        return {"ready": len(self._table.ready(model_id)), "resting": resting, "replicas": len(members)}
+
+    async def alive(self, request: ClientRequest, route: Route, reply: ClientResponse) -> None:
+        await reply.whole(200, _TEXT, b"success")
+
+    async def metrics(self, request: ClientRequest, route: Route, reply: ClientResponse) -> None:
+        shown = {model_id for model_id, card in self._catalogue.cards.items() if card.engine_metrics}
+        shown |= {prefill_name(model_id) for model_id in shown}
+        replicas = [r for r in self._table if r.model_id in shown and r.state in ("ready", "draining")]
+        engine_series = await engine_metrics.scrape(replicas, self._fleet)
+        await reply.whole(200, _PROMETHEUS, self._dispatch.metrics_text(self._connections) + engine_series)
