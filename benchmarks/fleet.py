@@ -103,8 +103,8 @@ async def _serve_replica(app: str, options: dict[str, Any]) -> dict[str, Any]:
     from penstock.config import LLMConfig
     from penstock.engine import Load
     from penstock.engines.sim.engine import SimEngine
-    from penstock.serve.replica.guard import Facts
-    from penstock.serve.replica.listener import Listener
+    from penstock.serve.replica.frontend.listener import Listener
+    from penstock.serve.replica.frontend.status_link import StatusSource
     from penstock.transport import link
 
     load: Any = Load
@@ -119,7 +119,7 @@ async def _serve_replica(app: str, options: dict[str, Any]) -> dict[str, Any]:
         asgi, load = engine.app(), engine.load
     else:
         asgi = Plain(**options)
-    facts = Facts(load=load, hello=lambda: link.hello(MODEL_ID, 8))
+    facts = StatusSource(load=load, hello=lambda: link.hello(MODEL_ID, 8))
     listener = await Listener.open(asgi, facts, node_id=_NODE, node_host="127.0.0.1")
     await listener.listen_on_network()
     _kept.append(listener)

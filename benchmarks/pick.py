@@ -24,7 +24,7 @@ from penstock.serve.routing import Policy, RoutingRequest, policy
 from penstock.serve.routing.policy import Learns
 from penstock.serve.routing.prefix_index import ENTRIES
 from penstock.transport.address import Address
-from penstock.transport.link import Adapters, Hello, Report
+from penstock.transport.link import Hello, LoadedAdapters, Report
 
 COUNTS = (1, 10, 100, 1_000)
 _PROMPT_BYTES = 4_000
@@ -54,7 +54,7 @@ def fleet(replicas: int, full: int = 0) -> Table:
     for i, replica in enumerate(table.members("m")):
         table.hello(replica, Hello(model_id="m", pid=1, version="", max_model_len=32_768))
         table.report(replica, Report(running=i % 8, elsewhere=_LIMIT if i < full else 0))
-        table.adapters(replica, Adapters(tuple(f"a{(7 * i + n) % _ADAPTERS}" for n in range(_SLOTS))))
+        table.adapters(replica, LoadedAdapters(tuple(f"a{(7 * i + n) % _ADAPTERS}" for n in range(_SLOTS))))
     return table
 
 

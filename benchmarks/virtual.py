@@ -146,7 +146,7 @@ class _Engine:
 
     def report_adapters(self) -> None:
         for gateway, replica in self.seen_as.items():
-            gateway.table.adapters(replica, link.Adapters(self.slots.loaded))
+            gateway.table.adapters(replica, link.LoadedAdapters(self.slots.loaded))
 
 
 Client = tuple[float, Iterator[Turn]]

@@ -32,8 +32,8 @@ from penstock.serve.gateway.app import Gateway
 from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.http.server import serve_on
 from penstock.serve.openai_api_models import ErrorResponse, TranscriptionRequest
-from penstock.serve.replica.guard import Facts
-from penstock.serve.replica.listener import Listener
+from penstock.serve.replica.frontend.listener import Listener
+from penstock.serve.replica.frontend.status_link import StatusSource
 from penstock.transport import link
 from recipes.speech.voice import RATE, speak
 
@@ -92,7 +92,7 @@ async def speech() -> AsyncIterator[Speech]:
     async with AsyncExitStack() as ends:
         server = await LLMServer(config)
         ends.push_async_callback(server.stop)
-        facts = Facts(load=server.engine.load, hello=lambda: link.hello(MODEL_ID, 64))
+        facts = StatusSource(load=server.engine.load, hello=lambda: link.hello(MODEL_ID, 64))
         listener = await Listener.open(server._app(), facts, node_id="here", node_host=None)
         ends.push_async_callback(listener.close)
         table = Table("here")

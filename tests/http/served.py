@@ -20,8 +20,8 @@ from penstock.serve.gateway.admission import AdmissionQueue
 from penstock.serve.gateway.app import Gateway
 from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.http.server import Port, serve_on
-from penstock.serve.replica.guard import Adapters, Facts
-from penstock.serve.replica.listener import Listener
+from penstock.serve.replica.frontend.listener import Listener
+from penstock.serve.replica.frontend.status_link import AdapterNames, StatusSource
 from penstock.transport import link
 from penstock.transport.address import Address
 
@@ -56,11 +56,11 @@ class Replica:
         await engine.start()
         app = engine.app()
         if config.lora_config is not None:
-            adapters = Store(engine, Source(config), config.lora_config, lambda: listener.tell())
+            adapters = Store(engine, Source(config), config.lora_config, lambda: listener.notify_links())
             app = Layer(app, adapters)
         listener = await Listener.open(
             app,
-            Facts(
+            StatusSource(
                 load=engine.load,
                 hello=lambda: link.hello(model_id, engine.max_model_len(), engine.kv_tokens()),
                 adapters=adapters,
@@ -156,11 +156,11 @@ class Served:
         app: ASGIApp,
         model_id: str = "m",
         load: Callable[[], Load] = Load,
-        adapters: Adapters | None = None,
+        adapters: AdapterNames | None = None,
         state: Callable[[], link.State] = lambda: "ready",
     ) -> Listener:
         """Any ASGI app as a replica, where the simulator cannot misbehave as needed."""
-        facts = Facts(load=load, hello=lambda: link.hello(model_id, 8), adapters=adapters, state=state)
+        facts = StatusSource(load=load, hello=lambda: link.hello(model_id, 8), adapters=adapters, state=state)
         listener = await Listener.open(app, facts, node_id=NODE, node_host=None)
         self._stops.append(listener.close)
         self.add(model_id, listener.address)

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from penstock.serve.replica import gang
-from penstock.serve.replica.gang import First, Line
+from penstock.serve.replica.gang import GangLink, LeaderAddress
 
 LIMIT_S = 20
 pytestmark = pytest.mark.parity("S24")
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.parity("S24")
 @pytest_asyncio.fixture
 async def lines():
     """Of three members."""
-    lines = [Line(rank, 3, "127.0.0.1") for rank in range(3)]
+    lines = [GangLink(rank, 3, "127.0.0.1") for rank in range(3)]
     first = await lines[0].listen()
     for line in lines[1:]:
         await line.connect(first)
@@ -30,7 +30,7 @@ async def lines():
         line.close()
 
 
-async def test_what_the_first_says_all_hear_in_its_order(lines: list[Line]):
+async def test_what_the_first_says_all_hear_in_its_order(lines: list[GangLink]):
     async with asyncio.timeout(LIMIT_S):
         for said in ({"port": 1}, {"port": 2}):
             heard = await asyncio.gather(
@@ -40,7 +40,7 @@ async def test_what_the_first_says_all_hear_in_its_order(lines: list[Line]):
 
 
 @pytest.mark.parametrize("gone", [0, 1, 2])
-async def test_all_learn_that_one_has_gone(lines: list[Line], gone: int):
+async def test_all_learn_that_one_has_gone(lines: list[GangLink], gone: int):
     lines[gone].close()
     async with asyncio.timeout(LIMIT_S):
         if gone:  # whoever hears of it ends, and so do the others
@@ -51,7 +51,7 @@ async def test_all_learn_that_one_has_gone(lines: list[Line], gone: int):
                 await line.broken()
 
 
-async def test_nobody_leaves_before_all_want_to(lines: list[Line]):
+async def test_nobody_leaves_before_all_want_to(lines: list[GangLink]):
     deadline = time.monotonic() + LIMIT_S
     early = [asyncio.create_task(line.leave(deadline)) for line in lines[:2]]
     assert not (await asyncio.wait(early, timeout=0.2))[0]
@@ -60,13 +60,13 @@ async def test_nobody_leaves_before_all_want_to(lines: list[Line]):
     assert time.monotonic() < deadline
 
 
-async def test_nobody_waits_for_one_that_stays_beyond_the_deadline(lines: list[Line]):
+async def test_nobody_waits_for_one_that_stays_beyond_the_deadline(lines: list[GangLink]):
     await asyncio.wait_for(lines[1].leave(time.monotonic()), LIMIT_S)
 
 
 @pytest.mark.parametrize("said", [b"no JSON\n", b"x" * 100_000])
 async def test_a_member_that_says_nonsense_breaks_the_line(said: bytes):
-    line = Line(0, 2, "127.0.0.1")
+    line = GangLink(0, 2, "127.0.0.1")
     first = await line.listen()
     _, writer = await asyncio.open_connection(first.host, first.port)
     writer.write(f"1 {first.secret}\n".encode() + said)
@@ -81,7 +81,7 @@ async def test_one_who_does_not_show_the_secret_in_time_is_sent_away(
     said: bytes, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(gang, "_SECRET_S", 0.05)
-    line = Line(0, 2, "127.0.0.1")
+    line = GangLink(0, 2, "127.0.0.1")
     first = await line.listen()
     reader, writer = await asyncio.open_connection(first.host, first.port)
     writer.write(said)
@@ -93,13 +93,13 @@ async def test_one_who_does_not_show_the_secret_in_time_is_sent_away(
 
 
 async def test_a_stranger_is_sent_away_and_breaks_nothing():
-    line = Line(0, 2, "127.0.0.1")
+    line = GangLink(0, 2, "127.0.0.1")
     first = await line.listen()
-    stranger = Line(1, 2, "127.0.0.1")
-    await stranger.connect(First(first.host, first.port, "guessed"))
+    stranger = GangLink(1, 2, "127.0.0.1")
+    await stranger.connect(LeaderAddress(first.host, first.port, "guessed"))
     async with asyncio.timeout(LIMIT_S):
         await stranger.broken()
-        other = Line(1, 2, "127.0.0.1")
+        other = GangLink(1, 2, "127.0.0.1")
         await other.connect(first)
         await line.complete()
     other.close()

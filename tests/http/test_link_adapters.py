@@ -9,7 +9,7 @@ from served import NODE, Served, Slots, until
 
 from penstock.asgi import Receive, Scope, Send
 from penstock.serve.gateway.catalogue import ServedModel
-from penstock.serve.replica.listener import Listener
+from penstock.serve.replica.frontend.listener import Listener
 from penstock.transport import link
 from penstock.transport.connection import connect
 
@@ -20,8 +20,8 @@ async def silent(scope: Scope, receive: Receive, send: Send) -> None:
     await asyncio.Event().wait()
 
 
-async def words(listener: Listener) -> asyncio.Queue[link.Word]:
-    said: asyncio.Queue[link.Word] = asyncio.Queue()
+async def words(listener: Listener) -> asyncio.Queue[link.Message]:
+    said: asyncio.Queue[link.Message] = asyncio.Queue()
     connection = await connect(listener.address, NODE, lambda _: None)
     listening = link.listen(connection, listener.address.secret, "g", said.put_nowait)
     said.task = asyncio.create_task(listening)  # type: ignore[attr-defined]  # kept alive by its queue
@@ -30,18 +30,20 @@ async def words(listener: Listener) -> asyncio.Queue[link.Word]:
 
 async def test_adapters_are_said_before_the_replica_is_ready(served: Served):
     said = await words(await served.app(silent, adapters=Slots("poet")))
-    assert [type(await said.get()) for _ in range(3)] == [link.Hello, link.Adapters, link.Report]
+    assert [type(await said.get()) for _ in range(3)] == [link.Hello, link.LoadedAdapters, link.Report]
 
 
 async def test_adapters_are_said_only_when_they_have_changed(served: Served, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(link, "BEAT_S", 0.01)
     slots = Slots()
     said = await words(await served.app(silent, adapters=slots))
-    assert [await said.get() for _ in range(2)][1] == link.Adapters(())
+    assert [await said.get() for _ in range(2)][1] == link.LoadedAdapters(())
     assert [type(await said.get()) for _ in range(5)] == [link.Report] * 5
     slots.names.add("poet")
     later = [await said.get() for _ in range(8)]
-    assert [word for word in later if isinstance(word, link.Adapters)] == [link.Adapters(("poet",))]
+    assert [word for word in later if isinstance(word, link.LoadedAdapters)] == [
+        link.LoadedAdapters(("poet",))
+    ]
 
 
 async def test_a_change_that_is_told_waits_for_no_report(served: Served, monkeypatch: pytest.MonkeyPatch):
@@ -51,10 +53,10 @@ async def test_a_change_that_is_told_waits_for_no_report(served: Served, monkeyp
     listener = await served.app(silent, adapters=slots)
     holders = served.table.candidates("m").holders
     slots.names.add("poet")
-    listener.tell()
+    listener.notify_links()
     await until(lambda: holders.of("poet"))
     slots.names.clear()
-    listener.tell()
+    listener.notify_links()
     await until(lambda: not holders.of("poet"))
 
 
@@ -64,7 +66,7 @@ async def test_loads_are_counted(served: Served):
     listener = await served.app(silent, adapters=slots)
     for names in ({"poet", "clerk"}, {"poet"}, {"poet", "pilot"}):
         slots.names = names
-        listener.tell()
+        listener.notify_links()
         await until(lambda names=names: served.table.candidates("m").holders.places == len(names))
     async with served.http() as http:
         lines = (await http.get("/metrics")).text.splitlines()

@@ -12,7 +12,7 @@ from penstock.engine import Load
 from penstock.layers.generation import Generation
 from penstock.serve import LLMServer, endpoint
 from penstock.serve.gateway.catalogue import ServedModel
-from penstock.serve.replica.custom_endpoints import paths
+from penstock.serve.replica.frontend.custom_endpoints import paths
 
 pytestmark = pytest.mark.parity("S4")
 

@@ -12,7 +12,7 @@ from served import NODE, Served, sim_config, until
 from penstock.config.schema.prefill import PrefillConfig
 from penstock.serve.fleet import membership
 from penstock.serve.replica import prefill_client
-from penstock.serve.replica.prefill_client import Prefillers
+from penstock.serve.replica.prefill_client import PrefillClient
 
 pytestmark = pytest.mark.parity("S24")
 
@@ -28,7 +28,7 @@ async def test_an_answer_is_taken_where_the_weights_are_the_same(
     weights = "default"
     engine = await served.replica(join=False)
     config = sim_config("m").model_copy(update={"prefill": PrefillConfig()})
-    halves = Prefillers(config, SimpleNamespace(), engine.engine.app(), lambda: weights, NODE)
+    halves = PrefillClient(config, SimpleNamespace(), engine.engine.app(), lambda: weights, NODE)
     await halves.start()
     try:
         assert await halves.ask(SCOPE, BODY) is None, "there is none"
@@ -65,7 +65,7 @@ async def test_a_warm_up_that_takes_too_long_is_ended_in_the_engine(
 
     replica = await served.app(prefill)
     config = sim_config("m").model_copy(update={"prefill": PrefillConfig()})
-    halves = Prefillers(config, SimpleNamespace(), hanging, lambda: "default", NODE)
+    halves = PrefillClient(config, SimpleNamespace(), hanging, lambda: "default", NODE)
     await halves.start()
     try:
         seen[0]({replica.address.replica_id: replica.address})

@@ -169,7 +169,7 @@ async def test_a_trunk_that_broke_before_the_answer_began_costs_the_stream_nothi
     async with served.http() as http:
         asked = asyncio.create_task(numbers(http))
         await entered.wait()
-        for sender in listener._guard._trunks.values():
+        for sender in listener._guard._multiplexers.values():
             sender._closed = True  # its connection was reset, and the gateway has not noticed yet
         gate.set()
         assert await asked == [*map(str, range(20)), "[DONE]"]

@@ -62,7 +62,7 @@ class Observed(LLMServer):
         return self._id, os.getpid()
 
     async def state(self) -> tuple[str, str]:
-        return self._id, self.steward.actual
+        return self._id, self.reconciler.actual
 
 
 class Zoo:

@@ -25,13 +25,14 @@ HOUSES: dict[str, list[set[str]]] = {
         {"autoscaling", "errors", "lifeline", "metrics", "progress"},
     ],
     "penstock.serve": [
-        {"builders", "deployments"},
-        {"router", "replica"},
-        {"control"},
+        {"builders"},
+        {"deployments"},
+        {"router"},
+        {"replica"},
         {"gateway"},
         {"routing"},
         {"fleet"},
-        {"http"},
+        {"http", "control"},
     ],
     "penstock.data": [
         {"job", "pipeline"},

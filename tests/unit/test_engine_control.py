@@ -10,7 +10,7 @@ from penstock.config import LLMConfig
 from penstock.engine_control import DEFAULT_WEIGHTS, EngineControl, control_of
 from penstock.engines.sim.engine import SimEngine
 from penstock.errors import Unsupported
-from penstock.serve.replica.reconciler import Steward
+from penstock.serve.replica.reconciler import Reconciler
 
 
 class Older:
@@ -53,12 +53,12 @@ async def test_a_replica_puts_an_engine_of_an_older_protocol_to_sleep():
 
     async def begin() -> None: ...
 
-    steward = Steward(engine, begin, lambda: None, "r")
-    await steward.start(None)
-    await steward.perform("sleep", {"level": 1})
-    assert (steward.actual, engine.done) == ("asleep", ["sleep 1 wait"])
-    await steward.perform("wakeup", {})
-    assert steward.actual == "ready"
+    reconciler = Reconciler(engine, begin, lambda: None, "r")
+    await reconciler.start(None)
+    await reconciler.perform("sleep", {"level": 1})
+    assert (reconciler.actual, engine.done) == ("asleep", ["sleep 1 wait"])
+    await reconciler.perform("wakeup", {})
+    assert reconciler.actual == "ready"
 
 
 @pytest.mark.parametrize("engine", [Older(), Without()])

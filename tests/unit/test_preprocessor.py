@@ -8,7 +8,7 @@ from ray import serve
 from penstock.config import LLMConfig
 from penstock.errors import Unavailable
 from penstock.hooks import Context
-from penstock.serve.replica.preprocessor import Remote, application
+from penstock.serve.replica.preprocessor import RemotePreprocessor, application
 
 pytestmark = pytest.mark.parity("X13")
 
@@ -26,5 +26,5 @@ async def test_no_answer_in_time_is_503():
     )
     handle = serve.run(application(config), _local_testing_mode=True)
     with pytest.raises(Unavailable, match=r"within 0.2 s.*timeout_s") as caught:
-        await Remote(handle, config)({}, Context(config))
+        await RemotePreprocessor(handle, config)({}, Context(config))
     assert caught.value.status == 503

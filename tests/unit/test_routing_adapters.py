@@ -12,7 +12,7 @@ from penstock.serve.fleet.table import Table
 from penstock.serve.routing import RoutingRequest, policy
 from penstock.serve.routing.adapter_affinity import LOAD_TOKENS
 from penstock.transport.address import Address
-from penstock.transport.link import Adapters, Hello, Report
+from penstock.transport.link import Hello, LoadedAdapters, Report
 
 pytestmark = pytest.mark.parity("S21", "X14")
 
@@ -55,7 +55,7 @@ class Gateway:
         return taken.replica
 
     def load(self, replica: Replica, *adapters: str) -> None:
-        self.table.adapters(replica, Adapters(adapters))
+        self.table.adapters(replica, LoadedAdapters(adapters))
 
 
 @pytest.mark.parametrize("name", POLICIES)

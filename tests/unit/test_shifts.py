@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from penstock.serve.control.state import Moved
+from penstock.serve.control.state import RouteStatus
 from penstock.serve.fleet import membership
 from penstock.serve.fleet.table import Table
 from penstock.serve.router import traffic_shift
-from penstock.serve.router.traffic_shift import Shifts
+from penstock.serve.router.traffic_shift import TrafficShifts
 from penstock.transport.address import Address
 from penstock.transport.link import Hello, Report
 
@@ -51,13 +51,13 @@ class Serve:
 
     async def until(self, application: str, opened: int) -> None:
         async with asyncio.timeout(10):
-            while self.told.get("m") != Moved(application, opened):  # noqa: ASYNC110 - nothing tells of it
+            while self.told.get("m") != RouteStatus(application, opened):  # noqa: ASYNC110 - nothing tells of it
                 await asyncio.sleep(0.005)
 
 
 async def test_a_move_waits_for_what_the_replicas_before_it_have_open(monkeypatch: pytest.MonkeyPatch):
     there = Serve(monkeypatch)
-    shifts = Shifts(there.table, {"m": "own"}, lambda name, application: application, there.ask)
+    shifts = TrafficShifts(there.table, {"m": "own"}, lambda name, application: application, there.ask)
     shifts.start()
     try:
         await there.until_followed("own")
@@ -82,7 +82,7 @@ async def test_a_new_gateway_sends_a_moved_model_nowhere_but_where_it_was_moved(
 ):
     there = Serve(monkeypatch)
     there.wanted = {"m": "next"}
-    shifts = Shifts(there.table, {"m": "own"}, lambda name, application: application, there.ask)
+    shifts = TrafficShifts(there.table, {"m": "own"}, lambda name, application: application, there.ask)
     shifts.start()
     try:
         await there.until_followed("own")
@@ -101,7 +101,7 @@ async def test_a_model_that_was_moved_to_what_is_gone_is_answered_at_home(monkey
 
     there = Serve(monkeypatch)
     there.wanted = {"m": "next"}
-    shifts = Shifts(there.table, {"m": "own"}, find, there.ask)
+    shifts = TrafficShifts(there.table, {"m": "own"}, find, there.ask)
     shifts.start()
     try:
         await there.until_followed("own")
@@ -118,7 +118,7 @@ async def test_control_that_never_answers_is_worth_a_warning_with_the_reason(
         raise TypeError("ask() takes 3 positional arguments but 4 were given")
 
     monkeypatch.setattr(traffic_shift, "_AGAIN_S", 0)
-    shifts = Shifts(Serve(monkeypatch).table, {"m": "own"}, lambda name, application: application, ask)
+    shifts = TrafficShifts(Serve(monkeypatch).table, {"m": "own"}, lambda name, application: application, ask)
     shifts.start()
     try:
         async with asyncio.timeout(10):

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from penstock.errors import BadRequest
 from penstock.serve.gateway import body
 from penstock.serve.openai_api_models import TranscriptionRequest
-from penstock.serve.replica import multipart
+from penstock.serve.replica.handles import multipart
 
 SOUND = bytes(range(256)) * 5000
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         build_pd_openai_app,
     )
     from penstock.serve.deployments import LLMRouter, LLMServer, VLLMService
-    from penstock.serve.replica.custom_endpoints import endpoint
+    from penstock.serve.replica.frontend.custom_endpoints import endpoint
 
 _WHERE = {
     "CallbackBase": "penstock.engines.callback",
@@ -34,7 +34,7 @@ _WHERE = {
     "build_llm_deployment": "penstock.serve.builders",
     "build_openai_app": "penstock.serve.builders",
     "build_pd_openai_app": "penstock.serve.builders",
-    "endpoint": "penstock.serve.replica.custom_endpoints",
+    "endpoint": "penstock.serve.replica.frontend.custom_endpoints",
 }
 
 __all__ = [

@@ -20,7 +20,7 @@ from penstock.config.messages.problems import config_error
 from penstock.engines import callback
 from penstock.engines.check import check_arguments
 from penstock.serve.deployments import LLMRouter, LLMServer
-from penstock.serve.replica import ray_cluster
+from penstock.serve.replica import environment
 from penstock.serve.routing import registry
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ def _hooks(configs: Sequence[LLMConfig]) -> list[str]:
 
 def _missing_accelerators(configs: Sequence[LLMConfig]) -> list[str]:
     """Before Ray is up nothing is known of its nodes; Serve would then wait for them."""
-    nodes = ray_cluster.nodes()
+    nodes = environment.nodes()
     if nodes is None:
         return []
     return [problem for config in configs if (problem := check_accelerator(config, nodes))]

@@ -1,8 +1,8 @@
-"""The link: one long answer from a replica to whoever asks it, in which it says how it is. Its end is death.
+"""The link: one long response in which a replica reports its state. Its end means that the replica is dead.
 
-What crosses it, as lines of JSON: a `Hello`, then a `Report` for each change and at least once a second, and
-`Adapters` when one was loaded or evicted. The replica's side is in `serve.guard`; here are the words, which
-gateways and batch share, and the side that listens.
+It carries lines of JSON: a `Hello`, then a `Report` for each change and at least once a second, and
+`LoadedAdapters` when one was loaded or evicted. Here are the messages and the receiving side, which gateways
+and batch share; the replica's side is `serve.replica.status_link`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
     elsewhere: int = 0
 
 
-class Adapters(msgspec.Struct, frozen=True, tag="adapters"):
+class LoadedAdapters(msgspec.Struct, frozen=True, tag="adapters"):
     """All adapters that are loaded. Said after the hello, by replicas that take some, and at each change."""
 
     loaded: tuple[str, ...] = ()
@@ -71,19 +71,21 @@ def hello(model_id: str, max_model_len: int | None = None, kv_tokens: int | None
     return Hello(model_id, os.getpid(), __version__, max_model_len, kv_tokens)
 
 
-Word = Hello | Report | Adapters
+Message = Hello | Report | LoadedAdapters
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Word).decode
+_decode = msgspec.json.Decoder(Message).decode
 
 
-def line(word: Word) -> bytes:
+def line(word: Message) -> bytes:
     """One line of the link."""
     return _encode(word) + b"\n"
 
 
-async def listen(connection: Connection, secret: str, gateway_id: str, said: Callable[[Word], None]) -> None:
-    """Calls `said` for every line, until the link ends; it always ends by raising.
+async def listen(
+    connection: Connection, secret: str, gateway_id: str, received: Callable[[Message], None]
+) -> None:
+    """Calls `received` for every message, until the link ends; it always ends by raising.
 
     Raises: ConnectionError at its end, TimeoutError after silence, msgspec.DecodeError on nonsense.
     """
@@ -99,5 +101,5 @@ async def listen(connection: Connection, secret: str, gateway_id: str, said: Cal
             silence.reschedule(loop.time() + SILENCE_S)
             *lines, rest = (rest + piece).split(b"\n")
             for text in lines:
-                said(_decode(text))
+                received(_decode(text))
     raise ConnectionResetError("the replica ended the link")

@@ -133,7 +133,7 @@ class ReplicaClient:
         try:
             connection = await self._connect()
             try:
-                await link.listen(connection, self._address.secret, self._sender, self._on_word)
+                await link.listen(connection, self._address.secret, self._sender, self._on_message)
             finally:
                 connection.abort()
         except (ConnectFailed, OSError, TimeoutError, msgspec.DecodeError) as error:
@@ -142,14 +142,14 @@ class ReplicaClient:
             self.lost = True
             self._changed()
 
-    def _on_word(self, word: link.Word) -> None:
+    def _on_message(self, message: link.Message) -> None:
         was_ready = self.ready
-        if isinstance(word, link.Report):
-            self._report, self._reported = word, self.in_flight
-        elif isinstance(word, link.Adapters):
+        if isinstance(message, link.Report):
+            self._report, self._reported = message, self.in_flight
+        elif isinstance(message, link.LoadedAdapters):
             self.takes_adapters = True
         else:
-            self.hello = word
+            self.hello = message
         if self.ready != was_ready:
             self._changed()
 

@@ -153,7 +153,7 @@ class ReplicaSet:
     async def _refresh(self, deployment: serve_lookup.FoundDeployment) -> None:
         """Raises: ConfigError when it is not a deployment of Penstock's."""
         try:
-            response = deployment.handle.broadcast("door", serve_lookup.node_id())
+            response = deployment.handle.broadcast("listener_address", serve_lookup.node_id())
             found = await response.results_async(timeout_s=_DISCOVERY_S, return_exceptions=True)
         except (RayError, RayServeException, TimeoutError) as error:
             log.debug("%s: %s", deployment, error)
@@ -202,7 +202,7 @@ class ReplicaSet:
 
     async def _start_replica(self, deployment: serve_lookup.FoundDeployment) -> None:
         """A call by handle makes Serve start a replica of a deployment scaled to zero."""
-        call = deployment.handle.options(method_name="door")
+        call = deployment.handle.options(method_name="listener_address")
         pending = call.remote(serve_lookup.node_id())
         while not self._ready():
             await self._wait_change(_CHECK_S)

@@ -1,6 +1,6 @@
-"""What is desired, on disk: a row for each model, and one for each replica that is to differ from its model.
+"""The desired state on disk: a row for each model, and one for each replica that differs from its model.
 
-Rows last as long as their application: they outlive a crash of control, and end with its orderly stop.
+Rows outlive a crash of control and are removed when their application ends.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.serve.control.state import Desired
+from penstock.serve.control.state import DesiredState
 
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS desired (model TEXT, replica TEXT, state BLOB, PRIMARY KEY (model, replica))"
 )
 
 
-def file(gcs_address: str, app: str, session: str) -> str:
-    """The name of an application's file. session: of the Ray cluster; others may have had its address."""
-    place = hashlib.sha256(f"{gcs_address}/{app}".encode()).hexdigest()[:24]
-    return f"{place}-{hashlib.sha256(session.encode()).hexdigest()[:8]}.sqlite"
+def file_name(gcs_address: str, app: str, session: str) -> str:
+    """An application's file. session: of the Ray cluster; earlier ones may have had the same address."""
+    address = hashlib.sha256(f"{gcs_address}/{app}".encode()).hexdigest()[:24]
+    return f"{address}-{hashlib.sha256(session.encode()).hexdigest()[:8]}.sqlite"
 
 
-class Ledger:
+class StateStore:
     """A small SQLite file; one process at a time."""
 
     def __init__(self, file: Path) -> None:
-        """Removes files of clusters that had this one's address before: they have ended."""
+        """Also removes the files of earlier clusters at this address."""
         file.parent.mkdir(parents=True, exist_ok=True)
-        place = file.name.partition("-")[0].partition(".")[0]
-        for other in file.parent.glob(f"{place}*.sqlite"):
+        address = file.name.partition("-")[0].partition(".")[0]
+        for other in file.parent.glob(f"{address}*.sqlite"):
             if other != file:
                 other.unlink(missing_ok=True)
         self._file = file
@@ -39,23 +39,23 @@ class Ledger:
         self._connection.execute(_TABLE)
         rows = self._connection.execute("SELECT model, replica, state FROM desired")
         self._rows = {
-            (model, replica): msgspec.json.decode(state, type=Desired) for model, replica, state in rows
+            (model, replica): msgspec.json.decode(state, type=DesiredState) for model, replica, state in rows
         }
 
     def version(self) -> int:
-        """The greatest so far."""
+        """The highest so far."""
         return max((desired.version for desired in self._rows.values()), default=0)
 
     def models(self) -> set[str]:
-        """Those of which something is desired."""
+        """Models that have a desired state."""
         return {model for model, _ in self._rows}
 
-    def get(self, model: str, replica: str = "") -> Desired:
-        """Of this replica: its own, or the model's."""
-        return self._rows.get((model, replica)) or self._rows.get((model, "")) or Desired()
+    def get(self, model: str, replica: str = "") -> DesiredState:
+        """The replica's row, else its model's, else the default."""
+        return self._rows.get((model, replica)) or self._rows.get((model, "")) or DesiredState()
 
-    def set(self, model: str, desired: Desired) -> None:
-        """For one replica, or for all: then none of them differs any more."""
+    def set(self, model: str, desired: DesiredState) -> None:
+        """For `desired.replica`, or for the whole model: that removes the rows of its replicas."""
         with self._connection:
             self._connection.execute("BEGIN")
             if not desired.replica:
@@ -67,7 +67,7 @@ class Ledger:
         self._rows[model, desired.replica] = desired
 
     def forget(self, model: str, replica: str) -> None:
-        """Of a replica that is gone."""
+        """Removes a replica's row."""
         if self._rows.pop((model, replica), None) is None:
             return
         self._connection.execute("DELETE FROM desired WHERE model = ? AND replica = ?", (model, replica))

@@ -111,17 +111,17 @@ class Fleet:
             await asyncio.sleep(retry_s)
 
     async def _listen(self, replica: Replica, pool: Pool) -> None:
-        def said(word: link.Word) -> None:
-            if isinstance(word, link.Report):
-                self._table.report(replica, word)
-            elif isinstance(word, link.Adapters):
-                self._table.adapters(replica, word)
+        def received(message: link.Message) -> None:
+            if isinstance(message, link.Report):
+                self._table.report(replica, message)
+            elif isinstance(message, link.LoadedAdapters):
+                self._table.adapters(replica, message)
             else:
-                self._table.hello(replica, word)
+                self._table.hello(replica, message)
 
         connection = await pool.connect()
         try:
-            await link.listen(connection, replica.address.secret, self._gateway_id, said)
+            await link.listen(connection, replica.address.secret, self._gateway_id, received)
         finally:
             self._table.lost(replica)
             connection.abort()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from penstock.serve.fleet.candidates import Candidates
 from penstock.serve.fleet.replica import Replica, Taken, Tried
 from penstock.transport.address import Address
-from penstock.transport.link import Adapters, Hello, Report
+from penstock.transport.link import Hello, LoadedAdapters, Report
 
 _NO_LIMIT = sys.maxsize
 
@@ -95,7 +95,7 @@ class Table:
         self._set_state(replica, report.state)
         self._spoke(replica)
 
-    def adapters(self, replica: Replica, adapters: Adapters) -> None:
+    def adapters(self, replica: Replica, adapters: LoadedAdapters) -> None:
         """Another one is loaded, or gone."""
         self._fleets[replica.model_id].candidates.holders.report(replica, adapters.loaded)
 

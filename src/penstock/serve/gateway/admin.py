@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from penstock.errors import BadRequest
-from penstock.serve.control.state import checked
+from penstock.serve.control.operations import parse
 
 
 class _Whom(msgspec.Struct, omit_defaults=True):
@@ -41,7 +41,7 @@ def asked(operation: str, body: bytes | bytearray, model: str | None) -> dict[st
             raise BadRequest("The status takes a model, and nothing else.")
         return msgspec.to_builtins(whom)
     own = {name: value for name, value in given.items() if name not in _WHOM}
-    checked(operation, own)
+    parse(operation, own)
     return own | msgspec.to_builtins(whom)
 
 

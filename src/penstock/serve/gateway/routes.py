@@ -29,7 +29,7 @@ class Handler(enum.Enum):
 class Route:
     """One public path, as metrics name it. public: it needs no API key. argument: the id in it.
 
-    own: only some models have it, see `ModelCard.paths`.
+    own: only some models have it, see `ServedModel.paths`.
     """
 
     path: str

@@ -32,7 +32,7 @@ _JOIN_S = 120.0
 """For the others to be placed and to start their processes; Serve has reserved their resources before."""
 
 
-class First(NamedTuple):
+class LeaderAddress(NamedTuple):
     """Where the first member listens, and what the others show it."""
 
     host: str
@@ -40,20 +40,20 @@ class First(NamedTuple):
     secret: str
 
 
-class Meeting:
+class Rendezvous:
     """A Ray actor, there until all members are connected. Whoever comes first makes it."""
 
     def __init__(self) -> None:
-        self._first: asyncio.Future[First] = asyncio.get_running_loop().create_future()
+        self._first: asyncio.Future[LeaderAddress] = asyncio.get_running_loop().create_future()
 
-    async def open(self, first: First) -> None:
+    async def open(self, first: LeaderAddress) -> None:
         self._first.set_result(first)
 
-    async def find(self) -> First:
+    async def find(self) -> LeaderAddress:
         return await self._first
 
 
-class Line:
+class GangLink:
     """One member's end. A message is a line of JSON: what the first one says for all, or `_OVER`."""
 
     def __init__(self, rank: int, size: int, host: str) -> None:
@@ -96,7 +96,7 @@ class Line:
 
     # -- the first
 
-    async def listen(self) -> First:
+    async def listen(self) -> LeaderAddress:
         """Lets the others in, who show the secret; a stranger is sent away."""
         secret = secrets.token_hex(16)
 
@@ -116,7 +116,7 @@ class Line:
             await self._hear(reader)
 
         self._server = await asyncio.start_server(met, self.gang.host, 0)
-        return First(self.gang.host, self._server.sockets[0].getsockname()[1], secret)
+        return LeaderAddress(self.gang.host, self._server.sockets[0].getsockname()[1], secret)
 
     async def complete(self) -> None:
         """Returns when every other one is connected."""
@@ -124,7 +124,7 @@ class Line:
 
     # -- the others
 
-    async def connect(self, first: First) -> None:
+    async def connect(self, first: LeaderAddress) -> None:
         """Raises: OSError when the first one has gone again."""
         reader, writer = await asyncio.open_connection(first.host, first.port)
         writer.write(f"{self.gang.rank} {first.secret}\n".encode())
@@ -172,7 +172,7 @@ class Line:
             self._ended.set()
 
 
-def join(model_id: str) -> Line:
+def join(model_id: str) -> GangLink:
     """The line of this replica's gang, whose members meet while their engines start. Inside a replica only.
 
     Raises: EngineStartFailed when it is in none.
@@ -182,12 +182,12 @@ def join(model_id: str) -> Line:
         raise EngineStartFailed(
             f"Model '{model_id}' needs replicas in gangs: deploy it with the options of its config."
         )
-    line = Line(context.rank, context.world_size, ray.util.get_node_ip_address())
+    line = GangLink(context.rank, context.world_size, ray.util.get_node_ip_address())
     line.meet(_meet(line, context.gang_id, model_id))
     return line
 
 
-async def _meet(line: Line, gang_id: str, model_id: str) -> None:
+async def _meet(line: GangLink, gang_id: str, model_id: str) -> None:
     """Raises: EngineStartFailed when another member has not come, or has gone again."""
     try:
         async with asyncio.timeout(_JOIN_S):
@@ -198,14 +198,14 @@ async def _meet(line: Line, gang_id: str, model_id: str) -> None:
         ) from error
 
 
-async def _connect(line: Line, gang_id: str) -> None:
+async def _connect(line: GangLink, gang_id: str) -> None:
     meeting: Any = (
-        ray.remote(num_cpus=0)(Meeting)
+        ray.remote(num_cpus=0)(Rendezvous)
         .options(name=f"gang-{gang_id}", namespace=_NAMESPACE, get_if_exists=True)
         .remote()
     )
     if line.gang.rank:
-        await line.connect(First(*await meeting.find.remote()))
+        await line.connect(LeaderAddress(*await meeting.find.remote()))
     else:
         await meeting.open.remote(await line.listen())
         await line.complete()

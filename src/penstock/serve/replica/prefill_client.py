@@ -36,7 +36,7 @@ _WARM_PATH, _WARM_TOKENS = "/v1/completions", 256
 _WARM_LIMIT_S = 60.0
 
 
-class Prefillers:
+class PrefillClient:
     """The prefill replicas of one model, as `layers.prefill` asks them."""
 
     def __init__(

@@ -26,7 +26,7 @@ from penstock.config.derive.serve_options import deployment_name, runtime_env, w
 from penstock.config.schema.processing import own_deployment, timeout_s
 from penstock.errors import Error, Overloaded, OwnCodeFailed, Unavailable
 from penstock.hooks import PREPROCESSOR, Context, Hook
-from penstock.serve.replica import environment, ray_cluster, tensor_serialization
+from penstock.serve.replica import environment, tensor_serialization
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ def application(config: LLMConfig) -> Application | None:
     if options is None:
         return None
     actor = dict(options.pop("ray_actor_options", None) or {})
-    base = runtime_env(config, ray_cluster.runtime_env())
+    base = runtime_env(config, environment.runtime_env())
     own = actor.get("runtime_env") or {}
     variables = {**base.get("env_vars", {}), **own.get("env_vars", {})}
     shown, secrets = without_secrets(with_uris({**base, **own, "env_vars": variables}))
@@ -71,7 +71,7 @@ def application(config: LLMConfig) -> Application | None:
     return cast("Any", serve.deployment(Preprocessor)).options(**named).bind(config.with_secrets(secrets))
 
 
-class Remote:
+class RemotePreprocessor:
     """Asks the deployment as one asks a hook; another of its replicas when the one that was at work died."""
 
     def __init__(self, handle: DeploymentHandle[Any], config: LLMConfig) -> None:

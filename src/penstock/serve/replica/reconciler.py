@@ -1,7 +1,7 @@
-"""A replica's steward: brings its engine into the state that is desired, and says how it is.
+"""A replica's reconciler: brings its engine into the desired state, and reports the actual one.
 
-It stands between control, whose news it follows, and the engine. Gateways learn of a state that takes no
-requests before it begins, so that nothing new is on its way.
+It stands between control, which it long-polls, and the engine. Gateways hear of a state that takes no
+requests before it begins, so that they send nothing more.
 """
 
 from __future__ import annotations
@@ -14,66 +14,68 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ray import serve
+
 from penstock.engine import Engine
 from penstock.engine_control import EngineControl, PauseMode, control_of
 from penstock.errors import Conflict, Error, Unsupported
+from penstock.serve.control import operations
 from penstock.serve.control.state import (
     FOLLOW_S,
+    NAME,
     WARN_AFTER,
     Actual,
-    Desired,
-    Group,
-    News,
-    Order,
+    Command,
+    DesiredState,
     Outcome,
-    Told,
+    ReplicaStatus,
+    SharingGroup,
+    Update,
     Weights,
-    checked,
 )
 
 log = logging.getLogger(__name__)
 
-_AGAIN_S = 1.0
-_TRY_AGAIN_S = 10.0
-"""After it failed, what is desired is tried again so often."""
+_POLL_AGAIN_S = 1.0
+_RETRY_S = 10.0
+"""Between two attempts to reach a desired state."""
 _FIRST_S = 20.0
-"""At its start a replica waits so long for control's word. Then it comes up as its config says."""
+"""How long a replica that starts waits for control; then it starts as its config says."""
 
-Follow = Callable[[Told, float], Awaitable[News]]
+Follow = Callable[[ReplicaStatus, float], Awaitable[Update]]
 Done = Callable[[int, Outcome], Awaitable[None]]
 
 
-class Steward:
-    """Of one engine. What is done to it while it serves is done here, one thing after the other."""
+class Reconciler:
+    """Of one engine. Performs its operations one after the other."""
 
     def __init__(
         self,
         engine: Engine,
-        begin: Callable[[], Awaitable[None]],
+        start_engine: Callable[[], Awaitable[None]],
         tell: Callable[[], None],
         replica: str,
-        group: Group | None = None,
+        group: SharingGroup | None = None,
     ) -> None:
-        """begin: starts the engine. tell: called when `actual` has changed. group: where it takes turns."""
+        """tell: called when `actual` has changed. group: the models whose memory it shares."""
         self._engine = engine
-        self._begin = begin
+        self._start_engine = start_engine
         self._tell = tell
         self._replica = replica
         self._group = group
         self.role = ""
-        """What the replica is there for, as its status shows; "" for all of its model's work."""
-        self._asked_at = time.monotonic()
-        self._turn = asyncio.Lock()
-        self._begun = False
-        self._going: Actual | None = None
-        self._level = 0  # at which it fell asleep last
-        self._desired = Desired()
-        self._done = 0
+        """As in `ReplicaStatus`."""
+        self._requested_at = time.monotonic()
+        self._lock = asyncio.Lock()
+        self._transition: Actual | None = None
+        self._level = 0  # of the last sleep
+        self._desired = DesiredState()
+        self._version = 0
         self._error = ""
         self._unsupported = False
         self._failed_at = 0.0
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.begun = asyncio.Event()
+        self.started = asyncio.Event()
         """Set once the engine has been started."""
 
     @property
@@ -82,16 +84,16 @@ class Steward:
 
     @property
     def actual(self) -> Actual:
-        """Also where it is going, when that takes no requests."""
-        if self._going is not None:
-            return self._going
-        if not self.begun.is_set() or self._control.is_sleeping():
+        """The current state, or the target of a transition during which no requests are accepted."""
+        if self._transition is not None:
+            return self._transition
+        if not self.started.is_set() or self._control.is_sleeping():
             return "asleep"
         return "paused" if self._control.is_paused() else "ready"
 
-    def asked(self) -> None:
-        """A request has come."""
-        self._asked_at = time.monotonic()
+    def request_arrived(self) -> None:
+        """Counts as use of the engine."""
+        self._requested_at = time.monotonic()
 
     def weights_version(self) -> str:
         return self._control.weights_version()
@@ -99,79 +101,79 @@ class Steward:
     # -- at the start
 
     async def start(self, follow: Follow | None) -> None:
-        """Starts the engine in the state that is desired; one that shall sleep is started when it wakes.
+        """Starts the engine in the desired state; if that is asleep, the engine starts when it is woken.
 
-        Raises: what `begin` raises; EngineStartFailed when the weights that are desired cannot be had.
+        Raises: what `start_engine` raises; EngineStartFailed when the desired weights cannot be loaded.
         """
-        desired = await self._first(follow) if follow is not None else Desired()
+        desired = await self._first(follow) if follow is not None else DesiredState()
         if not desired.sleep:
             await self._start()
             try:
                 await self._reach(desired)
-            except Unsupported as error:  # never was reached: no reason not to start
-                self._failed(str(error), unsupported=True)
-        self._desired, self._done = desired, desired.version
+            except Unsupported as error:  # an engine that lacks it can still serve
+                self._record(str(error), unsupported=True)
+        self._desired, self._version = desired, desired.version
 
-    async def _first(self, follow: Follow) -> Desired:
+    async def _first(self, follow: Follow) -> DesiredState:
         try:
             async with asyncio.timeout(_FIRST_S):
-                return (await follow(self._told("starting"), 0.0)).desired
+                return (await follow(self._status("starting"), 0.0)).desired
         except Exception:  # Serve's and Ray's, of a control that is not there yet
-            log.warning("Control has not answered within %g s; the replica starts without it.", _FIRST_S)
-            return Desired()
+            log.warning("Control did not answer within %g s; the replica starts without it.", _FIRST_S)
+            return DesiredState()
 
     async def _start(self) -> None:
-        await self._begin()
-        self.begun.set()
+        await self._start_engine()
+        self.started.set()
         self._tell()
 
     # -- following
 
     async def follow(self, follow: Follow, done: Done) -> None:
-        """For ever: hears news, and acts on them."""
+        """Polls control and acts on its updates, for ever."""
         reaching: asyncio.Task[None] | None = None
         unanswered = 0
         while True:
             if reaching is not None:
-                await asyncio.wait({reaching}, timeout=_AGAIN_S)
+                await asyncio.wait({reaching}, timeout=_POLL_AGAIN_S)
                 reaching = None if reaching.done() else reaching
             try:
-                news = await follow(self._told(self.actual), FOLLOW_S if reaching is None else 0.0)
+                update = await follow(self._status(self.actual), FOLLOW_S if reaching is None else 0.0)
             except Exception as error:  # Serve's and Ray's: control is restarted, or moves
                 unanswered += 1
                 level = logging.INFO if unanswered % WARN_AFTER else logging.WARNING
                 log.log(level, "Control does not answer (%s: %s); asking again.", type(error).__name__, error)
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(_POLL_AGAIN_S)
                 continue
             unanswered = 0
-            for order in news.orders:
-                self._spawn(self._obey(order, done))
-            is_new = news.desired.version != self._desired.version
-            if reaching is None and (is_new or self._shall_try_again()):
-                reaching = self._spawn(self._become(news.desired))
+            for command in update.commands:
+                self._spawn(self._run(command, done))
+            is_new = update.desired.version != self._desired.version
+            if reaching is None and (is_new or self._is_retry_due()):
+                reaching = self._spawn(self._reconcile(update.desired))
 
-    def _shall_try_again(self) -> bool:
-        return bool(self._error) and time.monotonic() - self._failed_at > _TRY_AGAIN_S
+    def _is_retry_due(self) -> bool:
+        return bool(self._error) and time.monotonic() - self._failed_at > _RETRY_S
 
-    async def _become(self, desired: Desired) -> None:
-        """Errors are told, not raised: what was reached stays."""
+    async def _reconcile(self, desired: DesiredState) -> None:
+        """Errors are reported, not raised; what was reached stays."""
         self._desired = desired
         try:
             await self._reach(desired)
         except Error as error:
-            self._failed(str(error), unsupported=isinstance(error, Unsupported))
+            self._record(str(error), unsupported=isinstance(error, Unsupported))
         except Exception as error:
-            log.exception("The state of version %d was not reached", desired.version)
-            self._failed(f"{type(error).__name__}: {error}")
+            log.exception("Version %d of the desired state was not reached", desired.version)
+            self._record(f"{type(error).__name__}: {error}")
         else:
-            self._failed("")
-        self._done = desired.version
+            self._record("")
+        self._version = desired.version
 
-    def _failed(self, sentence: str, *, unsupported: bool = False) -> None:
-        """ "" for one that did not."""
+    def _record(self, sentence: str, *, unsupported: bool = False) -> None:
+        """Records the outcome of the last transition; "" is success."""
         self._error, self._unsupported, self._failed_at = sentence, unsupported, time.monotonic()
 
-    async def _reach(self, desired: Desired) -> None:
+    async def _reach(self, desired: DesiredState) -> None:
         if desired.sleep:
             await self.sleep(desired.sleep, desired.sleep_mode)
             return
@@ -183,55 +185,55 @@ class Steward:
         else:
             await self.resume()
 
-    async def _obey(self, order: Order, done: Done) -> None:
+    async def _run(self, command: Command, done: Done) -> None:
         try:
-            outcome: Outcome = {"result": await self.perform(order.operation, order.arguments)}
+            outcome: Outcome = {"result": await self.perform(command.operation, command.arguments)}
         except Error as error:
             outcome = {"error": str(error)}
         except Exception as error:
-            log.exception("%s failed", order.operation)
+            log.exception("%s failed", command.operation)
             outcome = {"error": f"{type(error).__name__}: {error}"}
-        with contextlib.suppress(Exception):  # a control that is gone has forgotten who asked
-            await done(order.id, outcome)
+        with contextlib.suppress(Exception):  # a control that was restarted has forgotten the command
+            await done(command.id, outcome)
 
-    def _told(self, actual: Actual) -> Told:
-        return Told(
+    def _status(self, actual: Actual) -> ReplicaStatus:
+        return ReplicaStatus(
             replica=self._replica,
             actual=actual,
             weights=self._control.weights_version(),
-            done=self._done,
+            version=self._version,
             desired=self._desired,
             error=self._error,
             group=self._group,
-            idle_s=0.0 if self._engine.load().running else time.monotonic() - self._asked_at,
+            idle_s=0.0 if self._engine.load().running else time.monotonic() - self._requested_at,
             role=self.role,
             unsupported=self._unsupported,
-            on_its_way=self._going is not None,
+            in_transition=self._transition is not None,
         )
 
-    # -- what is done to the engine
+    # -- operations
 
     async def perform(self, operation: str, arguments: Mapping[str, Any]) -> Any:
         """One of `OPERATIONS`. Raises: BadRequest; what the engine raises."""
-        asked = checked(operation, arguments)
+        parsed = operations.parse(operation, arguments)
         match operation:
             case "sleep":
-                await self.sleep(asked.level, asked.mode)
+                await self.sleep(parsed.level, parsed.mode)
             case "wakeup":
                 await self.wakeup()
             case "pause":
-                await self.pause(asked.mode, asked.clear_cache)
+                await self.pause(parsed.mode, parsed.clear_cache)
             case "resume":
                 await self.resume()
             case "update_weights":
-                await self.update_weights(asked)
+                await self.update_weights(parsed)
             case "is_sleeping":
                 return self.actual == "asleep"
             case "is_paused":
                 return self._control.is_paused()
             case "collective_rpc":
                 return await self._control.collective_rpc(
-                    asked.method, asked.timeout, asked.args, asked.kwargs
+                    parsed.method, parsed.timeout, parsed.args, parsed.kwargs
                 )
             case _:
                 return await getattr(self._control, operation)()
@@ -239,11 +241,11 @@ class Steward:
 
     async def sleep(self, level: int, mode: PauseMode) -> None:
         """Raises: Conflict when it sleeps at another level."""
-        async with self._turn:
-            if not self.begun.is_set():
+        async with self._lock:
+            if not self.started.is_set():
                 return
             if not self._control.is_sleeping():
-                await self._toward("asleep", self._control.sleep(level, mode))
+                await self._transition_to("asleep", self._control.sleep(level, mode))
                 self._level = level
             elif level != self._level:
                 raise Conflict(
@@ -251,34 +253,34 @@ class Steward:
                 )
 
     async def wakeup(self) -> None:
-        async with self._turn:
-            if not self.begun.is_set():
+        async with self._lock:
+            if not self.started.is_set():
                 await self._start()
             elif self._control.is_sleeping():
-                await self._toward("asleep", self._control.wakeup())
+                await self._transition_to("asleep", self._control.wakeup())
 
     async def pause(self, mode: PauseMode, clear_cache: bool) -> None:
-        async with self._turn:
-            await self._toward("paused", self._control.pause(mode, clear_cache))
+        async with self._lock:
+            await self._transition_to("paused", self._control.pause(mode, clear_cache))
 
     async def resume(self) -> None:
-        async with self._turn:
+        async with self._lock:
             if self._control.is_paused():
-                await self._toward("paused", self._control.resume())
+                await self._transition_to("paused", self._control.resume())
 
     async def update_weights(self, weights: Weights) -> None:
-        async with self._turn:
+        async with self._lock:
             update = self._control.update_weights(Path(weights.source), weights.version, weights.mode)
-            await self._toward("paused", update)
+            await self._transition_to("paused", update)
 
-    async def _toward(self, state: Actual, step: Awaitable[None]) -> None:
-        """No new requests while it lasts."""
-        self._going = state
+    async def _transition_to(self, state: Actual, step: Awaitable[None]) -> None:
+        """Gateways send no new requests while it lasts."""
+        self._transition = state
         self._tell()
         try:
             await step
         finally:
-            self._going = None
+            self._transition = None
             self._tell()
 
     def _spawn(self, work: Any) -> asyncio.Task[None]:
@@ -286,3 +288,15 @@ class Steward:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def find_control() -> Any:
+    """A handle to the control of this replica's application; None if it has none. Blocks.
+
+    Raises: what Serve raises when its controller does not answer: a replica that did not follow control would
+    miss updates of weights, and could not be put to sleep.
+    """
+    try:
+        return serve.get_deployment_handle(NAME)
+    except KeyError:  # the application has no such deployment
+        return None

@@ -1,7 +1,7 @@
 """One replica: one engine, its own listener, and the methods that handles call.
 
-In the flow it stands between Serve, which starts, checks and stops it, and the engine. Bytes of HTTP requests
-do not pass through here: they go from the gateway to the listener to the engine's app. It names no engine.
+It stands between Serve, which starts, checks and stops it, and the engine. HTTP requests do not pass through
+here: they go from the gateway to the listener to the engine's app. It names no engine.
 """
 
 from __future__ import annotations
@@ -11,77 +11,64 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import ray
-from pydantic import BaseModel
-from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
-from penstock import autoscaling, lifeline, progress
+from penstock import autoscaling, progress
 from penstock.asgi import ASGIApp, Receive, Scope, Send
-from penstock.asgi_client import batched, call, events
 from penstock.config import GatewayConfig, LLMConfig
 from penstock.config.derive.placement import gang_size
-from penstock.engine import HOST, Delta, Engine, Prompt
+from penstock.engine import Delta, Engine, Prompt
 from penstock.engines import engine_class
-from penstock.errors import BadRequest, ConfigError, EngineStartFailed, Error
-from penstock.hooks import POSTPROCESSOR, PREPROCESSOR, Hook
-from penstock.layers.adapters import Source, Store, asking_for
+from penstock.hooks import Hook
+from penstock.layers.adapters import Source, Store
 from penstock.layers.adapters.source import Downloader
 from penstock.layers.hooks import Asked
 from penstock.layers.stack import stacked
-from penstock.openai.errors import form
-from penstock.request_context import current_replica, gang
-from penstock.serve.control import deployment
-from penstock.serve.control.state import Group, News, Outcome, Told
+from penstock.serve.control.state import Outcome, ReplicaStatus, SharingGroup, Update
 from penstock.serve.fleet.membership import ADAPTERS
-from penstock.serve.replica import environment, multipart, ray_cluster
-from penstock.serve.replica.custom_endpoints import OwnEndpoints, paths
-from penstock.serve.replica.gang import Line, join
-from penstock.serve.replica.guard import Facts
-from penstock.serve.replica.handle_control import Operated
-from penstock.serve.replica.listener import Listener
-from penstock.serve.replica.prefill_client import Prefillers
-from penstock.serve.replica.preprocessor import Remote
-from penstock.serve.replica.reconciler import Steward
-from penstock.serve.replica.single_model import Front, Through
-from penstock.transport import headers, link
+from penstock.serve.replica import environment, gang, startup
+from penstock.serve.replica.deployment import ModelDeployment
+from penstock.serve.replica.frontend.custom_endpoints import CustomEndpoints, paths
+from penstock.serve.replica.frontend.listener import Listener
+from penstock.serve.replica.frontend.status_link import StatusSource
+from penstock.serve.replica.gang import GangLink
+from penstock.serve.replica.handles.api import HandleAPI, Request, Responses
+from penstock.serve.replica.prefill_client import PrefillClient
+from penstock.serve.replica.preprocessor import RemotePreprocessor
+from penstock.serve.replica.reconciler import Reconciler, find_control
+from penstock.serve.replica.single_model import GatewayResponse, SingleModelGateway
+from penstock.transport import link
 
 if TYPE_CHECKING:
-    from penstock.serve.openai_api_models import RawRequestInfo
+    from penstock.serve.replica.handles.models import RawRequestInfo
 
 log = logging.getLogger(__name__)
 
-Request = BaseModel | Mapping[str, Any]
-Answers = AsyncGenerator[Any, None]
-
-_LAST_WORDS_S = 0.5  # after the engine's death, for error events to reach their clients
+_LAST_EVENTS_S = 0.5  # after the engine's death, for error events to reach their clients
 
 
-class _Constructed(type):
-    """Makes `await LLMServer(config)` work in plain Python, as it does under Serve."""
-
-    def __call__(cls, *args: Any, **options: Any) -> Any:
-        async def construct() -> Any:
-            instance: Any = object.__new__(cls)
-            await instance.__init__(*args, **options)
-            return instance
-
-        return construct()
-
-
-class LLMServer(Operated, metaclass=_Constructed):
+class LLMServer:
     """Serves one model. Three ways to make one:
 
     `LLMServer.as_deployment().bind(config)` for Serve; `await LLMServer(config)`, started;
     `LLMServer.sync_init(config)` and `await server.start()`.
     """
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Any:
+        """For Serve, which passes nothing, an instance; else what to await for a started one."""
+        return cls._started(*arguments, **options) if arguments or options else super().__new__(cls)
+
+    @classmethod
+    async def _started(cls, *arguments: Any, **options: Any) -> LLMServer:
+        server = object.__new__(cls)
+        await server.__init__(*arguments, **options)
+        return server
 
     async def __init__(
         self,
@@ -96,18 +83,17 @@ class LLMServer(Operated, metaclass=_Constructed):
     ) -> None:
         """Starts the engine and, inside Serve, the listener.
 
-        model_downloader: fetches adapters, instead of by the sources of `lora_config`. preprocessor: the
-        config's, where it is a deployment of its own. prefill: the replicas that compute long prompts for
-        this one. role: what this one is there for, as its status shows. gateway: of HTTP to this model where
-        it is an application by itself.
+        model_downloader: fetches adapters, instead of the sources of `lora_config`. preprocessor: the
+        config's, if it is a deployment. prefill: the replicas that compute long prompts for this one. role:
+        as in `ReplicaStatus`. gateway: for HTTP to this model without a router.
         Raises: EngineStartFailed with the engine's own reason, or that its time limit passed.
         """
         self._prepare(llm_config, engine_cls, model_downloader)
         if preprocessor is not None:
-            self._preprocessor = Remote(preprocessor, llm_config)
+            self._preprocessor = RemotePreprocessor(preprocessor, llm_config)
         self._prefill_handle = prefill
         self._gateway_config = gateway
-        self.steward.role = role
+        self.reconciler.role = role
         await self.start()
 
     @classmethod
@@ -119,7 +105,7 @@ class LLMServer(Operated, metaclass=_Constructed):
         model_downloader: type[Downloader] | None = None,
     ) -> LLMServer:
         """A server that is not started: call `await server.start()`."""
-        server = cls.__new__(cls)
+        server = object.__new__(cls)
         server._prepare(llm_config, engine_cls, model_downloader)
         return server
 
@@ -127,391 +113,116 @@ class LLMServer(Operated, metaclass=_Constructed):
         self, llm_config: LLMConfig, engine_cls: type[Engine] | None, downloader: type[Downloader] | None
     ) -> None:
         self._llm_config = llm_config
+        self._id = secrets.token_hex(8)
         self._listener: Listener | None = None
-        self._watch: asyncio.Task[None] | None = None
-        self._bound: asyncio.Task[None] | None = None
-        self._line: Line | None = None
+        self._gang_link: GangLink | None = None
         self._gateway_config: GatewayConfig | None = None
-        self._front: asyncio.Task[Front] | None = None
+        self._gateway: asyncio.Task[SingleModelGateway] | None = None
         self._layers: ASGIApp | None = None
         self._preprocessor: Asked | None = None
         self._postprocessor: Hook | None = None
         self._prefill_handle: DeploymentHandle[Any] | None = None
-        self._prefillers: Prefillers | None = None
-        self._id = secrets.token_hex(8)
+        self._prefill_client: PrefillClient | None = None
         self._control: Any = None
-        self._following: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self.engine: Engine = (engine_cls or engine_class(llm_config))(llm_config)
-        turns = llm_config.on_demand
-        group = Group(turns.group, turns.awake, turns.min_awake_s) if turns is not None else None
-        self.steward = Steward(self.engine, self._start_engine, self._tell_links, self._id, group)
+        sharing = llm_config.on_demand
+        group = SharingGroup(sharing.group, sharing.awake, sharing.min_awake_s) if sharing else None
+        self.reconciler = Reconciler(self.engine, self._start_engine, self._notify_links, self._id, group)
         self._adapters: Store | None = None
         if llm_config.lora_config is not None:
             source = Source(llm_config, downloader)
-            self._adapters = Store(self.engine, source, llm_config.lora_config, self._tell_links)
+            self._adapters = Store(self.engine, source, llm_config.lora_config, self._notify_links)
+        self._handle_api = HandleAPI(
+            *(llm_config, self.engine, self.reconciler, self._adapters),
+            app=lambda: self._app(),
+            replica_id=lambda: self._listener.address.replica_id if self._listener else "",
+        )
+
+    # -- lifecycle
 
     async def start(self) -> None:
         """Starts the engine within the config's time limit; inside a Serve replica, the listener too."""
-        in_replica = _in_replica()
+        config, in_replica = self._llm_config, environment.in_replica()
         if in_replica:
-            lifeline.tie_to(os.getppid())  # a killed raylet leaves its workers running
-            # Else an engine whose workers are Ray actors would start a cluster of its own.
-            os.environ.setdefault("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
-            os.environ[HOST] = ray.util.get_node_ip_address()
-            environment.enter(self._llm_config)
-            self._control = await asyncio.to_thread(deployment.find)
-        self._make_hooks()
-        if in_replica and gang_size(self._llm_config) > 1:
-            self._line = join(self._llm_config.model_id)
-            self._bound = asyncio.create_task(self._exit_with_gang(self._line))
-        await self.steward.start(self._follow if self._control else None)
+            environment.prepare(config)
+            self._control = await asyncio.to_thread(find_control)
+        own, self._postprocessor = startup.make_hooks(config, own_preprocessor=self._preprocessor is None)
+        self._preprocessor = self._preprocessor or own
+        if in_replica and gang_size(config) > 1:
+            self._gang_link = gang.join(config.model_id)
+            self._tasks.append(asyncio.create_task(self._exit_with_gang(self._gang_link)))
+        await self.reconciler.start(self._follow if self._control else None)
         if self._prefill_handle is not None:
-            node_id = ray.get_runtime_context().get_node_id()
-            self._prefillers = Prefillers(
-                self._llm_config,
-                self._prefill_handle,
-                self._engine_app,
-                self.steward.weights_version,
-                node_id,
-            )
-            await self._prefillers.start()
+            await self._start_prefill_client(self._prefill_handle)
         if in_replica:
             await self._open_listener()
-            self._watch = asyncio.create_task(self._exit_with_engine())
+            self._tasks.append(asyncio.create_task(self._exit_with_engine()))
         if self._control:
-            self._following = asyncio.create_task(self.steward.follow(self._follow, self._done))
-        progress.report(self._llm_config.model_id, progress.READY)
-
-    async def _follow(self, told: Told, wait_s: float) -> News:
-        return await self._control.follow.remote(self._llm_config.model_id, told, wait_s)
-
-    async def _done(self, order: int, outcome: Outcome) -> None:
-        await self._control.done.remote(order, self._id, outcome)
-
-    def _make_hooks(self) -> None:
-        """The user's own code, before the engine: what cannot be made is known at once."""
-        config = self._llm_config
-        try:
-            if config.preprocessor is not None and self._preprocessor is None:
-                self._preprocessor = Hook(config, PREPROCESSOR)
-            if config.postprocessor is not None:
-                self._postprocessor = Hook(config, POSTPROCESSOR)
-        except ConfigError as error:
-            progress.report(config.model_id, progress.FAILED, str(error))
-            raise
+            self._tasks.append(asyncio.create_task(self.reconciler.follow(self._follow, self._done)))
+        progress.report(config.model_id, progress.READY)
 
     async def _start_engine(self) -> None:
-        model_id, limit_s = self._llm_config.model_id, self._llm_config.engine_start_timeout_s
-        phase = "starting"
+        await startup.start_engine(self.engine, self._llm_config, self._adapters, self._gang_link)
 
-        def reached(name: str) -> None:
-            nonlocal phase
-            phase = name
-            log.info("%s: %s", model_id, name)
-            progress.report(model_id, name)
-
-        gang.set(self._line.gang if self._line else None)
-        try:
-            async with asyncio.timeout(limit_s):
-                await self.engine.start(reached)
-                if self._adapters:
-                    await self._start_adapters(self._adapters)
-        except (TimeoutError, EngineStartFailed) as error:
-            failure = error if isinstance(error, EngineStartFailed) else _too_slow(model_id, limit_s, phase)
-            progress.report(model_id, progress.FAILED, str(failure))
-            await self.engine.stop()
-            raise failure from error
-
-    async def _start_adapters(self, adapters: Store) -> None:
-        try:
-            await adapters.start()
-        except Error as error:
-            sentence = f"Model '{self._llm_config.model_id}' cannot start with its pinned adapters: {error}"
-            raise EngineStartFailed(sentence) from error
+    async def _start_prefill_client(self, handle: DeploymentHandle[Any]) -> None:
+        node_id = ray.get_runtime_context().get_node_id()
+        self._prefill_client = PrefillClient(
+            self._llm_config, handle, self._engine_app, self.reconciler.weights_version, node_id
+        )
+        await self._prefill_client.start()
 
     async def _open_listener(self) -> None:
-        context = ray.get_runtime_context()
         self._listener = await Listener.open(
-            self._answer,
-            Facts(
+            self._serve,
+            StatusSource(
                 load=self.engine.load,
                 hello=self._hello,
                 state=self._state,
-                weights=self.steward.weights_version,
+                weights=self.reconciler.weights_version,
                 adapters=self._adapters,
             ),
-            node_id=context.get_node_id(),
+            node_id=ray.get_runtime_context().get_node_id(),
             node_host=ray.util.get_node_ip_address(),
             replica_id=self._id,
             wait_dead=self.engine.wait_dead,
         )
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """For the listener: a replica may be there before its engine is."""
-        await self.steward.begun.wait()
-        self.steward.asked()
-        await self._app()(scope, receive, send)
+    async def _follow(self, status: ReplicaStatus, wait_s: float) -> Update:
+        return await self._control.follow.remote(self._llm_config.model_id, status, wait_s)
 
-    async def _engine_app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The engine's own app, without what stands before it."""
-        await self.steward.begun.wait()
-        await self.engine.app()(scope, receive, send)
-
-    def _hello(self) -> link.Hello:
-        return link.hello(self._llm_config.model_id, self.engine.max_model_len(), self.engine.kv_tokens())
-
-    def _state(self) -> link.State:
-        actual = self.steward.actual
-        return "asleep" if actual == "starting" else actual
-
-    def _tell_links(self) -> None:
-        if self._listener:
-            self._listener.tell()
-
-    def _app(self) -> ASGIApp:
-        """What the listener and the methods below ask: the engine's app, and what stands before it."""
-        if self._layers is None:
-            app = stacked(
-                self.engine,
-                self._llm_config,
-                adapters=self._adapters,
-                preprocessor=self._preprocessor,
-                postprocessor=self._postprocessor,
-                prefill=self._prefillers.ask if self._prefillers else None,
-            )
-            self._layers = OwnEndpoints(app, self, self._llm_config) if paths(type(self)) else app
-        return self._layers
+    async def _done(self, command: int, outcome: Outcome) -> None:
+        await self._control.done.remote(command, self._id, outcome)
 
     async def _exit_with_engine(self) -> None:
-        """A replica without its engine is of no use: Serve starts a new one as soon as this process ends."""
+        """Serve starts a new replica as soon as this process ends."""
         reason = await self.engine.wait_dead()
         log.error("The engine of model '%s' died: %s. The replica ends.", self._llm_config.model_id, reason)
-        if self._line:
-            self._line.close()
-        await asyncio.sleep(_LAST_WORDS_S)
+        if self._gang_link:
+            self._gang_link.close()
+        await asyncio.sleep(_LAST_EVENTS_S)
         os._exit(1)
 
-    async def _exit_with_gang(self, line: Line) -> None:
-        """Its engine would wait for the others for ever; Serve starts them all anew."""
-        await line.broken()
+    async def _exit_with_gang(self, gang_link: GangLink) -> None:
+        """Its engine would wait for the others for ever; Serve restarts the whole gang."""
+        await gang_link.broken()
         log.error("Another replica of this gang of '%s' is gone. This one ends.", self._llm_config.model_id)
         os._exit(1)
 
-    def record_replica_metadata(self) -> dict[str, Any]:
-        """Serve's hook: what the replica publishes about itself."""
-        return self._listener.address.to_metadata() if self._listener else {}
-
-    def record_routing_stats(self) -> dict[str, Any]:
-        """Serve's hook: where calls by handle that name an adapter should go."""
-        return {ADAPTERS: list(self._adapters.loaded())} if self._adapters else {}
-
-    def record_autoscaling_stats(self) -> dict[str, float]:
-        """Serve's hook: what our autoscaling policy decides by."""
-        load = self.engine.load()
-        return {
-            autoscaling.RUNNING: float(load.running),
-            autoscaling.WAITING: float(load.waiting),
-            autoscaling.WAITING_TOKENS: float(load.waiting_tokens),
-            autoscaling.KV_USAGE: load.kv_usage,
-        }
-
-    async def listen_on_network(self) -> None:
-        """Opens the listener to gateways on other nodes; they ask for it when they need it."""
-        if self._listener:
-            await self._listener.listen_on_network()
-
-    async def door(self, node_id: str) -> dict[str, Any]:
-        """The listener's address, for those on node `node_id` who ask there instead of by handle: batch.
-
-        `handle.broadcast("door", node_id)` gives those of all replicas. Empty outside of Serve.
-        """
-        if self._listener and not self._listener.address.is_local(node_id):
-            await self._listener.listen_on_network()
-        return self.record_replica_metadata()
-
-    async def __call__(self, request: HTTPRequest) -> Response:
-        """Serve's hook, for HTTP to a model that is an application by itself: a gateway of its own."""
-        if self._front is None or (self._front.done() and self._front.exception() is not None):
-            assert self._listener is not None
-            gateway, own = self._gateway_config or GatewayConfig(), tuple(paths(type(self)))
-            opening = Front.open(self._llm_config, gateway, self._listener.address, own)
-            self._front = asyncio.create_task(opening)
-        return Through(await asyncio.shield(self._front))
-
-    # -- what handles call: each is awaited and gives an async generator, as users of ray.serve.llm know it
-
-    async def chat(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Answers:
-        """One `ChatCompletionResponse`; with `stream`, lists of ready `data: {...}` events, errors too."""
-        return self._ask("/v1/chat/completions", request, raw_request_info)
-
-    async def completions(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Answers:
-        """One `CompletionResponse`; with `stream`, lists of ready `data: {...}` events, errors too."""
-        return self._ask("/v1/completions", request, raw_request_info)
-
-    async def responses(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Answers:
-        """One `ResponsesResponse`; with `stream`, lists of ready events, each with its name."""
-        return self._ask("/v1/responses", request, raw_request_info)
-
-    async def messages(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Answers:
-        """One `MessagesResponse`; with `stream`, lists of ready events, each with its name."""
-        return self._ask("/v1/messages", request, raw_request_info)
-
-    async def embeddings(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Answers:
-        """One `EmbeddingResponse` or `ErrorResponse`; bytes, where `encoding_format` asks for them."""
-        return self._ask("/v1/embeddings", request, raw_request_info)
-
-    async def score(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Answers:
-        """One `ScoreResponse` or `ErrorResponse`."""
-        return self._ask("/v1/score", request, raw_request_info)
-
-    async def rerank(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Answers:
-        """One `RerankResponse` or `ErrorResponse`."""
-        return self._ask("/v1/rerank", request, raw_request_info)
-
-    async def classify(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Answers:
-        """One `ClassificationResponse` or `ErrorResponse`."""
-        return self._ask("/classify", request, raw_request_info)
-
-    async def pooling(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Answers:
-        """One `PoolingResponse` or `ErrorResponse`; bytes, where `encoding_format` asks for them."""
-        return self._ask("/pooling", request, raw_request_info)
-
-    async def transcriptions(
-        self, request: Request, raw_request_info: RawRequestInfo | None = None
-    ) -> Answers:
-        """One `TranscriptionResponse`, or a text; with `stream`, lists of ready events."""
-        return self._ask("/v1/audio/transcriptions", request, raw_request_info)
-
-    async def translations(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Answers:
-        """As `transcriptions`, in English."""
-        return self._ask("/v1/audio/translations", request, raw_request_info)
-
-    async def tokenize(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Answers:
-        """One `TokenizeResponse` or `ErrorResponse`."""
-        return self._ask("/tokenize", request, raw_request_info)
-
-    async def detokenize(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Answers:
-        """One `DetokenizeResponse` or `ErrorResponse`."""
-        return self._ask("/detokenize", request, raw_request_info)
-
-    async def generate(
-        self, prompt: Prompt, params: Mapping[str, Any] | None = None, request_id: str | None = None
-    ) -> AsyncGenerator[Delta, None]:
-        """The engine's own `generate`: the prompt reaches it untouched. Gives one `Delta` per engine step."""
-        await self.steward.begun.wait()
-        self.steward.asked()
-        adapter = self._adapter(None)
-        if not adapter:
-            return self.engine.generate(prompt, params or {}, request_id=request_id)
-        return self._generate(prompt, params or {}, request_id, adapter)
-
-    async def _generate(
-        self, prompt: Prompt, params: Mapping[str, Any], request_id: str | None, adapter: str
-    ) -> AsyncGenerator[Delta, None]:
-        async with self._store().use(adapter) as key:
-            stream = self.engine.generate(prompt, params, request_id=request_id, adapter=key)
-            async with aclosing(stream) as deltas:
-                async for delta in deltas:
-                    yield delta
-
-    async def load_adapter(self, name: str, pin: bool = False) -> None:
-        """Loads an adapter into this replica; with `pin` it is never evicted.
-
-        `handle.broadcast("load_adapter", name, pin=True)` reaches every replica that lives now.
-        """
-        await self._store().load_adapter(name, pin)
-
-    async def unload_adapter(self, name: str) -> None:
-        """Unpins and unloads it, once the requests that use it have ended."""
-        await self._store().unload_adapter(name)
-
-    async def adapters(self) -> list[str]:
-        """Names of the adapters that this replica has loaded."""
-        return list(self._adapters.loaded()) if self._adapters else []
-
-    def _store(self) -> Store:
-        if self._adapters is None:
-            raise BadRequest(
-                f"Model '{self._llm_config.model_id}' takes no adapters: its config has no lora_config.",
-                param="model",
-            )
-        return self._adapters
-
-    def _adapter(self, model: object) -> str:
-        """The adapter that a call by handle means, by `multiplexed_model_id`, else by `model`; "" for none.
-
-        Raises: BadRequest when this model takes none.
-        """
-        own = self._llm_config.model_id
-        chosen, named = serve.get_multiplexed_model_id(), model if isinstance(model, str) else ""
-        if not chosen and named.startswith(f"{own}:"):
-            chosen = named
-        if chosen in ("", own):
-            return ""  # the base model, or none that we know: the engine says so
-        self._store()
-        return chosen.removeprefix(f"{own}:")
-
-    async def check_health(self) -> None:
-        """Serve's hook. Raises: EngineDead when the engine must be restarted."""
-        if self.steward.begun.is_set():
-            await self.engine.check_health()
-
-    async def llm_config(self) -> LLMConfig:
-        """The config that this server was made from."""
-        return self._llm_config
-
-    async def _ask(self, path: str, request: Request, raw: RawRequestInfo | None) -> Answers:
-        from penstock.serve.openai_api_models import ANSWERS, ErrorResponse  # half a second, for handles only
-
-        body = request.model_dump(exclude_unset=True) if isinstance(request, BaseModel) else dict(request)
-        if body.get("model") is None:
-            body["model"] = self._llm_config.model_id  # Anthropic's endpoints want one
-        fields = headers.of_handle(raw.headers or {}) if raw else {}
-        try:
-            if adapter := self._adapter(body.get("model")):
-                fields |= asking_for(adapter)
-            content_type, content = multipart.encode(body) if path in multipart.PATHS else _json(body)
-        except BadRequest as error:
-            refusal = ErrorResponse.model_validate_json(form(path).envelope(error))
-            yield [refusal] if body.get("stream") else refusal
-            return
-        await self.steward.begun.wait()
-        self.steward.asked()
-        if self._listener:
-            current_replica.set(self._listener.address.replica_id)  # a response's id says where it is kept
-        reply = await call(self._app(), path, content, fields, content_type)
-        try:
-            if reply.status >= 400:
-                error = ErrorResponse.model_validate_json(await reply.read())
-                yield [error] if body.get("stream") else error
-            elif "text/event-stream" in reply.headers.get("content-type", ""):
-                interval_ms = self._llm_config.stream_batching_interval_ms
-                async for batch in batched(events(reply.body), interval_ms):
-                    yield batch
-            elif "octet-stream" in reply.headers.get("content-type", ""):
-                yield await reply.read()
-            elif "text/plain" in reply.headers.get("content-type", ""):
-                yield (await reply.read()).decode()
-            else:
-                yield ANSWERS[path].model_validate_json(await reply.read())
-        finally:
-            await reply.body.aclose()
-
     async def stop(self) -> None:
-        """Finishes open streams within Serve's limit, then ends the engine; waits for no dead engine."""
-        for task in (self._watch, self._following, self._bound):
-            if task:
-                task.cancel()
-        if self._front is not None:
-            await (await self._front).gateway.close()
+        """Finishes open streams within Serve's limit, then ends the engine; does not wait for a dead one."""
+        for task in self._tasks:
+            task.cancel()
+        if self._gateway is not None:
+            await (await self._gateway).gateway.close()
         deadline = time.monotonic() + _drain_limit_s(self._llm_config)
         if self._listener:
             await self._listener.drain(deadline - time.monotonic())
             await self._listener.close()
-        if self._prefillers:
-            await self._prefillers.close()
-        if self._line:
-            await self._line.leave(deadline)
+        if self._prefill_client:
+            await self._prefill_client.close()
+        if self._gang_link:
+            await self._gang_link.leave(deadline)
         if self._adapters:
             await self._adapters.stop()
         await self.engine.stop()
@@ -520,40 +231,242 @@ class LLMServer(Operated, metaclass=_Constructed):
         """Serve's shutdown hook: Serve awaits what it returns. Outside of Serve, call `stop`."""
         return self.stop() if self.__dict__.get("_listener") else None
 
-    # -- deployment
+    # -- what the listener asks
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Waits for the engine: a replica that starts asleep listens before its engine runs."""
+        await self.reconciler.started.wait()
+        self.reconciler.request_arrived()
+        await self._app()(scope, receive, send)
+
+    async def _engine_app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The engine's own app, without the layers before it."""
+        await self.reconciler.started.wait()
+        await self.engine.app()(scope, receive, send)
+
+    def _app(self) -> ASGIApp:
+        """The engine's app and the layers before it."""
+        if self._layers is None:
+            app = stacked(
+                self.engine,
+                self._llm_config,
+                adapters=self._adapters,
+                preprocessor=self._preprocessor,
+                postprocessor=self._postprocessor,
+                prefill=self._prefill_client.ask if self._prefill_client else None,
+            )
+            self._layers = CustomEndpoints(app, self, self._llm_config) if paths(type(self)) else app
+        return self._layers
+
+    def _hello(self) -> link.Hello:
+        return link.hello(self._llm_config.model_id, self.engine.max_model_len(), self.engine.kv_tokens())
+
+    def _state(self) -> link.State:
+        actual = self.reconciler.actual
+        return "asleep" if actual == "starting" else actual
+
+    def _notify_links(self) -> None:
+        if self._listener:
+            self._listener.notify_links()
+
+    # -- Serve's hooks
+
+    def record_replica_metadata(self) -> dict[str, Any]:
+        """What the replica publishes about itself."""
+        return self._listener.address.to_metadata() if self._listener else {}
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        """What routes a call by handle that names an adapter."""
+        return {ADAPTERS: list(self._adapters.loaded())} if self._adapters else {}
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """What `autoscaling.policy` decides by."""
+        load = self.engine.load()
+        return {
+            autoscaling.RUNNING: float(load.running),
+            autoscaling.WAITING: float(load.waiting),
+            autoscaling.WAITING_TOKENS: float(load.waiting_tokens),
+            autoscaling.KV_USAGE: load.kv_usage,
+        }
+
+    async def check_health(self) -> None:
+        """Raises: EngineDead when the engine must be restarted."""
+        if self.reconciler.started.is_set():
+            await self.engine.check_health()
+
+    async def __call__(self, request: HTTPRequest) -> Response:
+        """HTTP to a model that is an application without a router: through a gateway in this process."""
+        if self._gateway is None or (self._gateway.done() and self._gateway.exception() is not None):
+            assert self._listener is not None
+            config, own = self._gateway_config or GatewayConfig(), tuple(paths(type(self)))
+            opening = SingleModelGateway.open(self._llm_config, config, self._listener.address, own)
+            self._gateway = asyncio.create_task(opening)
+        return GatewayResponse(await asyncio.shield(self._gateway))
 
     @classmethod
     def get_deployment_options(cls, llm_config: LLMConfig) -> dict[str, Any]:
         """Serve's options for this config: placement, actor resources, runtime environment."""
         return llm_config.get_serve_options(
-            nodes=ray_cluster.nodes(), default_runtime_env=ray_cluster.runtime_env()
+            nodes=environment.nodes(), default_runtime_env=environment.runtime_env()
         )
 
     @classmethod
-    def as_deployment(cls, deployment_options: Mapping[str, Any] | None = None) -> Any:
+    def as_deployment(cls, deployment_options: Mapping[str, Any] | None = None) -> ModelDeployment:
         """A deployment to `.bind(llm_config)`; its options come from the config unless given here."""
-        from penstock.serve.deployments import ModelDeployment
-
         return ModelDeployment(cls, dict(deployment_options or {}))
 
+    # -- how others reach this replica
 
-def _in_replica() -> bool:
-    try:
-        serve.get_replica_context()
-    except Exception:  # Serve raises its own error outside a replica
-        return False
-    return True
+    async def listen_on_network(self) -> None:
+        """Opens the listener to other nodes; called by the gateways there."""
+        if self._listener:
+            await self._listener.listen_on_network()
 
+    async def listener_address(self, node_id: str) -> dict[str, Any]:
+        """The listener's address, for batch clients on node `node_id`; empty outside of Serve.
 
-def _json(body: Mapping[str, Any]) -> tuple[str, bytes]:
-    return "application/json", msgspec.json.encode(body)
+        `handle.broadcast("listener_address", node_id)` returns those of all replicas.
+        """
+        if self._listener and not self._listener.address.is_local(node_id):
+            await self._listener.listen_on_network()
+        return self.record_replica_metadata()
 
+    async def llm_config(self) -> LLMConfig:
+        """The config that this server was made from."""
+        return self._llm_config
 
-def _too_slow(model_id: str, limit_s: float, phase: str) -> EngineStartFailed:
-    return EngineStartFailed(
-        f"The engine of model '{model_id}' was not ready after {limit_s:g} s (last phase: {phase}). "
-        "Raise engine_start_timeout_s if the model needs longer to load."
-    )
+    # -- requests by handle: each is awaited and returns an async generator, as in ray.serve.llm
+
+    async def chat(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Responses:
+        """One `ChatCompletionResponse`; with `stream`, lists of ready `data: {...}` events, errors too."""
+        return self._handle_api.ask("/v1/chat/completions", request, raw_request_info)
+
+    async def completions(
+        self, request: Request, raw_request_info: RawRequestInfo | None = None
+    ) -> Responses:
+        """One `CompletionResponse`; with `stream`, lists of ready `data: {...}` events, errors too."""
+        return self._handle_api.ask("/v1/completions", request, raw_request_info)
+
+    async def responses(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Responses:
+        """One `ResponsesResponse`; with `stream`, lists of ready events, each with its name."""
+        return self._handle_api.ask("/v1/responses", request, raw_request_info)
+
+    async def messages(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Responses:
+        """One `MessagesResponse`; with `stream`, lists of ready events, each with its name."""
+        return self._handle_api.ask("/v1/messages", request, raw_request_info)
+
+    async def embeddings(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Responses:
+        """One `EmbeddingResponse` or `ErrorResponse`; bytes, where `encoding_format` asks for them."""
+        return self._handle_api.ask("/v1/embeddings", request, raw_request_info)
+
+    async def score(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Responses:
+        """One `ScoreResponse` or `ErrorResponse`."""
+        return self._handle_api.ask("/v1/score", request, raw_request_info)
+
+    async def rerank(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Responses:
+        """One `RerankResponse` or `ErrorResponse`."""
+        return self._handle_api.ask("/v1/rerank", request, raw_request_info)
+
+    async def classify(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Responses:
+        """One `ClassificationResponse` or `ErrorResponse`."""
+        return self._handle_api.ask("/classify", request, raw_request_info)
+
+    async def pooling(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Responses:
+        """One `PoolingResponse` or `ErrorResponse`; bytes, where `encoding_format` asks for them."""
+        return self._handle_api.ask("/pooling", request, raw_request_info)
+
+    async def transcriptions(
+        self, request: Request, raw_request_info: RawRequestInfo | None = None
+    ) -> Responses:
+        """One `TranscriptionResponse`, or a text; with `stream`, lists of ready events."""
+        return self._handle_api.ask("/v1/audio/transcriptions", request, raw_request_info)
+
+    async def translations(
+        self, request: Request, raw_request_info: RawRequestInfo | None = None
+    ) -> Responses:
+        """As `transcriptions`, in English."""
+        return self._handle_api.ask("/v1/audio/translations", request, raw_request_info)
+
+    async def tokenize(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Responses:
+        """One `TokenizeResponse` or `ErrorResponse`."""
+        return self._handle_api.ask("/tokenize", request, raw_request_info)
+
+    async def detokenize(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Responses:
+        """One `DetokenizeResponse` or `ErrorResponse`."""
+        return self._handle_api.ask("/detokenize", request, raw_request_info)
+
+    async def generate(
+        self, prompt: Prompt, params: Mapping[str, Any] | None = None, request_id: str | None = None
+    ) -> AsyncGenerator[Delta, None]:
+        """The engine's own `generate`, with the prompt as it is. Yields one `Delta` per engine step."""
+        return await self._handle_api.generate(prompt, params or {}, request_id)
+
+    # -- adapters of this replica
+
+    async def load_adapter(self, name: str, pin: bool = False) -> None:
+        """Loads an adapter into this replica; with `pin` it is never evicted.
+
+        `handle.broadcast("load_adapter", name, pin=True)` reaches every replica that lives now.
+        """
+        await self._handle_api.adapters().load_adapter(name, pin)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unpins and unloads it, once the requests that use it have ended."""
+        await self._handle_api.adapters().unload_adapter(name)
+
+    async def adapters(self) -> list[str]:
+        """Names of the adapters that this replica has loaded."""
+        return list(self._adapters.loaded()) if self._adapters else []
+
+    # -- operations on this replica, with the arguments and errors of `Engine`. `LLMControl` performs them on
+    # all replicas of a model; a later change of the model's desired state replaces what was done here.
+
+    async def sleep(self, **options: Any) -> None:
+        """level: 1 or 2. mode: "wait" or "abort"."""
+        await self.reconciler.perform("sleep", options)
+
+    async def wakeup(self) -> None:
+        await self.reconciler.perform("wakeup", {})
+
+    async def is_sleeping(self) -> bool:
+        return await self.reconciler.perform("is_sleeping", {})
+
+    async def pause(self, **options: Any) -> None:
+        """mode: "keep", "wait" or "abort". clear_cache: whether to empty the prefix cache."""
+        await self.reconciler.perform("pause", options)
+
+    async def resume(self) -> None:
+        await self.reconciler.perform("resume", {})
+
+    async def is_paused(self) -> bool:
+        return await self.reconciler.perform("is_paused", {})
+
+    async def reset_prefix_cache(self) -> None:
+        await self.reconciler.perform("reset_prefix_cache", {})
+
+    async def start_profile(self) -> None:
+        await self.reconciler.perform("start_profile", {})
+
+    async def stop_profile(self) -> None:
+        await self.reconciler.perform("stop_profile", {})
+
+    async def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Results of all workers of this replica. timeout: seconds."""
+        arguments = {"method": method, "timeout": timeout, "args": list(args), "kwargs": dict(kwargs or {})}
+        return await self.reconciler.perform("collective_rpc", arguments)
+
+    async def update_weights(self, **options: Any) -> None:
+        """source: an absolute path that every node sees. version: a name for these weights. mode."""
+        await self.reconciler.perform("update_weights", options)
+
+    async def weights_version(self) -> str:
+        return self.reconciler.weights_version()
 
 
 def _drain_limit_s(config: LLMConfig) -> float:

@@ -19,7 +19,7 @@ from penstock.serve.http.serve_proxy import behind_serve
 from penstock.transport.address import Address
 
 
-class Front:
+class SingleModelGateway:
     """The gateway, and the app before it that Serve's HTTP asks."""
 
     def __init__(self, gateway: Gateway) -> None:
@@ -29,7 +29,7 @@ class Front:
     @classmethod
     async def open(
         cls, config: LLMConfig, gateway_config: GatewayConfig, address: Address, paths: Sequence[str]
-    ) -> Front:
+    ) -> SingleModelGateway:
         """For the one replica at `address`. paths: the server's own."""
         table = Table(address.node_id)
         # Among one there is no choice.
@@ -40,10 +40,10 @@ class Front:
         return cls(gateway)
 
 
-class Through(Response):
+class GatewayResponse(Response):
     """Hands Serve's ASGI conversation to the gateway: Serve lets a `Response` answer for itself."""
 
-    def __init__(self, front: Front) -> None:
+    def __init__(self, front: SingleModelGateway) -> None:
         super().__init__()
         self._app = front.app
 

@@ -27,7 +27,8 @@ from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.http.port_sharing import PortGroup
 from penstock.serve.http.serve_proxy import behind_haproxy, behind_serve
 from penstock.serve.http.server import Port, serve_on
-from penstock.serve.router.traffic_shift import Shifts
+from penstock.serve.router.deployment import RouterDeployment
+from penstock.serve.router.traffic_shift import TrafficShifts
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class LLMRouter:
             gateway, cards, table, unreachable=self._open_network, operate=self._operate, wake=self._wake
         )
         await self.gateway.start()
-        self._shifts = Shifts(table, handles, serve.get_deployment_handle, control.route.remote)
+        self._shifts = TrafficShifts(table, handles, serve.get_deployment_handle, control.routes.remote)
         self._shifts.start()
         for name, handle in self._prefill.items():
             membership.follow(name, handle, functools.partial(table.set_members, name))
@@ -102,7 +103,7 @@ class LLMRouter:
             log.info("%s: a request waits and there is no replica", model_id)
             await self._shifts.handle(model_id).is_sleeping.remote()
         elif model_id in self._turns:
-            await self._control.want.remote(model_id, self.gateway.idle_s())
+            await self._control.wake.remote(model_id, self.gateway.idle_s())
 
     async def _operate(self, operation: str, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Through control. Raises: BadRequest and its like, as control does."""
@@ -137,8 +138,6 @@ class LLMRouter:
             await self.stop()
 
     @classmethod
-    def as_deployment(cls, deployment_options: Mapping[str, Any] | None = None) -> Any:
+    def as_deployment(cls, deployment_options: Mapping[str, Any] | None = None) -> RouterDeployment:
         """A deployment to `.bind([...])` with model applications, configs, or both."""
-        from penstock.serve.deployments import RouterDeployment
-
         return RouterDeployment(cls, dict(deployment_options or {}))

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from penstock.config.derive.serve_options import deployment_name
-from penstock.serve.control.state import FOLLOW_S, WARN_AFTER, Moved
+from penstock.serve.control.state import FOLLOW_S, WARN_AFTER, RouteStatus
 from penstock.serve.fleet import membership
 from penstock.serve.fleet.membership import Members
 from penstock.serve.fleet.replica import Replica
@@ -29,7 +29,7 @@ _AGAIN_S = 1.0
 _FIRST_S = 10.0
 """A gateway that starts waits so long for control before it lets its own application answer."""
 
-Ask = Callable[[str, Mapping[str, Moved], Mapping[str, str], float], Awaitable[Mapping[str, str]]]
+Ask = Callable[[str, Mapping[str, RouteStatus], Mapping[str, str], float], Awaitable[Mapping[str, str]]]
 """Control's `route`: who asks, where its models are, where they shall be as far as it knows, and how long to
 wait for other news, in seconds; gives where they shall be."""
 
@@ -47,7 +47,7 @@ class _Model:
     before: list[Replica] = field(default_factory=list[Replica])
 
 
-class Shifts:
+class TrafficShifts:
     """Of one gateway. Lives on the table's event loop."""
 
     def __init__(self, table: Table, handles: Mapping[str, Any], find: Find, ask: Ask) -> None:
@@ -108,9 +108,9 @@ class Shifts:
                 log.log(level, "Control does not answer (%s: %s); asking again.", type(error).__name__, error)
                 await asyncio.sleep(_AGAIN_S)
 
-    def _told(self) -> dict[str, Moved]:
+    def _told(self) -> dict[str, RouteStatus]:
         return {
-            model: Moved(known.current, sum(replica.in_flight for replica in known.before))
+            model: RouteStatus(known.current, sum(replica.in_flight for replica in known.before))
             for model, known in self._models.items()
         }
 

@@ -66,7 +66,7 @@ def paths(server: type[Any]) -> Mapping[str, str]:
     return {path: name for name, path in found.items() if path is not None}
 
 
-class OwnEndpoints:
+class CustomEndpoints:
     """ASGI before `app`, for the paths of `server`."""
 
     def __init__(self, app: ASGIApp, server: object, config: LLMConfig) -> None:

@@ -1,4 +1,4 @@
-"""A steward brings a real (simulated) engine where it shall be, whatever control's word is like."""
+"""A reconciler brings a real (simulated) engine into the desired state, whatever control sends."""
 
 from __future__ import annotations
 
@@ -14,9 +14,18 @@ from penstock.config import LLMConfig
 from penstock.engine_control import PauseMode
 from penstock.engines.sim.engine import SimEngine
 from penstock.errors import Unsupported
-from penstock.serve.control.state import Actual, Desired, News, Order, Outcome, Told, Weights, due
+from penstock.serve.control.followers import due
+from penstock.serve.control.state import (
+    Actual,
+    Command,
+    DesiredState,
+    Outcome,
+    ReplicaStatus,
+    Update,
+    Weights,
+)
 from penstock.serve.replica import reconciler as module
-from penstock.serve.replica.reconciler import Steward
+from penstock.serve.replica.reconciler import Reconciler
 
 pytestmark = pytest.mark.parity("S25")
 
@@ -24,35 +33,35 @@ pytestmark = pytest.mark.parity("S25")
 class Control:
     """What is desired, and what was told."""
 
-    def __init__(self, desired: Desired) -> None:
+    def __init__(self, desired: DesiredState) -> None:
         self.desired = desired
-        self.orders: list[Order] = []
-        self.told: Told | None = None
+        self.commands: list[Command] = []
+        self.told: ReplicaStatus | None = None
         self.outcomes: dict[int, Outcome] = {}
         self.failures = 0
 
-    async def follow(self, told: Told, wait_s: float) -> News:
+    async def follow(self, told: ReplicaStatus, wait_s: float) -> Update:
         if self.failures:
             self.failures -= 1
             raise ConnectionError("control is restarted")
         self.told = told
         await asyncio.sleep(min(wait_s, 0.01))
-        orders, self.orders = tuple(self.orders), []
-        return News(self.desired, orders)
+        commands, self.commands = tuple(self.commands), []
+        return Update(self.desired, commands)
 
-    async def done(self, order: int, outcome: Outcome) -> None:
-        self.outcomes[order] = outcome
+    async def done(self, command: int, outcome: Outcome) -> None:
+        self.outcomes[command] = outcome
 
     def want(self, **changes: object) -> None:
         version = self.desired.version + 1
         self.desired = msgspec.structs.replace(self.desired, version=version, **changes)
 
-    async def until(self, actual: str, *, error: str = "") -> Told:
-        """What was told once the steward is there."""
+    async def until(self, actual: str, *, error: str = "") -> ReplicaStatus:
+        """What was told once the reconciler is there."""
         async with asyncio.timeout(5):
             while (  # noqa: ASYNC110 - nothing tells of it
                 (told := self.told) is None
-                or told.done != self.desired.version
+                or told.version != self.desired.version
                 or told.actual != actual
                 or error not in told.error
                 or bool(told.error) != bool(error)
@@ -69,8 +78,8 @@ class Restless(SimEngine):
 
 
 class Replica:
-    def __init__(self, engine: SimEngine, steward: Steward, said: list[str]) -> None:
-        self.engine, self.steward, self.said = engine, steward, said
+    def __init__(self, engine: SimEngine, reconciler: Reconciler, said: list[str]) -> None:
+        self.engine, self.reconciler, self.said = engine, reconciler, said
 
 
 @asynccontextmanager
@@ -78,18 +87,18 @@ async def following(control: Control, engine_cls: type[SimEngine] = SimEngine) -
     config = LLMConfig(model_loading_config={"model_id": "m"}, llm_engine="sim")
     engine = engine_cls(config)
     said: list[str] = []
-    steward = Steward(engine, engine.start, lambda: said.append(steward.actual), "r")
-    await steward.start(control.follow)
-    task = asyncio.create_task(steward.follow(control.follow, control.done))
+    reconciler = Reconciler(engine, engine.start, lambda: said.append(reconciler.actual), "r")
+    await reconciler.start(control.follow)
+    task = asyncio.create_task(reconciler.follow(control.follow, control.done))
     try:
-        yield Replica(engine, steward, said)
+        yield Replica(engine, reconciler, said)
     finally:
         task.cancel()
         await engine.stop()
 
 
 async def test_what_is_desired_is_reached_and_told():
-    control = Control(Desired())
+    control = Control(DesiredState())
     async with following(control) as replica:
         await control.until("ready")
         control.want(pause="keep")
@@ -104,22 +113,22 @@ async def test_what_is_desired_is_reached_and_told():
 
 
 async def test_gateways_are_told_before_a_state_that_takes_no_requests_begins():
-    control = Control(Desired())
+    control = Control(DesiredState())
     async with following(control) as replica:
         replica.said.clear()
         asleep_when_told = []
-        tell = replica.steward._tell
-        replica.steward._tell = lambda: (
+        tell = replica.reconciler._tell
+        replica.reconciler._tell = lambda: (
             asleep_when_told.append(replica.engine.control.is_sleeping()),
             tell(),
         )
-        await replica.steward.sleep(1, "wait")
+        await replica.reconciler.sleep(1, "wait")
         assert replica.said == ["asleep", "asleep"]
         assert asleep_when_told == [False, True]
 
 
-async def test_control_is_told_whether_it_sleeps_or_is_only_on_its_way():
-    control, last = Control(Desired()), asyncio.Event()
+async def test_control_is_told_whether_it_sleeps_or_is_only_in_transition():
+    control, last = Control(DesiredState()), asyncio.Event()
 
     class Busy(SimEngine):
         async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
@@ -132,13 +141,13 @@ async def test_control_is_told_whether_it_sleeps_or_is_only_on_its_way():
         async with asyncio.timeout(5):
             while control.told is None or control.told.actual != "asleep":  # noqa: ASYNC110 - nothing tells of it
                 await asyncio.sleep(0.005)
-        assert control.told.on_its_way
+        assert control.told.in_transition
         last.set()
-        assert not (await control.until("asleep")).on_its_way
+        assert not (await control.until("asleep")).in_transition
 
 
 async def test_a_second_order_to_sleep_at_the_same_moment_does_nothing():
-    control, slept = Control(Desired()), []
+    control, slept = Control(DesiredState()), []
 
     class Counting(SimEngine):
         async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
@@ -147,12 +156,12 @@ async def test_a_second_order_to_sleep_at_the_same_moment_does_nothing():
             await super().sleep(level, mode)
 
     async with following(control, Counting) as replica:
-        await asyncio.gather(replica.steward.sleep(1, "wait"), replica.steward.sleep(1, "wait"))
+        await asyncio.gather(replica.reconciler.sleep(1, "wait"), replica.reconciler.sleep(1, "wait"))
     assert slept == [1]
 
 
 async def test_sleep_at_another_level_is_an_error_that_is_told():
-    control = Control(Desired())
+    control = Control(DesiredState())
     async with following(control):
         await control.until("ready")
         control.want(sleep=1)
@@ -164,11 +173,11 @@ async def test_sleep_at_another_level_is_an_error_that_is_told():
 
 
 async def test_one_that_shall_sleep_does_not_start_its_engine_until_it_wakes():
-    control = Control(Desired(version=3, sleep=1))
+    control = Control(DesiredState(version=3, sleep=1))
     async with following(control) as replica:
         await control.until("asleep")
         assert replica.engine.max_model_len() is None
-        assert not replica.steward.begun.is_set()
+        assert not replica.reconciler.started.is_set()
         control.want(sleep=0)
         await control.until("ready")
         assert replica.engine.max_model_len() is not None
@@ -177,8 +186,8 @@ async def test_one_that_shall_sleep_does_not_start_its_engine_until_it_wakes():
 async def test_what_could_not_be_reached_is_told_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(module, "_TRY_AGAIN_S", 0.05)
-    control, folder = Control(Desired()), tmp_path / "weights"
+    monkeypatch.setattr(module, "_RETRY_S", 0.05)
+    control, folder = Control(DesiredState()), tmp_path / "weights"
     async with following(control):
         control.want(weights=Weights(str(folder), "v2"))
         assert (await control.until("ready", error="no folder")).weights == "default"
@@ -186,13 +195,13 @@ async def test_what_could_not_be_reached_is_told_and_tried_again(
         assert (await control.until("ready")).weights == "v2"
 
 
-async def test_orders_are_obeyed_once_and_failures_are_sentences():
-    control = Control(Desired())
+async def test_commands_are_performed_once_and_failures_are_sentences():
+    control = Control(DesiredState())
     async with following(control):
-        control.orders = [
-            Order(1, "is_sleeping", {}),
-            Order(2, "collective_rpc", {"method": "x"}),
-            Order(3, "reset_prefix_cache", {}),
+        control.commands = [
+            Command(1, "is_sleeping", {}),
+            Command(2, "collective_rpc", {"method": "x"}),
+            Command(3, "reset_prefix_cache", {}),
         ]
         async with asyncio.timeout(5):
             while len(control.outcomes) < 3:  # noqa: ASYNC110 - nothing tells of it
@@ -205,8 +214,8 @@ async def test_orders_are_obeyed_once_and_failures_are_sentences():
 
 
 async def test_a_control_that_is_away_is_followed_again(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "_AGAIN_S", 0.01)
-    control = Control(Desired())
+    monkeypatch.setattr(module, "_POLL_AGAIN_S", 0.01)
+    control = Control(DesiredState())
     async with following(control):
         control.failures = 5
         control.want(pause="wait")
@@ -216,8 +225,8 @@ async def test_a_control_that_is_away_is_followed_again(monkeypatch: pytest.Monk
 async def test_control_that_stays_away_is_worth_a_warning_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(module, "_AGAIN_S", 0)
-    control = Control(Desired())
+    monkeypatch.setattr(module, "_POLL_AGAIN_S", 0)
+    control = Control(DesiredState())
     async with following(control):
         control.failures = module.WARN_AFTER - 1
         control.want(pause="wait")
@@ -230,11 +239,13 @@ async def test_control_that_stays_away_is_worth_a_warning_with_the_reason(
     assert "ConnectionError: control is restarted" in caplog.text
 
 
-OTHER = Desired(version=2, weights=Weights("/other", "v2"))
+OTHER = DesiredState(version=2, weights=Weights("/other", "v2"))
 
 
-def told(actual: Actual = "ready", weights: str = "default") -> Told:
-    return Told(replica="a", actual=actual, weights=weights, done=1, desired=Desired(version=1))
+def told(actual: Actual = "ready", weights: str = "default") -> ReplicaStatus:
+    return ReplicaStatus(
+        replica="a", actual=actual, weights=weights, version=1, desired=DesiredState(version=1)
+    )
 
 
 def test_other_weights_wait_while_another_replica_changes():
@@ -249,15 +260,15 @@ def test_other_weights_wait_while_another_replica_changes():
         (OTHER, told("starting")),
         (OTHER, told("asleep")),
         (msgspec.structs.replace(OTHER, sleep=1), told()),
-        (Desired(version=2, pause="keep"), told()),
+        (DesiredState(version=2, pause="keep"), told()),
     ],
 )
-def test_what_costs_nobody_a_replica_waits_for_none(desired: Desired, replica: Told):
+def test_what_costs_nobody_a_replica_waits_for_none(desired: DesiredState, replica: ReplicaStatus):
     assert due(desired, replica, others_change=True) == desired
 
 
 async def test_what_an_engine_cannot_do_does_not_keep_it_from_starting():
-    control = Control(Desired(version=1, pause="keep"))
+    control = Control(DesiredState(version=1, pause="keep"))
     async with following(control, Restless) as replica:
         told = await control.until("ready", error="It never pauses.")
         assert told.desired.version == 1

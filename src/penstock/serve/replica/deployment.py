@@ -1,0 +1,112 @@
+"""A model as a Serve deployment. Its options follow from its config, so they are known when that is bound.
+
+It binds the server class that it is given, and imports none. Nothing is started here.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+from ray import serve
+from ray.serve import Application, Deployment
+
+from penstock.config import GatewayConfig, LLMConfig
+from penstock.config.derive.placement import resolved
+from penstock.config.derive.prefill import halves, prefill_name
+from penstock.config.derive.serve_options import runtime_env, without_secrets
+from penstock.config.schema.deployment import router_options
+from penstock.errors import ConfigError
+from penstock.serve.fleet.membership import FleetRouter
+from penstock.serve.replica import environment, preprocessor
+
+
+class Server(Protocol):
+    """What a deployment needs of a server class."""
+
+    @classmethod
+    def get_deployment_options(cls, llm_config: LLMConfig) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Model:
+    """What an application was bound with. prefill: its prefill replicas, if it has any."""
+
+    config: LLMConfig
+    server: type[Server]
+    prefill: Application | None = None
+
+
+_models: weakref.WeakKeyDictionary[Application, Model] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class ModelDeployment:
+    """A server class with options, to be bound to a config."""
+
+    server: type[Server]
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+    def options(self, **options: Any) -> ModelDeployment:
+        """A copy with these options of `serve.deployment` added."""
+        return ModelDeployment(self.server, {**self.given, **options})
+
+    def bind(self, llm_config: LLMConfig, **arguments: Any) -> Application:
+        """An application that serves this model, by handle, over HTTP, or behind an `LLMRouter`.
+
+        gateway: a `GatewayConfig` for its HTTP; by default one from this process's environment, which
+        replicas may not have.
+        """
+        arguments.setdefault("gateway", GatewayConfig())
+        if (own := preprocessor.application(llm_config)) is not None:
+            arguments = {**arguments, "preprocessor": own}
+        decode, *rest = halves(llm_config)
+        for prefill in rest:
+            published = prefill_name(prefill.model_id)
+            half = self._bind(prefill, published, {**arguments, "role": "prefill"}, name=published)
+            arguments = {**arguments, "prefill": half}
+        application = self._bind(decode, decode.model_id, arguments, **self.given)
+        _models[application] = Model(llm_config, self.server, arguments.get("prefill"))
+        return application
+
+    def _bind(
+        self, config: LLMConfig, published: str, arguments: Mapping[str, Any], **given: Any
+    ) -> Application:
+        """published: the name under which gateways know its replicas."""
+        options = {**self.server.get_deployment_options(config), **given}
+        options |= {
+            "request_router_config": {
+                **router_options(options.get("request_router_config")),
+                "request_router_class": FleetRouter,
+                "request_router_kwargs": {"model_id": published},
+            },
+        }
+        actor, own_secrets = _without_secrets(options.get("ray_actor_options") or {})
+        secrets = {**without_secrets(runtime_env(config, environment.runtime_env()))[1], **own_secrets}
+        bound = resolved(config, environment.nodes()).with_secrets(secrets)
+        return deployment(self.server, {**options, "ray_actor_options": actor}).bind(bound, **arguments)
+
+
+def deployment(server: Any, options: Mapping[str, Any]) -> Deployment:
+    """A class as a deployment of Serve, with these options."""
+    return cast(Deployment, serve.deployment(server)).options(**options)
+
+
+def model_of(application: Application) -> Model:
+    """What an application was bound with. Raises: ConfigError when it does not serve a model."""
+    if application not in _models:
+        raise ConfigError(
+            "LLMRouter was given an application that is not a model. "
+            "Bind models with LLMServer.as_deployment().bind(llm_config), or give their LLMConfigs."
+        )
+    return _models[application]
+
+
+def _without_secrets(actor: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """An actor's options without secret variables, which Serve's state would show; and those variables."""
+    if "runtime_env" not in actor:
+        return dict(actor), {}
+    shown, secrets = without_secrets(actor["runtime_env"])
+    return {**actor, "runtime_env": shown}, secrets

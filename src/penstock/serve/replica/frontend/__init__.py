@@ -1,0 +1,5 @@
+"""What gateways reach of a replica: the ASGI apps before its engine's.
+
+In order: `listener` (sockets), `guard` (authentication, drain, death), `status_link` (reports to gateways),
+`engine_response` (one response), `custom_endpoints` (the user's own paths).
+"""

@@ -1,0 +1,116 @@
+"""The response to one request, between the engine's app and the listener.
+
+It holds the start back until the first body byte: then the engine knows where its time went, for the header
+`Server-Timing`. Errors of an engine that is about to die do not get out. A stream's body goes over the
+multiplexed connection, if there is one; its head and its end go directly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from penstock.asgi import Message, Send
+from penstock.engine_control import DEFAULT_WEIGHTS
+from penstock.request_context import EngineTimings, TimingProbe, shortcut, timing_probe
+from penstock.transport import link
+from penstock.transport.connection import STREAM
+from penstock.transport.multiplexer import Sender
+
+_DYING_S = 0.3  # errors raised within this time before the engine dies are attributed to its death
+_FAILURES = (b'data: {"error"', b"event: error")
+
+
+class EngineResponse:
+    """An ASGI `send` for the engine's app, and the engine's `Shortcut`."""
+
+    __slots__ = (
+        "_arrived_at",
+        "_number",
+        "_probe",
+        "_sender",
+        "_start",
+        "_weights",
+        "direct",
+        "started",
+    )
+
+    def __init__(self, direct: Send, sender: Sender | None, number: int, weights: Callable[[], str]) -> None:
+        """number: of the stream on the multiplexed connection; 0 when the gateway wants none there."""
+        self._weights = weights
+        self._arrived_at = time.monotonic()
+        self._probe = TimingProbe()
+        timing_probe.set(self._probe)
+        shortcut.set(self)
+        self.direct = direct
+        self._sender = sender if number else None
+        self._number = number
+        self._start: Message | None = None
+        self.started = False
+
+    async def send(self, message: Message) -> None:
+        """For the engine's app."""
+        if message["type"] == "http.response.start":
+            self._start = message
+            return
+        start, self._start = self._start, None
+        body: bytes = message.get("body", b"")
+        if body.startswith(_FAILURES) or (start and start["status"] >= 500):
+            await asyncio.sleep(_DYING_S)  # if the engine dies meanwhile, the guard cancels this
+        if start is not None:
+            self.started = True
+            await self.direct({**start, "headers": [*start["headers"], *self._own_headers(start)]})
+        if self._sender is None:
+            await self.direct(message)
+        else:
+            await self._multiplex(self._sender, body, last=not message.get("more_body", False))
+
+    def _own_headers(self, start: Message) -> list[tuple[bytes, bytes]]:
+        fields = [(b"server-timing", self._timing())]
+        if (version := self._weights()) != DEFAULT_WEIGHTS:
+            fields.append((link.WEIGHTS, version.encode()))
+        if self._sender is not None and not self._sender.closed and _is_event_stream(start):
+            self._sender.join(self._number)
+            fields.append((STREAM, b"%d" % self._number))
+        else:
+            self._sender = None
+        return fields
+
+    async def _multiplex(self, sender: Sender, body: bytes, last: bool) -> None:
+        await sender.room(self._number)
+        sender.push(self._number, body, last)
+        if last:
+            await self.direct({"type": "http.response.body", "body": b""})
+
+    def _timing(self) -> bytes:
+        """In milliseconds. front: all but the engine, such as chat template, tokenizer and JSON."""
+        total_s = time.monotonic() - self._arrived_at
+        spent = self._probe.ask() if self._probe.ask is not None else EngineTimings()
+        inside = {"engine-queue": spent.queue_s, "prefill": spent.prefill_s, "decode": spent.decode_s}
+        known = {name: seconds for name, seconds in inside.items() if seconds is not None}
+        parts = {"front": max(0.0, total_s - sum(known.values()))} | known
+        return ", ".join(f"{name};dur={seconds * 1e3:.3f}" for name, seconds in parts.items()).encode()
+
+    def close(self) -> None:
+        """The app has returned."""
+        if self._sender is not None and self.started:
+            self._sender.leave(self._number)
+
+    # -- the engine's shortcut
+
+    @property
+    def open(self) -> bool:
+        return self.started and self._sender is not None
+
+    def push(self, piece: bytes) -> bool:
+        return self._sender is None or self._sender.push(self._number, piece)
+
+    async def room(self) -> None:
+        if self._sender is not None:
+            await self._sender.room(self._number)
+
+
+def _is_event_stream(start: Message) -> bool:
+    kinds = [value for name, value in start["headers"] if name.lower() == b"content-type"]
+    return bool(kinds) and kinds[0].startswith(b"text/event-stream")

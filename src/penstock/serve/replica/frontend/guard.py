@@ -1,0 +1,149 @@
+"""The ASGI app between a replica's listener and its engine's app: authentication, drain, death.
+
+It lets a gateway tell an engine's death from an error: a request whose engine died before its first byte is
+marked for another replica, one whose engine died later is cut off, whatever the engine's app sends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections import Counter
+
+import msgspec
+
+from penstock.asgi import TRUSTED, ASGIApp, Receive, Scope, Send
+from penstock.errors import EngineDead, Error, Unavailable
+from penstock.openai.errors import envelope, headers
+from penstock.request_context import current_replica
+from penstock.serve.http import direct_writer
+from penstock.serve.replica.frontend.engine_response import EngineResponse
+from penstock.serve.replica.frontend.status_link import AdapterNames, StatusLinks, StatusSource
+from penstock.transport import link, multiplexer
+from penstock.transport.address import Address
+from penstock.transport.connection import STREAM
+from penstock.transport.link import ADAPTER
+from penstock.transport.multiplexer import Sender
+
+log = logging.getLogger(__name__)
+
+
+class Guard:
+    """ASGI app around the engine's app."""
+
+    def __init__(self, app: ASGIApp, source: StatusSource, address: Address) -> None:
+        self._app = app
+        self._source = source
+        self._secret = address.secret.encode()
+        self._replica_id = address.replica_id
+        self._refusal: Unavailable | None = None
+        self._open_by_gateway: Counter[bytes] = Counter()
+        self._multiplexers: dict[bytes, Sender] = {}
+        self.links = StatusLinks(source, self._open_elsewhere)
+        self.open: set[asyncio.Task[object]] = set()
+
+    def refuse(self, why: Unavailable) -> None:
+        """New requests are answered 503, marked for another replica."""
+        self._refusal = self._refusal or why
+
+    def end_links(self) -> None:
+        """Every gateway takes this replica for dead."""
+        self.links.end()
+        for sender in self._multiplexers.values():
+            sender.close()
+
+    def die(self, reason: str) -> None:
+        """The engine is dead: ends the links and all open requests."""
+        log.error("The engine died (%s); %d open requests fail.", reason, len(self.open))
+        self._refusal = EngineDead("The engine behind this replica died.")
+        self.end_links()
+        self.cut()
+
+    def cut(self) -> int:
+        """Ends all open requests; returns their number."""
+        tasks = list(self.open)
+        for task in tasks:
+            task.cancel()
+        return len(tasks)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        fields = dict(scope["headers"])
+        if not hmac.compare_digest(fields.get(link.SECRET, b""), self._secret):
+            return await _refuse(send, 403, Unavailable("Only gateways may ask here."), [])
+        if (way_out := direct_writer.of(scope)) is not None:
+            way_out.accept()
+        gateway = fields.get(link.GATEWAY, b"")
+        if scope["path"] == link.PATH:
+            return await self.links.serve(gateway, receive, send)
+        if scope["path"] == multiplexer.PATH:
+            return await self._multiplex(gateway, receive, send)
+        if scope["path"] == link.ADAPTERS_PATH:
+            return await _list(send, self._source.adapters)
+        if self._refusal is not None:
+            return await _turn_away(send, self._refusal, link.UNTOUCHED)
+        scope["headers"] = [field for field in scope["headers"] if _is_for_app(field[0])]
+        scope["extensions"] = {**scope.get("extensions", {}), TRUSTED: {}}
+        current_replica.set(self._replica_id)
+        sender = self._multiplexers.get(gateway)
+        response = EngineResponse(send, sender, int(fields.get(STREAM, 0)), self._source.weights)
+        return await self._pass(gateway, scope, receive, response)
+
+    async def _pass(self, gateway: bytes, scope: Scope, receive: Receive, response: EngineResponse) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.open.add(task)
+        self._open_by_gateway[gateway] += 1
+        try:
+            await self._app(scope, receive, response.send)
+        except asyncio.CancelledError:
+            if self._refusal is None:
+                raise
+            task.uncancel()
+        finally:
+            self.open.discard(task)
+            self._open_by_gateway[gateway] -= 1
+            if not self._open_by_gateway[gateway]:
+                del self._open_by_gateway[gateway]  # else gateways that have ended would stay
+            response.close()
+        if self._refusal is not None and not response.started:
+            await _turn_away(response.direct, self._refusal, link.INTERRUPTED)
+        # uvicorn cuts a response that has started and not ended as soon as this returns.
+
+    async def _multiplex(self, gateway: bytes, receive: Receive, send: Send) -> None:
+        """The multiplexed connection to a gateway, until either side ends it."""
+        sender = self._multiplexers[gateway] = Sender()
+        try:
+            await sender.talk(receive, send)
+        finally:
+            if self._multiplexers.get(gateway) is sender:
+                del self._multiplexers[gateway]
+
+    def _open_elsewhere(self, gateway: bytes) -> int:
+        return len(self.open) - self._open_by_gateway[gateway]
+
+
+def _is_for_app(name: bytes) -> bool:
+    return name == ADAPTER or not name.startswith(b"x-penstock-")
+
+
+async def _list(send: Send, adapters: AdapterNames | None) -> None:
+    try:
+        body = msgspec.json.encode(list(await adapters.listed()) if adapters else [])
+    except Error as error:
+        log.warning("The adapters cannot be listed: %s", error, exc_info=error)
+        await _refuse(send, error.status, error, [])
+        return
+    fields = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": fields})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _turn_away(send: Send, why: Unavailable, state: bytes) -> None:
+    await _refuse(send, why.status, why, [(link.RETRY, state), (b"connection", b"close")])
+
+
+async def _refuse(send: Send, status: int, why: Error, more: list[tuple[bytes, bytes]]) -> None:
+    body = envelope(why)
+    await send({"type": "http.response.start", "status": status, "headers": headers(why, body) + more})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,127 @@
+"""A replica's side of the link: it says hello to each gateway, then reports its state and load."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.asgi import Receive, Send
+from penstock.engine import Load
+from penstock.engine_control import DEFAULT_WEIGHTS
+from penstock.transport import link
+
+
+class AdapterNames(Protocol):
+    """The adapters of a replica."""
+
+    def loaded(self) -> Iterable[str]:
+        """Those in the engine. Cheap: called ten times a second."""
+        ...
+
+    async def listed(self) -> Sequence[str]:
+        """All that a request may name. Raises: Error when their store cannot be read."""
+        ...
+
+
+def _ready() -> link.State:
+    return "ready"
+
+
+def _default_weights() -> str:
+    return DEFAULT_WEIGHTS
+
+
+@dataclass(frozen=True, slots=True)
+class StatusSource:
+    """Callbacks for what a replica reports.
+
+    hello: `model_id`, `max_model_len`, `kv_tokens`. weights: their version. adapters: of a model that takes
+    some. After a change of `hello`, `state` or the loaded adapters, call `notify_links`.
+    """
+
+    load: Callable[[], Load]
+    hello: Callable[[], link.Hello]
+    state: Callable[[], link.State] = _ready
+    weights: Callable[[], str] = _default_weights
+    adapters: AdapterNames | None = None
+
+
+class StatusLinks:
+    """The links to all gateways."""
+
+    def __init__(self, source: StatusSource, elsewhere: Callable[[bytes], int]) -> None:
+        """elsewhere: open requests from other gateways than the given one."""
+        self._source = source
+        self._elsewhere = elsewhere
+        self._draining = False
+        self._ended = False
+        self._changed = asyncio.Event()  # set, and replaced, when there is something to report at once
+
+    def notify(self) -> None:
+        """Reports changes now, instead of within `COALESCE_S`."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def drain(self) -> None:
+        """Gateways send no new requests from now on."""
+        self._draining = True
+        self.notify()
+
+    def end(self) -> None:
+        """Gateways take this replica for dead."""
+        self._ended = True
+        self.notify()
+
+    async def serve(self, gateway: bytes, receive: Receive, send: Send) -> None:
+        """Answers a gateway's request for its link, until either side ends it."""
+        gone = asyncio.create_task(_disconnected(receive))
+        headers = [(b"content-type", b"application/x-ndjson")]
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await self._report_to(gateway, send, gone)
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            gone.cancel()
+
+    async def _report_to(self, gateway: bytes, send: Send, gone: asyncio.Task[None]) -> None:
+        last_hello, last_adapters, last_report, beat_due = None, None, None, 0.0
+        while not gone.done() and not self._ended:
+            changed = self._changed
+            if (hello := self._source.hello()) != last_hello:
+                await _send_line(send, hello)
+                last_hello = hello
+            if self._source.adapters:
+                adapters = link.LoadedAdapters(tuple(sorted(self._source.adapters.loaded())))
+                if adapters != last_adapters:
+                    await _send_line(send, adapters)
+                    last_adapters = adapters
+            report = self._report(gateway)
+            if report != last_report or time.monotonic() >= beat_due:
+                await _send_line(send, report)
+                last_report, beat_due = report, time.monotonic() + link.BEAT_S
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), link.COALESCE_S)
+
+    def _report(self, gateway: bytes) -> link.Report:
+        load = self._source.load()
+        return link.Report(
+            state="draining" if self._draining else self._source.state(),
+            running=load.running,
+            waiting=load.waiting,
+            waiting_tokens=load.waiting_tokens,
+            kv_usage=round(load.kv_usage, 2),
+            elsewhere=self._elsewhere(gateway),
+        )
+
+
+async def _send_line(send: Send, message: link.Message) -> None:
+    await send({"type": "http.response.body", "body": link.line(message), "more_body": True})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,99 @@
+"""The gateway as a Serve deployment, with the control that belongs to it.
+
+It binds the router class that it is given, and imports none. Nothing is started here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+
+from penstock.config import GatewayConfig, LLMConfig
+from penstock.config.derive.server_class import server_class
+from penstock.config.messages.problems import config_error
+from penstock.errors import ConfigError
+from penstock.serve.control.deployment import LLMControl
+from penstock.serve.control.state import NAME
+from penstock.serve.gateway.catalogue import ServedModel
+from penstock.serve.replica.deployment import deployment, model_of
+from penstock.serve.replica.frontend.custom_endpoints import paths
+from penstock.serve.replica.server import LLMServer
+from penstock.serve.routing import registry
+
+_CONTROL: Mapping[str, Any] = {
+    "name": NAME,
+    "num_replicas": 1,
+    "max_ongoing_requests": 1_000_000,  # each replica keeps a call open
+    "ray_actor_options": {"num_cpus": 0},
+    "health_check_period_s": 1.0,
+    "graceful_shutdown_wait_loop_s": 0.2,
+    "graceful_shutdown_timeout_s": 1.0,
+}
+_CLOSING_S = 5.0  # of a gateway's time to shut down: what remains after open requests have ended, or were cut
+_UNLIMITED = 1_000_000  # open requests of one gateway process: the gateway itself admits by model
+
+
+@dataclass(frozen=True)
+class RouterDeployment:
+    """A router class with options, to be bound to its models."""
+
+    router: type[Any]
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+    def options(self, **options: Any) -> RouterDeployment:
+        """A copy with these options of `serve.deployment` added."""
+        return RouterDeployment(self.router, {**self.given, **options})
+
+    def bind(
+        self, models: Sequence[Application | LLMConfig], gateway: GatewayConfig | None = None
+    ) -> Application:
+        """An application that serves all `models`: applications from `as_deployment().bind(...)`, or configs.
+
+        Raises: ConfigError for two models of one id, an application that does not serve a model, or a routing
+        policy that cannot be loaded.
+        """
+        applications = [_application(model) for model in models]
+        known = [model_of(application) for application in applications]
+        configs = [model.config for model in known]
+        _refuse_duplicates([config.model_id for config in configs])
+        if problems := registry.problems(configs):
+            raise config_error(problems)
+        front = gateway or GatewayConfig()
+        scaling = self.given.get("autoscaling_config") or {}
+        if isinstance(most := self.given.get("num_replicas") or scaling.get("max_replicas"), int):
+            front = front.model_copy(update={"processes": most})
+        options: dict[str, Any] = {
+            "name": "LLMRouter",
+            **({} if "autoscaling_config" in self.given else {"num_replicas": front.processes}),
+            "max_ongoing_requests": _UNLIMITED,
+            "ray_actor_options": {"num_cpus": 0},
+            "health_check_period_s": 1.0,
+            "graceful_shutdown_timeout_s": 20.0 + _CLOSING_S,
+            "graceful_shutdown_wait_loop_s": 0.2,
+            # In an update the new gateway opens the port before the old one leaves it.
+            "max_surge_percent": 100,
+            **self.given,
+        }
+        drain_s = max(0.0, options["graceful_shutdown_timeout_s"] - _CLOSING_S)
+        cards = [ServedModel.of(model.config, paths=tuple(paths(model.server))) for model in known]
+        prefill = {model.config.model_id: model.prefill for model in known if model.prefill is not None}
+        control = deployment(LLMControl, _CONTROL).bind()
+        router = deployment(serve.ingress()(self.router), options)
+        return router.bind(applications, cards, front, control, drain_s, prefill)
+
+
+def _application(model: Application | LLMConfig) -> Application:
+    if isinstance(model, LLMConfig):
+        # No gateway config: only the router has one, and a change of it must not restart engines.
+        return server_class(model, LLMServer).as_deployment().bind(model, gateway=None)
+    return model
+
+
+def _refuse_duplicates(ids: Sequence[str]) -> None:
+    twice = sorted({model_id for model_id in ids if ids.count(model_id) > 1})
+    if twice:
+        raise ConfigError(f"Model ids must differ; {', '.join(map(repr, twice))} is used more than once.")
