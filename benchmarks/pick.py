@@ -74,7 +74,7 @@ def measure(name: str, table: Table, what: str, times: int, adapters: bool = Fal
         if pick is not None:
             if learn is not None:
                 learn(asked, pick.replica, now)
-            table.give_back(table.take(pick.replica, asked.tokens, adapter))
+            table.release(table.acquire(pick.replica, asked.tokens, adapter))
 
     spent = sorted(_timed(one, bodies, times))
     p99 = spent[int(0.99 * len(spent))]

@@ -18,7 +18,7 @@ from benchmarks.slots import Slots
 from penstock.engines.sim.batch import Batch, Sequence
 from penstock.engines.sim.options import SimOptions
 from penstock.engines.sim.reply import Reply
-from penstock.serve.fleet.replica import Replica, Taken
+from penstock.serve.fleet.replica import Lease, Replica
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway import body
 from penstock.serve.gateway.catalogue import Catalogue, ServedModel
@@ -86,7 +86,7 @@ class _Request(Sequence):
 
     turns: Iterator[Turn] = field(kw_only=True)
     gateway: Gateway = field(kw_only=True)
-    place: Taken = field(kw_only=True)
+    place: Lease = field(kw_only=True)
 
     @property
     def adapter(self) -> str:
@@ -110,7 +110,7 @@ class Gateway:
             self.table.hello(replica, hello)
             self.table.report(replica, link.Report())
 
-    def send(self, content: bytes, now: float) -> Taken | None:
+    def send(self, content: bytes, now: float) -> Lease | None:
         """A place for the request, as the gateway's line takes it; None when all are at their limit."""
         fields = body.fields(content)
         _, adapter = self._catalogue.resolve(fields.model)
@@ -118,7 +118,7 @@ class Gateway:
         pick = self._policy.pick(asked, self.table.candidates(MODEL_ID), now)
         if pick is None:
             return None
-        place = self.table.take(pick.replica, max(0, asked.tokens - pick.saved_tokens), adapter)
+        place = self.table.acquire(pick.replica, max(0, asked.tokens - pick.saved_tokens), adapter)
         if self._learns is not None:
             self._learns.sent(asked, pick.replica, now)
         return place
@@ -262,7 +262,7 @@ class Fleet:
     def _ended(self, engine: _Engine, request: _Request) -> None:
         self._tally.requests += 1
         engine.open[request.gateway] -= 1
-        request.gateway.table.give_back(request.place)
+        request.gateway.table.release(request.place)
         if request.adapter:
             engine.slots.leave(request.adapter)
         if turn := next(request.turns, None):

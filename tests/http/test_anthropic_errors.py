@@ -36,10 +36,10 @@ async def test_a_full_line_is_a_rate_limit(served: Served):
     replica = await served.replica("m")
     await served.gateway(ServedModel("m", created=1, max_ongoing_requests=1, max_queued_requests=0))
     await served.until_ready("m", replica.address)
-    place = served.table.take(served.table.ready("m")[0])
+    place = served.table.acquire(served.table.ready("m")[0])
     with pytest.raises(anthropic.RateLimitError) as raised:
         await client(served).messages.create(**ASKED)
-    served.table.give_back(place)
+    served.table.release(place)
     assert raised.value.body["error"]["type"] == "rate_limit_error"
     assert raised.value.response.headers["retry-after"]
 

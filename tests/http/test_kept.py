@@ -125,7 +125,7 @@ async def test_it_waits_for_room_in_the_replica_that_keeps_it(served: Served):
         keeper = next(keeper for keeper in keepers if made["id"] in keeper.kept)
         replica = next(r for r in served.table.ready("m") if r.id in made["id"])
         served.table.limit("m", 1)
-        place = served.table.take(replica)
+        place = served.table.acquire(replica)
         told = len(keeper.asked)
         waiting = asyncio.create_task(http.get(f"/v1/responses/{made['id']}"))
         await until(lambda: len(served.line("m")) == 1)

@@ -67,7 +67,7 @@ async def test_loads_are_counted(served: Served):
     for names in ({"poet", "clerk"}, {"poet"}, {"poet", "pilot"}):
         slots.names = names
         listener.notify_links()
-        await until(lambda names=names: served.table.candidates("m").holders.places == len(names))
+        await until(lambda names=names: served.table.candidates("m").holders.loaded_count == len(names))
     async with served.http() as http:
         lines = (await http.get("/metrics")).text.splitlines()
     assert 'penstock_adapters_loaded{model="m"} 2.0' in lines

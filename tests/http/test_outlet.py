@@ -180,4 +180,4 @@ async def test_nothing_is_written_to_a_replica_whose_connection_closes():
     connection.connection_made(Closing())
     connection.finished = True
     assert not connection.reusable
-    connection.say(b"stop 1\n")
+    connection.write(b"stop 1\n")

@@ -7,7 +7,7 @@ import pytest
 from served import Served, chat, until
 
 from penstock.transport.connection import STREAM, Connection
-from penstock.transport.multiplexer import Receiver, Sender
+from penstock.transport.multiplexer import StreamReceiver, StreamSender
 
 SSE = [(b"content-type", b"text/event-stream")]
 CHAT = "/v1/chat/completions"
@@ -36,9 +36,9 @@ class Steps:
 def carried(monkeypatch) -> list[bytes]:
     """What came on trunks, in the pieces in which it was read."""
     pieces: list[bytes] = []
-    follow = Receiver.follow
+    follow = StreamReceiver.follow
 
-    async def noted(self: Receiver, carrier: Connection, *words: str) -> None:
+    async def noted(self: StreamReceiver, carrier: Connection, *words: str) -> None:
         read = carrier.read
 
         async def note() -> bytes:
@@ -48,7 +48,7 @@ def carried(monkeypatch) -> list[bytes]:
         monkeypatch.setattr(carrier, "read", note)
         await follow(self, carrier, *words)
 
-    monkeypatch.setattr(Receiver, "follow", noted)
+    monkeypatch.setattr(StreamReceiver, "follow", noted)
     return pieces
 
 
@@ -64,7 +64,7 @@ async def numbers(http: httpx.AsyncClient) -> list[str]:
 async def until_trunk(served: Served) -> None:
     """The link tells that a replica is ready, the trunk follows it."""
     pools = served._gateway._fleet._pools.values()
-    await until(lambda: pools and all(pool.trunk._carrier is not None for pool in pools))
+    await until(lambda: pools and all(pool.multiplexer._carrier is not None for pool in pools))
 
 
 async def test_streams_arrive_whole_and_in_order_many_in_a_piece(served: Served, carried: list[bytes]):
@@ -111,7 +111,7 @@ async def test_a_client_that_does_not_read_stops_its_own_stream_alone(served: Se
         request = http.build_request("POST", CHAT, json=chat(stream=True), headers={"x-slow": "1"})
         answer = await http.send(request, stream=True)
         pool = next(iter(served._gateway._fleet._pools.values()))
-        await until(lambda: any(connection.paused for connection in pool.trunk._streams.values()))
+        await until(lambda: any(connection.paused for connection in pool.multiplexer._streams.values()))
         sent = slow.sent
         assert await numbers(http) == [*map(str, range(50)), "[DONE]"]
         assert slow.sent - sent < 5
@@ -131,8 +131,8 @@ async def test_a_client_that_leaves_frees_its_stream(served: Served):
             "POST", CHAT, json=chat(stream=True, max_tokens=5000, ignore_eos=True)
         ) as answer:
             await anext(answer.aiter_lines())
-            assert pool.trunk._streams
-        await until(lambda: not pool.trunk._streams)
+            assert pool.multiplexer._streams
+        await until(lambda: not pool.multiplexer._streams)
         await until(lambda: not served.table.ready("m")[0].in_flight)
 
 
@@ -146,7 +146,7 @@ async def test_a_trunk_that_breaks_ends_its_streams_with_an_error_and_comes_back
         async with http.stream("POST", CHAT, json=long) as answer:
             lines = answer.aiter_lines()
             told = [await anext(lines)]
-            pool.trunk._carrier.abort()
+            pool.multiplexer._carrier.abort()
             told += [line async for line in lines]
         assert any('"error"' in line for line in told)
         assert not any("[DONE]" in line for line in told)
@@ -181,7 +181,7 @@ async def test_without_a_trunk_streams_come_on_their_own_connections(served: Ser
         await send({"type": "http.response.start", "status": 404, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    monkeypatch.setattr(Sender, "talk", refuse)  # as a replica of an older version would
+    monkeypatch.setattr(StreamSender, "serve", refuse)  # as a replica of an older version would
     await served.gateway("m")
     await served.app(Steps(30))
     async with served.http() as http:
@@ -202,5 +202,5 @@ async def test_a_replica_that_leaves_finishes_its_streams_and_then_its_trunk_end
             served.remove("m", replica.address)
             told += [line async for line in lines]
     assert "data: [DONE]" in told
-    await until(lambda: pool.trunk._carrier is None)
-    await until(lambda: not served._gateway._fleet._carrying)
+    await until(lambda: pool.multiplexer._carrier is None)
+    await until(lambda: not served._gateway._fleet._multiplexing)

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from penstock.serve.fleet.replica import REQUEST_TOKENS, Replica, Taken
+from penstock.serve.fleet.replica import REQUEST_TOKENS, Lease, Replica
 from penstock.serve.fleet.table import Table
 from penstock.serve.routing import RoutingRequest, policy
 from penstock.serve.routing.adapter_affinity import LOAD_TOKENS
@@ -43,15 +43,15 @@ class Gateway:
     def replicas(self) -> list[Replica]:
         return list(self.table.members("m"))
 
-    def send(self, adapter: str) -> Taken:
+    def send(self, adapter: str) -> Lease:
         pick = self.policy.pick(RoutingRequest(adapter), self.table.candidates("m"), 0.0)
         assert pick is not None
-        return self.table.take(pick.replica, 0, adapter)
+        return self.table.acquire(pick.replica, 0, adapter)
 
     def went_to(self, adapter: str) -> Replica:
         """Where a request goes that ends at once."""
         taken = self.send(adapter)
-        self.table.give_back(taken)
+        self.table.release(taken)
         return taken.replica
 
     def load(self, replica: Replica, *adapters: str) -> None:
@@ -164,9 +164,9 @@ def test_an_adapter_that_is_asked_for_counts_as_there_until_all_its_requests_hav
     holders = gateway.table.candidates("m").holders
     taken = [gateway.send("poet") for _ in range(2)]
     gateway.load(taken[0].replica, "clerk")  # another one is loaded meanwhile
-    gateway.table.give_back(taken[0])
+    gateway.table.release(taken[0])
     assert taken[0].replica in holders.of("poet")
-    gateway.table.give_back(taken[1])
+    gateway.table.release(taken[1])
     assert not holders.of("poet")
 
 
@@ -176,7 +176,7 @@ def test_a_replica_that_is_gone_has_no_adapters():
     taken = gateway.send("poet")
     gateway.load(taken.replica, "clerk")
     gateway.table.set_members("m", {})
-    gateway.table.give_back(taken)
+    gateway.table.release(taken)
     assert not holders.of("poet")
     assert not holders.of("clerk")
 

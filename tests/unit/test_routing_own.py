@@ -92,7 +92,7 @@ def test_it_cannot_pick_a_replica_without_room(table: Table):
     full = table.members("m")[0]
     own = UserPolicy(Stubborn(full))
     assert own.pick(RoutingRequest(), table.candidates("m"), 0.0) == Pick(full)
-    table.take(full)
+    table.acquire(full)
     pick = own.pick(RoutingRequest(), table.candidates("m"), 0.0)
     assert pick is not None
     assert (pick.replica is full, pick.why) == (False, "fault")

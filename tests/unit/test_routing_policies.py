@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.config.schema.routing import POLICIES
-from penstock.serve.fleet.replica import Replica, Taken, Tried
+from penstock.serve.fleet.replica import Lease, Replica, Tried
 from penstock.serve.fleet.table import Table
 from penstock.serve.routing import Pick, Policy, RoutingRequest, policy
 from penstock.serve.routing.load_bounds import ALWAYS, OVER_SHARE
@@ -54,17 +54,17 @@ class Gateway:
     def pick(self, asked: RoutingRequest, tried: Tried | None = None) -> Pick | None:
         return self.policy.pick(asked, self.table.candidates("m", tried), self.now)
 
-    def send(self, asked: RoutingRequest) -> Taken:
+    def send(self, asked: RoutingRequest) -> Lease:
         pick = self.pick(asked)
         assert pick is not None
         if isinstance(self.policy, Learns):
             self.policy.sent(asked, pick.replica, self.now)
-        return self.table.take(pick.replica, max(0, asked.tokens - pick.saved_tokens))
+        return self.table.acquire(pick.replica, max(0, asked.tokens - pick.saved_tokens))
 
     def went_to(self, asked: RoutingRequest) -> str:
         """Where a request goes that ends at once."""
         place = self.send(asked)
-        self.table.give_back(place)
+        self.table.release(place)
         return place.replica.id
 
 
@@ -92,7 +92,7 @@ def test_nobody_is_picked_where_nobody_has_room(name):
     gateway = Gateway(name, "a", "b", limit=1)
     taken = [gateway.send(prompt("hot")) for _ in range(2)]
     assert gateway.pick(prompt("hot")) is None
-    gateway.table.give_back(taken[0])
+    gateway.table.release(taken[0])
     assert gateway.went_to(prompt("hot")) == taken[0].replica.id
 
 
@@ -125,7 +125,7 @@ def test_the_only_one_with_room_is_found_among_a_thousand(name):
     free = gateway.replica("replica-700")
     for replica in gateway.table.members("m"):
         if replica is not free:
-            gateway.table.take(replica)
+            gateway.table.acquire(replica)
     assert gateway.went_to(RoutingRequest("poet", "ann", 100)) == free.id
 
 

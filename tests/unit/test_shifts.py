@@ -63,15 +63,15 @@ async def test_a_move_waits_for_what_the_replicas_before_it_have_open(monkeypatc
         await there.until_followed("own")
         there.runs("own", "old")
         (old,) = there.table.ready("m")
-        before = there.table.take(old)
+        before = there.table.acquire(old)
         there.wanted = {"m": "next"}
         await there.until_followed("next")
         there.runs("next", "new")
         await there.until("next", 1)
         (new,) = there.table.ready("m")
         assert new.id == "new"
-        there.table.give_back(before)
-        there.table.take(new)
+        there.table.release(before)
+        there.table.acquire(new)
         await there.until("next", 0)
     finally:
         shifts.close()

@@ -90,11 +90,11 @@ def test_of_two_the_less_busy_is_picked():
 def test_a_full_replica_is_never_picked():
     made, (a, b) = speaking("a", "b")
     made.limit("m", 2)
-    taken = [made.take(a), made.take(a)]
+    taken = [made.acquire(a), made.acquire(a)]
     assert {pick(made) for _ in range(20)} == {b}
-    taken += [made.take(b), made.take(b)]
+    taken += [made.acquire(b), made.acquire(b)]
     assert pick(made) is None
-    made.give_back(taken[0])
+    made.release(taken[0])
     assert pick(made) is a
 
 
@@ -102,7 +102,7 @@ def test_the_only_one_with_room_is_found_among_many():
     made, replicas = speaking(*(f"r{i}" for i in range(100)))
     made.limit("m", 1)
     for replica in replicas[:-1]:
-        made.take(replica)
+        made.acquire(replica)
     assert pick(made) is replicas[-1]
 
 
@@ -119,12 +119,12 @@ def test_what_was_started_since_the_last_report_counts():
     made, (a, b) = speaking("a", "b")
     made.report(a, Report(running=2))
     made.report(b, Report(running=3))
-    taken = [made.take(a), made.take(a)]
+    taken = [made.acquire(a), made.acquire(a)]
     assert (a.busy, b.busy, made.candidates("m").busy) == (4, 3, 7)
     made.report(a, Report(running=4))
     assert a.busy == 4
     for place in taken:
-        made.give_back(place)
+        made.release(place)
     assert (a.busy, made.candidates("m").busy) == (2, 5)
 
 
@@ -134,7 +134,7 @@ def test_load_spreads_evenly_over_many():
     for _ in range(5000):
         picked = pick(made)
         assert picked is not None
-        made.take(picked)
+        made.acquire(picked)
     assert max(r.in_flight for r in replicas) - min(r.in_flight for r in replicas) <= 6
 
 
@@ -170,12 +170,12 @@ def test_watchers_hear_of_members_before_and_after_they_watch():
 def test_tokens_sent_since_the_last_report_count_and_are_taken_back_only_from_what_they_were_added_to():
     made, (a,) = speaking("a")
     made.report(a, Report(waiting_tokens=500))
-    first, second = made.take(a, 100), made.take(a, 10)
+    first, second = made.acquire(a, 100), made.acquire(a, 10)
     assert a.load_tokens == 610 + 2 * REQUEST_TOKENS
-    made.give_back(second)
+    made.release(second)
     assert a.load_tokens == 600 + REQUEST_TOKENS
     made.report(a, Report(running=1, waiting_tokens=0))
-    made.give_back(first)
+    made.release(first)
     assert a.load_tokens == 0
 
 

@@ -1,1 +1,5 @@
-"""How a replica is reached, by gateways and by batch: its address, one connection, the link."""
+"""How gateways and batch jobs reach a replica.
+
+In order: `address` (of its listener), `headers` (which fields pass), `connection` and `pool` (HTTP/1.1),
+`multiplexer` (all streams over one connection), `link` (the replica's reports).
+"""

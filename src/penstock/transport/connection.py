@@ -1,9 +1,9 @@
 """One HTTP/1.1 connection from a gateway to a replica's listener; it carries one exchange at a time.
 
-It sits between the relay, which reads from it, and the socket. Per piece it only moves bytes: the parser
-finds where the body is, nothing looks inside. It knows neither tables nor clients.
+It sits between the relay, which reads from it, and the socket. It only moves bytes: the parser finds the
+body, nothing looks inside. It knows neither tables nor clients.
 
-To `read` costs a future and a task's step for each piece; `pour` hands it on in the socket's own callback.
+`read` costs a future and a task's step for each piece; `read_into` passes it on in the socket's own callback.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from penstock.transport.address import Address
 
 _HIGH_WATER_BYTES = 64 * 1024  # unread; above it the socket is not read, so a slow client costs no memory
 _CONNECT_S = 3.0
-# A peer node that vanished without a word is noticed by the kernel: probes after 5 s, gone after 20 s.
+# The kernel notices a peer node that vanished: probes after 5 s, gone after 20 s.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 _USER_TIMEOUT_MS = 20_000
 
 STREAM = b"x-penstock-stream"
-"""On a request: the number under which its stream may come on the trunk. On the answer: it comes there."""
+"""Header of a request: the id under which its stream may be multiplexed. In the response: it is."""
 
 Headers = list[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Status and headers of an answer; names are in lower case."""
+    """Status and headers of a response; names are in lower case."""
 
     status: int
     headers: Headers
@@ -43,14 +43,14 @@ class Head:
 
 
 class Connection(asyncio.Protocol):
-    """Ask with `request`, then `await head()`, then `await read()` until it gives nothing.
+    """Call `request`, then `await head()`, then `await read()` until it returns nothing.
 
     Raises: ConnectionError from `head` and `read` when the replica ends it, or does not speak HTTP.
     """
 
     def __init__(self, lost: Callable[[Connection], None]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._tell_lost = lost
+        self._on_lost = lost
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._broken: ConnectionError | None = None
@@ -64,11 +64,11 @@ class Connection(asyncio.Protocol):
         self._open = False  # an exchange is under way
         self._hold: Callable[[int, bool], None] | None = None
         self._held = False
-        self._riding = False  # the answer's body comes on the trunk
-        self._ridden = False  # ... and has come
-        self._own_ended = False
-        self._stranded = False
-        self.rides = 0
+        self._multiplexed = False  # the body comes over the multiplexed connection
+        self._stream_ended = False  # ... and has come
+        self._message_ended = False
+        self._detached = False
+        self.stream_id = 0
         self.finished = False
         self.exchanges = 0
         self.idle_since = 0.0
@@ -76,47 +76,47 @@ class Connection(asyncio.Protocol):
     # -- for the relay
 
     def request(self, head: bytes, body: bytes | bytearray = b"") -> None:
-        """Sends a request; the one before it must have finished."""
+        """Sends a request; the previous one must have finished."""
         assert self._transport is not None
         self._headers, self._head = [], None
         self._open, self.finished = True, False
-        self._riding = self._ridden = self._own_ended = False
+        self._multiplexed = self._stream_ended = self._message_ended = False
         self.exchanges += 1
         self._transport.writelines([head, body] if body else [head])
 
     async def head(self) -> Head:
-        """The answer's status and headers."""
+        """The response's status and headers."""
         while self._head is None:
-            await self._news()
+            await self._event()
         return self._head
 
     async def read(self) -> bytes:
-        """All body bytes that are here, at least one; nothing when the answer has ended."""
+        """All body bytes that have arrived, at least one; nothing when the response has ended."""
         while not self._pieces and not self.finished:
-            await self._news()
+            await self._event()
         piece = self._unread()
-        self.go_on()
+        self.resume()
         return piece
 
-    async def pour(self, sink: Callable[[bytes], bool]) -> None:
-        """Calls `sink` with body bytes as they come, until the answer has ended; the last are for `read`.
+    async def read_into(self, sink: Callable[[bytes], bool]) -> None:
+        """Calls `sink` with body bytes as they arrive, until the end; the last ones are left for `read`.
 
-        When `sink` gives False, nothing more is read from the replica until `go_on`.
+        When `sink` returns False, nothing more is read from the replica until `resume`.
         """
         self._sink = sink
         try:
             if self._pieces and not self.finished:
-                self._spill()
+                self._flush()
             while not self.finished:
-                await self._news()
+                await self._event()
         finally:
             self._sink = None
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Reads from the replica again."""
         if self._held and self._hold is not None:
             self._held = False
-            self._hold(self.rides, False)
+            self._hold(self.stream_id, False)
         if self._paused:
             self._paused = False
             if self._transport is not None and self._broken is None:
@@ -124,17 +124,17 @@ class Connection(asyncio.Protocol):
 
     @property
     def heard(self) -> bool:
-        """Whether an answer to the request has begun."""
+        """Whether the response has begun."""
         return self._head is not None
 
     @property
     def exhausted(self) -> bool:
-        """Whether the answer has ended and all of it was read."""
+        """Whether the response has ended and all of it was read."""
         return self.finished and not self._pieces
 
     @property
     def reusable(self) -> bool:
-        """Whether another request may follow: what is left unread would be taken for its answer."""
+        """Whether another request may follow: unread bytes would be taken for its response."""
         return (
             self.exhausted
             and self._broken is None
@@ -145,7 +145,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def paused(self) -> bool:
-        """Whether the replica is held back because the reader is behind."""
+        """Whether the replica must wait because the reader is behind."""
         return self._paused or self._held
 
     @property
@@ -153,44 +153,44 @@ class Connection(asyncio.Protocol):
         """Body bytes held for the reader."""
         return self._unread_bytes
 
-    def say(self, piece: bytes) -> None:
-        """Sends more of a request whose body has no end yet."""
+    def write(self, piece: bytes) -> None:
+        """Sends more of the body of a request that has not ended."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(piece)
 
     def abort(self) -> None:
-        """Ends it at once; the replica takes an unfinished request for abandoned."""
+        """Closes it at once; the replica takes an unfinished request for abandoned."""
         if self._transport is not None:
             self._transport.abort()
 
-    # -- for the trunk
+    # -- for the multiplexer
 
-    def ride(self, number: int, hold: Callable[[int, bool], None]) -> None:
-        """The next answer's body may come by `take`. hold: told `number`, and whether it is to pause."""
-        self.rides, self._hold, self._held, self._stranded = number, hold, False, False
+    def attach(self, number: int, hold: Callable[[int, bool], None]) -> None:
+        """The next body may come by `feed`. hold: called with `number`, and whether the stream must pause."""
+        self.stream_id, self._hold, self._held, self._detached = number, hold, False, False
 
-    def take(self, piece: bytes, last: bool) -> None:
-        """A piece of the answer's body that came on the trunk."""
+    def feed(self, piece: bytes, last: bool) -> None:
+        """A piece of the body that came over the multiplexed connection."""
         if last:
-            self._ridden = True
+            self._stream_ended = True
             self._finish()
         if piece:
             self.on_body(piece)
         if self._sink is not None and not self.finished:
             if self._pieces:
-                self._spill()
+                self._flush()
             return
         if self._unread_bytes > _HIGH_WATER_BYTES:
-            self._hold_back()
+            self._hold_stream()
         self._wake()
 
-    def strand(self) -> None:
-        """The trunk has ended: a body that comes on it is lost."""
-        self._stranded = True
-        if self._riding and not self._ridden:
-            self._fail("the replica's trunk has ended")
+    def detach(self) -> None:
+        """The multiplexed connection has ended: a body that it carries is lost."""
+        self._detached = True
+        if self._multiplexed and not self._stream_ended:
+            self._fail("the replica's multiplexed connection has ended")
 
-    async def _news(self) -> None:
+    async def _event(self) -> None:
         if self._broken is not None:
             raise self._broken
         self._waiter = self._loop.create_future()
@@ -208,12 +208,12 @@ class Connection(asyncio.Protocol):
         self._unread_bytes = 0
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def _spill(self) -> None:
+    def _flush(self) -> None:
         assert self._sink is not None
         if self._sink(self._unread()):
-            self.go_on()
-        elif self._riding:
-            self._hold_back()
+            self.resume()
+        elif self._multiplexed:
+            self._hold_stream()
         else:
             self._pause()
 
@@ -222,13 +222,13 @@ class Connection(asyncio.Protocol):
             self._paused = True
             self._transport.pause_reading()
 
-    def _hold_back(self) -> None:
+    def _hold_stream(self) -> None:
         if not self._held and self._hold is not None:
             self._held = True
-            self._hold(self.rides, True)
+            self._hold(self.stream_id, True)
 
     def _finish(self) -> None:
-        if self._own_ended and (self._ridden or not self._riding):
+        if self._message_ended and (self._stream_ended or not self._multiplexed):
             self._open, self.finished = False, True
 
     # -- for the event loop
@@ -244,7 +244,7 @@ class Connection(asyncio.Protocol):
             return
         if self._sink is not None and not self.finished:
             if self._pieces:
-                self._spill()
+                self._flush()
             return
         if self._unread_bytes > _HIGH_WATER_BYTES:
             self._pause()
@@ -254,7 +254,7 @@ class Connection(asyncio.Protocol):
         if self._broken is None:
             self._broken = ConnectionResetError(str(exc) if exc else "the replica closed the connection")
         self._wake()
-        self._tell_lost(self)
+        self._on_lost(self)
 
     def _fail(self, reason: str) -> None:
         self._broken = ConnectionAbortedError(reason)
@@ -265,26 +265,26 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if not self._open:
-            raise ConnectionAbortedError("an answer without a request")
+            raise ConnectionAbortedError("a response without a request")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self._head = Head(self._parser.get_status_code(), self._headers)
-        self._riding = self._hold is not None and self._head.header(STREAM) is not None
-        if self._riding and self._stranded:
-            self._fail("the replica's trunk has ended")
+        self._multiplexed = self._hold is not None and self._head.header(STREAM) is not None
+        if self._multiplexed and self._detached:
+            self._fail("the replica's multiplexed connection has ended")
 
     def on_body(self, body: bytes) -> None:
         self._pieces.append(body)
         self._unread_bytes += len(body)
 
     def on_message_complete(self) -> None:
-        self._own_ended = True
+        self._message_ended = True
         self._finish()
         if not self._parser.should_keep_alive():
-            self._broken = ConnectionAbortedError("the replica keeps this connection no longer")
+            self._broken = ConnectionAbortedError("the replica closes this connection")
 
 
 async def connect(address: Address, node_id: str, lost: Callable[[Connection], None]) -> Connection:

@@ -1,4 +1,4 @@
-"""Which header fields pass between client and replica, and which stay with us."""
+"""Which header fields pass between client and replica, and which the gateway removes or adds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer"
     b" transfer-encoding upgrade".split()
 )
-# The client's credentials are for us; the length is written anew; Expect was answered by our own server.
+# Credentials are for the gateway; it writes the length itself and has answered Expect.
 _NOT_TO_REPLICA = _HOP_BY_HOP | {
     REQUEST_ID,
     b"host",
@@ -33,16 +33,16 @@ _VALID_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}")
 
 
 def request_id(given: bytes | None) -> str:
-    """The client's own id if it is fit for logs and headers, else a new one."""
+    """The client's own id if it is valid in logs and headers, else a new one."""
     if given is not None and _VALID_ID.fullmatch(given):
         return given.decode()
     return uuid.uuid4().hex
 
 
 def to_replica(method: str, target: bytes, client: Headers, own: Headers, body_bytes: int) -> bytes:
-    """Head of the request to a replica: the client's fields that pass, then our own.
+    """Head of the request to a replica: the client's fields that pass, then the gateway's.
 
-    Raises: BadRequest when a field would end its line; servers that speak HTTP never hand us one.
+    Raises: BadRequest for a line break in a field; no HTTP parser passes one.
     """
     named = _named_in_connection(client)
     fields = [
@@ -62,7 +62,7 @@ def to_replica(method: str, target: bytes, client: Headers, own: Headers, body_b
 
 
 def of_handle(given: Mapping[str, str]) -> dict[str, str]:
-    """What passes of the fields that a call by handle brings: those of a client, and its request's id."""
+    """Fields of a call by handle that pass: as from a client, and the request id."""
     passing: dict[str, str] = {}
     for name, value in given.items():
         lower = name.lower().encode("latin-1", "replace")
@@ -72,7 +72,7 @@ def of_handle(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def own(secret: str, gateway_id: str, request_id: str, adapter: str = "") -> Headers:
-    """What only a gateway can say to a replica."""
+    """Fields that only a gateway may send to a replica."""
     fields = [
         (link.SECRET, secret.encode()),
         (link.GATEWAY, gateway_id.encode()),
@@ -82,7 +82,7 @@ def own(secret: str, gateway_id: str, request_id: str, adapter: str = "") -> Hea
 
 
 def to_client(replica: Headers) -> Headers:
-    """The replica's fields that pass."""
+    """The replica's fields that pass to the client."""
     return [field for field in replica if field[0] not in _NOT_TO_CLIENT and not field[0].startswith(_OWN)]
 
 

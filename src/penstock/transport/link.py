@@ -23,21 +23,21 @@ BEAT_S = 1.0  # a report at least this often
 COALESCE_S = 0.1  # and at most this often, unless the state changes
 SILENCE_S = 5.0  # without a line for so long, the link counts as lost
 
-# Headers between gateway and replica. Clients can neither send nor see any x-penstock- header.
+# Headers between gateway and replica. Clients can neither send nor receive x-penstock- headers.
 SECRET = b"x-penstock-secret"
 GATEWAY = b"x-penstock-gateway"
 ADAPTER = b"x-penstock-adapter"  # on a request: the adapter's name, URL-quoted; absent for the base model
-RETRY = b"x-penstock-retry"  # on an answer: another replica may take the request, which was ...
-UNTOUCHED = b"untouched"  # refused at the door, or
+RETRY = b"x-penstock-retry"  # on a response: another replica may take the request, which was ...
+UNTOUCHED = b"untouched"  # refused before the engine saw it, or
 INTERRUPTED = b"interrupted"  # being worked on when the engine died
-WEIGHTS = b"penstock-weights"  # on an answer, for clients: the version of weights that were updated
+WEIGHTS = b"penstock-weights"  # on a response, for clients: the version of updated weights
 
 State = Literal["ready", "asleep", "paused", "draining"]
-"""Of a replica; only one that is ready is sent requests."""
+"""Of a replica; only ready ones receive requests."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """The first line: who is speaking. Units: max_model_len, kv_tokens (its cache) in tokens."""
+    """The first line. Units: max_model_len, kv_tokens (of the KV cache) in tokens."""
 
     model_id: str
     pid: int
@@ -47,9 +47,9 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Report(msgspec.Struct, frozen=True, tag="report"):
-    """How the replica is. Units: requests, tokens; kv_usage as a share from 0 to 1.
+    """State and load. Units: requests, tokens; kv_usage from 0 to 1.
 
-    elsewhere: open requests that came from other gateways than the one that reads this.
+    elsewhere: open requests from other gateways than the one that receives this.
     """
 
     state: State = "ready"
@@ -61,13 +61,13 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
 
 
 class LoadedAdapters(msgspec.Struct, frozen=True, tag="adapters"):
-    """All adapters that are loaded. Said after the hello, by replicas that take some, and at each change."""
+    """All loaded adapters. Sent after the hello, by replicas that take adapters, and at each change."""
 
     loaded: tuple[str, ...] = ()
 
 
 def hello(model_id: str, max_model_len: int | None = None, kv_tokens: int | None = None) -> Hello:
-    """That of this process."""
+    """The hello of this process."""
     return Hello(model_id, os.getpid(), __version__, max_model_len, kv_tokens)
 
 
@@ -87,7 +87,7 @@ async def listen(
 ) -> None:
     """Calls `received` for every message, until the link ends; it always ends by raising.
 
-    Raises: ConnectionError at its end, TimeoutError after silence, msgspec.DecodeError on nonsense.
+    Raises: ConnectionError at its end, TimeoutError after silence, msgspec.DecodeError for an invalid line.
     """
     fields = b"%b: %b\r\n%b: %b\r\n" % (SECRET, secret.encode(), GATEWAY, gateway_id.encode())
     connection.request(b"GET %b HTTP/1.1\r\nhost: replica\r\n%b\r\n" % (PATH.encode(), fields))

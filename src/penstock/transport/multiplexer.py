@@ -1,10 +1,9 @@
-"""The trunk: one long answer from a replica to each gateway, which carries the pieces of all its streams.
+"""One connection from a replica to each gateway that carries the bodies of all streams between them.
 
-An engine's step makes a piece for every stream at once. On connections of their own each costs a write here
-and a read there; on the trunk they leave in one write. A stream's request, its head and its end stay on a
-connection of its own, whose end means what it always means; only the pieces between them are here. Frames go
-one way; words that stop a slow client's stream, and let it go on, the other. `guard` holds the replica's
-side, `fleet` the gateway's.
+An engine's step makes a piece for every stream at once. On separate connections each piece costs a write and
+a read; multiplexed they leave in one write. A stream's request, its head and its end stay on a connection of
+its own, so that they mean what they always mean. Frames go one way; lines that stop or continue a slow
+client's stream go the other. `frontend.guard` uses the replica's side, `fleet.links` the gateway's.
 """
 
 from __future__ import annotations
@@ -19,67 +18,65 @@ from penstock.transport.connection import STREAM, Connection
 
 PATH = "/_penstock/trunk"
 
-_FRAME = struct.Struct(
-    "<QI"
-)  # number of the stream; length of the piece, doubled, and 1 more for the last one
+_FRAME = struct.Struct("<QI")  # stream id; twice the length of the piece, plus 1 for the last one
 _STOP, _GO = b"stop", b"go"
-_MOST_WAITING_BYTES = 256 * 1024  # on their way to a gateway; above it all its streams wait
+_MOST_WAITING_BYTES = 256 * 1024  # not sent to a gateway yet; above it all its streams wait
 
 
-class Sender:
-    """The replica's side of one gateway's trunk."""
+class StreamSender:
+    """The replica's side, for one gateway."""
 
     def __init__(self) -> None:
         self._frames: list[bytes] = []
         self._waiting_bytes = 0
-        self._news = asyncio.Event()
+        self._pending = asyncio.Event()
         self._sent = asyncio.Event()
-        self._may_go: dict[int, asyncio.Event] = {}
+        self._writable: dict[int, asyncio.Event] = {}
         self._closed = False
 
     @property
     def closed(self) -> bool:
-        """Whether the trunk has ended."""
+        """Whether the connection has ended."""
         return self._closed
 
-    def join(self, stream: int) -> None:
-        """A stream's pieces will come here."""
-        self._may_go[stream] = asyncio.Event()
-        self._may_go[stream].set()
+    def open(self, stream: int) -> None:
+        """A stream's pieces will be sent here."""
+        self._writable[stream] = asyncio.Event()
+        self._writable[stream].set()
 
-    def leave(self, stream: int) -> None:
-        """No more of them."""
-        self._may_go.pop(stream, None)
+    def end(self, stream: int) -> None:
+        """No more pieces of this stream."""
+        self._writable.pop(stream, None)
 
     def push(self, stream: int, piece: bytes, last: bool = False) -> bool:
-        """Goes with all others of this turn of the loop. False when the next one must wait: see `room`.
+        """Sends it with all others of this iteration of the loop. False when the next one must await `room`.
 
-        On a closed trunk it goes nowhere: the gateway ends the stream's own connection, too.
+        Does nothing once closed: the gateway ends the stream's own connection, too.
         """
         if self._closed:
             return True
         self._frames += (_FRAME.pack(stream, len(piece) << 1 | last), piece)
         self._waiting_bytes += len(piece)
-        self._news.set()
-        return self._waiting_bytes <= _MOST_WAITING_BYTES and self._may_go[stream].is_set()
+        self._pending.set()
+        return self._waiting_bytes <= _MOST_WAITING_BYTES and self._writable[stream].is_set()
 
     async def room(self, stream: int) -> None:
         """Returns when the gateway can take the stream's next piece."""
         while self._waiting_bytes > _MOST_WAITING_BYTES and not self._closed:
             self._sent.clear()
             await self._sent.wait()
-        if not self._may_go[stream].is_set():
-            await self._may_go[stream].wait()
+        if not self._writable[stream].is_set():
+            await self._writable[stream].wait()
 
-    async def talk(self, receive: Receive, send: Send) -> None:
-        """Answers the gateway's request for the trunk, until it is closed here or there."""
+    async def serve(self, receive: Receive, send: Send) -> None:
+        """Answers the gateway's request for this connection, until either side closes it."""
         listening = asyncio.create_task(self._listen(receive))
         try:
             kind = [(b"content-type", b"application/octet-stream")]
             await send({"type": "http.response.start", "status": 200, "headers": kind})
             while not self._closed:
-                await self._news.wait()
-                self._news.clear()
+                await self._pending.wait()
+                self._pending.clear()
                 frames, self._frames, size = self._frames, [], self._waiting_bytes
                 await send({"type": "http.response.body", "body": b"".join(frames), "more_body": True})
                 self._waiting_bytes -= size
@@ -95,26 +92,26 @@ class Sender:
             *lines, rest = (rest + message.get("body", b"")).split(b"\n")
             for line in lines:
                 word, number = line.split()
-                self._obey(word, int(number))
+                self._on_line(word, int(number))
         self.close()
 
-    def _obey(self, word: bytes, stream: int) -> None:
-        if stream not in self._may_go:
-            return  # it has ended meanwhile
+    def _on_line(self, word: bytes, stream: int) -> None:
+        if stream not in self._writable:
+            return  # it has ended since
         if word == _STOP:
-            self._may_go[stream].clear()
+            self._writable[stream].clear()
         else:
-            self._may_go[stream].set()
+            self._writable[stream].set()
 
     def close(self) -> None:
-        """Ends the trunk. Whoever waits goes on."""
+        """Ends it. Streams that wait for `room` continue."""
         self._closed = True
-        for event in (self._news, self._sent, *self._may_go.values()):
+        for event in (self._pending, self._sent, *self._writable.values()):
             event.set()
 
 
-class Receiver:
-    """The gateway's side of one replica's trunk."""
+class StreamReceiver:
+    """The gateway's side, for one replica."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -122,29 +119,29 @@ class Receiver:
         self._carrier: Connection | None = None
         self._closing = False
 
-    def join(self, connection: Connection) -> bytes:
-        """The header line for the next request on `connection`; empty while there is no trunk."""
+    def attach(self, connection: Connection) -> bytes:
+        """The header line for the next request on `connection`; empty while nothing is multiplexed."""
         if self._carrier is None or self._closing:
             return b""
         number = next(self._numbers)
         self._streams[number] = connection
-        connection.ride(number, self._hold)
+        connection.attach(number, self._hold)
         return b"%b: %d\r\n" % (STREAM, number)
 
-    def leave(self, connection: Connection) -> None:
-        """Its exchange has ended. What still comes for it is dropped."""
-        self._streams.pop(connection.rides, None)
+    def detach(self, connection: Connection) -> None:
+        """Its exchange has ended; later pieces are dropped."""
+        self._streams.pop(connection.stream_id, None)
         if self._closing:
             self.close()
 
     def close(self) -> None:
-        """Ends the trunk when its last stream has left."""
+        """Ends it when its last stream has ended."""
         self._closing = True
         if self._carrier is not None and not self._streams:
             self._carrier.abort()
 
     async def follow(self, carrier: Connection, secret: str, gateway_id: str) -> None:
-        """Deals out what comes on `carrier`; it always ends by raising.
+        """Passes frames from `carrier` to their streams; it always ends by raising.
 
         Raises: ConnectionError.
         """
@@ -153,23 +150,23 @@ class Receiver:
         carrier.request(b"POST %b HTTP/1.1\r\n%b\r\n" % (PATH.encode(), fields))
         head = await carrier.head()
         if head.status != 200:
-            raise ConnectionAbortedError(f"the replica refused the trunk with status {head.status}")
+            raise ConnectionAbortedError(f"the replica refused to multiplex with status {head.status}")
         self._carrier = carrier
         if self._closing:
             self.close()
         try:
             rest = b""
             while piece := await carrier.read():
-                rest = self._deal(rest + piece if rest else piece)
-            raise ConnectionResetError("the replica ended the trunk")
+                rest = self._demultiplex(rest + piece if rest else piece)
+            raise ConnectionResetError("the replica ended the multiplexed connection")
         finally:
             self._carrier = None
             streams, self._streams = self._streams, {}
             for connection in streams.values():
-                connection.strand()
+                connection.detach()
 
-    def _deal(self, frames: bytes) -> bytes:
-        """Hands each piece to its stream; gives what is not complete yet."""
+    def _demultiplex(self, frames: bytes) -> bytes:
+        """Passes each piece to its stream; returns an incomplete frame."""
         at, size, head_bytes = 0, len(frames), _FRAME.size
         while at + head_bytes <= size:
             number, length = _FRAME.unpack_from(frames, at)
@@ -177,12 +174,12 @@ class Receiver:
             if end > size:
                 break
             if (connection := self._streams.get(number)) is not None:
-                connection.take(frames[begin:end], last=bool(length & 1))
+                connection.feed(frames[begin:end], last=bool(length & 1))
             at = end
         return frames[at:]
 
     def _hold(self, number: int, stop: bool) -> None:
-        """Asks for a pause of one stream, or for its end."""
+        """Asks the replica to stop one stream, or to continue it."""
         if self._carrier is not None:
             line = b"%b %d\n" % (_STOP if stop else _GO, number)
-            self._carrier.say(b"%x\r\n%b\r\n" % (len(line), line))
+            self._carrier.write(b"%x\r\n%b\r\n" % (len(line), line))

@@ -1,4 +1,4 @@
-"""Connections to one replica that wait for their next request, and new ones when none does."""
+"""A pool of connections to one replica."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import asyncio
 
 from penstock.transport.address import KEEP_ALIVE_S, Address
 from penstock.transport.connection import Connection, connect
-from penstock.transport.multiplexer import Receiver
+from penstock.transport.multiplexer import StreamReceiver
 
-_IDLE_S = KEEP_ALIVE_S - 15  # let go of a connection well before the replica does
+_IDLE_S = KEEP_ALIVE_S - 15  # shorter than the replica's own limit
 
 
 class Pool:
-    """One replica's connections. Closing it leaves open exchanges alone; they are not kept afterwards."""
+    """Closing it does not end open exchanges; their connections are not reused."""
 
     def __init__(self, address: Address, node_id: str) -> None:
         self._address = address
         self._node_id = node_id
-        self._idle: dict[Connection, None] = {}  # the last one in is the first one out: the rest can age
+        self._idle: dict[Connection, None] = {}  # last in, first out, so that others can expire
         self._closed = False
-        self.trunk = Receiver()
+        self.multiplexer = StreamReceiver()
 
     async def acquire(self) -> Connection:
         """An idle connection, or a new one.
@@ -39,7 +39,7 @@ class Pool:
         return await connect(self._address, self._node_id, self._forget)
 
     def release(self, connection: Connection) -> None:
-        """Takes it back for the next request, or ends it: an unfinished exchange is thereby aborted."""
+        """Keeps it for the next request, or closes it; that aborts an unfinished exchange."""
         if connection.reusable and not self._closed:
             connection.idle_since = asyncio.get_running_loop().time()
             self._idle[connection] = None
@@ -47,9 +47,9 @@ class Pool:
             connection.abort()
 
     def close(self) -> None:
-        """Ends idle connections; those in use end when they are released."""
+        """Closes idle connections; those in use are closed when they are released."""
         self._closed = True
-        self.trunk.close()
+        self.multiplexer.close()
         for connection in list(self._idle):
             connection.abort()
 

@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from penstock.serve.fleet.indexed_set import Bag
+from penstock.serve.fleet.indexed_set import IndexedSet
 from penstock.serve.fleet.replica import Replica
 
-_NOBODY: Bag[Replica] = Bag()
+_NOBODY: IndexedSet[Replica] = IndexedSet()
 
 
-class Holders:
+class AdapterIndex:
     """Of one model. Every change and every question takes the same time, however many there are."""
 
     __slots__ = ("_asked", "_by_adapter", "_counts", "_loaded", "loads")
 
     def __init__(self) -> None:
-        self._by_adapter: dict[str, Bag[Replica]] = {}
+        self._by_adapter: dict[str, IndexedSet[Replica]] = {}
         self._loaded: dict[Replica, frozenset[str]] = {}
         self._asked: dict[Replica, Counter[str]] = {}
         self._counts: Counter[Replica] = Counter()
@@ -37,7 +37,7 @@ class Holders:
         return self._counts[replica]
 
     @property
-    def places(self) -> int:
+    def loaded_count(self) -> int:
         """Adapters loaded in all replicas together."""
         return sum(map(len, self._loaded.values()))
 
@@ -82,7 +82,7 @@ class Holders:
         has = adapter in self._loaded.get(replica, ()) or adapter in self._asked.get(replica, ())
         bag = self._by_adapter.get(adapter, _NOBODY)
         if has and replica not in bag:
-            self._by_adapter.setdefault(adapter, Bag()).add(replica)
+            self._by_adapter.setdefault(adapter, IndexedSet()).add(replica)
             self._counts[replica] += 1
         elif not has and replica in bag:
             bag.discard(replica)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from penstock.serve.fleet.adapter_index import Holders
-from penstock.serve.fleet.indexed_set import Bag
+from penstock.serve.fleet.adapter_index import AdapterIndex
+from penstock.serve.fleet.indexed_set import IndexedSet
 from penstock.serve.fleet.replica import Replica
 
 
-class Candidates(Bag[Replica]):
+class Candidates(IndexedSet[Replica]):
     """Ready replicas with room, in no order; `in` takes no search.
 
     members: every replica of the model in Serve's order, ready or not; another tuple after each change.
@@ -32,7 +32,7 @@ class Candidates(Bag[Replica]):
         ready: int = 0,
         busy: int = 0,
         elsewhere: int = 0,
-        holders: Holders | None = None,
+        holders: AdapterIndex | None = None,
         adapter_slots: int = 0,
     ) -> None:
         super().__init__(replicas)
@@ -40,7 +40,7 @@ class Candidates(Bag[Replica]):
         self.ready = ready
         self.busy = busy
         self.elsewhere = elsewhere
-        self.holders = holders or Holders()
+        self.holders = holders or AdapterIndex()
         self.adapter_slots = adapter_slots
 
     def without(self, tried: Iterable[Replica]) -> Candidates:

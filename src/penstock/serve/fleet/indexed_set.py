@@ -8,7 +8,7 @@ from typing import Generic, TypeVar, overload
 T = TypeVar("T", bound=Hashable)
 
 
-class Bag(Sequence[T], Generic[T]):
+class IndexedSet(Sequence[T], Generic[T]):
     """In no order. `in`, `add`, `discard` and indexing take no search."""
 
     __slots__ = ("_items", "_places")

@@ -1,6 +1,6 @@
-"""Keeps a link to every member of the table, and the connections to it.
+"""Keeps a link, a multiplexed connection and a pool of connections to every member of the table.
 
-It stands between the table, which it feeds, and the replicas. It decides nothing about requests.
+It stands between the table, which it updates, and the replicas. It decides nothing about requests.
 """
 
 from __future__ import annotations
@@ -19,50 +19,50 @@ from penstock.transport.pool import Pool
 log = logging.getLogger(__name__)
 
 _RETRY_FIRST_S, _RETRY_MOST_S = 0.05, 1.0
-_ASK_AGAIN_S = 10.0  # for the network, while a replica on another node goes on refusing
-_MOST_BYTES = 8 << 20  # of an answer that is read whole
+_ASK_AGAIN_S = 10.0  # while a replica on another node refuses connections
+_MOST_BYTES = 8 << 20  # of a response that is read whole
 _SHOWN_BYTES = 500
-_ASK_LIMIT_S = 30.0  # for their answers
-_ASK_GAP_S = 1.0  # between two questions to the replicas of one model
+_ASK_LIMIT_S = 30.0  # for all replicas to answer
+_ASK_GAP_S = 1.0  # between two calls to the replicas of one model
 
 
-class Fleet:
-    """Links and pools of all members. Lives on the table's event loop."""
+class ReplicaLinks:
+    """Runs on the table's event loop."""
 
     def __init__(
         self, table: Table, gateway_id: str, unreachable: Callable[[str], Awaitable[None]] | None
     ) -> None:
-        """unreachable: asks the replicas of a model to listen on the network."""
+        """unreachable: has the replicas of a model listen on the network."""
         self._table = table
         self._gateway_id = gateway_id
         self._unreachable = unreachable
         self._asked: dict[str, float] = {}
         self._tasks: dict[Replica, asyncio.Task[None]] = {}
         self._pools: dict[Replica, Pool] = {}
-        self._carrying: set[asyncio.Task[None]] = set()
+        self._multiplexing: set[asyncio.Task[None]] = set()
         self._asking: set[asyncio.Task[None]] = set()
 
     def join(self, replica: Replica) -> None:
         """Begins to follow a member."""
         pool = self._pools[replica] = Pool(replica.address, self._table.node_id)
         self._tasks[replica] = asyncio.create_task(self._follow(replica, pool))
-        carrying = asyncio.create_task(self._carry(replica, pool))
-        self._carrying.add(carrying)
-        carrying.add_done_callback(self._carrying.discard)
+        multiplexing = asyncio.create_task(self._keep_multiplexed(replica, pool))
+        self._multiplexing.add(multiplexing)
+        multiplexing.add_done_callback(self._multiplexing.discard)
 
     def leave(self, replica: Replica) -> None:
-        """Lets a member go; what it is answering goes on."""
+        """Ends the link to a member; open requests continue."""
         self._tasks.pop(replica).cancel()
         self._pools.pop(replica).close()
 
     def pool(self, replica: Replica) -> Pool | None:
-        """Its connections; None when it has left."""
+        """Its connections; None once it has left."""
         return self._pools.get(replica)
 
     async def get(self, replica: Replica, path: str, limit_s: float) -> bytes:
-        """What the replica itself answers there.
+        """The body of the replica's response to GET `path`.
 
-        Raises: OSError, also when it has left or answers anything but 200; TimeoutError.
+        Raises: OSError, also when it has left or its status is not 200; TimeoutError.
         """
         pool = self._pools.get(replica)
         if pool is None:
@@ -77,7 +77,7 @@ class Fleet:
                 while piece := await connection.read():
                     body += piece
                     if len(body) > _MOST_BYTES:
-                        raise ConnectionAbortedError(f"its answer is larger than {_MOST_BYTES} bytes")
+                        raise ConnectionAbortedError(f"its response is larger than {_MOST_BYTES} bytes")
             finally:
                 pool.release(connection)
         if status != 200:
@@ -87,16 +87,16 @@ class Fleet:
         return body
 
     async def close(self) -> None:
-        """Ends all links, trunks and idle connections."""
-        tasks = [*self._tasks.values(), *self._carrying, *self._asking]
+        """Ends all links, multiplexed and idle connections."""
+        tasks = [*self._tasks.values(), *self._multiplexing, *self._asking]
         for replica in list(self._tasks):
             self.leave(replica)
-        for task in (*self._carrying, *self._asking):
+        for task in (*self._multiplexing, *self._asking):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _follow(self, replica: Replica, pool: Pool) -> None:
-        """Listens to its link; when the link is lost, tries for a new one for as long as it is a member."""
+        """Receives reports; reconnects when the link is lost, as long as the replica is a member."""
         retry_s, ask_due = _RETRY_FIRST_S, 0.0
         while True:
             hellos, now = replica.hellos, asyncio.get_running_loop().time()
@@ -126,26 +126,28 @@ class Fleet:
             self._table.lost(replica)
             connection.abort()
 
-    async def _carry(self, replica: Replica, pool: Pool) -> None:
-        """Keeps its trunk, once it has left only for the streams that are open."""
+    async def _keep_multiplexed(self, replica: Replica, pool: Pool) -> None:
+        """Keeps the multiplexed connection; after the replica has left, only until its open streams end."""
         while self._pools.get(replica) is pool:
             try:
-                await self._deal(replica, pool)
+                await self._multiplex(replica, pool)
             except (OSError, TimeoutError) as error:
-                log.debug("trunk of replica %s of %s: %s", replica.id, replica.model_id, error)
+                log.debug(
+                    "multiplexed connection to replica %s of %s: %s", replica.id, replica.model_id, error
+                )
             await asyncio.sleep(_RETRY_MOST_S)
 
-    async def _deal(self, replica: Replica, pool: Pool) -> None:
+    async def _multiplex(self, replica: Replica, pool: Pool) -> None:
         carrier = await pool.connect()
         try:
-            await pool.trunk.follow(carrier, replica.address.secret, self._gateway_id)
+            await pool.multiplexer.follow(carrier, replica.address.secret, self._gateway_id)
         finally:
             carrier.abort()
 
     def _ask_for_network(self, model_id: str) -> bool:
-        """Whether it was asked for now: one question serves all replicas of a model that refuse together.
+        """Whether a call was made: one call serves all replicas of a model that refuse at the same time.
 
-        Nobody waits for its answer: one replica that hangs would hold up the others.
+        Nothing waits for it: one hung replica would delay the links to the others.
         """
         now = asyncio.get_running_loop().time()
         if self._unreachable is None or now - self._asked.get(model_id, -_ASK_GAP_S) < _ASK_GAP_S:
@@ -162,5 +164,5 @@ class Fleet:
                 await question
         except TimeoutError:
             log.warning("not all replicas of %s listen on the network after %g s", model_id, _ASK_LIMIT_S)
-        except Exception:  # whatever the caller's question meets, the next refusal asks again
+        except Exception:  # the next refusal asks again
             log.exception("asking the replicas of %s to listen on the network failed", model_id)

@@ -61,7 +61,7 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class Lease:
     """A place in a replica, held by one request until it is given back."""
 
     replica: Replica

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.serve.fleet.candidates import Candidates
-from penstock.serve.fleet.replica import Replica, Taken, Tried
+from penstock.serve.fleet.replica import Lease, Replica, Tried
 from penstock.transport.address import Address
 from penstock.transport.link import Hello, LoadedAdapters, Report
 
@@ -19,7 +19,7 @@ _NO_LIMIT = sys.maxsize
 
 
 @dataclass(slots=True)
-class _Fleet:
+class _ModelReplicas:
     """One model's replicas; `ready` holds those that may be picked, `candidates` those of them with room."""
 
     limit: int = _NO_LIMIT
@@ -39,7 +39,7 @@ class Table:
     def __init__(self, node_id: str) -> None:
         """node_id: the node of this gateway; replicas on it are reached by Unix socket."""
         self.node_id = node_id
-        self._fleets: dict[str, _Fleet] = {}
+        self._models: dict[str, _ModelReplicas] = {}
         self._joined = self._left = self._spoke = _nobody
 
     def watch(
@@ -53,26 +53,26 @@ class Table:
         spoke: told of each report, and of a replica that is lost or has left.
         """
         self._joined, self._left, self._spoke = joined, left, spoke
-        for fleet in self._fleets.values():
-            for replica in fleet.members.values():
+        for model in self._models.values():
+            for replica in model.members.values():
                 joined(replica)
 
     # -- what Serve says
 
     def set_members(self, model_id: str, members: Mapping[str, Address]) -> None:
         """All replicas of `model_id` that Serve runs, by replica id. A new one is picked after its hello."""
-        fleet = self._fleets.setdefault(model_id, _Fleet())
-        for replica_id in [known for known in fleet.members if known not in members]:
-            replica = fleet.members.pop(replica_id)
+        model = self._models.setdefault(model_id, _ModelReplicas())
+        for replica_id in [known for known in model.members if known not in members]:
+            replica = model.members.pop(replica_id)
             self._set_state(replica, "gone")
-            fleet.candidates.holders.forget(replica)
+            model.candidates.holders.forget(replica)
             self._left(replica)
             self._spoke(replica)
         for replica_id, address in members.items():
-            if replica_id not in fleet.members:
-                replica = fleet.members[replica_id] = Replica(model_id, address)
+            if replica_id not in model.members:
+                replica = model.members[replica_id] = Replica(model_id, address)
                 self._joined(replica)
-        fleet.candidates.members = tuple(fleet.members.values())
+        model.candidates.members = tuple(model.members.values())
 
     # -- what links say
 
@@ -80,9 +80,9 @@ class Table:
         """The link is up: first news of a replica, or news again after its link was lost."""
         replica.hellos += 1
         replica.kv_tokens = hello.kv_tokens
-        fleet = self._fleets[replica.model_id]
-        fleet.max_model_len = hello.max_model_len
-        fleet.candidates.holders.hello(replica)
+        model = self._models[replica.model_id]
+        model.max_model_len = hello.max_model_len
+        model.candidates.holders.hello(replica)
 
     def report(self, replica: Replica, report: Report) -> None:
         """A change or a beat."""
@@ -97,7 +97,7 @@ class Table:
 
     def adapters(self, replica: Replica, adapters: LoadedAdapters) -> None:
         """Another one is loaded, or gone."""
-        self._fleets[replica.model_id].candidates.holders.report(replica, adapters.loaded)
+        self._models[replica.model_id].candidates.holders.report(replica, adapters.loaded)
 
     def lost(self, replica: Replica) -> None:
         """Its link ended or fell silent: not picked until the next hello."""
@@ -108,53 +108,53 @@ class Table:
 
     def limit(self, model_id: str, requests: int, adapter_slots: int = 0) -> None:
         """Open requests that one replica may have, over all gateways, and adapters that it may hold."""
-        fleet = self._fleets.setdefault(model_id, _Fleet())
-        fleet.limit = requests
-        fleet.candidates.adapter_slots = adapter_slots
-        for replica in fleet.members.values():
-            self._settle(fleet, replica)
+        model = self._models.setdefault(model_id, _ModelReplicas())
+        model.limit = requests
+        model.candidates.adapter_slots = adapter_slots
+        for replica in model.members.values():
+            self._settle(model, replica)
 
-    def take(self, replica: Replica, tokens: int = 0, adapter: str = "") -> Taken:
+    def acquire(self, replica: Replica, tokens: int = 0, adapter: str = "") -> Lease:
         """Counts a request that is sent there. tokens: of its prompt, about."""
-        fleet = self._fleets[replica.model_id]
+        model = self._models[replica.model_id]
         replica.in_flight += 1
         replica.sent_tokens += tokens
-        self._settle(fleet, replica)
+        self._settle(model, replica)
         if adapter:
-            fleet.candidates.holders.ask(replica, adapter)
-        return Taken(replica, tokens, replica.reports, adapter)
+            model.candidates.holders.ask(replica, adapter)
+        return Lease(replica, tokens, replica.reports, adapter)
 
-    def give_back(self, taken: Taken) -> None:
+    def release(self, lease: Lease) -> None:
         """The request has ended there."""
-        replica = taken.replica
+        replica = lease.replica
         replica.in_flight -= 1
-        if taken.report == replica.reports:
-            replica.sent_tokens -= taken.tokens
-        fleet = self._fleets[replica.model_id]
-        self._settle(fleet, replica)
-        if taken.adapter:
-            fleet.candidates.holders.answered(replica, taken.adapter)
+        if lease.report == replica.reports:
+            replica.sent_tokens -= lease.tokens
+        model = self._models[replica.model_id]
+        self._settle(model, replica)
+        if lease.adapter:
+            model.candidates.holders.answered(replica, lease.adapter)
 
     def _set_state(self, replica: Replica, state: str) -> None:
         if replica.state == "gone":
             return
-        fleet = self._fleets[replica.model_id]
+        model = self._models[replica.model_id]
         replica.state = state
         if state == "ready":
-            fleet.ready[replica] = None
+            model.ready[replica] = None
         else:
-            fleet.ready.pop(replica, None)
-        self._settle(fleet, replica)
+            model.ready.pop(replica, None)
+        self._settle(model, replica)
 
-    def _settle(self, fleet: _Fleet, replica: Replica) -> None:
+    def _settle(self, model: _ModelReplicas, replica: Replica) -> None:
         """Brings the candidates up to date with one replica."""
-        candidates, ready = fleet.candidates, replica.state == "ready"
+        candidates, ready = model.candidates, replica.state == "ready"
         busy, elsewhere = (replica.busy, replica.elsewhere) if ready else (0, 0)
         candidates.busy += busy - replica.counted[0]
         candidates.elsewhere += elsewhere - replica.counted[1]
         replica.counted = busy, elsewhere
-        candidates.ready = len(fleet.ready)
-        if ready and replica.in_flight + replica.elsewhere < fleet.limit:
+        candidates.ready = len(model.ready)
+        if ready and replica.in_flight + replica.elsewhere < model.limit:
             candidates.add(replica)
         else:
             candidates.discard(replica)
@@ -163,34 +163,34 @@ class Table:
 
     def candidates(self, model_id: str, tried: Tried | None = None) -> Candidates:
         """Replicas that may take a request which `tried` ones have failed. To be read at once, not kept."""
-        candidates = self._fleets.setdefault(model_id, _Fleet()).candidates
+        candidates = self._models.setdefault(model_id, _ModelReplicas()).candidates
         return candidates.without(tried) if tried else candidates
 
     def ready(self, model_id: str) -> Sequence[Replica]:
         """Replicas that may be picked when they have room."""
-        fleet = self._fleets.get(model_id)
-        return list(fleet.ready) if fleet else ()
+        model = self._models.get(model_id)
+        return list(model.ready) if model else ()
 
     def any_ready(self, model_id: str) -> bool:
         """Whether there are such replicas."""
-        fleet = self._fleets.get(model_id)
-        return fleet is not None and bool(fleet.ready)
+        model = self._models.get(model_id)
+        return model is not None and bool(model.ready)
 
     def members(self, model_id: str) -> Sequence[Replica]:
         """Replicas in Serve's list, whatever their state."""
-        fleet = self._fleets.get(model_id)
-        return list(fleet.members.values()) if fleet else ()
+        model = self._models.get(model_id)
+        return list(model.members.values()) if model else ()
 
     def find(self, replica_id: str) -> Replica | None:
         """The member of any model with this id."""
-        members = (fleet.members.get(replica_id) for fleet in self._fleets.values())
+        members = (model.members.get(replica_id) for model in self._models.values())
         return next((replica for replica in members if replica is not None), None)
 
     def max_model_len(self, model_id: str) -> int | None:
         """The context window that a replica told; None before the first hello. Units: tokens."""
-        fleet = self._fleets.get(model_id)
-        return fleet.max_model_len if fleet else None
+        model = self._models.get(model_id)
+        return model.max_model_len if model else None
 
     def __iter__(self) -> Iterator[Replica]:
-        for fleet in self._fleets.values():
-            yield from fleet.members.values()
+        for model in self._models.values():
+            yield from model.members.values()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from penstock.serve.fleet.links import Fleet
+from penstock.serve.fleet.links import ReplicaLinks
 from penstock.serve.fleet.replica import Replica
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway.catalogue import ServedModel
@@ -41,7 +41,7 @@ class _Known:
 class Listing:
     """Of all models behind one gateway."""
 
-    def __init__(self, cards: Sequence[ServedModel], table: Table, fleet: Fleet) -> None:
+    def __init__(self, cards: Sequence[ServedModel], table: Table, fleet: ReplicaLinks) -> None:
         self._known = {card.id: _Known() for card in cards if card.adapter_slots}
         self._table = table
         self._fleet = fleet

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from penstock.errors import Overloaded, Unavailable
 from penstock.metrics import ModelMetrics
-from penstock.serve.fleet.replica import Replica, Taken, Tried
+from penstock.serve.fleet.replica import Lease, Replica, Tried
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway import stored_responses
 from penstock.serve.gateway.catalogue import ServedModel
@@ -30,7 +30,7 @@ def _nothing() -> None:
 class _Waiter:
     """A request in the line."""
 
-    place: asyncio.Future[Taken]
+    place: asyncio.Future[Lease]
     asked: RoutingRequest
     tried: Tried
     only: Replica | None = None
@@ -71,7 +71,7 @@ class AdmissionQueue:
 
     async def take(
         self, asked: RoutingRequest, tried: Tried, times: Timing, only: Replica | None = None
-    ) -> Taken:
+    ) -> Lease:
         """A place in a replica, held until `give_back`.
 
         tried: replicas that failed this request; with some, it was admitted before and is not refused.
@@ -95,9 +95,9 @@ class AdmissionQueue:
             return self._policy.pick(asked, candidates, now)
         return Pick(only, "kept") if only in candidates else None
 
-    def give_back(self, place: Taken) -> None:
+    def give_back(self, place: Lease) -> None:
         """The request has ended there; the next one in the line may go."""
-        self._table.give_back(place)
+        self._table.release(place)
         self.offer(place.replica)
 
     def offer(self, replica: Replica) -> None:
@@ -116,12 +116,12 @@ class AdmissionQueue:
         if len(self) and not self._table.any_ready(self._card.id):
             self._wake()  # it fell asleep, or was lost, while they waited
 
-    def _place(self, asked: RoutingRequest, pick: Pick, now: float) -> Taken:
+    def _place(self, asked: RoutingRequest, pick: Pick, now: float) -> Lease:
         self._metrics.picked(pick.why)
         if self._learns is not None:
             self._learns.sent(asked, pick.replica, now)
         tokens = max(0, asked.tokens - pick.saved_tokens)
-        return self._table.take(pick.replica, tokens, asked.adapter)
+        return self._table.acquire(pick.replica, tokens, asked.adapter)
 
     def _refuse_when_full(self) -> None:
         most = self._card.max_queued_requests
@@ -135,7 +135,7 @@ class AdmissionQueue:
             retry_after_s=_RETRY_AFTER_S,
         )
 
-    async def _wait(self, asked: RoutingRequest, tried: Tried, only: Replica | None) -> Taken:
+    async def _wait(self, asked: RoutingRequest, tried: Tried, only: Replica | None) -> Lease:
         waiter = _Waiter(asyncio.get_running_loop().create_future(), asked, tried, only)
         line = self._returned if tried or only else self._queued  # one that waits for `only` holds up nobody
         line[waiter] = None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import errors
 from penstock.asgi import Receive, Scope, Send
 from penstock.config import GatewayConfig
-from penstock.serve.fleet.links import Fleet
+from penstock.serve.fleet.links import ReplicaLinks
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway import admin, body, routes, stored_responses
 from penstock.serve.gateway.adapter_listing import Listing
@@ -68,7 +68,7 @@ class Gateway:
         self._auth = Auth(config, paths, administered=operate is not None)
         self._table = table
         self._id = uuid.uuid4().hex
-        self._fleet = Fleet(table, self._id, unreachable)
+        self._fleet = ReplicaLinks(table, self._id, unreachable)
         self._listing = Listing(models, table, self._fleet)
         self._bodies = BodyBudget(config.max_bodies_bytes)
         self.connections = Connections(config.max_connections_per_address)

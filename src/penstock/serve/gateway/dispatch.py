@@ -14,7 +14,7 @@ from functools import partial
 
 from penstock.errors import EngineDead
 from penstock.metrics import GatewayMetrics, ModelMetrics
-from penstock.serve.fleet.links import Fleet
+from penstock.serve.fleet.links import ReplicaLinks
 from penstock.serve.fleet.replica import Replica, Tried
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway import relay, stored_responses
@@ -55,7 +55,7 @@ class Dispatch:
         self,
         cards: Sequence[ServedModel],
         table: Table,
-        fleet: Fleet,
+        fleet: ReplicaLinks,
         gateway_id: str,
         wait_for_replica_s: float,
         wake: Callable[[str], None],
@@ -171,6 +171,6 @@ class Dispatch:
 
     def _count_adapters(self, model_id: str) -> None:
         holders = self._table.candidates(model_id).holders
-        self._metrics.adapters.labels(model_id).set(holders.places)
+        self._metrics.adapters.labels(model_id).set(holders.loaded_count)
         self._metrics.adapter_loads.labels(model_id).inc(holders.loads - self._loads[model_id])
         self._loads[model_id] = holders.loads

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from penstock.config.derive.prefill import prefill_name
-from penstock.serve.fleet.links import Fleet
+from penstock.serve.fleet.links import ReplicaLinks
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway.adapter_listing import Listing
 from penstock.serve.gateway.catalogue import Catalogue
@@ -30,7 +30,7 @@ class OwnAnswers:
     _catalogue: Catalogue
     _table: Table
     _listing: Listing
-    _fleet: Fleet
+    _fleet: ReplicaLinks
     _dispatch: Dispatch
     _connections: Connections
 

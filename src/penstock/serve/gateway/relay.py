@@ -67,10 +67,10 @@ async def _exchange(
 ) -> None:
     reply.timing.begin(timing.REPLICA)
     try:
-        connection.request(with_line(head, pool.trunk.join(connection)), body.content)
+        connection.request(with_line(head, pool.multiplexer.attach(connection)), body.content)
         await _pass_on(connection, reply)
     finally:
-        pool.trunk.leave(connection)
+        pool.multiplexer.detach(connection)
         pool.release(connection)
 
 
@@ -121,9 +121,9 @@ async def _pour(connection: Connection, reply: ClientResponse, events: _Events) 
         whole = events.of(piece)
         return reply.event_now(whole) if whole else True
 
-    outlet.drained = connection.go_on
+    outlet.drained = connection.resume
     try:
-        await connection.pour(sink)
+        await connection.read_into(sink)
     finally:
         outlet.drained = None
 

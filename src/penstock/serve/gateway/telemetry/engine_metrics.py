@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
-from penstock.serve.fleet.links import Fleet
+from penstock.serve.fleet.links import ReplicaLinks
 from penstock.serve.fleet.replica import Replica
 
 log = logging.getLogger(__name__)
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 _LIMIT_S = 2.0  # for all replicas together; the slow ones are left out
 
 
-async def scrape(replicas: Iterable[Replica], fleet: Fleet) -> bytes:
+async def scrape(replicas: Iterable[Replica], fleet: ReplicaLinks) -> bytes:
     """Prometheus text of all `replicas` that answer in time."""
     asked = list(replicas)
     texts = await asyncio.gather(*(_text(replica, fleet) for replica in asked))
@@ -22,7 +22,7 @@ async def scrape(replicas: Iterable[Replica], fleet: Fleet) -> bytes:
     return await asyncio.to_thread(merge, named)
 
 
-async def _text(replica: Replica, fleet: Fleet) -> str:
+async def _text(replica: Replica, fleet: ReplicaLinks) -> str:
     try:
         return (await fleet.get(replica, "/metrics", _LIMIT_S)).decode(errors="replace")
     except (OSError, TimeoutError) as error:

@@ -16,7 +16,7 @@ from penstock.engine_control import DEFAULT_WEIGHTS
 from penstock.request_context import EngineTimings, TimingProbe, shortcut, timing_probe
 from penstock.transport import link
 from penstock.transport.connection import STREAM
-from penstock.transport.multiplexer import Sender
+from penstock.transport.multiplexer import StreamSender
 
 _DYING_S = 0.3  # errors raised within this time before the engine dies are attributed to its death
 _FAILURES = (b'data: {"error"', b"event: error")
@@ -36,7 +36,9 @@ class EngineResponse:
         "started",
     )
 
-    def __init__(self, direct: Send, sender: Sender | None, number: int, weights: Callable[[], str]) -> None:
+    def __init__(
+        self, direct: Send, sender: StreamSender | None, number: int, weights: Callable[[], str]
+    ) -> None:
         """number: of the stream on the multiplexed connection; 0 when the gateway wants none there."""
         self._weights = weights
         self._arrived_at = time.monotonic()
@@ -71,13 +73,13 @@ class EngineResponse:
         if (version := self._weights()) != DEFAULT_WEIGHTS:
             fields.append((link.WEIGHTS, version.encode()))
         if self._sender is not None and not self._sender.closed and _is_event_stream(start):
-            self._sender.join(self._number)
+            self._sender.open(self._number)
             fields.append((STREAM, b"%d" % self._number))
         else:
             self._sender = None
         return fields
 
-    async def _multiplex(self, sender: Sender, body: bytes, last: bool) -> None:
+    async def _multiplex(self, sender: StreamSender, body: bytes, last: bool) -> None:
         await sender.room(self._number)
         sender.push(self._number, body, last)
         if last:
@@ -95,7 +97,7 @@ class EngineResponse:
     def close(self) -> None:
         """The app has returned."""
         if self._sender is not None and self.started:
-            self._sender.leave(self._number)
+            self._sender.end(self._number)
 
     # -- the engine's shortcut
 

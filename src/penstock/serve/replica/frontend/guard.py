@@ -24,7 +24,7 @@ from penstock.transport import link, multiplexer
 from penstock.transport.address import Address
 from penstock.transport.connection import STREAM
 from penstock.transport.link import ADAPTER
-from penstock.transport.multiplexer import Sender
+from penstock.transport.multiplexer import StreamSender
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Guard:
         self._replica_id = address.replica_id
         self._refusal: Unavailable | None = None
         self._open_by_gateway: Counter[bytes] = Counter()
-        self._multiplexers: dict[bytes, Sender] = {}
+        self._multiplexers: dict[bytes, StreamSender] = {}
         self.links = StatusLinks(source, self._open_elsewhere)
         self.open: set[asyncio.Task[object]] = set()
 
@@ -112,9 +112,9 @@ class Guard:
 
     async def _multiplex(self, gateway: bytes, receive: Receive, send: Send) -> None:
         """The multiplexed connection to a gateway, until either side ends it."""
-        sender = self._multiplexers[gateway] = Sender()
+        sender = self._multiplexers[gateway] = StreamSender()
         try:
-            await sender.talk(receive, send)
+            await sender.serve(receive, send)
         finally:
             if self._multiplexers.get(gateway) is sender:
                 del self._multiplexers[gateway]
