@@ -98,7 +98,7 @@ async def test_while_one_works_a_second_is_refused_and_ctrl_c_stops_it_cleanly(
     assert code == 128 + signal.SIGINT
     assert f"penstock batch resume {output}" in out
     found = manifest_of(storage_path(f"{output}.journal"))
-    assert found.ended == "SIGINT"
+    assert found.stop_reason == "SIGINT"
     code, out, err = await ended(command("resume", output))
     assert (code, len(lines(output))) == (0, 300), err
 

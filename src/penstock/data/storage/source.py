@@ -41,7 +41,7 @@ class InputFile(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def path(self) -> StoragePath:
         """With the credentials of the URL that the user gave; in another process without them."""
-        return _PLACES.get(self.url) or storage_path(self.url)
+        return _PATHS.get(self.url) or storage_path(self.url)
 
     def same(self, now: InputFile) -> bool:
         """Whether it has the content of `now`. A file that was copied or touched has another version only."""
@@ -50,7 +50,7 @@ class InputFile(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.version == now.version or (self.digest is not None and self.digest == _digest(now))
 
 
-_PLACES: dict[str, StoragePath] = {}
+_PATHS: dict[str, StoragePath] = {}
 """Inputs by their URLs without credentials; signatures and passwords stay in memory only."""
 
 _DIGESTED_BYTES = 1 << 30
@@ -142,12 +142,12 @@ def find_input(
     """
     parts: dict[str, InputFile] = {}
     for pattern in inputs:
-        for where, file in expand_glob(pattern):
-            if not is_output(where):
-                parts[where.url] = InputFile(where.url, file.size_bytes, file.version)
-                _PLACES[where.url] = where
+        for path, file in expand_glob(pattern):
+            if not is_output(path):
+                parts[path.url] = InputFile(path.url, file.size_bytes, file.version)
+                _PATHS[path.url] = path
             elif not file.name:
-                raise ConfigError(f"'{where.url}' would be both input and output; write output elsewhere.")
+                raise ConfigError(f"'{path.url}' would be both input and output; write output elsewhere.")
     if not parts:
         raise SourceNotFound(f"There is no file at '{shown(inputs[0])}' except those of the output.")
     if format_name is not None:
