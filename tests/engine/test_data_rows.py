@@ -16,7 +16,7 @@ from enginetest import BLOCK_SIZE, WINDOW, Served
 from penstock.asgi_client import call
 from penstock.data.backends.protocol import Response
 from penstock.data.execution.retry import classify_response
-from penstock.data.pipeline.row_program import LLM, program_columns, run
+from penstock.data.pipeline.row_program import LLM, program_columns, run_program
 from penstock.data.results.columns import result_columns, result_schema
 from penstock.data.results.outcome import Outcome
 from penstock.data.rows.builder import build_request
@@ -218,7 +218,7 @@ async def test_a_program_calls_a_tool_and_answers(ask: Asked):
         told = await llm.chat([*messages, asked.message, result], tools=[WEATHER])
         return {"answer": told.text, "thought": asked.reasoning}
 
-    output, counts = program_columns(await run(weather, {"city": "Paris"}, ask, TASK, DEFAULTS))
+    output, counts = program_columns(await run_program(weather, {"city": "Paris"}, ask, TASK, DEFAULTS))
     assert output == {"answer": "It is foggy in Paris.", "thought": "I need the weather."}
     assert counts["calls"] == 2
     assert counts["num_generated_tokens"] > 10
@@ -232,5 +232,5 @@ async def test_a_program_goes_on_after_what_is_too_long(ask: Asked):
                 return {"text": (await llm.chat("Hello! " * count, max_tokens=5)).text, "count": count}
         return {}
 
-    output, counts = program_columns(await run(shortened, {}, ask, TASK, DEFAULTS))
+    output, counts = program_columns(await run_program(shortened, {}, ask, TASK, DEFAULTS))
     assert (output["count"], counts["calls"]) == (2, 2)

@@ -21,7 +21,7 @@ from penstock.data.backends.protocol import Backend
 from penstock.data.execution.retry import RetryPolicy
 from penstock.data.execution.window import Window
 from penstock.data.pipeline.configs import HttpRequestProcessorConfig
-from penstock.data.pipeline.stage_spec import service_of
+from penstock.data.pipeline.stage_spec import http_service
 from penstock.data.rows.request import RowRequest
 from penstock.engines.sim.engine import SimEngine
 from penstock.errors import ConfigError, Unavailable
@@ -163,7 +163,7 @@ async def test_the_actors_of_a_pipeline_share_its_requests_per_second(kinds: tup
 
     async with service(ok) as base:
         config = HttpRequestProcessorConfig(url=base, model="m", qps=40, concurrency=(1, 2))
-        async with started(service_of(config)) as actor:
+        async with started(http_service(config)) as actor:
             began = monotonic()
             await asyncio.gather(*(actor.send(RowRequest(path=path, body=b"{}")) for path in kinds * 6))
             assert monotonic() - began >= (6 * len(kinds) - 1) / 20

@@ -19,7 +19,7 @@ from penstock.data.execution.window import Window
 from penstock.data.job.api import make_worker_pool
 from penstock.data.job.spec import EngineSpec
 from penstock.data.pipeline.configs import EngineProcessorConfig
-from penstock.data.pipeline.stage_spec import station
+from penstock.data.pipeline.stage_spec import stage_spec
 from penstock.data.rows.request import RowRequest
 from penstock.engines.sim import tokenizer
 from penstock.errors import EngineDead, EngineStartFailed, Unavailable
@@ -101,7 +101,7 @@ async def test_what_the_authors_preprocessor_raises_is_the_rows_end_at_once(
     make: Any, prompt: str, said: str
 ):
     window = Window(await make(preprocessor=careless), RetryPolicy())
-    end = await window.run(RowRequest(path=COMPLETIONS, body=json.dumps({"prompt": prompt}).encode()))
+    end = await window.run_row(RowRequest(path=COMPLETIONS, body=json.dumps({"prompt": prompt}).encode()))
     assert (end.failure.code, end.attempts) == ("own_code_failed", 1)
     assert said in end.failure.message
 
@@ -141,8 +141,8 @@ VLLM = {"model_loading_config": {"model_id": "m"}, "llm_engine": "vllm"}
 def test_the_task_of_a_batch_is_what_its_engines_run(kind: Any, runs: dict[str, Any]):
     model = LLMConfig(**VLLM, engine_kwargs={"seed": 1})
     assert with_runner(model, kind).engine_kwargs == {**runs, "seed": 1}
-    pipeline = station(EngineProcessorConfig(llm_config=model, task_type=kind))
-    assert pipeline.make()._config.engine_kwargs.items() >= runs.items()
+    pipeline = stage_spec(EngineProcessorConfig(llm_config=model, task_type=kind))
+    assert pipeline.make_backend()._config.engine_kwargs.items() >= runs.items()
     workers = make_worker_pool(EngineSpec(), model, kind=kind)
     assert workers._config.engine_kwargs == {**runs, "seed": 1}
 

@@ -11,7 +11,7 @@ from penstock.data import (
     vLLMEngineProcessorConfig,
 )
 from penstock.data.pipeline.configs import llm_config
-from penstock.data.pipeline.stage_spec import station
+from penstock.data.pipeline.stage_spec import stage_spec
 from penstock.engines.vllm.arguments import lora
 from penstock.errors import BadRequest, ConfigError
 
@@ -103,10 +103,10 @@ def test_what_rays_programs_usually_say_is_no_warning(caplog):
 @pytest.mark.parametrize("off", [{"chat_template_stage": {"enabled": False}}, {"apply_chat_template": False}])
 def test_a_prompt_wins_over_the_messages_it_was_made_of_where_the_user_applies_the_template(off, caplog):
     row = {"messages": [{"role": "user", "content": "Hi"}], "prompt": "<user>Hi"}
-    ask = station(vLLMEngineProcessorConfig(model_source="demo", **off)).ask
+    ask = stage_spec(vLLMEngineProcessorConfig(model_source="demo", **off)).build_request
     assert ask(row, {}).body.startswith(b'{"prompt":"<user>Hi"')
     with pytest.raises(BadRequest, match="messages is given beside prompt"):
-        station(vLLMEngineProcessorConfig(model_source="demo")).ask(row, {})
+        stage_spec(vLLMEngineProcessorConfig(model_source="demo")).build_request(row, {})
     assert caplog.text == ""
 
 
@@ -122,7 +122,7 @@ def test_rows_of_strangers_have_no_file_read(config):
     picture = {"type": "image_url", "image_url": {"url": "/etc/hostname"}}
     row = {"messages": [{"role": "user", "content": [picture]}]}
     with pytest.raises(BadRequest, match="files are not read here"):
-        station(config).ask(row, {})
+        stage_spec(config).build_request(row, {})
 
 
 def test_max_loras_of_rays_programs_are_the_adapters_of_one_engine():

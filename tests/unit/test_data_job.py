@@ -28,7 +28,7 @@ from penstock.data.job.report import JobReport, Limits, Prices, ProgressListener
 from penstock.data.job.spec import EngineSpec, JobSpec
 from penstock.data.job.validation import check_continuation
 from penstock.data.job.worker import InProcessPool
-from penstock.data.journal.answer_cache import AnswerCache, Key
+from penstock.data.journal.answer_cache import AnswerCache, CacheKey
 from penstock.data.journal.lock import OutputLocked, acquire_lock, is_locked
 from penstock.data.results.outcome import Outcome
 from penstock.data.storage.paths import RemotePath, storage_path
@@ -562,7 +562,7 @@ async def test_a_pipeline_whose_journal_breaks_is_told():
         memory = AnswerCache("memory://memory-breaks")
         patch.setattr(RemotePath, "write", Mock(side_effect=error))
         with pytest.raises(Unavailable, match="The credentials have expired"):
-            await asyncio.wait_for(memory.answer(Key("key", is_drawn=False), ask), 60)
+            await asyncio.wait_for(memory.get_or_run(CacheKey("key", is_sampled=False), ask), 60)
 
 
 @pytest.mark.parametrize("body", [b'{"choices": []}', b'{"data": []}', b'{"choices": [{"index": "x"}]}'])

@@ -49,14 +49,14 @@ def test_a_kept_entry_is_in_the_file_before_it_is_told(tmp_path: Path):
 def test_an_outcome_comes_back_as_it_was(tmp_path: Path):
     write(tmp_path, "0001-a", Entry(0, ok("x")), Entry(1, failed()))
     found = index(tmp_path)
-    assert bytes(found.end(0).body) == b'{"text":"x"}'
-    assert found.end(1) == failed()
+    assert bytes(found.outcome(0).body) == b'{"text":"x"}'
+    assert found.outcome(1) == failed()
 
 
 def test_an_answer_over_many_lines_is_one_line(tmp_path: Path):
     body = msgspec.Raw(b'{\n  "text": "a\\nb"\n}')
     write(tmp_path, "0001-a", Entry(0, Outcome(state="ok", body=body)), Entry(1, ok()))
-    assert bytes(index(tmp_path).end(0).body) == b'{"text":"a\\nb"}'
+    assert bytes(index(tmp_path).outcome(0).body) == b'{"text":"a\\nb"}'
 
 
 def test_a_torn_last_line_counts_as_not_written(tmp_path: Path):
@@ -81,23 +81,23 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path):
 def test_the_first_ok_counts(tmp_path: Path):
     write(tmp_path, "0001-a", Entry(0, failed()), Entry(0, ok("first")))
     write(tmp_path, "0002-a", Entry(0, ok("second")), Entry(0, failed()))
-    assert bytes(index(tmp_path).end(0).body) == b'{"text":"first"}'
+    assert bytes(index(tmp_path).outcome(0).body) == b'{"text":"first"}'
 
 
 def test_of_failures_the_last_counts(tmp_path: Path):
     write(tmp_path, "0001-a", Entry(0, failed("first")))
     write(tmp_path, "0002-a", Entry(0, failed("second")))
     found = index(tmp_path)
-    assert found.end(0).failure.code == "second"
-    assert found.codes == {0: "second"}
+    assert found.outcome(0).failure.code == "second"
+    assert found.error_codes == {0: "second"}
 
 
 def test_a_row_with_anothers_answer_has_its_body(tmp_path: Path):
     write(tmp_path, "0001-a", Entry(4, ok("shared")))
-    write(tmp_path, "0001-driver", Entry(7, of=4))
+    write(tmp_path, "0001-driver", Entry(7, duplicate_of=4))
     found = index(tmp_path)
     assert found.state(7) == "ok"
-    assert bytes(found.end(7).body) == b'{"text":"shared"}'
+    assert bytes(found.outcome(7).body) == b'{"text":"shared"}'
     assert found.reused == 1
 
 
@@ -109,8 +109,8 @@ def test_deaths_of_a_row_are_no_end_of_it(tmp_path: Path):
 
 
 def test_tokens_of_all_answers_are_summed(tmp_path: Path):
-    write(tmp_path, "0001-a", Entry(0, ok(), used=(10, 4, 3)), Entry(1, ok(), used=(5, 0, 2)))
-    assert index(tmp_path).used == [15, 4, 5]
+    write(tmp_path, "0001-a", Entry(0, ok(), tokens=(10, 4, 3)), Entry(1, ok(), tokens=(5, 0, 2)))
+    assert index(tmp_path).tokens == [15, 4, 5]
 
 
 def test_rows_of_a_dead_worker_are_read_from_its_segment(tmp_path: Path):
@@ -146,7 +146,7 @@ def test_in_a_bucket_an_entry_is_told_when_its_object_is_there(tmp_path: Path, m
         segment.close()
         found = Index(folder, tmp_path)
         assert found.counts()["ok"] == 4
-        assert bytes(found.end(2).body) == b'{"text":"2"}'
+        assert bytes(found.outcome(2).body) == b'{"text":"2"}'
         assert len(os.listdir(tmp_path)) == 2
 
 
@@ -156,7 +156,7 @@ def test_a_journal_of_many_objects_is_read_with_few_open_files(tmp_path: Path):
     found = index(tmp_path)
     before = len(os.listdir("/proc/self/fd"))
     for row in range(300):
-        assert bytes(found.end(row).body) == b'{"text":"%d"}' % row
+        assert bytes(found.outcome(row).body) == b'{"text":"%d"}' % row
     assert len(os.listdir("/proc/self/fd")) - before <= 64
     found.close()
     assert len(os.listdir("/proc/self/fd")) == before
@@ -167,7 +167,7 @@ def test_answers_are_read_by_several_threads_at_a_time(tmp_path: Path):
         write(tmp_path, f"0001-engine-1.{number:06d}", Entry(number, ok(str(number))))
     found = index(tmp_path)
     with ThreadPoolExecutor(8) as pool:
-        bodies = list(pool.map(lambda row: bytes(found.end(row % 200).body), range(2000)))
+        bodies = list(pool.map(lambda row: bytes(found.outcome(row % 200).body), range(2000)))
     assert bodies == [b'{"text":"%d"}' % (row % 200) for row in range(2000)]
 
 
@@ -273,7 +273,7 @@ def test_zeros_in_the_middle_cost_only_the_rows_below_them(tmp_path: Path, caplo
 
 
 def test_only_rows_that_a_dead_worker_had_are_read(tmp_path: Path):
-    path = write(tmp_path, "0001-engine-1", *(Entry(row, ok(), used=(1, 0, 2)) for row in range(3)))
+    path = write(tmp_path, "0001-engine-1", *(Entry(row, ok(), tokens=(1, 0, 2)) for row in range(3)))
     path.write_bytes(path.read_bytes() + b'{"row":7,"end":{"\0\0\n{"row":8,"en')
     assert [
         (row, end.state) for row, end in outcomes_in(storage_path(tmp_path), "0001-engine-1", {1, 2, 9})
@@ -287,7 +287,7 @@ def test_runs_are_counted_beyond_four_digits(tmp_path: Path):
     for number in (9999, 10000):
         write(tmp_path, f"{number:04d}-driver", Entry(0, failed(str(number))))
     assert attempt(storage_path(tmp_path)) == 10001
-    assert index(tmp_path).codes == {0: "10000"}
+    assert index(tmp_path).error_codes == {0: "10000"}
 
 
 def test_an_answer_taken_from_another_job_counts_as_reused(tmp_path: Path):

@@ -14,7 +14,7 @@ from penstock.asgi_client import call
 from penstock.config import LLMConfig
 from penstock.data.backends.protocol import Response
 from penstock.data.execution.retry import classify_response
-from penstock.data.pipeline.row_program import LLM, program_columns, program_schema, run
+from penstock.data.pipeline.row_program import LLM, program_columns, program_schema, run_program
 from penstock.data.results.outcome import Failure, Outcome
 from penstock.data.rows.request import RowRequest, Task
 from penstock.engines import engine_class
@@ -63,7 +63,7 @@ async def refined(row: dict[str, Any], llm: LLM) -> dict[str, Any]:
 
 
 async def test_a_second_turn_holds_the_first(ask: Asked):
-    outcome = await run(refined, {"question": "What?"}, ask)
+    outcome = await run_program(refined, {"question": "What?"}, ask)
     output, columns = program_columns(outcome)
     first, second = ask.bodies
     assert [turn["role"] for turn in second["messages"]] == ["user", "assistant", "user"]
@@ -80,7 +80,7 @@ async def test_calls_run_side_by_side(ask: Asked):
         )
         return {"votes": [reply.text for reply in replies]}
 
-    output, columns = program_columns(await run(votes, {}, ask))
+    output, columns = program_columns(await run_program(votes, {}, ask))
     assert len(output["votes"]) == ask.most == columns["calls"] == 5
     assert columns["num_generated_tokens"] == 20
 
@@ -92,7 +92,7 @@ async def test_every_kind_of_call_has_its_answer(ask: Asked):
         scores = await llm.score("a text", ["a text", "another"])
         return {"texts": completed.texts, "size": len(vector), "scores": scores}
 
-    output, columns = program_columns(await run(all_kinds, {}, ask))
+    output, columns = program_columns(await run_program(all_kinds, {}, ask))
     assert len(output["texts"]) == 2
     assert output["size"] > 1
     assert output["scores"][0] > output["scores"][1]
@@ -100,7 +100,7 @@ async def test_every_kind_of_call_has_its_answer(ask: Asked):
 
 
 async def test_defaults_hold_for_every_call(ask: Asked):
-    await run(refined, {"question": "What?"}, ask, Task(), {"sampling_params": {"temperature": 0.5}})
+    await run_program(refined, {"question": "What?"}, ask, Task(), {"sampling_params": {"temperature": 0.5}})
     assert [body["temperature"] for body in ask.bodies] == [0.5, 0.5]
 
 
@@ -112,14 +112,14 @@ async def test_a_program_can_catch_what_an_engine_refuses(ask: Asked):
             return {"said": str(error), "short": (await llm.chat("Short.", max_tokens=1)).text}
         return {}
 
-    output, columns = program_columns(await run(careful, {}, ask))
+    output, columns = program_columns(await run_program(careful, {}, ask))
     assert "512" in output["said"]
     assert output["short"]
     assert columns["calls"] == 2
 
 
 async def failed(program: Any, ask: Any) -> Failure:
-    outcome = await run(program, {}, ask)
+    outcome = await run_program(program, {}, ask)
     assert (outcome.state, outcome.body) == ("failed", None)
     assert outcome.failure is not None
     return outcome.failure
@@ -177,12 +177,12 @@ async def test_a_row_whose_job_ends_is_skipped():
     async def ends(request: RowRequest) -> Outcome:
         return Outcome(state="skipped")
 
-    outcome = await run(refined, {"question": "What?"}, ends)
+    outcome = await run_program(refined, {"question": "What?"}, ends)
     assert (outcome.state, outcome.failure) == ("skipped", None)
 
 
 async def test_all_rows_of_programs_fit_one_schema(ask: Asked):
-    outcomes = [await run(refined, {"question": "What?"}, ask), await run(breaks, {}, ask)]
+    outcomes = [await run_program(refined, {"question": "What?"}, ask), await run_program(breaks, {}, ask)]
     rows = [program_columns(outcome)[1] for outcome in outcomes]
     assert pa.Table.from_pylist(rows, schema=program_schema()).to_pylist() == rows
 

@@ -8,11 +8,12 @@ import pytest
 
 from penstock.config import LLMConfig
 from penstock.data.execution.retry import RetryPolicy
+from penstock.data.pipeline.batch_columns import FIELDS, OUTCOME, ROW, pack, unpack
 from penstock.data.pipeline.configs import EngineProcessorConfig
 from penstock.data.pipeline.engine_stage import EngineStage
-from penstock.data.pipeline.postprocess import Finish
-from penstock.data.pipeline.preprocess import END, PACKED, SAID, Prepare, packed, unpacked
-from penstock.data.pipeline.stage_spec import station
+from penstock.data.pipeline.postprocess import Postprocess
+from penstock.data.pipeline.preprocess import Preprocess
+from penstock.data.pipeline.stage_spec import stage_spec
 from penstock.data.results.outcome import Failure, Outcome
 from penstock.errors import ConfigError
 
@@ -40,23 +41,25 @@ def request(fields, row):
     return {**fields}
 
 
-@pytest.mark.parametrize("name", [PACKED, SAID, END, "__penstock_anything"])
+@pytest.mark.parametrize("name", [ROW, FIELDS, OUTCOME, "__penstock_anything"])
 def test_a_dataset_with_a_column_of_ours_is_refused_and_never_unpickled(name, loud):
     batch = pa.table({"text": ["a"], name: [pickle.dumps(loud())]})
     with pytest.raises(ConfigError, match=name):
-        Prepare(None, request)(batch)
+        Preprocess(None, request)(batch)
 
 
 def test_a_postprocess_step_unpickles_no_row_of_the_users(loud):
-    batch = pa.table({"text": ["a"], PACKED: [pickle.dumps(loud())]})
-    batch = batch.append_column(SAID, packed([{}])).append_column(END, packed([Outcome(state="ok")]))
-    step = Finish(None, lambda outcome, fields: {"error": None}, lambda fields: set(), go_on=True)
+    batch = pa.table({"text": ["a"], ROW: [pickle.dumps(loud())]})
+    batch = batch.append_column(FIELDS, pack([{}])).append_column(OUTCOME, pack([Outcome(state="ok")]))
+    step = Postprocess(
+        None, lambda outcome, fields: {"error": None}, lambda fields: set(), continue_on_error=True
+    )
     assert list(step(batch)["text"]) == ["a"]
 
 
 def test_rows_of_a_plain_list_travel_packed():
-    asked = Prepare(None, request, is_packed=True)(pa.table({PACKED: [pickle.dumps({"text": "a"})]}))
-    assert [pickle.loads(row) for row in asked.column(SAID).to_pylist()] == [{"text": "a"}]
+    asked = Preprocess(None, request, is_packed=True)(pa.table({ROW: [pickle.dumps({"text": "a"})]}))
+    assert [pickle.loads(row) for row in asked.column(FIELDS).to_pylist()] == [{"text": "a"}]
 
 
 def test_rows_that_fail_alike_are_logged_once(caplog):
@@ -65,7 +68,7 @@ def test_rows_that_fail_alike_are_logged_once(caplog):
 
     batch = pa.Table.from_pylist([{"n": n} for n in range(5)])
     for _ in range(2):  # each task has a step of its own
-        ends = unpacked(Prepare(bad, request)(batch), END)
+        ends = unpack(Preprocess(bad, request)(batch), OUTCOME)
     assert [end.failure.message for end in ends] == [f"ZeroDivisionError: {n}" for n in range(5)]
     assert caplog.text.count("ZeroDivisionError") == 1
 
@@ -78,11 +81,15 @@ def sim(**options):
 
 def outcomes(config, journal, rows, program=None):
     """Of rows, through an engine of their own with a journal."""
-    found = station(EngineProcessorConfig(llm_config=config), program)
+    found = stage_spec(EngineProcessorConfig(llm_config=config), program)
     stage = EngineStage(
-        found.make, RetryPolicy(), journal=str(journal), identity=found.identity, run=found.run
+        found.make_backend,
+        RetryPolicy(),
+        journal=str(journal),
+        identity=found.identity,
+        run_row=found.run_row,
     )
-    return unpacked(stage(Prepare(None, found.ask)(pa.Table.from_pylist(rows))), END)
+    return unpack(stage(Preprocess(None, found.build_request)(pa.Table.from_pylist(rows))), OUTCOME)
 
 
 def texts(ends):
@@ -146,20 +153,20 @@ def test_what_answers_depend_on_is_in_a_models_identity(other):
 
 
 def identity(**values):
-    return station(EngineProcessorConfig(llm_config=LLMConfig(**values))).identity
+    return stage_spec(EngineProcessorConfig(llm_config=LLMConfig(**values))).identity
 
 
 def test_a_failed_row_has_no_empty_columns_of_the_answer_beside_what_postprocess_returns():
     config = EngineProcessorConfig(
         llm_config=LLMConfig(model_loading_config={"model_id": "m"}, llm_engine="sim")
     )
-    of = station(config)
+    of = stage_spec(config)
     row = {"text": "a", "generated_text": "the user's own"}
     end = Outcome(state="failed", failure=Failure(code="bad", message="Why.", stage="engine", attempts=1))
     batch = pa.Table.from_pylist([row])
-    batch = batch.append_column(SAID, packed([{"prompt": "a"}])).append_column(END, packed([end]))
+    batch = batch.append_column(FIELDS, pack([{"prompt": "a"}])).append_column(OUTCOME, pack([end]))
     (whole, short) = (
-        Finish(function, of.columns, of.fields, go_on=True)(batch)
+        Postprocess(function, of.columns, of.request_fields, continue_on_error=True)(batch)
         for function in (None, lambda row: {"answer": row["text"]})
     )
     assert {"generated_text", "attempts", "original_generated_text"} <= whole.keys()

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
         ServeDeploymentProcessorConfig,
         vLLMEngineProcessorConfig,
     )
-    from penstock.data.pipeline.preprocess import batched
     from penstock.data.pipeline.processor import Processor, build_llm_processor, build_processor
     from penstock.data.pipeline.shared_engine import shared_engine
+    from penstock.data.pipeline.user_function import batched
 
 _WHERE = {
     "EngineProcessorConfig": "pipeline.configs",
@@ -31,7 +31,7 @@ _WHERE = {
     "ProcessorConfig": "pipeline.configs",
     "ServeDeploymentProcessorConfig": "pipeline.configs",
     "batch": "job.api",
-    "batched": "pipeline.preprocess",
+    "batched": "pipeline.user_function",
     "build_llm_processor": "pipeline.processor",
     "build_processor": "pipeline.processor",
     "shared_engine": "pipeline.shared_engine",

@@ -158,11 +158,15 @@ class Driver:
 
     def _write_reused(self, reused: list[ReusedAnswer]) -> None:
         for one in reused:
-            self._write(Entry(one.row, of=one.of))
+            self._write(Entry(one.row, duplicate_of=one.of))
 
     def _write(self, entry: Entry) -> None:
         """A row that ended without a worker. On any thread."""
-        done = row_completed(entry.row, entry.end) if entry.end is not None else RowCompleted(entry.row, "ok")
+        done = (
+            row_completed(entry.row, entry.outcome)
+            if entry.outcome is not None
+            else RowCompleted(entry.row, "ok")
+        )
         with self._writing:
             self._segment.append(entry, partial(self._count, done, reused=done.state == "ok"))
 

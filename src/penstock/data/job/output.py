@@ -123,7 +123,7 @@ class OutputWriter:
         rows = 0
         for row in self._source.rows(lambda number: index.state(number) in states):
             rows += 1
-            yield row, index.end(row.number)
+            yield row, index.outcome(row.number)
         expected = sum(index.counts()[state] for state in states)
         if rows != expected:
             raise Error(

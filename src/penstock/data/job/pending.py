@@ -78,10 +78,10 @@ class PendingRows:
         pending_row.deaths = 0 if self._retry else self._index.deaths.get(row.number, 0)
         if pending_row.key is None:
             return pending_row
-        if (same := self._index.keys.get(pending_row.key)) is not None:
-            return Entry(row.number, of=same)
-        if self._other is not None and (other := self._other.keys.get(pending_row.key)) is not None:
-            return Entry(row.number, self._other.end(other), key=pending_row.key, reused=True)
+        if (same := self._index.rows_by_key.get(pending_row.key)) is not None:
+            return Entry(row.number, duplicate_of=same)
+        if self._other is not None and (other := self._other.rows_by_key.get(pending_row.key)) is not None:
+            return Entry(row.number, self._other.outcome(other), key=pending_row.key, reused=True)
         return pending_row
 
 

@@ -158,7 +158,7 @@ def report(
 ) -> JobReport:
     """The report of a job whose journal says `index`."""
     counts = index.counts()
-    prompt, cached, generated = index.used
+    prompt, cached, generated = index.tokens
     failures = _examples(index)
     return JobReport(
         output=output,
@@ -169,7 +169,7 @@ def report(
         skipped=counts["skipped"],
         waiting=None if stats.total is None else stats.total - sum(counts.values()),
         reused=index.reused,
-        errors=dict(Counter(index.codes.values()).most_common()),
+        errors=dict(Counter(index.error_codes.values()).most_common()),
         examples={code: failure.message[:_SHOWN_CHARS] for code, failure in failures.items()},
         retry_may_help=not failures or not all(map(_lasting, failures.values())),
         prompt_tokens=prompt,
@@ -191,8 +191,8 @@ def report(
 
 def _examples(index: Index) -> dict[str, Failure]:
     """The first failure of each kind."""
-    first = {code: row for row, code in sorted(index.codes.items(), reverse=True)}
-    ends = {code: index.end(row).failure for code, row in sorted(first.items(), key=lambda one: one[1])}
+    first = {code: row for row, code in sorted(index.error_codes.items(), reverse=True)}
+    ends = {code: index.outcome(row).failure for code, row in sorted(first.items(), key=lambda one: one[1])}
     return {code: failure for code, failure in ends.items() if failure is not None}
 
 

@@ -110,8 +110,8 @@ class Worker:
             end = await self._ended(item)
             done = row_completed(item.row, end)
             assert self._segment is not None
-            used = (done.prompt_tokens, done.cached_tokens, done.output_tokens)
-            self._segment.append(Entry(item.row, end, key=item.key, used=used), partial(self._kept, done))
+            tokens = (done.prompt_tokens, done.cached_tokens, done.output_tokens)
+            self._segment.append(Entry(item.row, end, key=item.key, tokens=tokens), partial(self._kept, done))
         except Exception as error:
             self._broke(error)
 

@@ -1,8 +1,8 @@
-"""What a pipeline has been answered, by content: so that no answer is asked for twice, whoever died.
+"""A pipeline's answers by content, so that no request is answered twice, whatever crashed in between.
 
 Ray Data runs a task again when its actor dies, and a user runs a pipeline again when its driver did. Both
-find here what was there already: the same request to the same model, and where its answer was drawn at random
-the same row, too. Each actor writes a segment of its own, in the form of a job's journal.
+find earlier answers here: those of the same request to the same model and, where the answer was sampled, of
+the same row. Each actor writes a segment of its own, in the format of a job's journal.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import cloudpickle
 
 from penstock.data.journal.segment import Entry, Segment
-from penstock.data.journal.segment_reader import answered, read_outcome, segments
+from penstock.data.journal.segment_reader import answers_in, read_outcome, segments
 from penstock.data.results.outcome import Outcome
 from penstock.data.rows.digest import is_deterministic, request_digest
 from penstock.data.rows.request import RowRequest
@@ -29,15 +29,15 @@ from penstock.errors import Error
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
-    """digest: of what is asked. is_drawn: another time the answer would be another one."""
+class CacheKey:
+    """digest: of the request. is_sampled: another run would give another answer."""
 
     digest: str
-    is_drawn: bool
+    is_sampled: bool
 
 
 class AnswerCache:
-    """Answers in the folder or bucket `url`; only what is ok, so that failed rows are tried again."""
+    """Answers in the folder or bucket `url`; only those that are ok, so that failed rows are run again."""
 
     def __init__(self, url: str) -> None:
         """Raises: JournalBroken, Unavailable."""
@@ -45,60 +45,60 @@ class AnswerCache:
         self._spool = tempfile.TemporaryDirectory(prefix="penstock-")
         self._found: defaultdict[str, list[tuple[Path, int]]] = defaultdict(list)
         for file in segments(folder, Path(self._spool.name)):
-            for key, at in answered(file):
-                self._found[key].append((file, at))
-        self._unkept: set[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = set()
+            for digest, at in answers_in(file):
+                self._found[digest].append((file, at))
+        self._pending: set[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = set()
         self._segment = Segment(folder, f"pipeline-{uuid.uuid4().hex}", self._broke)
 
-    async def answer(self, key: Key, ask: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
-        """The kept answer, or that of `ask`, which is kept when this returns.
+    async def get_or_run(self, key: CacheKey, run: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
+        """The stored answer, or that of `run`, which is stored before this returns.
 
-        Of answers that were drawn each is given once.
-        Raises: Unavailable when it cannot be kept.
+        Each stored answer that was sampled is returned once.
+        Raises: Unavailable when the answer cannot be stored.
         """
         if found := self._found.get(key.digest):
-            return await asyncio.to_thread(read_outcome, *(found.pop() if key.is_drawn else found[-1]))
-        outcome = await ask()
+            file, at = found.pop() if key.is_sampled else found[-1]
+            return await asyncio.to_thread(read_outcome, file, at)
+        outcome = await run()
         if outcome.state == "ok":
             loop = asyncio.get_running_loop()
-            one = (loop, kept := loop.create_future())
-            self._unkept.add(one)
+            pending = (loop, stored := loop.create_future())
+            self._pending.add(pending)
             try:
-                entry = Entry(row=0, end=outcome, key=key.digest)
-                self._segment.append(entry, lambda: _settle(loop, kept, None))
-                await kept
+                entry = Entry(row=0, outcome=outcome, key=key.digest)
+                self._segment.append(entry, lambda: _settle(loop, stored, None))
+                await stored
             finally:
-                self._unkept.discard(one)
+                self._pending.discard(pending)
         return outcome
 
     def _broke(self, error: Error) -> None:
         """On any thread."""
-        for loop, kept in list(self._unkept):
-            _settle(loop, kept, error)
+        for loop, stored in list(self._pending):
+            _settle(loop, stored, error)
 
     def close(self) -> None:
-        """All is kept. Safe to call twice."""
+        """Returns when all answers are stored. Safe to call twice."""
         self._segment.close()
         self._spool.cleanup()
 
 
-def _settle(loop: asyncio.AbstractEventLoop, kept: asyncio.Future[None], error: Error | None) -> None:
+def _settle(loop: asyncio.AbstractEventLoop, stored: asyncio.Future[None], error: Error | None) -> None:
     def settle() -> None:
-        if not kept.done():
-            kept.set_result(None) if error is None else kept.set_exception(error)
+        if not stored.done():
+            stored.set_result(None) if error is None else stored.set_exception(error)
 
     loop.call_soon_threadsafe(settle)
 
 
-def cache_key(ask: Any, row: Any, salt: bytes) -> Key:
-    """salt: of the model that is asked. row: the user's, all of it."""
-    if isinstance(ask, RowRequest) and is_deterministic(ask):
-        return Key(request_digest(ask, salt), is_drawn=False)
-    drawn = salt + _hash(row)
-    return Key(
-        request_digest(ask, drawn) if isinstance(ask, RowRequest) else _hash((drawn, ask)).hex(),
-        is_drawn=True,
-    )
+def cache_key(request: Any, row: Any, salt: bytes) -> CacheKey:
+    """salt: identity of the model. row: all of the user's columns."""
+    if isinstance(request, RowRequest) and is_deterministic(request):
+        return CacheKey(request_digest(request, salt), is_sampled=False)
+    sampled = salt + _hash(row)
+    if isinstance(request, RowRequest):
+        return CacheKey(request_digest(request, sampled), is_sampled=True)
+    return CacheKey(_hash((sampled, request)).hex(), is_sampled=True)
 
 
 def _hash(value: Any) -> bytes:

@@ -43,10 +43,10 @@ class Index:
         Raises: JournalBroken.
         """
         self.deaths: dict[int, int] = {}
-        self.used = [0, 0, 0]
+        self.tokens = [0, 0, 0]
         self.reused = 0
-        self.codes: dict[int, str] = {}
-        self.keys: dict[str, int] = {}
+        self.error_codes: dict[int, str] = {}
+        self.rows_by_key: dict[str, int] = {}
         self._states = bytearray()
         self._where = array("Q")
         self._files: list[Path] = []
@@ -69,14 +69,14 @@ class Index:
         """Rows by state."""
         return {name: self._states.count(value) for name, value in _STATES.items()}
 
-    def end(self, row: int) -> Outcome:
+    def outcome(self, row: int) -> Outcome:
         """How a row ended, which it has. Raises: JournalBroken."""
         entry = self._read(row)
-        while entry.end is None and entry.of is not None:
-            entry = self._read(entry.of)
-        if entry.end is None:
+        while entry.outcome is None and entry.duplicate_of is not None:
+            entry = self._read(entry.duplicate_of)
+        if entry.outcome is None:
             raise JournalBroken(f"The journal says that row {row} has ended, but not how.")
-        return entry.end.outcome()
+        return entry.outcome.outcome()
 
     def close(self) -> None:
         """Files that are read again are opened again."""
@@ -86,27 +86,27 @@ class Index:
             self._open.clear()
 
     def _take(self, head: EntryHead, where: int) -> None:
-        if head.end is None and head.of is None:
+        if head.outcome is None and head.duplicate_of is None:
             self.deaths[head.row] = max(head.deaths, self.deaths.get(head.row, 0))
             return
         if head.row >= len(self._states):
             missing = head.row + 1 - len(self._states)
             self._states.extend(bytes(missing))
             self._where.extend([0] * missing)
-        if head.used:
-            for place, tokens in enumerate(head.used):
-                self.used[place] += tokens
+        if head.tokens:
+            for place, tokens in enumerate(head.tokens):
+                self.tokens[place] += tokens
         if self._states[head.row] == _OK:
             return
-        state = _OK if head.end is None else _STATES[head.end.state]
+        state = _OK if head.outcome is None else _STATES[head.outcome.state]
         self._states[head.row], self._where[head.row] = state, where
-        if self.codes:
-            self.codes.pop(head.row, None)
-        if head.end is not None and head.end.failure is not None:
-            self.codes[head.row] = sys.intern(head.end.failure.code)
-        self.reused += head.of is not None or head.reused
+        if self.error_codes:
+            self.error_codes.pop(head.row, None)
+        if head.outcome is not None and head.outcome.failure is not None:
+            self.error_codes[head.row] = sys.intern(head.outcome.failure.code)
+        self.reused += head.duplicate_of is not None or head.reused
         if head.key is not None and state == _OK:
-            self.keys.setdefault(head.key, head.row)
+            self.rows_by_key.setdefault(head.key, head.row)
 
     def _read(self, row: int) -> EntryLine:
         number, at = divmod(self._where[row], 1 << _OFFSET_BITS)

@@ -37,7 +37,11 @@ _PAUSE_S, _OUTAGE_S = 1.0, 300.0
 _encode = msgspec.json.Encoder().encode
 
 
-class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+ON_DISK = {"outcome": "end", "duplicate_of": "of", "tokens": "used"}
+"""Names of fields on disk, which journals of older versions have."""
+
+
+class Entry(msgspec.Struct, frozen=True, omit_defaults=True, rename=ON_DISK):
     """One line: a row has ended, or an engine has died with it.
 
     end: how it ended; where it is absent, `of` or `deaths` says something.
@@ -49,11 +53,11 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     row: int
-    end: Outcome | None = None
-    of: int | None = None
+    outcome: Outcome | None = None
+    duplicate_of: int | None = None
     key: str | None = None
     deaths: int = 0
-    used: tuple[int, int, int] = (0, 0, 0)
+    tokens: tuple[int, int, int] = (0, 0, 0)
     reused: bool = False
 
 
@@ -62,12 +66,12 @@ def line(entry: Entry) -> bytes:
 
     Raises: msgspec.DecodeError when its body is not JSON.
     """
-    end = entry.end
+    end = entry.outcome
     if end is not None and end.body is not None:
         compact = msgspec.json.format(bytes(end.body), indent=-1)
         if len(compact) != len(bytes(end.body)):
             end = msgspec.structs.replace(end, body=msgspec.Raw(compact))
-            entry = msgspec.structs.replace(entry, end=end)
+            entry = msgspec.structs.replace(entry, outcome=end)
     return _encode(entry) + b"\n"
 
 

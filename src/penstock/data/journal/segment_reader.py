@@ -14,7 +14,7 @@ from typing import IO, Any, cast
 
 import msgspec
 
-from penstock.data.journal.segment import run_number
+from penstock.data.journal.segment import ON_DISK, run_number
 from penstock.data.results.outcome import Failure, Outcome, State
 from penstock.data.storage.paths import LocalPath, StoragePath
 from penstock.errors import Error
@@ -37,15 +37,15 @@ class _State(msgspec.Struct):
     failure: _Failure | None = None
 
 
-class EntryHead(msgspec.Struct):
+class EntryHead(msgspec.Struct, rename=ON_DISK):
     """As much of an entry as the index needs; the answer is passed over."""
 
     row: int
-    end: _State | None = None
-    of: int | None = None
+    outcome: _State | None = None
+    duplicate_of: int | None = None
     key: str | None = None
     deaths: int = 0
-    used: tuple[int, int, int] | None = None
+    tokens: tuple[int, int, int] | None = None
     reused: bool = False
 
 
@@ -72,10 +72,10 @@ class _End(msgspec.Struct):
         )
 
 
-class EntryLine(msgspec.Struct):
+class EntryLine(msgspec.Struct, rename=ON_DISK):
     row: int
-    end: _End | None = None
-    of: int | None = None
+    outcome: _End | None = None
+    duplicate_of: int | None = None
 
 
 _head = msgspec.json.Decoder(EntryHead).decode
@@ -115,18 +115,18 @@ def outcomes_in(folder: StoragePath, name: str, rows: Container[int]) -> list[tu
             with io.BufferedReader(cast("Any", where.open()), 1 << 20) as lines:
                 for head, _, text in _entries(lines, where.url):
                     if (
-                        head.end is not None
+                        head.outcome is not None
                         and head.row in rows
-                        and (end := decode_line(text).end) is not None
+                        and (end := decode_line(text).outcome) is not None
                     ):
                         found.append((head.row, end.outcome()))
     return found
 
 
-def answered(file: Path) -> Iterator[tuple[str, int]]:
+def answers_in(file: Path) -> Iterator[tuple[str, int]]:
     """Digests of requests with an answer that is ok in a segment, and where in it. Raises: JournalBroken."""
     for head, at in read_heads(file):
-        if head.key is not None and head.end is not None and head.end.state == "ok":
+        if head.key is not None and head.outcome is not None and head.outcome.state == "ok":
             yield head.key, at
 
 
@@ -134,7 +134,7 @@ def read_outcome(file: Path, at: int) -> Outcome:
     """How the row of the line at byte `at` ended."""
     with file.open("rb") as lines:
         lines.seek(at)
-        found = decode_line(lines.readline()).end
+        found = decode_line(lines.readline()).outcome
     if found is None:
         raise JournalBroken(f"'{file}' has no end of a row at byte {at}.")
     return found.outcome()

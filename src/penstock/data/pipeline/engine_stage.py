@@ -1,8 +1,8 @@
-"""The engine's step of a processor: an actor of Ray Data with one backend, and a window of rows over it.
+"""The engine stage of a processor: an actor of Ray Data with one backend, and a window of rows over it.
 
-Ray Data calls it from several threads at a time, each with a batch of rows; they feed one window on an event
-loop of the actor's own, so that the window is refilled row by row across batches. It returns each batch in
-its order: Ray Data's own retries find outputs by their place.
+Ray Data calls it from several threads at a time, each with a batch of rows. They feed one window on an event
+loop of the actor, so that the window is refilled row by row across batches. Each batch is returned in its
+order: Ray Data's own retries find outputs by their position.
 """
 
 from __future__ import annotations
@@ -19,69 +19,75 @@ from penstock.data.backends.protocol import Backend
 from penstock.data.execution.retry import RetryPolicy
 from penstock.data.execution.window import Window
 from penstock.data.journal.answer_cache import AnswerCache, cache_key
-from penstock.data.pipeline.preprocess import ASK, END, Table, packed, unpacked, users_columns
+from penstock.data.pipeline.batch_columns import OUTCOME, REQUEST, Table, pack, unpack, user_columns
 from penstock.data.results.outcome import Outcome
 
-Run = Callable[[Any, Window], Coroutine[Any, Any, Any]]
-"""What one row's ASK comes to, through the window."""
+RunRow = Callable[[Any, Window], Coroutine[Any, Any, Any]]
+"""Runs what REQUEST holds for one row, through the window."""
 
 
-async def asked(request: Any, window: Window) -> Outcome:
-    """One request: one answer."""
+async def send_request(request: Any, window: Window) -> Outcome:
+    """One request per row."""
     return await window.run(request)
 
 
 class EngineStage:
-    """Batch with ASK -> batch with END."""
+    """Batch with REQUEST -> batch with OUTCOME."""
 
     def __init__(
         self,
-        make: Callable[[], Backend],
+        make_backend: Callable[[], Backend],
         retry_policy: RetryPolicy,
-        alone: bool = True,
-        run: Run = asked,
+        exclusive: bool = True,
+        run_row: RunRow = send_request,
         journal: str | None = None,
-        most: int | None = None,
+        max_in_flight: int | None = None,
         identity: bytes = b"",
     ) -> None:
-        """Returns when the backend is ready. identity: of the model, for the journal.
+        """Returns when the backend is ready. identity: of the model, part of each key in the journal.
 
         Raises: what the backend's `start` raises.
         """
-        self._run, self._identity = run, identity
-        self._memory = AnswerCache(journal) if journal is not None else None
+        self._run_row, self._identity = run_row, identity
+        self._answers = AnswerCache(journal) if journal is not None else None
         self._loop = uvloop.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True, name="rows").start()
-        self._window = self._wait(self._opened(make, retry_policy, alone, most))
+        self._window = self._wait(self._start(make_backend, retry_policy, exclusive, max_in_flight))
 
-    async def _opened(
-        self, make: Callable[[], Backend], retry_policy: RetryPolicy, alone: bool, most: int | None
+    async def _start(
+        self,
+        make_backend: Callable[[], Backend],
+        retry_policy: RetryPolicy,
+        exclusive: bool,
+        max_in_flight: int | None,
     ) -> Window:
-        backend = make()
+        backend = make_backend()
         await backend.start()
-        return Window(backend, retry_policy, exclusive=alone, max_in_flight=most)
+        return Window(backend, retry_policy, exclusive=exclusive, max_in_flight=max_in_flight)
 
     def __call__(self, batch: Table) -> Table:
-        rows = [None] * len(batch) if self._memory is None else users_columns(batch).to_pylist()
-        ends = self._wait(self._ends(unpacked(batch, ASK), unpacked(batch, END), rows))
-        return batch.drop_columns([ASK, END]).append_column(END, packed(ends))
+        rows = [None] * len(batch) if self._answers is None else user_columns(batch).to_pylist()
+        outcomes = self._wait(self._run(unpack(batch, REQUEST), unpack(batch, OUTCOME), rows))
+        return batch.drop_columns([REQUEST, OUTCOME]).append_column(OUTCOME, pack(outcomes))
 
-    async def _ends(self, asks: list[Any], ends: list[Outcome | None], rows: list[Any]) -> list[Outcome]:
-        return await asyncio.gather(*map(self._end, asks, ends, rows))
+    async def _run(
+        self, requests: list[Any], outcomes: list[Outcome | None], rows: list[Any]
+    ) -> list[Outcome]:
+        return await asyncio.gather(*map(self._outcome, requests, outcomes, rows))
 
-    async def _end(self, ask: Any, end: Outcome | None, row: Any) -> Outcome:
-        if end is not None:
-            return end
-        run = partial(self._run, ask, self._window)
-        if self._memory is None:
+    async def _outcome(self, request: Any, outcome: Outcome | None, row: Any) -> Outcome:
+        if outcome is not None:
+            return outcome
+        run = partial(self._run_row, request, self._window)
+        if self._answers is None:
             return await run()
-        return await self._memory.answer(cache_key(ask, row, self._identity), run)
+        return await self._answers.get_or_run(cache_key(request, row, self._identity), run)
 
     def __del__(self) -> None:
-        """Ray Data's way to end an actor's work: the engine is stopped with it."""
+        """How Ray Data ends an actor: the engine is stopped with it."""
         try:
-            if self._memory is not None:
-                self._memory.close()
+            if self._answers is not None:
+                self._answers.close()
             if hasattr(self, "_window"):  # it started
                 self._wait(self._window.backend.stop())
         finally:

@@ -1,7 +1,7 @@
-"""The last step of a processor: each answer's columns beside the user's, and the user's postprocessing.
+"""The last stage of a processor: result columns beside the user's, and the user's postprocessing.
 
-Stands after the engine's stage, in tasks or actors of its own. A failed row goes past postprocessing, with
-what the user put in and with `error`; so does one that postprocessing itself breaks.
+Runs after the engine stage, in tasks or actors of its own. A failed row skips postprocessing and keeps the
+user's columns, with `error`; so does a row that postprocessing itself breaks.
 """
 
 from __future__ import annotations
@@ -13,91 +13,97 @@ import cloudpickle
 import numpy as np
 import pyarrow as pa
 
-from penstock.data.pipeline.preprocess import END, PACKED, SAID, Each, Row, Table, fault, rows_of, unpacked
+from penstock.data.pipeline.batch_columns import FIELDS, OUTCOME, ROW, Row, Table, unpack, user_rows
+from penstock.data.pipeline.user_function import UserFunction
 from penstock.data.results.merge import merge, row_view
-from penstock.data.results.outcome import Outcome
+from penstock.data.results.outcome import Failure, Outcome, failed
 from penstock.errors import BadRequest, Error
 
-Columns = Callable[[Outcome, Mapping[str, Any]], dict[str, Any]]
-"""Of an outcome and what preprocessing returned: the columns of the answer, `error` among them."""
+ResultColumns = Callable[[Outcome, Mapping[str, Any]], dict[str, Any]]
+"""From an outcome and what preprocessing returned, the result columns, `error` among them."""
 
-Names = Callable[[Mapping[str, Any]], set[str]]
-"""Of what preprocessing returned: the names that are the request."""
+RequestFields = Callable[[Mapping[str, Any]], set[str]]
+"""Of what preprocessing returned, the names that belong to the request."""
 
 ERROR = "error"
 
 
 class RowFailed(Error):
-    """A row failed, and the pipeline was told not to go on then."""
+    """A row failed, and `should_continue_on_error` is false."""
 
     code = "row_failed"
 
 
-class Finish:
-    """Batch with SAID and END -> what comes out of the pipeline."""
+class Postprocess:
+    """Batch with FIELDS and OUTCOME -> the pipeline's output."""
 
     def __init__(
-        self, function: Any, columns: Columns, names: Names, go_on: bool, is_packed: bool = False
+        self,
+        function: Any,
+        columns: ResultColumns,
+        request_fields: RequestFields,
+        continue_on_error: bool,
+        is_packed: bool = False,
     ) -> None:
-        self._each = Each(function, "postprocess") if function is not None else None
+        self._function = UserFunction(function, "postprocess") if function is not None else None
         self._columns = columns
-        self._names = names
-        self._go_on = go_on
+        self._request_fields = request_fields
+        self._continue_on_error = continue_on_error
         self._is_packed = is_packed
 
     def __call__(self, batch: Table) -> dict[str, Any]:
-        rows, said, ends = rows_of(batch, self._is_packed), unpacked(batch, SAID), unpacked(batch, END)
-        views = [self._view(*each) for each in zip(rows, said, ends, strict=True)]
-        results = self._processed(views, ends)
-        finished = [self._finished(*each) for each in zip(rows, views, ends, results, strict=True)]
-        if not self._go_on:
-            _all_ok(finished)
+        rows, outcomes = user_rows(batch, self._is_packed), unpack(batch, OUTCOME)
+        views = [self._view(*one) for one in zip(rows, unpack(batch, FIELDS), outcomes, strict=True)]
+        results = self._processed(views, outcomes)
+        output = [self._output(*one) for one in zip(rows, views, outcomes, results, strict=True)]
+        if not self._continue_on_error:
+            _check_all_ok(output)
         if self._is_packed:
-            return {PACKED: np.array([cloudpickle.dumps(row) for row in finished], dtype=object)}
-        return _as_columns(finished)
+            return {ROW: np.array([cloudpickle.dumps(row) for row in output], dtype=object)}
+        return _as_columns(output)
 
-    def _view(self, row: Row, said: Row | None, end: Outcome) -> Row:
-        fields = said or {}
-        names = self._names(fields)
+    def _view(self, row: Row, returned: Row | None, outcome: Outcome) -> Row:
+        fields = returned or {}
+        names = self._request_fields(fields)
         extras = {name: value for name, value in fields.items() if name not in names}
         request = {name: fields[name] for name in names}
-        return row_view(row, extras, request, self._columns(end, fields))
+        return row_view(row, extras, request, self._columns(outcome, fields))
 
-    def _processed(self, views: list[Row], ends: list[Outcome]) -> list[Any]:
+    def _processed(self, views: list[Row], outcomes: list[Outcome]) -> list[Any]:
         """What postprocessing made of each row that is ok; None for the others."""
-        if self._each is None:
+        if self._function is None:
             return list(views)
-        good = [n for n, end in enumerate(ends) if end.state == "ok"]
+        good = [n for n, outcome in enumerate(outcomes) if outcome.state == "ok"]
         results: list[Any] = [None] * len(views)
-        for n, result in zip(good, self._each([views[n] for n in good]), strict=True):
+        for n, result in zip(good, self._function([views[n] for n in good]), strict=True):
             results[n] = result
         return results
 
-    def _finished(self, row: Row, whole: Row, end: Outcome, result: Any) -> Row:
-        if end.state != "ok":
-            return self._unanswered(whole, end)
+    def _output(self, row: Row, view: Row, outcome: Outcome, result: Any) -> Row:
+        if outcome.state != "ok":
+            return self._unanswered(view, outcome)
         if isinstance(result, Outcome):
-            return self._broken(row, result)
+            return self._failed(row, result)
         if not isinstance(result, Mapping):
             found = type(result).__name__
             wrong = BadRequest(f"postprocess returned {found}; return a dict of columns.")
-            return self._broken(row, fault(wrong, "postprocess"))
+            return self._failed(row, failed(Failure.from_error(wrong, "postprocess")))
         own: Row = {**result}
         return merge(own, {ERROR: None}) if own.get(ERROR) is not None else {**own, ERROR: None}
 
-    def _unanswered(self, whole: Row, end: Outcome) -> Row:
-        """Without the answer's columns, all empty, where postprocessing gives other rows its own."""
-        if self._each is None:
-            return {**whole}
-        empty = self._columns(end, {}).keys() - {ERROR}
-        return {name: value for name, value in whole.items() if name not in empty}
+    def _unanswered(self, view: Row, outcome: Outcome) -> Row:
+        """With a postprocess function other rows lack the result columns, all empty here: drop them."""
+        if self._function is None:
+            return {**view}
+        empty = self._columns(outcome, {}).keys() - {ERROR}
+        return {name: value for name, value in view.items() if name not in empty}
 
-    def _broken(self, row: Row, end: Outcome) -> Row:
-        return {**row_view(row, {}, {}, {ERROR: self._columns(end, {})[ERROR]})}
+    def _failed(self, row: Row, outcome: Outcome) -> Row:
+        return {**row_view(row, {}, {}, {ERROR: self._columns(outcome, {})[ERROR]})}
 
 
-class Typed:
-    """Batch of what came out -> the same, with our columns of their own types where no row has a value."""
+class CastEmptyColumns:
+    """Batch of the output -> the same, with result columns in which no row has a value cast to their type."""
 
     def __init__(self, schema: Any) -> None:
         self._schema = schema
@@ -111,7 +117,7 @@ class Typed:
 
 
 def _as_columns(rows: list[Row]) -> dict[str, Any]:
-    """One column for each name that any row has; None where a row has not."""
+    """One column for each name in any row; None for rows without it."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: _column([row.get(name) for row in rows]) for name in names}
 
@@ -123,7 +129,7 @@ def _column(values: list[Any]) -> Any:
     return column
 
 
-def _all_ok(rows: list[Row]) -> None:
+def _check_all_ok(rows: list[Row]) -> None:
     failure: Mapping[str, Any] | None = next((row[ERROR] for row in rows if row[ERROR] is not None), None)
     if failure is not None:
         raise RowFailed(

@@ -17,27 +17,28 @@ import pandas as pd
 import ray.data
 from ray.data import ActorPoolStrategy, Dataset
 
+from penstock.data.pipeline.batch_columns import ROW
 from penstock.data.pipeline.configs import ProcessorConfig
 from penstock.data.pipeline.engine_stage import EngineStage
-from penstock.data.pipeline.postprocess import Finish, Typed
-from penstock.data.pipeline.preprocess import PACKED, Prepare
+from penstock.data.pipeline.postprocess import CastEmptyColumns, Postprocess
+from penstock.data.pipeline.preprocess import Preprocess
 from penstock.data.pipeline.row_program import Program
-from penstock.data.pipeline.stage_spec import station
+from penstock.data.pipeline.stage_spec import stage_spec
 from penstock.data.rows.input_columns import required_input
 from penstock.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-Step = Callable[..., Any] | type
+UserStep = Callable[..., Any] | type
 """A function of a row, plain or async; one marked `batched`; or a class whose objects are such functions."""
 
-_AHEAD = 4
+_OVERSUBSCRIPTION = 4
 """Rows in an engine's actor, for each that the engine runs at a time. A call returns when its longest row has
 ended, so most rows of most calls have ended already: of 400 tokens at most and 57 on average, a quarter of 16
 rows runs. No more than that, for at the end of the input no other engine gets them."""
 
-_LEAST_ROWS, _CALLS = 8, (4, 64)
-_FULL = 2
+_MIN_ROWS, _CALLS = 8, (4, 64)
+_SCALING_FACTOR = 2
 """Of a pool that may grow, so many times what its engines take at once is sent to them: Ray Data adds one
 where 1.75 times as much is."""
 
@@ -56,8 +57,8 @@ _OWN = frozenset(
 
 def build_processor(
     config: ProcessorConfig,
-    preprocess: Step | None = None,
-    postprocess: Step | None = None,
+    preprocess: UserStep | None = None,
+    postprocess: UserStep | None = None,
     *,
     program: Program | None = None,
     preprocess_map_kwargs: Mapping[str, Any] | None = None,
@@ -86,8 +87,8 @@ class Processor:
     def __init__(
         self,
         config: ProcessorConfig,
-        preprocess: Step | None,
-        postprocess: Step | None,
+        preprocess: UserStep | None,
+        postprocess: UserStep | None,
         program: Program | None,
         preprocess_options: Mapping[str, Any],
         postprocess_options: Mapping[str, Any],
@@ -95,7 +96,7 @@ class Processor:
         _check_options("preprocess_map_kwargs", preprocess_options)
         _check_options("postprocess_map_kwargs", postprocess_options)
         self.config = config
-        self._station = station(config, program)
+        self._stage = stage_spec(config, program)
         self._steps = preprocess, postprocess
         self._options = dict(preprocess_options), dict(postprocess_options)
 
@@ -104,11 +105,11 @@ class Processor:
             return self._pipeline(rows)
         if isinstance(rows, pd.DataFrame):
             return self._pipeline(ray.data.from_pandas(rows)).to_pandas() if len(rows) else self._empty(rows)
-        packed = [{PACKED: pickle.dumps(row)} for row in rows]
+        packed = [{ROW: pickle.dumps(row)} for row in rows]
         if not packed:
             return []
         return [
-            pickle.loads(row[PACKED])
+            pickle.loads(row[ROW])
             for row in self._in_order(self._pipeline(ray.data.from_items(packed), is_packed=True))
         ]
 
@@ -119,35 +120,43 @@ class Processor:
     def _pipeline(self, dataset: Dataset, is_packed: bool = False) -> Dataset:
         (preprocess, postprocess), (before, after) = self._steps, self._options
         size = self.config.batch_size
-        asked = _mapped(dataset, Prepare, preprocess, (self._station.ask, is_packed), before, size)
-        few = min(size, max(_LEAST_ROWS, self._station.seats // _CALLS[1] * _AHEAD))
+        asked = _mapped(dataset, Preprocess, preprocess, (self._stage.build_request, is_packed), before, size)
+        few = min(size, max(_MIN_ROWS, self._stage.concurrent_requests // _CALLS[1] * _OVERSUBSCRIPTION))
         answered = asked.repartition(target_num_rows_per_block=few).map_batches(
             EngineStage,
             batch_format="pyarrow",
             batch_size=few,
             zero_copy_batch=True,
-            compute=_pool(self.config, math.ceil(_AHEAD * self._station.seats / few)),
+            compute=_pool(self.config, math.ceil(_OVERSUBSCRIPTION * self._stage.concurrent_requests / few)),
             fn_constructor_args=(
-                self._station.make,
+                self._stage.make_backend,
                 self.config.retry_policy,
-                self._station.alone,
-                self._station.run,
+                self._stage.exclusive,
+                self._stage.run_row,
                 self.config.journal,
-                self._station.most,
-                self._station.identity,
+                self._stage.max_in_flight,
+                self._stage.identity,
             ),
-            **self._station.resources(),
+            **self._stage.resources(),
         )
-        args = (self._station.columns, self._station.fields, self.config.should_continue_on_error, is_packed)
-        return _mapped(answered, Finish, postprocess, args, after, size).map_batches(
-            Typed(self._station.schema), batch_format="pyarrow", zero_copy_batch=True, batch_size=None
+        args = (
+            self._stage.columns,
+            self._stage.request_fields,
+            self.config.should_continue_on_error,
+            is_packed,
+        )
+        return _mapped(answered, Postprocess, postprocess, args, after, size).map_batches(
+            CastEmptyColumns(self._stage.schema),
+            batch_format="pyarrow",
+            zero_copy_batch=True,
+            batch_size=None,
         )
 
     def _empty(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Without rows only a postprocess knows which columns it would give."""
         if self._steps[1] is not None:
             return rows.copy()
-        names = [name for name in self._station.schema.names if name not in rows.columns]
+        names = [name for name in self._stage.schema.names if name not in rows.columns]
         return rows.reindex(columns=[*rows.columns, *names])
 
     def _in_order(self, dataset: Dataset) -> list[dict[str, Any]]:
@@ -176,7 +185,7 @@ def _pool(config: ProcessorConfig, wanted_calls: int) -> ActorPoolStrategy:
         min_size=least,
         max_size=most,
         initial_size=least,
-        max_tasks_in_flight_per_actor=calls if least == most else _FULL * calls,
+        max_tasks_in_flight_per_actor=calls if least == most else _SCALING_FACTOR * calls,
         max_concurrent_calls_per_actor=calls,
         enable_true_multi_threading=True,
     )

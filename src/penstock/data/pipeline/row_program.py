@@ -25,12 +25,12 @@ from penstock.errors import BadRequest, Error, OwnCodeFailed, Unavailable
 
 log = logging.getLogger(__name__)
 
-Ask = Callable[[RowRequest], Awaitable[Outcome]]
+Send = Callable[[RowRequest], Awaitable[Outcome]]
 Program = Callable[[dict[str, Any], "LLM"], Awaitable[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class LLMResponse:
     """What the model said. text: "" beside tool calls; texts: all outputs where `n` asked for several.
 
     token_ids, prompt_tokens, cached_tokens, generated_tokens: None where the engine does not tell.
@@ -80,21 +80,23 @@ class LLM:
         retries of a row: PromptTooLong, Unavailable, DeadlineExceeded, ... all `penstock.errors.Error`.
     """
 
-    def __init__(self, ask: Ask, task: Task | None = None, defaults: Mapping[str, Any] | None = None) -> None:
-        self._ask = ask
+    def __init__(
+        self, send: Send, task: Task | None = None, defaults: Mapping[str, Any] | None = None
+    ) -> None:
+        self._send = send
         self._task = task or Task()
         self._defaults = defaults or {}
-        self.total = Total()
+        self.totals = CallTotals()
 
-    async def chat(self, messages: str | list[Any], **params: Any) -> Reply:
+    async def chat(self, messages: str | list[Any], **params: Any) -> LLMResponse:
         """The next turn of a conversation; a text is a conversation of one message."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        return _reply(await self._call("generate", {"messages": messages, **params}))
+        return _response(await self._call("generate", {"messages": messages, **params}))
 
-    async def complete(self, prompt: str | list[int] | Mapping[str, Any], **params: Any) -> Reply:
+    async def complete(self, prompt: str | list[int] | Mapping[str, Any], **params: Any) -> LLMResponse:
         """What follows a text, token ids, or an engine's own prompt; no chat template."""
-        return _reply(await self._call("generate", {"prompt": prompt, **params}))
+        return _response(await self._call("generate", {"prompt": prompt, **params}))
 
     async def embed(self, input: Any, **params: Any) -> list[float]:
         """The vector of one text."""
@@ -112,16 +114,16 @@ class LLM:
         own = self._task
         task = Task(kind, own.model, own.alone, own.token_ids, own.read_files, own.roles)
         defaults = self._defaults if kind == own.kind else {}
-        outcome = await self._ask(build_request(fields, task, defaults))
+        outcome = await self._send(build_request(fields, task, defaults))
         found = result_columns(task, outcome)
-        self.total.add(outcome, found)
+        self.totals.add(outcome, found)
         if found["error"] is not None:
             raise Failure(**found["error"]).to_error()
         return found
 
 
 @dataclass(slots=True)
-class Total:
+class CallTotals:
     """Of all calls of a row."""
 
     calls: int = 0
@@ -157,10 +159,10 @@ class _Ran(msgspec.Struct):
     num_generated_tokens: int
 
 
-async def run(
+async def run_program(
     program: Program,
     row: Mapping[str, Any],
-    ask: Ask,
+    send: Send,
     task: Task | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> Outcome:
@@ -168,17 +170,17 @@ async def run(
 
     An error of ours that the program lets pass is the row's failure; any other is `own_code_failed`.
     """
-    llm, began_s = LLM(ask, task, defaults), time.monotonic()
+    llm, began_s = LLM(send, task, defaults), time.monotonic()
     try:
-        output = _output(await _started(program, dict(row), llm))
+        output = _checked_output(await _start(program, dict(row), llm))
     except OwnCodeFailed as error:
-        return _failed(_own_fault(str(error)), llm.total)
+        return _failed(_user_code_failure(str(error)), llm.totals)
     except Error as error:
-        return _failed(Failure.from_error(error, "engine"), llm.total)
+        return _failed(Failure.from_error(error, "engine"), llm.totals)
     except Exception as error:
         log.exception("A row's program failed.")
-        return _failed(_own_fault(f"The program raised {type(error).__name__}: {error}"), llm.total)
-    total = llm.total
+        return _failed(_user_code_failure(f"The program raised {type(error).__name__}: {error}"), llm.totals)
+    total = llm.totals
     ran = _Ran(output, total.calls, total.prompt_tokens, total.cached_tokens, total.generated_tokens)
     return Outcome(
         state="ok",
@@ -207,7 +209,7 @@ def program_columns(outcome: Outcome) -> tuple[dict[str, Any], dict[str, Any]]:
     return ran.output, found | {name: getattr(ran, name) for name in _COUNTS}
 
 
-def _started(program: Program, row: dict[str, Any], llm: LLM) -> Awaitable[Any]:
+def _start(program: Program, row: dict[str, Any], llm: LLM) -> Awaitable[Any]:
     coroutine: Any = program(row, llm)
     if not inspect.isawaitable(coroutine):
         raise OwnCodeFailed(
@@ -216,7 +218,7 @@ def _started(program: Program, row: dict[str, Any], llm: LLM) -> Awaitable[Any]:
     return coroutine
 
 
-def _output(returned: Any) -> dict[str, Any]:
+def _checked_output(returned: Any) -> dict[str, Any]:
     if not isinstance(returned, Mapping):
         raise OwnCodeFailed(
             f"The program returned {type_name(returned)}; it must return a dict, the row's output."
@@ -227,11 +229,11 @@ def _output(returned: Any) -> dict[str, Any]:
         raise OwnCodeFailed(f"The program returned what cannot be kept: {error}") from error
 
 
-def _own_fault(message: str) -> Failure:
+def _user_code_failure(message: str) -> Failure:
     return Failure(code=OwnCodeFailed.code, message=message, stage="postprocess")
 
 
-def _failed(failure: Failure, total: Total) -> Outcome:
+def _failed(failure: Failure, total: CallTotals) -> Outcome:
     return Outcome(
         state="skipped" if total.skipped else "failed",
         failure=None if total.skipped else failure,
@@ -241,8 +243,8 @@ def _failed(failure: Failure, total: Total) -> Outcome:
     )
 
 
-def _reply(found: Mapping[str, Any]) -> Reply:
-    return Reply(
+def _response(found: Mapping[str, Any]) -> LLMResponse:
+    return LLMResponse(
         text=found["generated_text"],
         texts=found["generated_texts"],
         finish_reason=found["finish_reason"],

@@ -1,7 +1,7 @@
-"""What differs between processors: who answers, what a row may ask of it, and which columns come of that.
+"""What differs between processors: the backend, its resources, how rows become requests and outcomes columns.
 
-Made of a config where the pipeline is built; its parts travel to where they are used. `make` runs inside the
-engine's actor.
+Made from a config where the pipeline is built; its parts are pickled to where they run. `make_backend` runs
+in the engine stage's actor.
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
+from penstock.config import LLMConfig
 from penstock.config.derive.accelerators import Nodes
 from penstock.config.derive.placement import gang_size, spans_nodes
 from penstock.data.backends.build import in_process_engine, single_actor_options
 from penstock.data.backends.engine_config import engine_identity, with_runner
-from penstock.data.backends.openai_service import PAYLOAD, OpenAIService
+from penstock.data.backends.openai_service import OpenAIService
 from penstock.data.backends.protocol import Backend
 from penstock.data.backends.serve_deployment import ServeDeployment
-from penstock.data.backends.serve_handle import method_call
 from penstock.data.execution.window import Window
+from penstock.data.pipeline import row_mapping
 from penstock.data.pipeline.configs import (
     EngineProcessorConfig,
     HttpRequestProcessorConfig,
@@ -31,156 +32,129 @@ from penstock.data.pipeline.configs import (
     llm_config,
     vLLMEngineProcessorConfig,
 )
-from penstock.data.pipeline.engine_stage import Run, asked
-from penstock.data.pipeline.row_program import Program, program_columns, program_schema
-from penstock.data.pipeline.row_program import run as run_row
-from penstock.data.results.columns import common_columns, result_columns, result_schema
+from penstock.data.pipeline.engine_stage import RunRow, send_request
+from penstock.data.pipeline.row_program import Program, program_columns, program_schema, run_program
+from penstock.data.results.columns import result_schema
 from penstock.data.results.outcome import Outcome
-from penstock.data.rows.builder import build_request
-from penstock.data.rows.coerce import to_json
-from penstock.data.rows.input_columns import is_batch_line, request_columns
-from penstock.data.rows.request import RowRequest, Task
-from penstock.errors import BadRequest, ConfigError, Unsupported
+from penstock.data.rows.input_columns import request_columns
+from penstock.data.rows.request import Task
+from penstock.errors import ConfigError, Unsupported
 
 Fields = Mapping[str, Any]
 
-_SEATS, _SEATS_OF_A_FLEET = 256, 1024
-"""Where nobody says: vLLM's own default, at least; and some replicas of that."""
+_DEFAULT_CONCURRENCY, _DEPLOYMENT_CONCURRENCY = 256, 1024
+"""Where no config says: at least vLLM's own default; and that of some replicas."""
 
 
 @dataclass(frozen=True, slots=True)
-class Station:
-    """ask: of what preprocessing returned and of the row, what crosses to the engine. Raises: BadRequest.
+class StageSpec:
+    """build_request: from what preprocessing returned and the row, what the engine stage runs.
 
-    columns: of the outcome and of what preprocessing returned. fields: names of the request among those.
-    seats: rows that the engine, or the fleet, runs at a time.
-    identity: of what answers; a journal holds its answers for nobody else.
+    columns: from an outcome and what preprocessing returned, the result columns.
+    request_fields: the names in what preprocessing returned that belong to the request.
+    exclusive: whether the backend is used by this pipeline alone, see `Window`.
+    concurrent_requests: rows that the engine, or all replicas, run at a time.
+    identity: of the model or service; a journal returns its answers only for the same one.
     """
 
     task: Task
-    make: Callable[[], Backend]
-    ask: Callable[[Fields, Fields], Any]
+    make_backend: Callable[[], Backend]
+    build_request: Callable[[Fields, Fields], Any]
     columns: Callable[[Outcome, Fields], dict[str, Any]]
-    fields: Callable[[Fields], set[str]]
+    request_fields: Callable[[Fields], set[str]]
     schema: Any
     resources: Callable[[], dict[str, Any]]
-    alone: bool = True
-    seats: int = _SEATS_OF_A_FLEET
-    most: int | None = None
-    run: Run = asked
+    exclusive: bool = True
+    concurrent_requests: int = _DEPLOYMENT_CONCURRENCY
+    max_in_flight: int | None = None
+    run_row: RunRow = send_request
     identity: bytes = b""
 
 
-def station(config: ProcessorConfig, program: Program | None = None) -> Station:
+def stage_spec(config: ProcessorConfig, program: Program | None = None) -> StageSpec:
     """Raises: ConfigError."""
-    found = _station(config)
+    spec = _for_backend(config)
     if program is None:
-        return found
+        return spec
     return replace(
-        found,
-        ask=the_row,
-        columns=ran,
-        fields=none_of_them,
+        spec,
+        build_request=_program_input,
+        columns=_program_output,
+        request_fields=_no_fields,
         schema=program_schema(),
-        run=partial(run_program, program, found.task),
-        identity=found.identity + _source(program),
+        run_row=partial(_run_program, program, spec.task),
+        identity=spec.identity + _source(program),
     )
 
 
-def _station(config: ProcessorConfig) -> Station:
+def _for_backend(config: ProcessorConfig) -> StageSpec:
     if isinstance(config, EngineProcessorConfig | vLLMEngineProcessorConfig):
-        return _engine(config)
+        return _in_process(config)
     if isinstance(config, ServeDeploymentProcessorConfig):
-        return _served(config)
+        return _serve_deployment(config)
     if isinstance(config, HttpRequestProcessorConfig):
         return _http(config)
-    raise ConfigError(f"{type(config).__name__} is no processor's config.")
+    raise ConfigError(f"{type(config).__name__} is not a processor's config.")
 
 
-def _engine(config: EngineProcessorConfig | vLLMEngineProcessorConfig) -> Station:
+def _in_process(config: EngineProcessorConfig | vLLMEngineProcessorConfig) -> StageSpec:
     model = with_runner(llm_config(config), config.task_type)
     task = Task(config.task_type, model=model.model_id, alone=True, read_files=config.read_files)
-    return Station(
+    vllm = config if isinstance(config, vLLMEngineProcessorConfig) else None
+    brings_prompts = vllm is not None and not vllm.applies_chat_template
+    return StageSpec(
         task=task,
-        make=partial(in_process_engine, model),
-        ask=partial(request_of_prompt if _has_prompts(config) else request, task),
-        columns=partial(answered, task),
-        fields=partial(request_columns, task=task),
+        make_backend=partial(in_process_engine, model),
+        build_request=partial(
+            row_mapping.prompt_request if brings_prompts else row_mapping.model_request, task
+        ),
+        columns=partial(row_mapping.model_columns, task),
+        request_fields=partial(request_columns, task=task),
         schema=result_schema(task),
-        resources=partial(engine_resources, model),
-        seats=int(model.engine_kwargs.get("max_num_seqs") or _SEATS),
-        most=config.max_pending_requests if isinstance(config, vLLMEngineProcessorConfig) else None,
+        resources=partial(_engine_resources, model),
+        concurrent_requests=int(model.engine_kwargs.get("max_num_seqs") or _DEFAULT_CONCURRENCY),
+        max_in_flight=vllm.max_pending_requests if vllm is not None else None,
         identity=_identity("engine", config.task_type, engine_identity(model)),
     )
 
 
-def _served(config: ServeDeploymentProcessorConfig) -> Station:
+def _serve_deployment(config: ServeDeploymentProcessorConfig) -> StageSpec:
     task = Task(config.task_type, read_files=config.read_files)
-    return Station(
+    return StageSpec(
         task=task,
-        make=partial(
+        make_backend=partial(
             ServeDeployment,
             config.app_name,
             config.deployment_name,
             dtypes=config.dtype_mapping,
             max_concurrency=config.max_in_flight,
         ),
-        ask=partial(call_or_request, task),
-        columns=partial(result_or_columns, task),
-        fields=partial(fields_or_call, task),
+        build_request=partial(row_mapping.call_or_request, task),
+        columns=partial(row_mapping.call_or_model_columns, task),
+        request_fields=partial(row_mapping.call_or_request_fields, task),
         schema=result_schema(task),
-        resources=small,
-        alone=False,
+        resources=_client_resources,
+        exclusive=False,
         identity=_identity("served", config.task_type, config.app_name, config.deployment_name),
     )
 
 
-def call_or_request(task: Task, fields: Fields, row: Fields) -> RowRequest:
-    """A row that names a method is a call of it. Raises: BadRequest."""
-    if not is_call(fields):
-        return request(task, fields, row)
-    kwargs = fields.get("request_kwargs")
-    if not isinstance(kwargs, Mapping):
-        raise BadRequest("A row with a `method` needs `request_kwargs`, a dict.", param="request_kwargs")
-    return method_call(str(fields["method"]), cast("Fields", kwargs), fields.get("dtype"))
-
-
-def result_or_columns(task: Task, outcome: Outcome, fields: Fields) -> dict[str, Any]:
-    """Of a call: what it returned; of one of a model's endpoints the columns of such an answer, too."""
-    if not is_call(fields):
-        return result_columns(task, outcome)
-    said = {} if outcome.body is None else msgspec.json.decode(outcome.body, type=dict[str, Any])
-    if fields["method"] in ("chat", "completions") and "choices" in said:
-        return {**said, **result_columns(task, outcome)}
-    return {**said, **common_columns(outcome)}
-
-
-def fields_or_call(task: Task, fields: Fields) -> set[str]:
-    if not is_call(fields):
-        return request_columns(fields, task)
-    return {name for name in ("method", "dtype", "request_kwargs") if name in fields}
-
-
-def is_call(fields: Fields) -> bool:
-    return "method" in fields and not is_batch_line(fields)
-
-
-def _http(config: HttpRequestProcessorConfig) -> Station:
+def _http(config: HttpRequestProcessorConfig) -> StageSpec:
     task = Task(config.task_type, token_ids=False, read_files=config.read_files)
-    return Station(
+    return StageSpec(
         task=task,
-        make=partial(service_of, config),
-        ask=partial(payload_or_request, task),
-        columns=partial(response_or_columns, task),
-        fields=partial(fields_or_payload, task),
+        make_backend=partial(http_service, config),
+        build_request=partial(row_mapping.payload_or_request, task),
+        columns=partial(row_mapping.payload_or_model_columns, task),
+        request_fields=partial(row_mapping.payload_or_request_fields, task),
         schema=result_schema(task),
-        resources=small,
-        alone=False,
+        resources=_client_resources,
+        exclusive=False,
         identity=_identity("http", config.task_type, config.url, config.model),
     )
 
 
-def service_of(config: HttpRequestProcessorConfig) -> OpenAIService:
+def http_service(config: HttpRequestProcessorConfig) -> OpenAIService:
     """One actor's client; the pipeline's actors share its requests per second."""
     return OpenAIService(
         config.url,
@@ -199,96 +173,52 @@ def _identity(*parts: object) -> bytes:
 
 
 def _source(program: Program) -> bytes:
-    """A program's text: another one's rows have another output."""
+    """The program's text: with another one, rows have another output."""
     try:
         return inspect.getsource(program).encode()
-    except (OSError, TypeError):  # typed into a console, or an object
+    except (OSError, TypeError):  # defined in a console, or an object
         return f"{program.__module__}.{getattr(program, '__qualname__', type(program).__qualname__)}".encode()
 
 
-def payload_or_request(task: Task, fields: Fields, row: Fields) -> RowRequest:
-    """A payload goes as it is. Raises: BadRequest."""
-    if "payload" not in fields:
-        return request(task, fields, row)
-    body = msgspec.json.encode(to_json(fields["payload"], "payload"))
-    return RowRequest(path=PAYLOAD, body=body)
-
-
-def response_or_columns(task: Task, outcome: Outcome, fields: Fields) -> dict[str, Any]:
-    if "payload" not in fields:
-        return result_columns(task, outcome)
-    said = None if outcome.body is None else msgspec.json.decode(outcome.body)
-    return {"http_response": said, **common_columns(outcome)}
-
-
-def fields_or_payload(task: Task, fields: Fields) -> set[str]:
-    return {"payload"} if "payload" in fields else request_columns(fields, task)
-
-
-def small() -> dict[str, Any]:
-    """An actor that only asks others."""
+def _client_resources() -> dict[str, Any]:
+    """Of an actor that only sends requests."""
     return {"num_cpus": 0}
 
 
-def request(task: Task, fields: Fields, row: Fields) -> RowRequest:
-    """The request in `fields`; columns that preprocessing only handed on are none of it.
-
-    Raises: BadRequest.
-    """
-    ours = request_columns(fields, task)
-    return build_request({name: fields[name] for name in fields if name in ours or name not in row}, task)
-
-
-def request_of_prompt(task: Task, fields: Fields, row: Fields) -> RowRequest:
-    """The same; where a prompt stands beside the messages that it was made of, it is the input."""
-    if fields.get("prompt") is not None:
-        fields = {name: value for name, value in fields.items() if name != "messages"}
-    return request(task, fields, row)
-
-
-def _has_prompts(config: ProcessorConfig) -> bool:
-    """Whether the user applies the chat template."""
-    return isinstance(config, vLLMEngineProcessorConfig) and not config.applies_chat_template
-
-
-def answered(task: Task, outcome: Outcome, fields: Fields) -> dict[str, Any]:
-    return result_columns(task, outcome)
-
-
-def the_row(fields: Fields, row: Fields) -> Fields:
-    """What a program gets: the row as preprocessing left it."""
+def _program_input(fields: Fields, row: Fields) -> Fields:
+    """A program gets the row as preprocessing returned it."""
     return fields
 
 
-def none_of_them(fields: Fields) -> set[str]:
+def _no_fields(fields: Fields) -> set[str]:
     return set()
 
 
-def ran(outcome: Outcome, fields: Fields) -> dict[str, Any]:
-    """What the program returned, and what it took."""
-    output, found = program_columns(outcome)
-    return {**output, **found}
+def _program_output(outcome: Outcome, fields: Fields) -> dict[str, Any]:
+    output, results = program_columns(outcome)
+    return {**output, **results}
 
 
-async def run_program(program: Program, task: Task, row: Fields, window: Window) -> Outcome:
-    return await run_row(program, row, window.run, task)
+async def _run_program(program: Program, task: Task, row: Fields, window: Window) -> Outcome:
+    return await run_program(program, row, window.run, task)
 
 
-def engine_resources(config: Any) -> dict[str, Any]:
+def _engine_resources(config: LLMConfig) -> dict[str, Any]:
     """Ray's options of one actor with an engine of `config` on this cluster.
 
-    Raises: Unsupported when the engine needs several nodes, or others beside it.
+    Raises: Unsupported when the engine needs several nodes, or computes together with other engines.
     """
     nodes = _nodes()
     if gang_size(config) > 1:
         raise Unsupported(
-            f"The engines of '{config.model_id}' compute together (data_parallel_size), a pipeline's own "
-            "do not: serve it (penstock serve, serve.run), name it with ServeDeploymentProcessorConfig."
+            f"The engines of '{config.model_id}' compute together (data_parallel_size), which the engines of "
+            "a pipeline cannot: serve it (penstock serve, serve.run), name it with "
+            "ServeDeploymentProcessorConfig."
         )
     if spans_nodes(config, nodes):
         raise Unsupported(
-            f"The engine of '{config.model_id}' needs several nodes, which a pipeline's own cannot have: "
-            "serve it (penstock serve, serve.run) and name it with ServeDeploymentProcessorConfig."
+            f"The engine of '{config.model_id}' needs several nodes, which an engine of a pipeline cannot "
+            "have: serve it (penstock serve, serve.run) and name it with ServeDeploymentProcessorConfig."
         )
     return single_actor_options(config, nodes)
 
