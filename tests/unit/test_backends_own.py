@@ -101,7 +101,7 @@ async def test_what_the_authors_preprocessor_raises_is_the_rows_end_at_once(
     make: Any, prompt: str, said: str
 ):
     window = Window(await make(preprocessor=careless), RetryPolicy())
-    end = await window.run_row(RowRequest(path=COMPLETIONS, body=json.dumps({"prompt": prompt}).encode()))
+    end = await window.run(RowRequest(path=COMPLETIONS, body=json.dumps({"prompt": prompt}).encode()))
     assert (end.failure.code, end.attempts) == ("own_code_failed", 1)
     assert said in end.failure.message
 
