@@ -17,7 +17,7 @@ from benchmarks.prompts import BYTES_PER_TOKEN, Turn, Workload
 from benchmarks.slots import Slots
 from penstock.engines.sim.batch import Batch, Sequence
 from penstock.engines.sim.options import SimOptions
-from penstock.engines.sim.reply import Reply
+from penstock.engines.sim.reply import PlannedReply
 from penstock.serve.fleet.replica import Lease, Replica
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway import body
@@ -208,7 +208,7 @@ class Fleet:
             return self._at(self._now + link.COALESCE_S, self._ask, turns, turn)
         engine = self._engines[place.replica.id]
         engine.open[gateway] += 1
-        reply = Reply((), (), turn.answer_tokens, "length")
+        reply = PlannedReply((), (), turn.answer_tokens, "length")
         hashes = TextHashes(turn.text, self._plan.options.block_size, place.adapter)
         request = _Request(
             turn.prompt_tokens, reply, hashes, self._now, turns=turns, gateway=gateway, place=place

@@ -15,7 +15,7 @@ from penstock.asgi import TRUSTED, ASGIApp, Message, Scope, split_events
 _QUEUED_MESSAGES = 64  # back-pressure: the app waits when the reader is this far behind
 
 
-class Body:
+class ResponseBody:
     """The bytes of an answer as the app makes them. Closing it, read or not, ends the app."""
 
     def __init__(self, app: ASGIApp, scope: Scope, request: bytes) -> None:
@@ -44,7 +44,7 @@ class Body:
             await self._task
         return message
 
-    def __aiter__(self) -> Body:
+    def __aiter__(self) -> ResponseBody:
         return self
 
     async def __anext__(self) -> bytes:
@@ -60,12 +60,12 @@ class Body:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AppResponse:
     """Status and headers have come; whoever asked closes the body."""
 
     status: int
     headers: Mapping[str, str]
-    body: Body
+    body: ResponseBody
 
     async def read(self) -> bytes:
         """The whole body."""
@@ -78,12 +78,12 @@ async def call(
     body: bytes,
     headers: Mapping[str, str] | None = None,
     content_type: str = "application/json",
-) -> Answer:
+) -> AppResponse:
     """POSTs `body` to `path` of `app`.
 
     Raises: what the app raises before its first byte.
     """
-    reply = Body(app, _scope(path, len(body), headers or {}, content_type), body)
+    reply = ResponseBody(app, _scope(path, len(body), headers or {}, content_type), body)
     try:
         start = await reply.message()
     except BaseException:
@@ -92,7 +92,7 @@ async def call(
     if start is None:
         raise RuntimeError(f"{path} ended without an answer.")
     names = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in start["headers"]}
-    return Answer(start["status"], names, reply)
+    return AppResponse(start["status"], names, reply)
 
 
 def _scope(path: str, length: int, headers: Mapping[str, str], content_type: str) -> Scope:

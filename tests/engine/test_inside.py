@@ -17,7 +17,7 @@ from fastapi import FastAPI, Request
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import PlainTextResponse
 
-from penstock.engines.vllm.frontend.direct_routes import Inside
+from penstock.engines.vllm.frontend.direct_routes import DirectRoutes
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -193,7 +193,7 @@ async def test_with_a_middleware_of_the_users_all_go_by_it(
 
     for middleware in own:
         app.add_middleware(middleware)
-    async with listening(Inside(app)) as client:
+    async with listening(DirectRoutes(app)) as client:
         answered = await client.post(CHAT, json={"text": "long " * 500})
     assert answered.text == "long " * 500
     assert answered.headers.get("content-encoding") == expected

@@ -12,7 +12,7 @@ from penstock.engines.process.engine import ProcessEngine
 from penstock.engines.sim.batch import Batch, Sequence
 from penstock.engines.sim.cache import Chain
 from penstock.engines.sim.options import SimOptions
-from penstock.engines.sim.reply import Reply
+from penstock.engines.sim.reply import PlannedReply
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -43,7 +43,7 @@ def _options() -> SimOptions:
 
 
 def _cached(model: Batch, prompt: list[int], answer: tuple[int, ...]) -> int:
-    reply = Reply(answer, (), len(answer), "length")
+    reply = PlannedReply(answer, (), len(answer), "length")
     sequence = Sequence(len(prompt), reply, Chain(prompt, reply, BLOCK_SIZE), 0.0)
     model.submit(sequence)
     while not model.idle():

@@ -28,7 +28,7 @@ from penstock.engines.sim.batch import Batch
 from penstock.engines.sim.batch import Sequence as Output
 from penstock.engines.sim.cache import Chain
 from penstock.engines.sim.options import SimOptions
-from penstock.engines.sim.reply import Reply
+from penstock.engines.sim.reply import PlannedReply
 
 BLOCK_SIZE = 16
 LIMITS = {"max_num_seqs": 12, "max_num_batched_tokens": 256, "max_model_len": 1024}
@@ -80,7 +80,7 @@ def simulated_steps(
     names: dict[Output, str] = {}
     for step in range(100_000):
         for one in (one for one in asked if one.step == step):
-            reply = Reply((SAID,), ("",), one.tokens, "length")
+            reply = PlannedReply((SAID,), ("",), one.tokens, "length")
             output = Output(len(one.prompt), reply, Chain(one.prompt, reply, BLOCK_SIZE), 0.0)
             names[output] = one.name
             batch.submit(output)

@@ -11,7 +11,7 @@ from benchmarks.prompts import WORKLOADS, Dialogue, Turn, words
 
 from penstock.engines.sim.cache import Chain
 from penstock.engines.sim.options import SimOptions
-from penstock.engines.sim.reply import Reply
+from penstock.engines.sim.reply import PlannedReply
 from penstock.serve.gateway import body
 from penstock.serve.gateway.routing_features import prompt_of
 from penstock.serve.routing.prefix_hashes import blocks
@@ -73,7 +73,7 @@ def test_dialogues_with_another_beginning_share_nothing():
 def test_texts_are_known_by_the_hashes_of_their_tokens():
     text = words(Random(1), 64)
     tokens = memoryview(text).cast("I").tolist()
-    chain, hashes = Chain(tokens, Reply((0,), ("",), 1, "length"), 16), virtual.TextHashes(text, 16)
+    chain, hashes = Chain(tokens, PlannedReply((0,), ("",), 1, "length"), 16), virtual.TextHashes(text, 16)
     other = virtual.TextHashes(text[:-1] + b"!", 16)
     assert [chain[n] == chain[m] for n in range(4) for m in range(4)] == [
         hashes[n] == hashes[m] for n in range(4) for m in range(4)

@@ -13,13 +13,13 @@ from penstock.engines.sim.batch import Batch, Sequence
 from penstock.engines.sim.cache import Cache, Chain
 from penstock.engines.sim.engine import SimEngine
 from penstock.engines.sim.options import SimOptions
-from penstock.engines.sim.reply import Reply, plan
+from penstock.engines.sim.reply import PlannedReply, plan
 
 NOTHING = plan("x", 1, ignore_eos=True)
 A, B, C = ([letter] * 4 for letter in (1, 2, 3))
 
 
-def hashes(*tokens: int, reply: Reply = NOTHING) -> Chain:
+def hashes(*tokens: int, reply: PlannedReply = NOTHING) -> Chain:
     return Chain(tokens, reply, 4)
 
 
@@ -29,7 +29,7 @@ def batch(blocks: int = 16, **options: object) -> Batch:
 
 
 def request(prompt: Tokens[int], tokens: int = 1) -> Sequence:
-    reply = Reply((9,), ("x",), tokens, "length")
+    reply = PlannedReply((9,), ("x",), tokens, "length")
     return Sequence(len(prompt), reply, Chain(prompt, reply, 4), 0.0)
 
 
@@ -59,7 +59,7 @@ def test_equal_beginnings_have_equal_hashes_up_to_the_first_difference():
 
 
 def test_a_block_across_the_end_of_the_prompt_holds_the_beginning_of_the_reply():
-    reply = Reply((7, 8), ("a", "b"), 10, "length")
+    reply = PlannedReply((7, 8), ("a", "b"), 10, "length")
     chain = hashes(1, 2, reply=reply)
     assert [chain[0], chain[1]] == [hashes(1, 2, 7, 8)[0], hashes(1, 2, 7, 8, 7, 8, 7, 8)[1]]
 

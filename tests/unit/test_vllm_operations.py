@@ -10,7 +10,7 @@ import pytest
 
 from penstock.engines import peft
 from penstock.engines.vllm import adapters
-from penstock.engines.vllm.adapters import Adapters
+from penstock.engines.vllm.adapters import LoadedAdapters
 from penstock.engines.vllm.control import VLLMControl
 from penstock.engines.vllm.core import token_buffer
 
@@ -60,13 +60,13 @@ class LLM:
         self.loaded.add(request.lora_name)
 
 
-def with_adapters(llm: Any, monkeypatch: pytest.MonkeyPatch) -> Adapters:
+def with_adapters(llm: Any, monkeypatch: pytest.MonkeyPatch) -> LoadedAdapters:
     ids = iter(range(1, 9))
     models: Any = SimpleNamespace(lora_requests={}, lora_id_counter=SimpleNamespace(inc=lambda _: next(ids)))
     monkeypatch.setattr(peft, "check", lambda *args: None)
     monkeypatch.setattr(adapters.peft, "shapes", lambda file: {})
     llm.model_config.quantization = None
-    return Adapters(llm, "m", models)
+    return LoadedAdapters(llm, "m", models)
 
 
 async def nothing() -> None: ...

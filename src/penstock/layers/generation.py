@@ -32,7 +32,7 @@ _STREAM = [(b"content-type", b"text/event-stream; charset=utf-8")]
 _FIELD = re.compile(r"`\$\.([^`]+)`|field `([^`]+)`")
 
 
-class Asked(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The body of a request. sampling_params: by the engine's own names, with the engine's own defaults.
 
     prompt_cache_key, user: for routing, as elsewhere.
@@ -57,7 +57,7 @@ class Asked(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return {"prompt_token_ids": self.prompt_token_ids} | given
 
 
-class Output(msgspec.Struct):
+class GenerateOutput(msgspec.Struct):
     """One output, or what a step added to it. logprobs: for each token itself, then the likeliest others."""
 
     index: int
@@ -67,7 +67,7 @@ class Output(msgspec.Struct):
     logprobs: list[tuple[Logprob, ...]] | None = None
 
 
-class Usage(msgspec.Struct):
+class GenerateUsage(msgspec.Struct):
     """Counts of tokens; cached ones are part of the prompt."""
 
     prompt_tokens: int = 0
@@ -81,15 +81,15 @@ class Usage(msgspec.Struct):
         self.total_tokens = self.prompt_tokens + self.completion_tokens
 
 
-class Answer(msgspec.Struct):
+class GenerateResponse(msgspec.Struct):
     """A whole answer; at a stream's end one without outputs."""
 
     id: str
-    outputs: list[Output]
-    usage: Usage
+    outputs: list[GenerateOutput]
+    usage: GenerateUsage
 
 
-_decode = msgspec.json.Decoder(Asked).decode
+_decode = msgspec.json.Decoder(GenerateRequest).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -116,7 +116,7 @@ class Generation:
         asked = _read(body)
         ours = prepared_prompt.get()
         prompt = asked.engine_prompt() if ours is None else ours.take()
-        answer = Answer(_id(scope), [], Usage())
+        answer = GenerateResponse(_id(scope), [], GenerateUsage())
         deltas = self._engine.generate(prompt, asked.sampling_params, request_id=answer.id)
         async with aclosing(deltas):
             if asked.stream:
@@ -125,11 +125,11 @@ class Generation:
                 await _gather(answer, deltas, send)
 
 
-async def _gather(answer: Answer, deltas: AsyncGenerator[Delta, None], send: Send) -> None:
-    outputs: dict[int, Output] = {}
+async def _gather(answer: GenerateResponse, deltas: AsyncGenerator[Delta, None], send: Send) -> None:
+    outputs: dict[int, GenerateOutput] = {}
     async for delta in deltas:
         answer.usage.add(delta)
-        output = outputs.setdefault(delta.index, Output(delta.index, "", [], None))
+        output = outputs.setdefault(delta.index, GenerateOutput(delta.index, "", [], None))
         output.text += delta.text
         output.token_ids += delta.token_ids
         output.finish_reason = delta.finish_reason
@@ -143,7 +143,7 @@ async def _gather(answer: Answer, deltas: AsyncGenerator[Delta, None], send: Sen
     await send({"type": "http.response.body", "body": body})
 
 
-async def _stream(answer: Answer, deltas: AsyncGenerator[Delta, None], send: Send) -> None:
+async def _stream(answer: GenerateResponse, deltas: AsyncGenerator[Delta, None], send: Send) -> None:
     """An event for each delta, then one with the counts; an error after the first is the last of them."""
     begun = False
     try:
@@ -161,16 +161,16 @@ async def _stream(answer: Answer, deltas: AsyncGenerator[Delta, None], send: Sen
     return await _piece(send, b"data: " + _encode(answer) + b"\n\n" + _DONE, more=False)
 
 
-def _output(delta: Delta) -> Output:
+def _output(delta: Delta) -> GenerateOutput:
     logprobs = None if delta.logprobs is None else list(delta.logprobs)
-    return Output(delta.index, delta.text, list(delta.token_ids), delta.finish_reason, logprobs)
+    return GenerateOutput(delta.index, delta.text, list(delta.token_ids), delta.finish_reason, logprobs)
 
 
 async def _piece(send: Send, piece: bytes, more: bool = True) -> None:
     await send({"type": "http.response.body", "body": piece, "more_body": more})
 
 
-def _read(body: bytes) -> Asked:
+def _read(body: bytes) -> GenerateRequest:
     """Raises: BadRequest that names the field at fault."""
     try:
         asked = _decode(body)

@@ -11,7 +11,7 @@ from penstock.hooks import Context
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
 
-Asked = Callable[[Any, Context], Awaitable[Any]]
+HookCall = Callable[[Any, Context], Awaitable[Any]]
 """A hook, wherever it runs."""
 
 _KEY = "penstock.context"

@@ -19,7 +19,7 @@ from penstock.errors import BadRequest, Error, OwnCodeFailed
 from penstock.hooks import Context, Meant, meant
 from penstock.hooks.context import authors_ask
 from penstock.layers import generation
-from penstock.layers.hooks import Asked, context_of
+from penstock.layers.hooks import HookCall, context_of
 from penstock.openai.asgi_response import send_error
 from penstock.request_context import PreparedPrompt, prepared_prompt
 
@@ -68,7 +68,7 @@ _OWN_NAMES: Mapping[str, Mapping[str, str]] = {
 class Preprocessing:
     """ASGI before `app`."""
 
-    def __init__(self, app: ASGIApp, ask: Asked, config: LLMConfig) -> None:
+    def __init__(self, app: ASGIApp, ask: HookCall, config: LLMConfig) -> None:
         self._app = app
         self._ask = ask
         self._config = config

@@ -8,7 +8,7 @@ from penstock.asgi import ASGIApp
 from penstock.engine import Engine
 from penstock.layers.adapters import Layer, Store
 from penstock.layers.generation import Generation
-from penstock.layers.hooks import Asked
+from penstock.layers.hooks import HookCall
 from penstock.layers.postprocessing import Postprocessing
 from penstock.layers.prefill import Ask, Prefill
 from penstock.layers.preprocessing import Preprocessing
@@ -23,7 +23,7 @@ def stacked(
     config: LLMConfig,
     *,
     adapters: Store | None,
-    preprocessor: Asked | None,
+    preprocessor: HookCall | None,
     postprocessor: Hook | None,
     prefill: Ask | None = None,
 ) -> ASGIApp:

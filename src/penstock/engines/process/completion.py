@@ -96,7 +96,7 @@ class _Chunk(Struct):
 _decode = msgspec.json.Decoder(_Chunk).decode
 
 
-class Reading:
+class CompletionReader:
     """One stream on its way to deltas. The last delta of an output waits for the usage, which comes last."""
 
     def __init__(self, outputs: int) -> None:

@@ -32,7 +32,7 @@ from penstock.engines.process.gate import Gate
 from penstock.engines.process.gauges import Gauges
 from penstock.engines.process.options import ProcessOptions, filled
 from penstock.engines.process.readiness import NotReady
-from penstock.engines.process.relay import Names, Relay
+from penstock.engines.process.relay import ModelNames, Relay
 from penstock.engines.process.wire import BROKEN, Wire
 from penstock.engines.watchdog import STUCK_S, Watchdog
 from penstock.errors import (
@@ -117,7 +117,7 @@ class ProcessEngine(EngineControl):
         asked = completion.body(model, prompt, params)
         completion.check_room(prompt, self._window)
         outputs = params.get("n")
-        reading = completion.Reading(outputs if isinstance(outputs, int) else 1)
+        reading = completion.CompletionReader(outputs if isinstance(outputs, int) else 1)
         try:
             async with (
                 self.at_work() as wire,
@@ -230,12 +230,12 @@ class ProcessEngine(EngineControl):
 
     # -- for the relay
 
-    def names(self, adapter: str | None) -> Names:
+    def names(self, adapter: str | None) -> ModelNames:
         """Of the model, or of an adapter by its own name."""
         model_id = self._config.model_id
         if adapter is None:
-            return Names(model_id, self.options.served_model_name or model_id)
-        return Names(f"{model_id}:{plain_name(adapter)}", f"{model_id}:{adapter}")
+            return ModelNames(model_id, self.options.served_model_name or model_id)
+        return ModelNames(f"{model_id}:{plain_name(adapter)}", f"{model_id}:{adapter}")
 
     @asynccontextmanager
     async def at_work(self, *, waits: bool = True) -> AsyncGenerator[Wire]:

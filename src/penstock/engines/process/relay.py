@@ -35,7 +35,7 @@ _ERROR_WITHIN = re.compile(rb'\n(?=data: \{"error"|event: error)')
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class ModelNames:
     """What one request's model is called by clients, and what by the child."""
 
     ours: str
@@ -47,12 +47,12 @@ class Names:
         return field.sub(lambda found: found[1] + msgspec.json.encode(self.ours), piece)
 
 
-class Behind(Protocol):
+class RelayTarget(Protocol):
     """What the relay asks of the engine."""
 
     def at_work(self, *, waits: bool) -> AbstractAsyncContextManager[Wire]: ...
 
-    def names(self, adapter: str | None) -> Names: ...
+    def names(self, adapter: str | None) -> ModelNames: ...
 
     async def check_health(self) -> None: ...
 
@@ -60,7 +60,7 @@ class Behind(Protocol):
 class Relay:
     """ASGI over the child of one engine."""
 
-    def __init__(self, engine: Behind) -> None:
+    def __init__(self, engine: RelayTarget) -> None:
         self._engine = engine
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,7 +89,7 @@ class Relay:
         return None
 
 
-async def _pass_on(answer: aiohttp.ClientResponse, names: Names, send: Send) -> None:
+async def _pass_on(answer: aiohttp.ClientResponse, names: ModelNames, send: Send) -> None:
     renamed = names.ours != names.childs
     dropped = {"content-length"} if renamed else set[str]()
     headers = _without(answer.raw_headers, _NOT_FOR_CLIENTS | dropped)
@@ -121,7 +121,7 @@ async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
             yield piece[error.end() :]
 
 
-def _asked(body: bytes, names: Names, adapted: bool, ours: PreparedPrompt | None) -> bytes:
+def _asked(body: bytes, names: ModelNames, adapted: bool, ours: PreparedPrompt | None) -> bytes:
     """The body that the child gets. Raises: Unsupported for a prepared prompt that it cannot take."""
     if names.ours == names.childs and ours is None:
         return body

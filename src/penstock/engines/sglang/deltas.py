@@ -68,7 +68,7 @@ class _Meta(Struct):
     output_top_logprobs: list[list[Candidate] | None] | None = None
 
 
-class Event(Struct):
+class GenerateEvent(Struct):
     """What one step added to one output."""
 
     text: str = ""
@@ -98,7 +98,7 @@ class Event(Struct):
         return None if begun is None or ended is None else max(0.0, ended - begun)
 
 
-read = msgspec.json.Decoder(Event).decode
+read = msgspec.json.Decoder(GenerateEvent).decode
 
 
 def _logprobs(meta: _Meta) -> tuple[tuple[Logprob, ...], ...] | None:

@@ -25,11 +25,11 @@ from penstock.engines.edge import Edge
 from penstock.engines.process.engine import ProcessEngine
 from penstock.engines.process.gauges import Gauges
 from penstock.engines.process.readiness import NotReady
-from penstock.engines.process.relay import Names, Relay
+from penstock.engines.process.relay import ModelNames, Relay
 from penstock.engines.process.wire import BROKEN, Wire
 from penstock.engines.sglang import deltas, errors, metrics, parameters, server, version
 from penstock.engines.sglang.flags import SGLangOptions, as_process
-from penstock.engines.sglang.front import Front
+from penstock.engines.sglang.front import SGLangFront
 from penstock.engines.sglang.times import Times
 from penstock.errors import AdapterBroken, BadRequest, Conflict, Error, ModelNotFound, Unsupported
 from penstock.request_context import report_timings, using_adapter
@@ -54,7 +54,7 @@ class SGLangEngine(ProcessEngine):
             options = SGLangOptions.model_validate(config.engine_kwargs)
         super().__init__(as_process(config, options))
         self._python = options.python or sys.executable
-        self._app = Edge(Front(Relay(self), self), lambda: self._refusal, heard=errors.heard)
+        self._app = Edge(SGLangFront(Relay(self), self), lambda: self._refusal, heard=errors.heard)
         self._with_adapters = config.lora_config is not None or options.arguments().get("enable_lora") is True
         self.seeds = options.arguments().get("enable_deterministic_inference") is True
         self._known: dict[str, frozenset[str]] = {}
@@ -291,12 +291,12 @@ class SGLangEngine(ProcessEngine):
 
     # -- of its process
 
-    def names(self, adapter: str | None) -> Names:
+    def names(self, adapter: str | None) -> ModelNames:
         """SGLang allows no colon in a model's name: it is the mark of an adapter."""
         model = super().names(None)
         if adapter is None:
             return model
-        return Names(f"{model.ours}:{plain_name(adapter)}", f"{model.childs}:{adapter}")
+        return ModelNames(f"{model.ours}:{plain_name(adapter)}", f"{model.childs}:{adapter}")
 
     async def _ready(self, wire: Wire, progress: Progress) -> None:
         """As its base; then as it was before a sleep. Raises: NotReady."""

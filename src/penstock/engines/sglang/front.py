@@ -28,7 +28,7 @@ _PUBLIC = "/v1/"
 _NOT_PUBLIC = frozenset({"/v1/loads", "/v1/systemone"})
 
 
-class Behind(Protocol):
+class FrontTarget(Protocol):
     """What it asks of the engine."""
 
     seeds: bool
@@ -46,10 +46,10 @@ class Behind(Protocol):
     async def metrics(self) -> bytes: ...
 
 
-class Front:
+class SGLangFront:
     """ASGI around the relay `app`."""
 
-    def __init__(self, app: ASGIApp, engine: Behind) -> None:
+    def __init__(self, app: ASGIApp, engine: FrontTarget) -> None:
         self._app = app
         self._engine = engine
 

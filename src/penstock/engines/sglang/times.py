@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from penstock.engines.sglang.deltas import Event
+from penstock.engines.sglang.deltas import GenerateEvent
 from penstock.request_context import EngineTimings
 
 
@@ -17,7 +17,7 @@ class Times:
         self._first: float | None = None
         self._last = 0.0
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: GenerateEvent) -> None:
         self._last = time.monotonic()
         if self._first is None:
             self._first = self._last

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from penstock.engine import Load
 from penstock.engines.sim.cache import Block, Cache, Hashes
 from penstock.engines.sim.options import SimOptions
-from penstock.engines.sim.reply import Reply
+from penstock.engines.sim.reply import PlannedReply
 from penstock.request_context import EngineTimings
 
 
@@ -29,7 +29,7 @@ class Sequence:
     """
 
     prompt_tokens: int
-    reply: Reply
+    reply: PlannedReply
     hashes: Hashes
     arrival: float
     index: int = 0

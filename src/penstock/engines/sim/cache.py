@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.engines.sim.reply import Reply
+from penstock.engines.sim.reply import PlannedReply
 
 
 class Hashes(Protocol):
@@ -25,7 +25,7 @@ class Chain:
     """Hashes of a prompt and an adapter's reply to it, each computed when it is asked for."""
 
     def __init__(
-        self, prompt: Sequence[int], reply: Reply, block_size: int, adapter: str | None = None
+        self, prompt: Sequence[int], reply: PlannedReply, block_size: int, adapter: str | None = None
     ) -> None:
         self._prompt = prompt
         self._reply = reply

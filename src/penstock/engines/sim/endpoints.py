@@ -14,7 +14,7 @@ import msgspec
 from penstock.asgi import Send
 from penstock.engine import Delta, Load, Prompt
 from penstock.engines.sim import metrics, prompt, tokenizer, vectors, wire
-from penstock.engines.sim.events import CHAT, COMPLETION, DONE, Answer, Form, Output
+from penstock.engines.sim.events import CHAT, COMPLETION, DONE, EventForm, SimOutput, SimResponse
 from penstock.engines.sim.options import SimOptions
 from penstock.engines.sim.scheduler import Counts
 from penstock.errors import BadRequest, Error, ModelNotFound
@@ -112,12 +112,12 @@ class Endpoints:
         request.max_tokens = request.max_tokens or 16  # OpenAI's default
         await self._generate(call, request, request.one(), COMPLETION)
 
-    async def _generate(self, call: Call, request: wire.Generate, asked: Prompt, form: Form) -> None:
+    async def _generate(self, call: Call, request: wire.Generate, asked: Prompt, form: EventForm) -> None:
         adapter = self._adapter(request.model)
         request_id = call.headers.get(b"x-request-id", b"").decode("latin-1") or uuid.uuid4().hex
-        outputs = [Output() for _ in range(request.n)]
+        outputs = [SimOutput() for _ in range(request.n)]
         with_details = self._engine.options.enable_prompt_tokens_details
-        answer = Answer(form, request_id, request.model or self._engine.model_id, outputs, with_details)
+        answer = SimResponse(form, request_id, request.model or self._engine.model_id, outputs, with_details)
         ours = prepared_prompt.get()
         deltas = self._engine.generate(
             asked if ours is None else ours.take(),
@@ -216,7 +216,7 @@ class Endpoints:
 
 
 async def _events(
-    answer: Answer, deltas: AsyncGenerator[Delta, None], with_usage: bool
+    answer: SimResponse, deltas: AsyncGenerator[Delta, None], with_usage: bool
 ) -> AsyncGenerator[bytes, None]:
     """The answer's events, one for each delta; an error after the first becomes the last of them."""
     head = answer.head()

@@ -20,7 +20,7 @@ _json = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class EventForm:
     """What differs between chats and completions on the wire."""
 
     id_prefix: str
@@ -30,12 +30,12 @@ class Form:
     after_text: bytes
 
 
-CHAT = Form("chatcmpl-", "chat.completion", "chat.completion.chunk", b'"delta":{"content":', b"}")
-COMPLETION = Form("cmpl-", "text_completion", "text_completion", b'"text":', b"")
+CHAT = EventForm("chatcmpl-", "chat.completion", "chat.completion.chunk", b'"delta":{"content":', b"}")
+COMPLETION = EventForm("cmpl-", "text_completion", "text_completion", b'"text":', b"")
 
 
 @dataclass(slots=True)
-class Output:
+class SimOutput:
     """One output of one request, gathered from its deltas."""
 
     text: str = ""
@@ -44,13 +44,13 @@ class Output:
 
 
 @dataclass(slots=True)
-class Answer:
+class SimResponse:
     """One request's answer while it grows: gives the event for each delta, or the whole body at the end."""
 
-    form: Form
+    form: EventForm
     request_id: str
     model: str
-    outputs: list[Output]
+    outputs: list[SimOutput]
     with_details: bool = False
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -109,7 +109,7 @@ class Answer:
         )
 
 
-def _choices(form: Form, outputs: Sequence[Output]) -> list[dict[str, object]]:
+def _choices(form: EventForm, outputs: Sequence[SimOutput]) -> list[dict[str, object]]:
     choices: list[dict[str, object]] = []
     for index, output in enumerate(outputs):
         said: dict[str, object] = {"text": output.text}

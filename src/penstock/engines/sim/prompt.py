@@ -34,7 +34,7 @@ def read_prompt(prompt: Prompt) -> Tokens:
     raise BadRequest("A prompt must be text, token ids, or hold `prompt`, `prompt_token_ids` or `messages`.")
 
 
-def chat(messages: Sequence[wire.Message]) -> Tokens:
+def chat(messages: Sequence[wire.ChatMessage]) -> Tokens:
     """The simulator's chat template: a line for each turn. An echo repeats the last turn."""
     turns = "".join(f"{message.role}: {message.text()}\n" for message in messages)
     return Tokens(tokenizer.encode(turns + "assistant:"), messages[-1].text())

@@ -10,7 +10,7 @@ from penstock.engines.sim import tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class PlannedReply:
     """Token i of the answer is `token_ids[i % n]` with text `pieces[i % n]`; there are `tokens` of them."""
 
     token_ids: Sequence[int]
@@ -19,22 +19,22 @@ class Reply:
     finish_reason: str
 
 
-def plan(text: str, max_tokens: int, stop: Sequence[str] = (), ignore_eos: bool = False) -> Reply:
+def plan(text: str, max_tokens: int, stop: Sequence[str] = (), ignore_eos: bool = False) -> PlannedReply:
     """The answer that says `text`: once, or over and over when `ignore_eos`, within `max_tokens`.
 
     A stop string ends it as in vLLM: its text is left out, the tokens up to its last one are counted.
     """
     ids = tokenizer.encode(text) or tokenizer.encode(" ")
     if ignore_eos:
-        reply = Reply(ids, [tokenizer.piece(i) for i in ids], max_tokens, "length")
+        reply = PlannedReply(ids, [tokenizer.piece(i) for i in ids], max_tokens, "length")
     else:
         ids = [*ids, tokenizer.EOS][:max_tokens]
         finish = "stop" if ids[-1] == tokenizer.EOS else "length"
-        reply = Reply(ids, [tokenizer.piece(i) for i in ids], len(ids), finish)
+        reply = PlannedReply(ids, [tokenizer.piece(i) for i in ids], len(ids), finish)
     return _cut(reply, stop) if stop else reply
 
 
-def _cut(reply: Reply, stop: Sequence[str]) -> Reply:
+def _cut(reply: PlannedReply, stop: Sequence[str]) -> PlannedReply:
     period = len(reply.token_ids)
     pieces = [reply.pieces[i % period] for i in range(reply.tokens)]
     text = "".join(pieces)
@@ -47,4 +47,4 @@ def _cut(reply: Reply, stop: Sequence[str]) -> Reply:
     cut = [
         piece[: max(0, shown - (reached - len(piece)))] for piece, reached in zip(pieces, ends, strict=True)
     ]
-    return Reply([reply.token_ids[i % period] for i in range(tokens)], cut[:tokens], tokens, "stop")
+    return PlannedReply([reply.token_ids[i % period] for i in range(tokens)], cut[:tokens], tokens, "stop")

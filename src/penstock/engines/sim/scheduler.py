@@ -14,7 +14,7 @@ from penstock.engines.sim.batch import Batch, CacheCounts
 from penstock.engines.sim.batch import Sequence as Output
 from penstock.engines.sim.cache import Chain
 from penstock.engines.sim.options import SimOptions
-from penstock.engines.sim.reply import Reply
+from penstock.engines.sim.reply import PlannedReply
 from penstock.errors import Conflict, EngineDead, Error
 from penstock.request_context import report_timings
 
@@ -103,7 +103,7 @@ class Scheduler:
         self.counts = Counts(cache=self._batch.cache_counts)
 
     async def stream(
-        self, prompt: Sequence[int], replies: Sequence[Reply], adapter: str | None = None
+        self, prompt: Sequence[int], replies: Sequence[PlannedReply], adapter: str | None = None
     ) -> AsyncGenerator[Delta, None]:
         """Deltas of one request, with one output per reply, as they fall due; closing it frees its place."""
         deltas: asyncio.Queue[Delta | Error] = asyncio.Queue()

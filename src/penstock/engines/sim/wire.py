@@ -24,7 +24,7 @@ class Part(Struct):
     text: str = ""
 
 
-class Message(Struct):
+class ChatMessage(Struct):
     """One turn of a chat."""
 
     role: str
@@ -64,11 +64,11 @@ class Generate(Params, kw_only=True):
 class Messages(Struct):
     """A chat as a prompt."""
 
-    messages: Annotated[list[Message], Meta(min_length=1)]
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
 
 
 class Chat(Generate, kw_only=True):
-    messages: Annotated[list[Message], Meta(min_length=1)]
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     max_completion_tokens: Positive | None = None
 
 
@@ -94,7 +94,7 @@ class Tokenize(Struct, kw_only=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: list[ChatMessage] | None = None
 
 
 class Detokenize(Struct, kw_only=True):

@@ -53,7 +53,7 @@ class Register(dict[str, LoRARequest]):
         return name if name in self._others else plain_name(name)
 
 
-class Adapters:
+class LoadedAdapters:
     """Those of one engine. An adapter is in the core before any request can name it."""
 
     def __init__(self, llm: AsyncLLM, model_id: str, models: OpenAIServingModels) -> None:

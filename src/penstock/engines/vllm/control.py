@@ -16,7 +16,7 @@ from typing import Any
 from penstock.engine_control import DEFAULT_WEIGHTS, EngineControl, PauseMode
 from penstock.engines import peft
 from penstock.engines.vllm import errors
-from penstock.engines.vllm.adapters import Adapters
+from penstock.engines.vllm.adapters import LoadedAdapters
 from penstock.engines.vllm.core import failure_reason
 from penstock.engines.vllm.frontend.timing import TimedLLM
 from penstock.errors import (
@@ -39,7 +39,7 @@ class VLLMControl(EngineControl):
     def __init__(
         self,
         llm: TimedLLM,
-        adapters: Adapters,
+        adapters: LoadedAdapters,
         refuse_dead: Callable[[], None],
         end_core: Callable[[], Awaitable[None]],
         begin_core: Callable[[], Awaitable[None]],

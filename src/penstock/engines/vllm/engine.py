@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
     from penstock.config import LLMConfig
-    from penstock.engines.vllm.adapters import Adapters
+    from penstock.engines.vllm.adapters import LoadedAdapters
     from penstock.engines.vllm.frontend.app import Plan
     from penstock.engines.vllm.frontend.stats import Scheduled
     from penstock.engines.vllm.frontend.timing import TimedLLM
@@ -62,7 +62,7 @@ class VLLMEngine:
         self._llm: TimedLLM | None = None
         self._control: EngineControl = _NotRunning()
         self._app: ASGIApp | None = None
-        self._adapters: Adapters | None = None
+        self._adapters: LoadedAdapters | None = None
         self._scheduled: Scheduled | None = None
         self._queued = _Queued()
         self._guarding: asyncio.Task[None] | None = None
@@ -116,18 +116,18 @@ class VLLMEngine:
             raise _failed(self._config, await core.ended) from None
 
     async def _connect(self, core: Core, plan: Plan) -> None:
-        from penstock.engines.vllm.adapters import Adapters
+        from penstock.engines.vllm.adapters import LoadedAdapters
         from penstock.engines.vllm.control import VLLMControl
         from penstock.engines.vllm.frontend import app as front
-        from penstock.engines.vllm.frontend.direct_routes import Inside
+        from penstock.engines.vllm.frontend.direct_routes import DirectRoutes
         from penstock.engines.vllm.frontend.stats import Scheduled
 
         self._scheduled = Scheduled()
         self._llm = llm = front.connect(plan, core.input_address, core.output_address, self._scheduled)
         app = await front.build_app(llm, plan)
-        self._adapters = Adapters(llm, self._config.model_id, app.state.openai_serving_models)
+        self._adapters = LoadedAdapters(llm, self._config.model_id, app.state.openai_serving_models)
         absent = absence(self._config.model_id, app.routes)
-        self._app = Edge(Inside(app), lambda: self._refusal, absent, errors.heard)
+        self._app = Edge(DirectRoutes(app), lambda: self._refusal, absent, errors.heard)
         self._control = VLLMControl(llm, self._adapters, self._refuse_dead, self._end_core, self._begin_core)
         self._watch(core)
         self._guarding = asyncio.create_task(self._guard(llm, plan))

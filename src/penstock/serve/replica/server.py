@@ -28,7 +28,7 @@ from penstock.engines import engine_class
 from penstock.hooks import Hook
 from penstock.layers.adapters import Source, Store
 from penstock.layers.adapters.source import Downloader
-from penstock.layers.hooks import Asked
+from penstock.layers.hooks import HookCall
 from penstock.layers.stack import stacked
 from penstock.serve.control.state import Outcome, ReplicaStatus, SharingGroup, Update
 from penstock.serve.fleet.membership import ADAPTERS
@@ -119,7 +119,7 @@ class LLMServer:
         self._gateway_config: GatewayConfig | None = None
         self._gateway: asyncio.Task[SingleModelGateway] | None = None
         self._layers: ASGIApp | None = None
-        self._preprocessor: Asked | None = None
+        self._preprocessor: HookCall | None = None
         self._postprocessor: Hook | None = None
         self._prefill_handle: DeploymentHandle[Any] | None = None
         self._prefill_client: PrefillClient | None = None

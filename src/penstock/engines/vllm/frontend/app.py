@@ -32,7 +32,7 @@ from penstock.engines.vllm.frontend.forced_tools import hold_arguments
 from penstock.engines.vllm.frontend.prepared_prompts import take_prepared
 from penstock.engines.vllm.frontend.reasoning_stream import read_alone
 from penstock.engines.vllm.frontend.response_store import keep_responses
-from penstock.engines.vllm.frontend.stats import Scheduled, Scheduler
+from penstock.engines.vllm.frontend.stats import Scheduled, SchedulerLogger
 from penstock.engines.vllm.frontend.structured_output import tell_reasons, verify_messages
 from penstock.engines.vllm.frontend.timing import TimedLLM
 from penstock.engines.vllm.frontend.transcript_text import answer_texts
@@ -86,8 +86,8 @@ def import_rest(plan: Plan) -> None:
 def connect(plan: Plan, input_address: str, output_address: str, latest: Scheduled) -> TimedLLM:
     """AsyncLLM in front of a core that is ready; its scheduler's numbers are kept in `latest`."""
 
-    def logger(_config: VllmConfig, _index: int) -> Scheduler:
-        return Scheduler(latest)
+    def logger(_config: VllmConfig, _index: int) -> SchedulerLogger:
+        return SchedulerLogger(latest)
 
     llm = TimedLLM(
         plan.vllm_config,

@@ -43,13 +43,13 @@ _HTTP_ONLY = {
 }
 """Middleware that a request of ours has no use for. With any other, all go the long way."""
 
-_ASKED = "penstock.asked"
+_PARSED = "penstock.asked"
 _FAILED = 500
 
 Endpoint = Callable[..., Awaitable[Response]]
 
 
-class Inside:
+class DirectRoutes:
     """ASGI before vLLM's `app`."""
 
     def __init__(self, app: FastAPI) -> None:
@@ -77,7 +77,7 @@ class Inside:
         except ClientDisconnect:
             return None
         if not body:
-            return await self._long(scope, _again(body, receive), send)
+            return await self._long(scope, _replay(body, receive), send)
         try:
             request = from_json(body)
         except ValueError as error:  # half a surrogate, too, which Python's own reader takes
@@ -87,11 +87,11 @@ class Inside:
         form = self._forms.get(scope["path"]) if _is_ours(scope) else None
         if form is not None:
             try:
-                scope[_ASKED] = form.validate_python(request)
+                scope[_PARSED] = form.validate_python(request)
             except Exception:  # whatever vLLM's forms raise
                 form = None
         if form is None:
-            return await self._long(scope, _again(body, receive), send)
+            return await self._long(scope, _replay(body, receive), send)
         return await self._short(scope, receive, send)
 
     async def _long(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -128,7 +128,7 @@ class Inside:
             await send(message)
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
+def _replay(body: bytes, receive: Receive) -> Receive:
     """`receive` for an app that has not seen the body yet."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -156,4 +156,4 @@ def _middleware(app: FastAPI) -> set[str]:
 
 
 async def _answer(endpoint: Endpoint, request: Request) -> Response:
-    return await endpoint(request.scope[_ASKED], raw_request=request)
+    return await endpoint(request.scope[_PARSED], raw_request=request)

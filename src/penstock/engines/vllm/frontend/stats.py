@@ -18,7 +18,7 @@ class Scheduled:
     kv_usage: float = 0.0
 
 
-class Scheduler(StatLoggerBase):
+class SchedulerLogger(StatLoggerBase):
     """vLLM's hook for own statistics: keeps the last numbers in `latest`."""
 
     def __init__(self, latest: Scheduled) -> None:
