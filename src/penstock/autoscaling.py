@@ -1,8 +1,8 @@
-"""How many replicas a model needs, by what its engines feel. Serve's controller calls `policy`.
+"""How many replicas a model needs, by the load of its engines. Serve's controller calls `policy`.
 
-Serve's own policy counts requests that pass through Serve; ours go past it, and a long prompt is not a short
-one. Limits, factors and delays of the `autoscaling_config` are applied by Serve to what is said here.
-Ground level: imports nothing, since the controller has to.
+Serve's own policy counts requests that pass through Serve; Penstock's do not, and prompts differ in length.
+Serve applies the limits, factors and delays of the `autoscaling_config` to the result. This module imports
+nothing, because the controller imports it.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Any
 RUNNING, WAITING, WAITING_TOKENS, KV_USAGE = "running", "waiting", "waiting_tokens", "kv_usage"
 
 TARGET_ONGOING_REQUESTS = 32.0
-"""For each replica, where the config gives none: enough to use an engine well, too few to slow it down."""
+"""Default for each replica: enough to use an engine well, too few to slow it down."""
 
-_MOST_WAITING_TOKENS = 8192.0  # of prompts: a second or so of prefill before the next first token
-_MOST_KV_USAGE = 0.9  # above it, requests are preempted soon
+_MOST_WAITING_TOKENS = 8192.0  # about a second of prefill before the next first token
+_MOST_KV_USAGE = 0.9  # above it, requests are soon preempted
 
 
 def policy(ctx: Any) -> tuple[float, dict[str, Any]]:
-    """How many would feel well, by Serve's `AutoscalingContext`. Without news: as many as now."""
+    """Desired number of replicas, from Serve's `AutoscalingContext`; unchanged until one has reported."""
     ready = ctx.running_replicas
-    felt = {name: _latest(ctx.raw_metrics or {}, name, ready) for name in (RUNNING, WAITING)}
-    if not felt[RUNNING]:
+    load = {name: _latest(ctx.raw_metrics or {}, name, ready) for name in (RUNNING, WAITING)}
+    if not load[RUNNING]:
         return ctx.target_num_replicas, {}
-    sums = {name: sum(values) for name, values in felt.items()}
+    sums = {name: sum(values) for name, values in load.items()}
     sums |= {name: sum(_latest(ctx.raw_metrics, name, ready)) for name in (WAITING_TOKENS, KV_USAGE)}
-    wanted = needed(sums, ctx.config.target_ongoing_requests, len(felt[RUNNING]))
-    if len(felt[RUNNING]) < len(ready):  # some have not spoken yet: none is too many for sure
+    wanted = needed(sums, ctx.config.target_ongoing_requests, len(load[RUNNING]))
+    if len(load[RUNNING]) < len(ready):  # some have not reported yet: do not scale down
         wanted = max(wanted, ctx.target_num_replicas)
     return wanted, {}
 
@@ -37,7 +37,7 @@ def policy(ctx: Any) -> tuple[float, dict[str, Any]]:
 def needed(sums: Mapping[str, float], target: float, replicas: int) -> int:
     """How many replicas the load of `replicas` needs. Units: requests, tokens, shares of KV caches.
 
-    Where requests wait, these have all that they can run: more are needed in proportion.
+    If requests wait, the engines run as many as they can: more are needed in proportion.
     """
     ongoing = sums[RUNNING] + sums[WAITING]
     shares = [
@@ -51,6 +51,6 @@ def needed(sums: Mapping[str, float], target: float, replicas: int) -> int:
 
 
 def _latest(metrics: Mapping[str, Any], name: str, replicas: Any) -> list[float]:
-    """What each replica said last; those that have said nothing are left out."""
+    """The last report of each replica that has reported."""
     found = metrics.get(name) or {}
     return [found[replica][-1].value for replica in replicas if found.get(replica)]

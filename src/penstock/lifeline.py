@@ -1,7 +1,7 @@
-"""This process ends when that one does. For processes that nobody else would collect.
+"""Ends this process when another one ends, so that it is never orphaned.
 
-The kernel tells of the end through a pidfd, so it works for any process, not for parents only, and does not
-depend on the thread that started us, as PR_SET_PDEATHSIG does.
+The kernel reports the end through a pidfd, so it works for any process, not only for parents, and does not
+depend on the thread that started this one, as PR_SET_PDEATHSIG does.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from collections.abc import Callable
 from typing import NoReturn
 
 ORPHANED = 86
-"""Exit status of a process whose owner ended before it."""
+"""Exit status of a process whose owner ended first."""
 
 _tied: set[int] = set()
-os.register_at_fork(after_in_child=_tied.clear)  # threads stay behind
+os.register_at_fork(after_in_child=_tied.clear)  # a fork has no threads
 
 
-def tie_to(pid: int, farewell: Callable[[], None] = lambda: None) -> None:
-    """End this process at once as soon as process `pid` has ended; now, if it already has.
+def tie_to(pid: int, cleanup: Callable[[], None] = lambda: None) -> None:
+    """Ends this process as soon as process `pid` has ended; at once if it already has.
 
-    farewell: does what must still be done. It runs beside whatever the process is doing, and must be quick.
-    A pid that was given to a new process before we looked cannot be told from the old one: tie early.
-    Tied twice to the same process is tied once.
+    cleanup: runs before that, in another thread, and must be quick.
+    A pid that was reused before this call cannot be told from the old process: call it early.
+    A second call for the same process does nothing.
     """
     if pid in _tied:
         return
@@ -32,19 +32,19 @@ def tie_to(pid: int, farewell: Callable[[], None] = lambda: None) -> None:
     try:
         owner = os.pidfd_open(pid)
     except ProcessLookupError:
-        _end(farewell)
-    threading.Thread(target=_end_with, args=(owner, farewell), name=f"lifeline to {pid}", daemon=True).start()
+        _end(cleanup)
+    threading.Thread(target=_end_with, args=(owner, cleanup), name=f"lifeline to {pid}", daemon=True).start()
 
 
-def _end_with(owner: int, farewell: Callable[[], None]) -> None:
+def _end_with(owner: int, cleanup: Callable[[], None]) -> None:
     ended = select.poll()
     ended.register(owner, select.POLLIN)
     ended.poll()
-    _end(farewell)
+    _end(cleanup)
 
 
-def _end(farewell: Callable[[], None]) -> NoReturn:
+def _end(cleanup: Callable[[], None]) -> NoReturn:
     try:
-        farewell()
+        cleanup()
     finally:
         os._exit(ORPHANED)

@@ -1,6 +1,6 @@
-"""Every counter and histogram, named once, with its unit. Ground level: imports nothing of ours.
+"""Every counter and histogram of the gateway, with its unit.
 
-Children are looked up once per model and route, not once per request: a label lookup costs as much as a
+Labels are looked up once per model and route, not once per request: a look-up costs as much as a routing
 decision. Histograms are lists of counts, written on one event loop: an observation costs a fifth of the
 client library's, which locks.
 """
@@ -22,7 +22,7 @@ class Latency:
     """One family of histograms. bounds: upper ends of its buckets, in seconds."""
 
     name: str
-    says: str
+    help: str
     bounds: tuple[float, ...]
 
 
@@ -31,7 +31,7 @@ class Latency:
 # fmt: off
 REQUEST = Latency(
     "penstock_request_seconds",
-    "From a request's arrival to the end of its answer.",
+    "From a request's arrival to the end of its response.",
     (0.005, 0.01, 0.02, 0.035, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 15, 20, 30, 60, 120,
      240, 480, 960),
 )
@@ -43,13 +43,13 @@ FIRST_TOKEN = Latency(
 )
 INTER_TOKEN = Latency(
     "penstock_inter_token_latency_seconds",
-    "Between two pieces of a stream; what comes within half a millisecond is one piece.",
+    "Between two pieces of a stream; those within half a millisecond count as one.",
     (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2,
      0.3, 0.5, 1, 2, 4),
 )
 OVERHEAD = Latency(
     "penstock_gateway_overhead_seconds",
-    "The gateway's own part of the time to the first byte: without waiting for clients, turns and replicas.",
+    "The gateway's part of the time to the first byte: without waiting for clients, queues and replicas.",
     (0.0001, 0.0002, 0.0003, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.01, 0.02, 0.04, 0.08,
      0.16, 0.32, 0.64),
 )
@@ -57,7 +57,7 @@ OVERHEAD = Latency(
 
 
 class Buckets:
-    """One histogram: counts of what was observed."""
+    """One histogram's counts."""
 
     __slots__ = ("_bounds", "_counts", "_sum")
 
@@ -71,13 +71,13 @@ class Buckets:
         self._sum += seconds
 
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
-        """As Prometheus has it: each bucket counts those below it, too."""
+        """Cumulative, as Prometheus defines buckets."""
         ends = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
         family.add_metric(labels, list(zip(ends, accumulate(self._counts), strict=True)), self._sum)
 
 
 class RouteMetrics:
-    """Where the requests of one model on one route are counted."""
+    """Counts of one model's requests on one route."""
 
     def __init__(self, model: ModelMetrics, route: str) -> None:
         self.model_id = model.model_id
@@ -90,7 +90,7 @@ class RouteMetrics:
 
 
 class ModelMetrics:
-    """Where the requests of one model are counted."""
+    """Counts of one model's requests."""
 
     def __init__(self, requests: Counter, picks: Counter, model_id: str) -> None:
         self.model_id = model_id
@@ -101,7 +101,7 @@ class ModelMetrics:
         self.routes: dict[str, RouteMetrics] = {}
 
     def on(self, route: str) -> RouteMetrics:
-        """`route` is a path as it stands in the table of routes: there are few."""
+        """route: a path from the table of routes, of which there are few."""
         if route not in self.routes:
             self.routes[route] = RouteMetrics(self, route)
         return self.routes[route]
@@ -120,7 +120,7 @@ class ModelMetrics:
 
 
 class GatewayMetrics:
-    """One gateway's numbers, in a registry of its own: several gateways may live in one process."""
+    """One gateway's metrics, in a separate registry: a process may have several gateways."""
 
     def __init__(self) -> None:
         registry = CollectorRegistry()
@@ -134,13 +134,13 @@ class GatewayMetrics:
         )
         self.failovers = Counter(
             "penstock_failovers",
-            "Times that a request left a replica that failed before its first byte.",
+            "Requests sent to another replica because one failed before the first byte.",
             ["model"],
             registry=registry,
         )
         self.picks = Counter(
             "penstock_picks",
-            "Replicas chosen, by reason; docs/routing.md has a list.",
+            "Replicas picked, by reason; docs/routing.md lists them.",
             ["model", "outcome"],
             registry=registry,
         )
@@ -153,7 +153,7 @@ class GatewayMetrics:
         )
         self.adapters = Gauge(
             "penstock_adapters_loaded",
-            "Adapters loaded, in all replicas together.",
+            "Adapters loaded, in all replicas.",
             ["model"],
             registry=registry,
         )
@@ -162,26 +162,26 @@ class GatewayMetrics:
         )
         self.connections = Gauge(
             "penstock_connections",
-            "Clients' connections: 'active' while an accepted request is open, else 'waiting'.",
+            "Client connections: 'active' while an accepted request is open, else 'waiting'.",
             ["state"],
             registry=registry,
         )
         self.closed = Counter(
             "penstock_connections_closed",
-            "Connections that the gateway ended, by what the client did; docs/limits.md has a list.",
+            "Connections that the gateway closed, by what the client did; docs/limits.md lists them.",
             ["reason"],
             registry=registry,
         )
         registry.register(_Latencies(self._models))
 
     def model(self, model_id: str) -> ModelMetrics:
-        """Where the requests of a model are counted; "" for those that name none of ours."""
+        """Counts of a model's requests; "" for those that name no served model."""
         if model_id not in self._models:
             self._models[model_id] = ModelMetrics(self.requests, self.picks, model_id)
         return self._models[model_id]
 
     def text(self) -> bytes:
-        """All of them, as Prometheus reads them."""
+        """All metrics, in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
@@ -199,7 +199,7 @@ class _Latencies(Collector):
             (INTER_TOKEN, [route.inter_token for route in routes]),
             (OVERHEAD, [route.overhead for route in routes]),
         ):
-            family = HistogramMetricFamily(latency.name, latency.says, labels=["model", "route"])
+            family = HistogramMetricFamily(latency.name, latency.help, labels=["model", "route"])
             for route, counted in zip(routes, buckets, strict=True):
                 counted.add_to(family, [route.model_id, route.route])
             yield family

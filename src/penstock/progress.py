@@ -1,7 +1,7 @@
-"""What a replica tells the command that started it, while it starts and in its log. Both ends; ground level.
+"""How a replica reports its start, and its log, to the command that started it. Both sides.
 
-The command opens a `Reader` and names its socket in the environment before it starts the workers, which
-inherit it. Where the name is absent or leads nowhere (on another node), nothing is sent.
+The command opens a `Reader` and sets its socket in the environment before it starts the workers, which
+inherit it. Without it, or on another node, nothing is sent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 ENVIRONMENT = "_PENSTOCK_PROGRESS"
-"""Not a setting: the underscore keeps it apart from what users set and `Settings` checks."""
+"""Not a setting: `Settings` does not check names with an underscore in front."""
 
 LOG_ENVIRONMENT = "_PENSTOCK_LOG"
 READY = "ready"
@@ -41,24 +41,24 @@ class Step:
 
 
 def report(model_id: str, phase: str, detail: str = "") -> None:
-    """Says that this process entered `phase`: "import", "load", ..., READY, or FAILED with its reason.
+    """Reports that this process entered `phase`: "import", "load", ..., READY, or FAILED with its reason.
 
-    Never raises and never waits: starting a model does not depend on who looks on.
+    Never raises and never blocks: a model starts whether or not it is watched.
     """
     path = os.environ.get(ENVIRONMENT)
     if not path:
         return
     line = json.dumps([model_id, phase, os.getpid(), time.monotonic(), detail[:_MOST_DETAIL]])
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as outlet:
-            outlet.setblocking(False)
-            outlet.sendto(line.encode(), path)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.setblocking(False)
+            sock.sendto(line.encode(), path)
     except OSError:
         return
 
 
 def log_stream() -> TextIO:
-    """Where log lines reach the reader of the command's stderr; without a command, this process's stderr."""
+    """The command's stderr; without a command, this process's."""
     path = os.environ.get(LOG_ENVIRONMENT)
     if path:
         with contextlib.suppress(OSError):
@@ -67,27 +67,27 @@ def log_stream() -> TextIO:
 
 
 class Reader:
-    """The receiving end: a socket at `path`, for `select` and for `read`. Close it to remove the path."""
+    """The receiving side: a socket at `path`, for `select` and for `read`. `close` removes the path."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._inlet = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._inlet.setblocking(False)
-        self._inlet.bind(str(path))
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._sock.setblocking(False)
+        self._sock.bind(str(path))
 
     def fileno(self) -> int:
-        return self._inlet.fileno()
+        return self._sock.fileno()
 
     def read(self) -> list[Step]:
-        """Every step that has arrived and was not read yet, in the order of arrival."""
+        """Every step that has arrived since the last call, in order."""
         steps: list[Step] = []
         while True:
             try:
-                line = self._inlet.recv(_MOST_BYTES)
+                line = self._sock.recv(_MOST_BYTES)
             except BlockingIOError:
                 return steps
             steps.append(Step(*json.loads(line)))
 
     def close(self) -> None:
-        self._inlet.close()
+        self._sock.close()
         self.path.unlink(missing_ok=True)

@@ -180,7 +180,7 @@ async def test_the_same_path_of_two_models_is_told_apart_by_model(served):
 
 @pytest.mark.parametrize("path", ["summarize", "/metrics", "/v1/{name}"])
 def test_paths_that_cannot_be_ones_own_are_refused(path):
-    with pytest.raises(ValueError, match="path of your own"):
+    with pytest.raises(ValueError, match="reserved or not a valid path"):
         endpoint(path)
 
 

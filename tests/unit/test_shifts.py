@@ -117,7 +117,7 @@ async def test_control_that_never_answers_is_worth_a_warning_with_the_reason(
     async def ask(*_: Any) -> dict[str, str]:
         raise TypeError("ask() takes 3 positional arguments but 4 were given")
 
-    monkeypatch.setattr(traffic_shift, "_AGAIN_S", 0)
+    monkeypatch.setattr(traffic_shift, "_RETRY_S", 0)
     shifts = TrafficShifts(Serve(monkeypatch).table, {"m": "own"}, lambda name, application: application, ask)
     shifts.start()
     try:

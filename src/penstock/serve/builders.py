@@ -37,7 +37,7 @@ def build_openai_app(args: Mapping[str, Any] | LLMServingArgs) -> Application:
     """All models of `args` behind one OpenAI-compatible gateway.
 
     Engine arguments are checked by the engine's own rules, in another process: this one imports no engine.
-    Raises: ConfigError with every fault at once; also when no node has the accelerator that a model asks for.
+    Raises: ConfigError with every fault at once; also when no node has the accelerator that a model needs.
     """
     serving = args if isinstance(args, LLMServingArgs) else LLMServingArgs.parse(args)
     _check(serving.llm_configs)
@@ -62,7 +62,7 @@ def build_dp_deployment(
 
 
 def build_dp_openai_app(args: Mapping[str, Any]) -> Application:
-    """`build_openai_app` of one model: `{llm_config: ...}`, and what else that takes.
+    """`build_openai_app` of one model: `{llm_config: ...}`, and its other arguments.
 
     Raises: ConfigError.
     """
@@ -90,7 +90,7 @@ def _hooks(configs: Sequence[LLMConfig]) -> list[str]:
 
 
 def _missing_accelerators(configs: Sequence[LLMConfig]) -> list[str]:
-    """Before Ray is up nothing is known of its nodes; Serve would then wait for them."""
+    """Without Ray the nodes are unknown; Serve then waits for one that fits."""
     nodes = environment.nodes()
     if nodes is None:
         return []

@@ -1,7 +1,7 @@
-"""Which replicas have which adapter, kept by the table and read by policies.
+"""Which replicas have which adapter: updated by the table, read by policies.
 
-A replica has an adapter when it has said so, and from the moment on in which we send it a request for the
-adapter until that is answered: it is being loaded, and the next request had better go there, too.
+A replica counts as having an adapter if it has reported it, and while a request for that adapter is open
+there: it is loading it, and the next request for it should go there, too.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from penstock.serve.fleet.indexed_set import IndexedSet
 from penstock.serve.fleet.replica import Replica
 
-_NOBODY: IndexedSet[Replica] = IndexedSet()
+_NONE: IndexedSet[Replica] = IndexedSet()
 
 
 class AdapterIndex:
-    """Of one model. Every change and every question takes the same time, however many there are."""
+    """Of one model. Changes and look-ups take constant time."""
 
     __slots__ = ("_asked", "_by_adapter", "_counts", "_loaded", "loads")
 
@@ -26,11 +26,11 @@ class AdapterIndex:
         self._asked: dict[Replica, Counter[str]] = {}
         self._counts: Counter[Replica] = Counter()
         self.loads = 0
-        """How often one was loaded, as far as we were there to hear of it."""
+        """How many loads were reported while this gateway was connected."""
 
     def of(self, adapter: str) -> Sequence[Replica]:
-        """Replicas that have it, in no order; `in` takes no search."""
-        return self._by_adapter.get(adapter, _NOBODY)
+        """Replicas that have it, in no order; `in` takes constant time."""
+        return self._by_adapter.get(adapter, _NONE)
 
     def count(self, replica: Replica) -> int:
         """How many adapters it has."""
@@ -42,12 +42,12 @@ class AdapterIndex:
         return sum(map(len, self._loaded.values()))
 
     def hello(self, replica: Replica) -> None:
-        """What it has loaded is not known, and will be said."""
+        """Forgets its loaded adapters; its next report lists them."""
         for adapter in self._loaded.pop(replica, ()):
             self._settle(replica, adapter)
 
     def report(self, replica: Replica, loaded: Iterable[str]) -> None:
-        """All that it has loaded."""
+        """All adapters that it has loaded."""
         now, before = frozenset(loaded), self._loaded.get(replica)
         self._loaded[replica] = now
         if before is None:
@@ -57,13 +57,13 @@ class AdapterIndex:
         for adapter in before ^ now:
             self._settle(replica, adapter)
 
-    def ask(self, replica: Replica, adapter: str) -> None:
-        """A request for the adapter is sent there."""
+    def request_sent(self, replica: Replica, adapter: str) -> None:
+        """A request for the adapter was sent there."""
         self._asked.setdefault(replica, Counter())[adapter] += 1
         self._settle(replica, adapter)
 
-    def answered(self, replica: Replica, adapter: str) -> None:
-        """It has ended."""
+    def request_ended(self, replica: Replica, adapter: str) -> None:
+        """The request has ended."""
         asked = self._asked.get(replica)
         if asked is None:
             return
@@ -73,19 +73,19 @@ class AdapterIndex:
             self._settle(replica, adapter)
 
     def forget(self, replica: Replica) -> None:
-        """It is gone."""
+        """It has left."""
         for adapter in {*self._loaded.pop(replica, ()), *self._asked.pop(replica, ())}:
             self._settle(replica, adapter)
         del self._counts[replica]
 
     def _settle(self, replica: Replica, adapter: str) -> None:
         has = adapter in self._loaded.get(replica, ()) or adapter in self._asked.get(replica, ())
-        bag = self._by_adapter.get(adapter, _NOBODY)
-        if has and replica not in bag:
+        holders = self._by_adapter.get(adapter, _NONE)
+        if has and replica not in holders:
             self._by_adapter.setdefault(adapter, IndexedSet()).add(replica)
             self._counts[replica] += 1
-        elif not has and replica in bag:
-            bag.discard(replica)
+        elif not has and replica in holders:
+            holders.discard(replica)
             self._counts[replica] -= 1
-            if not bag:
+            if not holders:
                 del self._by_adapter[adapter]

@@ -1,7 +1,7 @@
-"""The replicas of one model that may take a request now: a view that the table keeps and policies read.
+"""The replicas of one model that may take a request now: updated by the table, read by policies.
 
-Membership, room and the sum of what is open are kept up to date at each change, so that a pick among a
-thousand replicas, full or not, costs what a pick among two does.
+Membership, room and sums are updated at each change, so that a pick among a thousand replicas, full or not,
+costs as much as a pick among two.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from penstock.serve.fleet.replica import Replica
 
 
 class Candidates(IndexedSet[Replica]):
-    """Ready replicas with room, in no order; `in` takes no search.
+    """Ready replicas with room, in no order; `in` takes constant time.
 
-    members: every replica of the model in Serve's order, ready or not; another tuple after each change.
-    ready: how many are ready, full ones included; busy: the requests in all of these; elsewhere: those of
-    them that came from other gateways. holders: who has which adapter, of all members; adapter_slots: how
-    many one of them has room for.
+    members: every replica of the model in Serve's order, ready or not; a new tuple after each change.
+    ready: the number of ready ones, including full ones; busy: the requests in all of these; elsewhere: those
+    of them from other gateways. holders: which members have which adapter; adapter_slots: how many adapters
+    one of them can load.
     """
 
     __slots__ = ("adapter_slots", "busy", "elsewhere", "holders", "members", "ready")

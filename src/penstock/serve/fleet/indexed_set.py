@@ -1,4 +1,4 @@
-"""A set whose members can be picked by number: for choices at random among a thousand."""
+"""A set with access by index: for random choices among a thousand."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ T = TypeVar("T", bound=Hashable)
 
 
 class IndexedSet(Sequence[T], Generic[T]):
-    """In no order. `in`, `add`, `discard` and indexing take no search."""
+    """In no order. `in`, `add`, `discard` and indexing take constant time."""
 
-    __slots__ = ("_items", "_places")
+    __slots__ = ("_indexes", "_items")
 
     def __init__(self, items: Iterable[T] = ()) -> None:
         self._items = list(items)
-        self._places = {item: place for place, item in enumerate(self._items)}
+        self._indexes = {item: index for index, item in enumerate(self._items)}
 
     def add(self, item: T) -> None:
-        if item not in self._places:
-            self._places[item] = len(self._items)
+        if item not in self._indexes:
+            self._indexes[item] = len(self._items)
             self._items.append(item)
 
     def discard(self, item: T) -> None:
-        """The last one takes the place that is left."""
-        place = self._places.pop(item, None)
-        if place is None:
+        """Moves the last item to the free index."""
+        index = self._indexes.pop(item, None)
+        if index is None:
             return
         last = self._items.pop()
         if last is not item:
-            self._items[place] = last
-            self._places[last] = place
+            self._items[index] = last
+            self._indexes[last] = index
 
     @overload
     def __getitem__(self, index: int) -> T: ...
@@ -46,4 +46,4 @@ class IndexedSet(Sequence[T], Generic[T]):
         return iter(self._items)
 
     def __contains__(self, item: object) -> bool:
-        return item in self._places
+        return item in self._indexes

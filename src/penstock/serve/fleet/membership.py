@@ -1,7 +1,7 @@
-"""Who is there: Serve's list of running replicas, handed to this process's gateway.
+"""Membership: Serve's list of running replicas, passed to this process's gateway.
 
-Serve pushes membership into the router of every deployment handle. `FleetRouter` passes it on to whoever
-watches the model, on the watcher's own event loop. It knows nothing of load or links: those are the table's.
+Serve pushes it to the router of every deployment handle. `FleetRouter` passes it to the watcher of the model,
+on the watcher's event loop.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ _watchers: dict[tuple[str, str], tuple[asyncio.AbstractEventLoop, Callable[[Memb
 def follow(model_id: str, handle: DeploymentHandle[Any], seen: Callable[[Members], None]) -> None:
     """Calls `seen` on the running loop with all replicas of a model behind `handle`, at every change."""
     _watchers[model_id, handle.app_name] = (asyncio.get_running_loop(), seen)
-    handle.options(method_name="llm_config")  # starts the handle's router, which Serve tells of replicas
+    handle.options(method_name="llm_config")  # starts the handle's router
 
 
 def publish(model_id: str, application: str, members: Members) -> None:
-    """Hands `members` to the watcher, from any thread; without a watcher (a plain handle) nothing happens."""
+    """Passes `members` to the watcher, if there is one. Thread-safe."""
     if (model_id, application) in _watchers:
         loop, seen = _watchers[model_id, application]
         loop.call_soon_threadsafe(seen, members)
 
 
 class FleetRouter(FIFOMixin, MultiplexMixin, RequestRouter):
-    """For calls by handle: the less busy of two replicas. For the gateway: the source of membership.
+    """For calls by handle, the less busy of two replicas. For the gateway, the source of membership.
 
-    Serve pickles this class by value and runs it on the router's own thread, so `publish` is imported
-    where it is called: its module globals would be copies.
+    Serve pickles this class by value and runs it on the router's thread, so `publish` is imported where it
+    is called: module globals would be copies.
     """
 
     model_id = ""
@@ -70,7 +70,7 @@ class FleetRouter(FIFOMixin, MultiplexMixin, RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Two at random: Serve takes the one with the shorter queue; before them, who has the adapter."""
+        """Two at random: Serve takes the one with the shorter queue. Those with the adapter come first."""
         if not candidate_replicas:
             return []
         two = random.sample(candidate_replicas, min(2, len(candidate_replicas)))
@@ -79,7 +79,7 @@ class FleetRouter(FIFOMixin, MultiplexMixin, RequestRouter):
 
 
 def _with_adapter(wanted: str, replicas: list[RunningReplica]) -> list[RunningReplica]:
-    """Two that have it loaded; where that is not known, always the same one, that it is loaded once."""
+    """Two that have it loaded; if none has, always the same one, so that it is loaded once."""
     name = wanted.rpartition(":")[2]
     having = [replica for replica in replicas if name in replica.routing_stats.get("adapters", ())]
     if having:

@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from penstock.transport.address import Address
 
 REQUEST_TOKENS = 256
-"""What an open request weighs beside prompt tokens that wait: about a hundred more tokens to make, each a
-few times as dear as one of a prompt."""
+"""Cost of one open request in waiting prompt tokens: about 100 tokens left to decode, each a few times as
+expensive as a prefill token."""
 
 
 @dataclass(eq=False, slots=True)
 class Replica:
     """What this gateway knows about one replica. Units: requests, and tokens where the name says so.
 
-    in_flight: ours, exact. elsewhere: of other gateways, as last reported. reported: running and waiting in
-    the engine, as last reported, whoever sent them; in_flight_then: ours at that time. waiting_tokens: of
-    prompts not yet worked on, as last reported; sent_tokens: of prompts that we have sent since. kv_tokens:
-    of its whole KV cache, when it has told.
+    in_flight: this gateway's, exact. elsewhere: other gateways', as last reported. reported: running and
+    waiting in the engine, as last reported, from all gateways; in_flight_then: this gateway's at that time.
+    waiting_tokens: of prompts not yet prefilled, as last reported; sent_tokens: of prompts sent since.
+    kv_tokens: size of its KV cache, once it has reported it.
     """
 
     model_id: str
@@ -38,7 +38,7 @@ class Replica:
     hellos: int = 0
     reports: int = 0
     counted: tuple[int, int] = (0, 0)
-    """What the table's sums hold of this one: of requests in it, and of those from other gateways."""
+    """What this one contributes to the candidates' sums `busy` and `elsewhere`."""
 
     @property
     def id(self) -> str:
@@ -51,18 +51,18 @@ class Replica:
 
     @property
     def busy(self) -> int:
-        """Requests in it now: the last report, corrected by what we have started and finished since."""
+        """Requests in it now: the last report, corrected by what this gateway has sent and finished since."""
         return max(self.in_flight + self.elsewhere, self.reported + self.in_flight - self.in_flight_then)
 
     @property
     def load_tokens(self) -> int:
-        """Work before it: prompt tokens that wait, and for every request what it is worth in such tokens."""
+        """Its outstanding work: waiting prompt tokens, plus `REQUEST_TOKENS` for every request."""
         return self.waiting_tokens + self.sent_tokens + REQUEST_TOKENS * self.busy
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A place in a replica, held by one request until it is given back."""
+    """A slot in a replica, held by one request until `Table.release`."""
 
     replica: Replica
     tokens: int
@@ -71,7 +71,7 @@ class Lease:
 
 
 class Tried:
-    """Replicas that failed one request. A replica may be tried again once it has said hello anew."""
+    """Replicas that failed one request. One may be tried again after its next hello."""
 
     __slots__ = ("_hellos",)
 

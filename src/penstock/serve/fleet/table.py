@@ -1,7 +1,7 @@
 """All replicas of all models that this gateway knows, and which of them gets the next request.
 
-Serve adds and removes members, links say what each of them feels, the gateway counts what it has sent. A pick
-reads only what is here: no I/O, no remote call, the same few microseconds among two replicas or a thousand.
+Serve adds and removes members, links report their load, the gateway counts what it has sent. A pick reads
+only this: no I/O, no remote call, the same few microseconds among two replicas or a thousand.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NO_LIMIT = sys.maxsize
 
 @dataclass(slots=True)
 class _ModelReplicas:
-    """One model's replicas; `ready` holds those that may be picked, `candidates` those of them with room."""
+    """One model's replicas: those that may be picked are `ready`; those of them with room, `candidates`."""
 
     limit: int = _NO_LIMIT
     members: dict[str, Replica] = field(default_factory=dict[str, Replica])
@@ -29,55 +29,55 @@ class _ModelReplicas:
     max_model_len: int | None = None
 
 
-def _nobody(_: Replica) -> None:
+def _ignore(_: Replica) -> None:
     return None
 
 
 class Table:
-    """Lives on one event loop; every method is to be called there."""
+    """Belongs to one event loop; call every method there."""
 
     def __init__(self, node_id: str) -> None:
         """node_id: the node of this gateway; replicas on it are reached by Unix socket."""
         self.node_id = node_id
         self._models: dict[str, _ModelReplicas] = {}
-        self._joined = self._left = self._spoke = _nobody
+        self._joined = self._left = self._reported = _ignore
 
     def watch(
         self,
         joined: Callable[[Replica], None],
         left: Callable[[Replica], None],
-        spoke: Callable[[Replica], None],
+        reported: Callable[[Replica], None],
     ) -> None:
-        """Tells of members that come and go; members known so far have `joined` now.
+        """Sets callbacks for members that join and leave; calls `joined` for the present ones.
 
-        spoke: told of each report, and of a replica that is lost or has left.
+        reported: called for each report, and for a replica that is lost or has left.
         """
-        self._joined, self._left, self._spoke = joined, left, spoke
+        self._joined, self._left, self._reported = joined, left, reported
         for model in self._models.values():
             for replica in model.members.values():
                 joined(replica)
 
-    # -- what Serve says
+    # -- from Serve
 
     def set_members(self, model_id: str, members: Mapping[str, Address]) -> None:
-        """All replicas of `model_id` that Serve runs, by replica id. A new one is picked after its hello."""
+        """All replicas of `model_id` that Serve runs, by id. A new one is not picked before its hello."""
         model = self._models.setdefault(model_id, _ModelReplicas())
         for replica_id in [known for known in model.members if known not in members]:
             replica = model.members.pop(replica_id)
             self._set_state(replica, "gone")
             model.candidates.holders.forget(replica)
             self._left(replica)
-            self._spoke(replica)
+            self._reported(replica)
         for replica_id, address in members.items():
             if replica_id not in model.members:
                 replica = model.members[replica_id] = Replica(model_id, address)
                 self._joined(replica)
         model.candidates.members = tuple(model.members.values())
 
-    # -- what links say
+    # -- from links
 
     def hello(self, replica: Replica, hello: Hello) -> None:
-        """The link is up: first news of a replica, or news again after its link was lost."""
+        """The link is up, for the first time or again."""
         replica.hellos += 1
         replica.kv_tokens = hello.kv_tokens
         model = self._models[replica.model_id]
@@ -85,7 +85,7 @@ class Table:
         model.candidates.holders.hello(replica)
 
     def report(self, replica: Replica, report: Report) -> None:
-        """A change or a beat."""
+        """The replica's state and load."""
         replica.reported = report.running + report.waiting
         replica.in_flight_then = replica.in_flight
         replica.elsewhere = report.elsewhere
@@ -93,21 +93,21 @@ class Table:
         replica.sent_tokens = 0
         replica.reports += 1
         self._set_state(replica, report.state)
-        self._spoke(replica)
+        self._reported(replica)
 
     def adapters(self, replica: Replica, adapters: LoadedAdapters) -> None:
-        """Another one is loaded, or gone."""
+        """All adapters that the replica has loaded."""
         self._models[replica.model_id].candidates.holders.report(replica, adapters.loaded)
 
     def lost(self, replica: Replica) -> None:
-        """Its link ended or fell silent: not picked until the next hello."""
+        """Its link ended or timed out: it is not picked before the next hello."""
         self._set_state(replica, "lost")
-        self._spoke(replica)
+        self._reported(replica)
 
-    # -- what the gateway does
+    # -- from the gateway
 
     def limit(self, model_id: str, requests: int, adapter_slots: int = 0) -> None:
-        """Open requests that one replica may have, over all gateways, and adapters that it may hold."""
+        """Sets how many open requests one replica may have, from all gateways, and how many adapters."""
         model = self._models.setdefault(model_id, _ModelReplicas())
         model.limit = requests
         model.candidates.adapter_slots = adapter_slots
@@ -115,17 +115,17 @@ class Table:
             self._settle(model, replica)
 
     def acquire(self, replica: Replica, tokens: int = 0, adapter: str = "") -> Lease:
-        """Counts a request that is sent there. tokens: of its prompt, about."""
+        """Takes a slot for a request that is sent there. tokens: of its prompt, roughly."""
         model = self._models[replica.model_id]
         replica.in_flight += 1
         replica.sent_tokens += tokens
         self._settle(model, replica)
         if adapter:
-            model.candidates.holders.ask(replica, adapter)
+            model.candidates.holders.request_sent(replica, adapter)
         return Lease(replica, tokens, replica.reports, adapter)
 
     def release(self, lease: Lease) -> None:
-        """The request has ended there."""
+        """The request has ended."""
         replica = lease.replica
         replica.in_flight -= 1
         if lease.report == replica.reports:
@@ -133,7 +133,7 @@ class Table:
         model = self._models[replica.model_id]
         self._settle(model, replica)
         if lease.adapter:
-            model.candidates.holders.answered(replica, lease.adapter)
+            model.candidates.holders.request_ended(replica, lease.adapter)
 
     def _set_state(self, replica: Replica, state: str) -> None:
         if replica.state == "gone":
@@ -147,7 +147,7 @@ class Table:
         self._settle(model, replica)
 
     def _settle(self, model: _ModelReplicas, replica: Replica) -> None:
-        """Brings the candidates up to date with one replica."""
+        """Updates the candidates after a change of one replica."""
         candidates, ready = model.candidates, replica.state == "ready"
         busy, elsewhere = (replica.busy, replica.elsewhere) if ready else (0, 0)
         candidates.busy += busy - replica.counted[0]
@@ -159,15 +159,15 @@ class Table:
         else:
             candidates.discard(replica)
 
-    # -- what the gateway asks
+    # -- for the gateway
 
     def candidates(self, model_id: str, tried: Tried | None = None) -> Candidates:
-        """Replicas that may take a request which `tried` ones have failed. To be read at once, not kept."""
+        """Replicas that may take a request that `tried` ones have failed. A live view: do not keep it."""
         candidates = self._models.setdefault(model_id, _ModelReplicas()).candidates
         return candidates.without(tried) if tried else candidates
 
     def ready(self, model_id: str) -> Sequence[Replica]:
-        """Replicas that may be picked when they have room."""
+        """Replicas that may be picked if they have room."""
         model = self._models.get(model_id)
         return list(model.ready) if model else ()
 
@@ -177,7 +177,7 @@ class Table:
         return model is not None and bool(model.ready)
 
     def members(self, model_id: str) -> Sequence[Replica]:
-        """Replicas in Serve's list, whatever their state."""
+        """Replicas in Serve's list, in any state."""
         model = self._models.get(model_id)
         return list(model.members.values()) if model else ()
 
@@ -187,7 +187,7 @@ class Table:
         return next((replica for replica in members if replica is not None), None)
 
     def max_model_len(self, model_id: str) -> int | None:
-        """The context window that a replica told; None before the first hello. Units: tokens."""
+        """The context window in tokens, as a replica reported it; None before the first hello."""
         model = self._models.get(model_id)
         return model.max_model_len if model else None
 

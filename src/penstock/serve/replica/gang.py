@@ -1,8 +1,8 @@
-"""The line that holds a gang together: the replicas of one group, each with one engine of it.
+"""The connections between the replicas of a gang, whose engines compute one model together.
 
-Serve places, starts and restarts a gang as a whole. What it lacks is here: a way for its members to find
-each other while they start, and the news that one has gone, at once and not with the next health check. The
-first member listens, the others hold a connection to it; a connection that ends ends the gang.
+Serve places, starts and restarts a gang as a whole. This adds how its members find each other while they
+start, and how they notice at once that one has gone. The first member, the leader, listens; the others
+connect to it. The end of a connection ends the gang.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from penstock.request_context import Gang
 log = logging.getLogger(__name__)
 
 _NAMESPACE = "penstock"
-_OVER: Mapping[str, Any] = {"over": True}
-_SECRET_S = 10.0  # for one who connects, to show the secret
+_LEAVING: Mapping[str, Any] = {"over": True}
+_SECRET_S = 10.0  # for a member that connects to send the secret
 _JOIN_S = 120.0
-"""For the others to be placed and to start their processes; Serve has reserved their resources before."""
+"""For all members to start their processes; Serve has already reserved their resources."""
 
 
 class LeaderAddress(NamedTuple):
-    """Where the first member listens, and what the others show it."""
+    """Where the leader listens, and the secret that it expects."""
 
     host: str
     port: int
@@ -41,7 +41,7 @@ class LeaderAddress(NamedTuple):
 
 
 class Rendezvous:
-    """A Ray actor, there until all members are connected. Whoever comes first makes it."""
+    """A Ray actor that lives until all members are connected. The first one to arrive creates it."""
 
     def __init__(self) -> None:
         self._first: asyncio.Future[LeaderAddress] = asyncio.get_running_loop().create_future()
@@ -54,7 +54,7 @@ class Rendezvous:
 
 
 class GangLink:
-    """One member's end. A message is a line of JSON: what the first one says for all, or `_OVER`."""
+    """One member's side. A message is a line of JSON: what the leader shares, or `_LEAVING`."""
 
     def __init__(self, rank: int, size: int, host: str) -> None:
         self.gang = Gang(rank, size, host, self._share)
@@ -67,7 +67,7 @@ class GangLink:
         self._server: asyncio.Server | None = None
 
     def meet(self, meeting: Coroutine[Any, Any, None]) -> None:
-        """Connects in the background; what it raises, whoever shares something hears."""
+        """Connects in the background; `share` raises what this raises."""
         self._meeting = asyncio.create_task(meeting)
 
     async def broken(self) -> None:
@@ -77,7 +77,7 @@ class GangLink:
     async def leave(self, deadline: float) -> None:
         """Returns when all members want to leave: until then the others' engines need this one's.
 
-        deadline: by the monotonic clock, after which nobody is waited for.
+        deadline: by the monotonic clock; it returns then in any case.
         """
         self._ready_to_leave()
         ends = {asyncio.create_task(event.wait()) for event in (self._ended, self._broken)}
@@ -88,23 +88,23 @@ class GangLink:
         self.close()
 
     def close(self) -> None:
-        """This member goes."""
+        """Leaves at once."""
         for writer in self._others.values():
             writer.close()
         if self._server:
             self._server.close()
 
-    # -- the first
+    # -- the leader
 
     async def listen(self) -> LeaderAddress:
-        """Lets the others in, who show the secret; a stranger is sent away."""
+        """Accepts members that send the secret, and refuses other connections."""
         secret = secrets.token_hex(16)
 
         async def met(reader: StreamReader, writer: StreamWriter) -> None:
             try:
                 async with asyncio.timeout(_SECRET_S):
                     line = await reader.readline()
-            except (TimeoutError, OSError, ValueError):  # the last: longer than a line may be
+            except (TimeoutError, OSError, ValueError):  # the last: too long a line
                 line = b""
             rank, _, shown = line.decode(errors="replace").strip().partition(" ")
             if not secrets.compare_digest(shown.encode(), secret.encode()):
@@ -119,13 +119,13 @@ class GangLink:
         return LeaderAddress(self.gang.host, self._server.sockets[0].getsockname()[1], secret)
 
     async def complete(self) -> None:
-        """Returns when every other one is connected."""
+        """Returns when every other member is connected."""
         await self._complete.wait()
 
     # -- the others
 
     async def connect(self, first: LeaderAddress) -> None:
-        """Raises: OSError when the first one has gone again."""
+        """Raises: OSError when the leader has gone."""
         reader, writer = await asyncio.open_connection(first.host, first.port)
         writer.write(f"{self.gang.rank} {first.secret}\n".encode())
         self._others[0] = writer
@@ -134,12 +134,12 @@ class GangLink:
     # -- both
 
     async def _share(self, said: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        """What the first one says. Waits where it has not been said yet."""
+        """Returns what the leader passes; the others wait for it."""
         if self._meeting is not None:
             await asyncio.shield(self._meeting)
         if self.gang.rank:
             return await self._said.get()
-        assert said is not None, "the first one says it"
+        assert said is not None, "only the leader passes something"
         self._tell(said)
         return said
 
@@ -152,30 +152,30 @@ class GangLink:
         try:
             while line := await reader.readline():
                 message = msgspec.json.decode(line)
-                if message != _OVER:
+                if message != _LEAVING:
                     self._said.put_nowait(message)
                 elif self.gang.rank:
                     self._ended.set()
                 else:
                     self._ready_to_leave()
-        except (OSError, ValueError) as error:  # the last: no JSON, or longer than a line may be
-            log.info("The line to another member of the gang ended: %s", error)
+        except (OSError, ValueError) as error:  # the last: invalid JSON, or too long a line
+            log.info("The connection to another member of the gang ended: %s", error)
         finally:
             self._broken.set()
 
     def _ready_to_leave(self) -> None:
-        """One of those that the first knows, or this one, which is not the first: it tells the first."""
+        """The leader counts each member; another member counts itself and tells the leader."""
         self._over += 1
         if self.gang.rank or self._over == self.gang.size:
-            self._tell(_OVER)
+            self._tell(_LEAVING)
         if self._over == self.gang.size:
             self._ended.set()
 
 
 def join(model_id: str) -> GangLink:
-    """The line of this replica's gang, whose members meet while their engines start. Inside a replica only.
+    """Connects this replica to its gang, while its engine starts.
 
-    Raises: EngineStartFailed when it is in none.
+    Raises: EngineStartFailed when it is in no gang.
     """
     context = serve.get_replica_context().gang_context
     if context is None:
@@ -188,13 +188,13 @@ def join(model_id: str) -> GangLink:
 
 
 async def _meet(line: GangLink, gang_id: str, model_id: str) -> None:
-    """Raises: EngineStartFailed when another member has not come, or has gone again."""
+    """Raises: EngineStartFailed when a member did not connect, or has gone."""
     try:
         async with asyncio.timeout(_JOIN_S):
             await _connect(line, gang_id)
     except (TimeoutError, OSError, RayError) as error:
         raise EngineStartFailed(
-            f"Model '{model_id}' cannot start: not all {line.gang.size} replicas of its gang have met."
+            f"Model '{model_id}' cannot start: not all {line.gang.size} replicas of its gang have connected."
         ) from error
 
 

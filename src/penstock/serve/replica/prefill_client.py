@@ -1,7 +1,7 @@
-"""A decode replica's way to the prefill replicas of its model: a gateway of its own, inside the process.
+"""A decode replica's client of the prefill replicas of its model: a gateway inside its process.
 
-So they are picked, tried again and left out as replicas are by the gateway that clients reach. When one
-joins, a prompt is computed there and fetched once, so that the engines know each other before a client waits.
+That picks, retries and excludes them as the public gateway does with replicas. When one joins, one prompt is
+computed there and fetched, so that the engines are connected before a client waits.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WARM_LIMIT_S = 60.0
 
 
 class PrefillClient:
-    """The prefill replicas of one model, as `layers.prefill` asks them."""
+    """For one model; `layers.prefill` calls it."""
 
     def __init__(
         self,
@@ -47,9 +47,7 @@ class PrefillClient:
         weights: Callable[[], str],
         node_id: str,
     ) -> None:
-        """engine_app: of the engine that decodes, without layers before it; it waits for its start.
-        weights: the version of those that it has.
-        """
+        """engine_app: of the engine that decodes, without the layers before it. weights: their version."""
         half = prefill_half(config)
         assert half is not None
         self._model_id = config.model_id
@@ -58,17 +56,17 @@ class PrefillClient:
         self._weights = weights
         self._table = Table(node_id)
         self._card = ServedModel.of(half)
-        nobody_waits = replace(self._card, max_queued_requests=0)  # it is computed here instead
-        self._gateway = self._gateway_to(self._table, nobody_waits, wait_s=0.0)
+        no_queue = replace(self._card, max_queued_requests=0)  # the prompt is computed here instead
+        self._gateway = self._gateway_to(self._table, no_queue, wait_s=0.0)
         self._warming: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Begins to follow them."""
+        """Begins to follow the prefill replicas."""
         await self._gateway.start()
         membership.follow(prefill_name(self._model_id), self._handle, self._members)
 
     async def ask(self, scope: Scope, body: bytes) -> bytes | None:
-        """What a prefill replica answers; None when none can."""
+        """A prefill replica's response; None if there is none."""
         fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         return await self._asked(self._gateway, scope["path"], body, fields)
 
@@ -93,7 +91,7 @@ class PrefillClient:
         finally:
             await reply.body.aclose()
         theirs = reply.headers.get(WEIGHTS.decode(), DEFAULT_WEIGHTS)
-        if reply.status == 200 and theirs == self._weights():  # a cache of others fits no longer
+        if reply.status == 200 and theirs == self._weights():  # the cache of other weights is useless
             return answer
         log.info("%s: no prefill replica took a prompt: %d %s", self._model_id, reply.status, answer[:500])
         return None
@@ -122,9 +120,9 @@ class PrefillClient:
                     reply = await call(self._engine_app, _WARM_PATH, fetch)
                     try:
                         await reply.read()
-                    finally:  # else a fetch from a peer that died would stay in the engine
+                    finally:  # aborts a fetch from a dead peer
                         await reply.body.aclose()
-        except TimeoutError:  # the first real prompt takes its place
+        except TimeoutError:  # the first real prompt connects them instead
             log.info("%s: prefill replica %s is not warm yet", self._model_id, address.replica_id)
         finally:
             await gateway.close()

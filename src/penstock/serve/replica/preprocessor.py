@@ -1,6 +1,6 @@
-"""A preprocessor as a deployment of its own: CPU work that Serve scales by itself, and how a replica asks it.
+"""A preprocessor as a deployment, which Serve scales apart from the model, and its client in replicas.
 
-What it makes goes to the asking replica as one Ray object: large things lie in shared memory (`parcel`).
+Its results travel as one Ray object, large ones in shared memory (`tensor_serialization`).
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ log = logging.getLogger(__name__)
 
 _NAME_PREFIX = "Preprocessor:"
 _MOST_DEATHS = 2
-"""Replicas that one request may take down with it, as in `dispatch`."""
+"""Replicas that may die at one request before it fails, as in `dispatch`."""
 _RETRY_AFTER_S = 1.0
 
 
 class Preprocessor:
-    """One replica of the deployment: the user's code, and nothing of an engine."""
+    """One replica of the deployment: the user's code, without an engine."""
 
     def __init__(self, config: LLMConfig) -> None:
-        """Raises: ConfigError when the user's code cannot be made."""
+        """Raises: ConfigError when the user's class cannot be constructed."""
         environment.enter(config)
         self._config = config
         self._hook = Hook(config, PREPROCESSOR)
@@ -51,12 +51,12 @@ class Preprocessor:
         """What the user's code returns, and its notes for the postprocessor."""
         context = Context(self._config, path, request_id, headers)
         returned = await self._hook(request, context)
-        tensor_serialization.ready()
+        tensor_serialization.register()
         return returned, context.notes
 
 
 def application(config: LLMConfig) -> Application | None:
-    """The deployment that `preprocessor_options` ask for; None when the code runs in the model's replicas."""
+    """The deployment that `preprocessor_options` describe; None when it runs in the model's replicas."""
     options = own_deployment(config.preprocessor_options)
     if options is None:
         return None
@@ -72,7 +72,7 @@ def application(config: LLMConfig) -> Application | None:
 
 
 class RemotePreprocessor:
-    """Asks the deployment as one asks a hook; another of its replicas when the one that was at work died."""
+    """Calls the deployment as one calls a hook; retries once if a replica dies."""
 
     def __init__(self, handle: DeploymentHandle[Any], config: LLMConfig) -> None:
         self._prepare = handle.prepare
@@ -86,7 +86,7 @@ class RemotePreprocessor:
                 returned, notes = await self._ask(request, context)
         except TimeoutError:
             raise Unavailable(
-                f"The preprocessor of model '{self._model_id}' gave no answer within {self._timeout_s:g} s, "
+                f"The preprocessor of model '{self._model_id}' did not answer within {self._timeout_s:g} s, "
                 "its limit (preprocessor_options.timeout_s). Send the request again later.",
                 retry_after_s=_RETRY_AFTER_S,
             ) from None
@@ -105,8 +105,8 @@ class RemotePreprocessor:
                     error,
                 )
         raise OwnCodeFailed(
-            f"{_MOST_DEATHS} replicas of this model's preprocessor died at work on this request; "
-            "it is not tried again."
+            f"{_MOST_DEATHS} replicas of this model's preprocessor died while processing this request; "
+            "it is not retried."
         )
 
     async def _asked(self, request: Mapping[str, Any], context: Context) -> tuple[Any, dict[str, Any]]:
@@ -116,10 +116,10 @@ class RemotePreprocessor:
         except (asyncio.CancelledError, RequestCancelledError):  # the latter where Serve runs in one process
             response.cancel()
             raise asyncio.CancelledError from None
-        except RayActorError:  # died at work
+        except RayActorError:  # died while processing
             raise
         except RayError as error:
-            raise _meant(error, context) from error
+            raise _translated(error, context) from error
         except BackPressureError as error:
             raise Overloaded(
                 "The queue of this model's preprocessor is full.", retry_after_s=_RETRY_AFTER_S
@@ -128,9 +128,9 @@ class RemotePreprocessor:
             raise Unavailable("This model's preprocessor cannot start; see its log.") from error
 
 
-def _meant(error: RayError, context: Context) -> Error:
+def _translated(error: RayError, context: Context) -> Error:
     cause: Any = getattr(error, "cause", None)  # of a RayTaskError
     if isinstance(cause, Error):
         return cause
-    log.error("What the preprocessor made of request %s cannot be sent", context.request_id, exc_info=error)
-    return OwnCodeFailed("What this model's preprocessor made cannot be sent to its replica; see the log.")
+    log.error("The preprocessor's result for request %s cannot be sent", context.request_id, exc_info=error)
+    return OwnCodeFailed("The result of this model's preprocessor cannot be sent to a replica; see the log.")

@@ -1,6 +1,6 @@
-"""HTTP to a model that is deployed without a router: a gateway in the replica, before its own listener.
+"""HTTP to a model that is deployed without a router: a gateway in the replica's process.
 
-So it answers exactly as behind an `LLMRouter`: the same errors, ids and limits.
+It answers exactly as behind an `LLMRouter`: the same errors, ids and limits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.transport.address import Address
 
 
 class SingleModelGateway:
-    """The gateway, and the app before it that Serve's HTTP asks."""
+    """The gateway, and the app that Serve's HTTP calls."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
@@ -30,9 +30,9 @@ class SingleModelGateway:
     async def open(
         cls, config: LLMConfig, gateway_config: GatewayConfig, address: Address, paths: Sequence[str]
     ) -> SingleModelGateway:
-        """For the one replica at `address`. paths: the server's own."""
+        """For the one replica at `address`. paths: its custom endpoints."""
         table = Table(address.node_id)
-        # Among one there is no choice.
+        # One replica leaves no choice.
         card = replace(ServedModel.of(config, paths=paths), routing_policy="power_of_two")
         gateway = Gateway(gateway_config, [card], table)
         await gateway.start()
@@ -41,7 +41,7 @@ class SingleModelGateway:
 
 
 class GatewayResponse(Response):
-    """Hands Serve's ASGI conversation to the gateway: Serve lets a `Response` answer for itself."""
+    """Passes Serve's ASGI call on to the gateway: Serve calls a `Response` as an ASGI app."""
 
     def __init__(self, front: SingleModelGateway) -> None:
         super().__init__()

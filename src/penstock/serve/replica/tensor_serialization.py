@@ -1,8 +1,7 @@
-"""How tensors and pictures go from a preprocessor's process to a replica: as buffers in Ray's shared memory.
+"""Ray serializers for tensors and images from a preprocessor's process: as buffers in Ray's shared memory.
 
-Ray does that by itself with numpy's arrays. Tensors and pictures it would write into the pickle, which takes
-ten times and nearly twice as long for 50 MB (docs/benchmarks.md). Here they are copied once more when they
-are received, so that whoever gets them may write to them.
+Ray does that for numpy arrays only. It would write tensors and images into the pickle, which takes ten times
+and nearly twice as long for 50 MB (docs/benchmarks.md). The receiver copies them, so that they are writable.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from typing import Any
 
 from ray.util import register_serializer
 
-_known: set[str] = set()
+_registered: set[str] = set()
 
 
-def ready() -> None:
-    """Call it before something is sent. What no library has been loaded for is in no parcel."""
-    for module, (kind, pack, unpack) in _KINDS.items():
-        if module in sys.modules and module not in _known:
+def register() -> None:
+    """Call it before sending. Objects of libraries that are not imported cannot occur."""
+    for module, (kind, pack, unpack) in _SERIALIZERS.items():
+        if module in sys.modules and module not in _registered:
             register_serializer(getattr(sys.modules[module], kind), serializer=pack, deserializer=unpack)
-            _known.add(module)
+            _registered.add(module)
 
 
 def _pack_tensor(tensor: Any) -> tuple[Any, ...]:
@@ -31,8 +30,8 @@ def _pack_tensor(tensor: Any) -> tuple[Any, ...]:
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_complex():
         raise TypeError(f"A tensor of {tensor.dtype}, {tensor.layout}, cannot be sent to a replica.")
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    its_bytes: Any = flat.view(torch.uint8).numpy()
-    return tensor.dtype, tuple(tensor.shape), PickleBuffer(its_bytes)
+    as_bytes: Any = flat.view(torch.uint8).numpy()
+    return tensor.dtype, tuple(tensor.shape), PickleBuffer(as_bytes)
 
 
 def _unpack_tensor(packed: tuple[Any, ...]) -> Any:
@@ -41,18 +40,18 @@ def _unpack_tensor(packed: tuple[Any, ...]) -> Any:
     dtype, shape, buffer = packed
     made = torch.empty(shape, dtype=dtype)
     if made.numel():
-        its_bytes: Any = made.reshape(-1).view(torch.uint8).numpy()
-        memoryview(its_bytes)[:] = memoryview(buffer).cast("B")
+        as_bytes: Any = made.reshape(-1).view(torch.uint8).numpy()
+        memoryview(as_bytes)[:] = memoryview(buffer).cast("B")
     return made
 
 
-def _pack_picture(picture: Any) -> tuple[Any, ...]:
-    if picture.mode == "P":  # its colours are elsewhere
-        picture = picture.convert("RGBA" if "transparency" in picture.info else "RGB")
-    return picture.mode, picture.size, picture.info, PickleBuffer(picture.tobytes())
+def _pack_image(image: Any) -> tuple[Any, ...]:
+    if image.mode == "P":  # its pixels index a palette
+        image = image.convert("RGBA" if "transparency" in image.info else "RGB")
+    return image.mode, image.size, image.info, PickleBuffer(image.tobytes())
 
 
-def _unpack_picture(packed: tuple[Any, ...]) -> Any:
+def _unpack_image(packed: tuple[Any, ...]) -> Any:
     from PIL import Image
 
     mode, size, info, buffer = packed
@@ -61,7 +60,7 @@ def _unpack_picture(packed: tuple[Any, ...]) -> Any:
     return made
 
 
-_KINDS: dict[str, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
+_SERIALIZERS: dict[str, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "torch": ("Tensor", _pack_tensor, _unpack_tensor),
-    "PIL.Image": ("Image", _pack_picture, _unpack_picture),
+    "PIL.Image": ("Image", _pack_image, _unpack_image),
 }

@@ -33,12 +33,12 @@ from penstock.serve.router.traffic_shift import TrafficShifts
 log = logging.getLogger(__name__)
 
 
-_OWN_PORT = "a port of the gateway's own: 'penstock serve', or GatewayConfig(port=8000)"
+_OWN_PORT = "the gateway's own port: 'penstock serve', or GatewayConfig(port=8000)"
 _PROXY = (
     "Requests come through Ray Serve's proxy, which spends some 300 us on each piece of a stream. "
     f"The fast form is {_OWN_PORT}; next best is HAProxy: RAY_SERVE_ENABLE_HA_PROXY=1 before Ray starts."
 )
-_LINGER_S = 1.0  # a client may take so long between two requests without losing one to our end
+_LINGER_S = 1.0  # a client with less between two requests loses none when the gateway ends
 _HAPROXY = f"Requests come through Ray Serve's HAProxy. The fastest form is {_OWN_PORT}."
 
 
@@ -48,7 +48,7 @@ def _port_group(size: int) -> PortGroup:
 
 
 class LLMRouter:
-    """OpenAI-compatible front of many models. Bind it with `LLMRouter.as_deployment().bind([...])`."""
+    """OpenAI-compatible gateway to many models. Bind it with `LLMRouter.as_deployment().bind([...])`."""
 
     async def __init__(
         self,
@@ -59,15 +59,15 @@ class LLMRouter:
         drain_s: float = 20.0,
         prefill: Mapping[str, DeploymentHandle[Any]] | None = None,
     ) -> None:
-        """servers and cards belong together, in the same order. drain_s: for open requests, at the end.
-        prefill: those replicas by model, for their metrics alone.
+        """servers and cards: in the same order. drain_s: for open requests, at the end. prefill: handles to
+        the prefill replicas by model, for their metrics only.
 
         Raises: ConfigError when the gateway's own port is taken.
         """
         handles = {card.id: handle for card, handle in zip(cards, servers, strict=True)}
         self._prefill = {prefill_name(model_id): handle for model_id, handle in (prefill or {}).items()}
         self._table = table = Table(ray.get_runtime_context().get_node_id())
-        self._turns = {card.id for card in cards if card.takes_turns}
+        self._time_shared = {card.id for card in cards if card.takes_turns}
         self._control = control
         self._drain_s = drain_s
         self.gateway = Gateway(
@@ -88,45 +88,45 @@ class LLMRouter:
                 connections=self.gateway.connections,
             )
         gc.collect()
-        gc.freeze()  # a look at everything that was imported would be a pause in everybody's stream
+        gc.freeze()  # collecting all imported objects would pause every stream
 
     async def _open_network(self, model_id: str) -> None:
-        """Replicas on other nodes listen on the network only from now on."""
+        """Has replicas on other nodes listen on the network, which they do on demand only."""
         log.info("%s: asking replicas on other nodes to listen on the network", model_id)
         prefill = self._prefill.get(model_id)
         for handle in [prefill] if prefill is not None else self._shifts.handles(model_id):
             await handle.broadcast("listen_on_network").results_async()
 
     async def _wake(self, model_id: str) -> None:
-        """Serve starts a replica for a call by handle where there is none, and answers when it is up."""
+        """Serve starts a replica for a call by handle if there is none, and answers when it has started."""
         if not self._table.members(model_id):
             log.info("%s: a request waits and there is no replica", model_id)
             await self._shifts.handle(model_id).is_sleeping.remote()
-        elif model_id in self._turns:
+        elif model_id in self._time_shared:
             await self._control.wake.remote(model_id, self.gateway.idle_s())
 
     async def _operate(self, operation: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Through control. Raises: BadRequest and its like, as control does."""
+        """Calls control. Raises: what control raises, such as BadRequest."""
         try:
             if operation == "status":
                 return await self._control.status.remote(**asked)
             return await self._control.perform.remote(operation, **asked)
         except Error as error:
-            raise getattr(error, "cause", error) from None  # Ray's wrapping says a whole traceback
+            raise getattr(error, "cause", error) from None  # Ray's error would show a traceback
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
-        """Serve's hook, also where the gateway has a port of its own."""
+        """Serve's hook, also called when the gateway has its own port."""
         if self._port is None:
             log.warning(_HAPROXY if behind_haproxy() else _PROXY)
         return behind_serve(self.gateway)
 
     async def check_health(self) -> None:
-        """Serve's hook: a gateway that lost its port must be started again."""
+        """Serve's hook: a gateway that lost its port must be restarted."""
         if self._port is not None:
             self._port.check()
 
     async def stop(self) -> None:
-        """Stops accepting, finishes what is open, closes."""
+        """Stops accepting, finishes open requests, closes."""
         if self._port is not None:
             await self._port.close(self._drain_s, _LINGER_S)
         self._shifts.close()

@@ -1,8 +1,9 @@
-"""Which application's replicas answer for a model: the gateway's own, or those of another one meanwhile.
+"""Blue/green: which application's replicas answer for a model, the gateway's own or another one's.
 
-A gateway follows control, which keeps where each model is to be answered. A move takes three steps: replicas
-of both applications are there, until one of the other's is ready; then only those are picked; and the move is
-over when what the replicas before were answering has ended. It stands between membership and the table.
+A gateway follows control, which keeps the desired application of each model. A shift takes three steps: the
+table holds replicas of both applications until one of the new ones is ready; then only the new ones are
+picked; it is complete when the old ones have answered their open requests. It stands between membership and
+the table.
 """
 
 from __future__ import annotations
@@ -24,41 +25,45 @@ from penstock.serve.fleet.table import Table
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.1
-_AGAIN_S = 1.0
+_CHECK_S = 0.1
+_RETRY_S = 1.0
 _FIRST_S = 10.0
-"""A gateway that starts waits so long for control before it lets its own application answer."""
+"""How long a gateway that starts waits for control before its own application answers."""
 
-Ask = Callable[[str, Mapping[str, RouteStatus], Mapping[str, str], float], Awaitable[Mapping[str, str]]]
-"""Control's `route`: who asks, where its models are, where they shall be as far as it knows, and how long to
-wait for other news, in seconds; gives where they shall be."""
+FollowRoutes = Callable[
+    [str, Mapping[str, RouteStatus], Mapping[str, str], float], Awaitable[Mapping[str, str]]
+]
+"""`LLMControl.routes`: gateway id, its status by model, the routes that it knows, and seconds to wait for a
+change; returns the desired routes."""
 
-Find = Callable[[str, str], Any]
+FindHandle = Callable[[str, str], Any]
 """A handle to a deployment, by its name and application."""
 
 
 @dataclass(slots=True)
 class _Model:
-    """handles, members: by application, "" for the gateway's own. current: where requests go."""
+    """handles, members: by application, "" for the gateway's own. current: the one that answers."""
 
     handles: dict[str, Any]
     members: dict[str, Members] = field(default_factory=dict[str, Members])
     current: str = ""
-    before: list[Replica] = field(default_factory=list[Replica])
+    previous: list[Replica] = field(default_factory=list[Replica])
 
 
 class TrafficShifts:
-    """Of one gateway. Lives on the table's event loop."""
+    """Of one gateway. Runs on the table's event loop."""
 
-    def __init__(self, table: Table, handles: Mapping[str, Any], find: Find, ask: Ask) -> None:
+    def __init__(
+        self, table: Table, handles: Mapping[str, Any], find_handle: FindHandle, follow_routes: FollowRoutes
+    ) -> None:
         """handles: to the application's own deployments, by model."""
         self._table = table
-        self._find = find
-        self._ask = ask
+        self._find_handle = find_handle
+        self._follow_routes = follow_routes
         self._id = uuid.uuid4().hex[:16]
         self._models = {model: _Model({"": handle}) for model, handle in handles.items()}
-        self._wanted: dict[str, str] = {}
-        self._moves: dict[str, asyncio.Task[None]] = {}
+        self._desired: dict[str, str] = {}
+        self._shifting: dict[str, asyncio.Task[None]] = {}
         self._following: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -66,7 +71,7 @@ class TrafficShifts:
         self._following = asyncio.create_task(self._follow())
 
     def close(self) -> None:
-        for task in (self._following, *self._moves.values()):
+        for task in (self._following, *self._shifting.values()):
             if task is not None:
                 task.cancel()
 
@@ -80,19 +85,19 @@ class TrafficShifts:
         return list(self._models[model].handles.values())
 
     async def _begin(self) -> None:
-        """Models that were moved before this gateway started are not answered by its own application."""
+        """Takes over shifts that happened before this gateway started."""
         try:
             async with asyncio.timeout(_FIRST_S):
-                self._wanted = dict(await self._ask(self._id, self._told(), {}, 0.0))
+                self._desired = dict(await self._follow_routes(self._id, self._status(), {}, 0.0))
         except Exception as error:  # Serve's and Ray's
             log.warning("Control does not answer (%s: %s).", type(error).__name__, error)
         for model, known in self._models.items():
-            if application := self._wanted.get(model):
+            if application := self._desired.get(model):
                 try:
                     await self._reach(model, application)
                     known.current = application
                 except Exception as error:  # Serve's: the application has been deleted
-                    log.warning("%s stays where it is: %s", model, error)
+                    log.warning("%s is not shifted: %s", model, error)
             self._watch(model, "", known.handles[""])
 
     async def _follow(self) -> None:
@@ -100,53 +105,55 @@ class TrafficShifts:
         unanswered = 0
         while True:
             try:
-                self._obey(await self._ask(self._id, self._told(), self._wanted, FOLLOW_S))
+                self._apply(await self._follow_routes(self._id, self._status(), self._desired, FOLLOW_S))
                 unanswered = 0
             except Exception as error:  # Serve's and Ray's: control is restarted, or moves
                 unanswered += 1
                 level = logging.INFO if unanswered % WARN_AFTER else logging.WARNING
                 log.log(level, "Control does not answer (%s: %s); asking again.", type(error).__name__, error)
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(_RETRY_S)
 
-    def _told(self) -> dict[str, RouteStatus]:
+    def _status(self) -> dict[str, RouteStatus]:
         return {
-            model: RouteStatus(known.current, sum(replica.in_flight for replica in known.before))
+            model: RouteStatus(known.current, sum(replica.in_flight for replica in known.previous))
             for model, known in self._models.items()
         }
 
-    def _obey(self, wanted: Mapping[str, str]) -> None:
-        self._wanted = dict(wanted)
+    def _apply(self, desired: Mapping[str, str]) -> None:
+        self._desired = dict(desired)
         for model in self._models:
-            application = wanted.get(model, "")
-            if application != self._models[model].current and model not in self._moves:
-                self._moves[model] = asyncio.create_task(self._move(model, application))
-                self._moves[model].add_done_callback(partial(self._moved, model))
+            application = desired.get(model, "")
+            if application != self._models[model].current and model not in self._shifting:
+                self._shifting[model] = asyncio.create_task(self._shift(model, application))
+                self._shifting[model].add_done_callback(partial(self._on_shifted, model))
 
-    def _moved(self, model: str, move: asyncio.Task[None]) -> None:
-        del self._moves[model]
-        if not move.cancelled() and (error := move.exception()) is not None:
-            log.warning("%s stays where it is: %s", model, error)  # and is tried again
+    def _on_shifted(self, model: str, shift: asyncio.Task[None]) -> None:
+        del self._shifting[model]
+        if not shift.cancelled() and (error := shift.exception()) is not None:
+            log.warning("%s is not shifted: %s", model, error)  # it is tried again
 
-    async def _move(self, model: str, application: str) -> None:
-        """Ends without a move when another one is wanted meanwhile."""
+    async def _shift(self, model: str, application: str) -> None:
+        """Ends early when another application becomes desired."""
         known = self._models[model]
         await self._reach(model, application)
         while not self._is_ready(model, application):
-            if self._wanted.get(model, "") != application:
+            if self._desired.get(model, "") != application:
                 return
             self._show(model, known.current, application)
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_CHECK_S)
         new = known.members[application]
-        known.before = [replica for replica in self._table.members(model) if replica.id not in new]
+        known.previous = [replica for replica in self._table.members(model) if replica.id not in new]
         known.current = application
         self._show(model, application)
-        log.info("%s: answered by %s now", model, application or "this application")
+        log.info("%s: now answered by %s", model, application or "this application")
 
     async def _reach(self, model: str, application: str) -> None:
-        """Follows the replicas of another application, too. Raises: what Serve raises where there is none."""
+        """Follows the replicas of another application, too. Raises: what Serve raises if there is none."""
         handles = self._models[model].handles
         if application not in handles:
-            handles[application] = await asyncio.to_thread(self._find, deployment_name(model), application)
+            handles[application] = await asyncio.to_thread(
+                self._find_handle, deployment_name(model), application
+            )
             self._watch(model, application, handles[application])
 
     def _is_ready(self, model: str, application: str) -> bool:
@@ -159,8 +166,8 @@ class TrafficShifts:
     def _seen(self, model: str, application: str, members: Members) -> None:
         known = self._models[model]
         known.members[application] = members
-        if model in self._moves:
-            self._show(model, known.current, self._wanted.get(model, ""))
+        if model in self._shifting:
+            self._show(model, known.current, self._desired.get(model, ""))
         else:
             self._show(model, known.current)
 

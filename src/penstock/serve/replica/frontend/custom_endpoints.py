@@ -1,11 +1,11 @@
-"""Endpoints of one's own: methods of an `LLMServer` subclass that answer HTTP paths.
+"""Custom endpoints: methods of an `LLMServer` subclass that answer HTTP paths.
 
     class Summaries(LLMServer):
         @endpoint("/v1/summarize")
         async def summarize(self, request: dict) -> dict: ...
 
-The gateway sends a path's requests to the models that have it, with the same keys, limits, ids and metrics
-as all others; here they find their method.
+The gateway sends a path's requests to the models that have it, with the same keys, limits, ids and metrics as
+all others; this calls the method.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 def endpoint(path: str) -> Callable[[_Method], _Method]:
     """Makes a method answer POST `path`. It takes the parsed body (a dict), or starlette's `Request`.
 
-    A second argument gets the `Context`. It gives a dict or a starlette `Response`; as an async generator,
-    the events of a stream. A ValueError is a 400 with its text, anything else that it raises a 500.
-    Raises: ValueError for a path that cannot be one's own.
+    A second argument gets the `Context`. It returns a dict or a starlette `Response`; an async generator
+    yields the events of a stream. A ValueError is a 400 with its text, anything else that it raises a 500.
+    Raises: ValueError for a path that is reserved or invalid.
     """
     if not path.startswith("/") or path in RESERVED or any(sign in path for sign in "{}?# "):
-        raise ValueError(f"{path!r} cannot be a path of your own; write one such as '/v1/summarize'.")
+        raise ValueError(f"{path!r} is reserved or not a valid path; use one such as '/v1/summarize'.")
 
     def mark(method: _Method) -> _Method:
         setattr(method, _MARK, path)
@@ -61,7 +61,7 @@ def endpoint(path: str) -> Callable[[_Method], _Method]:
 
 @cache
 def paths(server: type[Any]) -> Mapping[str, str]:
-    """The paths of a class and its bases, with the names of their methods."""
+    """The custom paths of a class and its bases, with the names of their methods."""
     found = {name: getattr(getattr(server, name), _MARK, None) for name in dir(server)}
     return {path: name for name, path in found.items() if path is not None}
 
@@ -99,7 +99,7 @@ class CustomEndpoints:
             await send.fail(said)
 
     async def _called(self, method: Callable[..., Any], *arguments: Any) -> Any:
-        """What the method gives; a plain one runs in a thread."""
+        """The method's result; a plain function runs in a thread."""
         if inspect.isasyncgenfunction(method):
             return method(*arguments)
         if not inspect.iscoroutinefunction(method):
@@ -108,7 +108,7 @@ class CustomEndpoints:
 
 
 class _Counted:
-    """ASGI send that knows how far the answer has got."""
+    """An ASGI send that knows whether the response has begun."""
 
     def __init__(self, send: Send, path: str) -> None:
         self._send = send
@@ -120,7 +120,7 @@ class _Counted:
         await self._send(message)
 
     async def fail(self, error: Error) -> None:
-        """A status before the first byte, the last event of a stream after it."""
+        """Sends a status before the first byte, else the last event of a stream."""
         if self._begun:
             await self._send({"type": "http.response.body", "body": form(self._path).event(error)})
         else:
@@ -131,7 +131,7 @@ def _wants_http(method: Callable[..., Any]) -> bool:
     first = next(iter(inspect.signature(method).parameters), None)
     try:
         return typing.get_type_hints(method).get(first or "") is HTTPRequest
-    except NameError:  # an annotation of something else that is imported for checking only
+    except NameError:  # an annotation that is imported for type checking only
         return False
 
 
@@ -152,7 +152,7 @@ async def _send(given: Any, scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def _stream(events: AsyncGenerator[Any, None], send: Send) -> None:
-    """Each thing as an event. Nothing is sent before the first is there, so that a failure has a status."""
+    """Each item as an event. Nothing is sent before the first one, so that a failure has a status."""
     begun = False
     async with aclosing(events):
         async for event in events:
@@ -166,7 +166,7 @@ async def _stream(events: AsyncGenerator[Any, None], send: Send) -> None:
 
 
 def _event(event: Any) -> bytes:
-    """A text as it is, line by line, anything else as JSON."""
+    """A string as it is, line by line; anything else as JSON."""
     if isinstance(event, str):
         return "".join(f"data: {line}\n" for line in _LINE_END.split(event)).encode() + b"\n"
     return b"data: " + msgspec.json.encode(_plain(event)) + b"\n\n"
