@@ -34,7 +34,7 @@ async def test_a_body_without_room_is_turned_away_until_another_is_answered(serv
     await served.app(gated(gate))
     async with served.http() as http:
         first = asyncio.create_task(http.post("/v1/chat/completions", json=chat("x" * 600)))
-        await until(lambda: gateway._room.used)
+        await until(lambda: gateway._bodies.used)
         refused = await http.post("/v1/chat/completions", json=chat("x" * 600))
         small = asyncio.create_task(http.post("/v1/chat/completions", json=chat("x")))
         gate.set()
@@ -43,7 +43,7 @@ async def test_a_body_without_room_is_turned_away_until_another_is_answered(serv
         assert refused.headers["retry-after"] == "1"
         assert (await first).status_code == (await small).status_code == 200
         assert (await http.post("/v1/chat/completions", json=chat("x" * 600))).status_code == 200
-    assert gateway._room.used == 0
+    assert gateway._bodies.used == 0
 
 
 async def test_a_body_is_let_go_when_its_answer_begins(served: Served):
@@ -72,12 +72,12 @@ async def test_a_body_counts_as_it_comes_and_until_the_client_goes(served: Serve
     await served.replica()
     silent = [await upload(served, b"", 900) for _ in range(3)]
     writer = await upload(served, b"x" * 500, 900)
-    await until(lambda: gateway._room.used == 500)
+    await until(lambda: gateway._bodies.used == 500)
     async with served.http() as http:
         assert (await http.post("/v1/chat/completions", json=chat("x" * 600))).status_code == 429
         assert (await http.post("/v1/chat/completions", json=chat("x" * 100))).status_code == 200
         writer.transport.abort()
-        await until(lambda: gateway._room.used == 0)
+        await until(lambda: gateway._bodies.used == 0)
         assert (await http.post("/v1/chat/completions", json=chat("x" * 600))).status_code == 200
     for writer in silent:
         writer.close()
@@ -92,12 +92,12 @@ async def test_a_body_that_makes_no_progress_gives_its_room_to_others(
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port.number)
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 900\r\n\r\n"
     writer.write(head + b"x" * 800)
-    await until(lambda: gateway._room.used == 800)
+    await until(lambda: gateway._bodies.used == 800)
     async with served.http() as http:
         assert (await http.post("/v1/chat/completions", json=chat("x" * 600))).status_code == 200
     assert b" 429 " in await reader.readline()
-    await until(lambda: gateway._room.used == 0)
-    assert not gateway._room._coming
+    await until(lambda: gateway._bodies.used == 0)
+    assert not gateway._bodies._coming
     writer.close()
 
 
@@ -115,7 +115,7 @@ async def test_a_body_must_come_in_time(served: Served, monkeypatch: pytest.Monk
         await until(lambda: protocol.since > since)  # noqa: B023
     writer.write(b"x" * 99)
     assert b" 408 " in await reader.readline()
-    await until(lambda: gateway._room.used == 0)
+    await until(lambda: gateway._bodies.used == 0)
     assert gateway.connections.counts == {"timeout": 1}
     writer.close()
 
@@ -141,11 +141,11 @@ async def test_of_many_uploads_those_that_fit_are_answered_and_all_others_told(s
         form = {"data": {"model": "m"}, "files": {"file": ("a.wav", bytes(1_000_000))}}
         uploads = [asyncio.create_task(http.post("/v1/audio/transcriptions", **form)) for _ in range(16)]
         await until(lambda: sum(upload.done() for upload in uploads) == 13)
-        assert gateway._room.used <= 3_500_000
+        assert gateway._bodies.used <= 3_500_000
         gate.set()
         answers = [await upload for upload in uploads]
     refused = [answer for answer in answers if answer.status_code == 429]
     assert len(refused) == 13
     assert {answer.headers["retry-after"] for answer in refused} == {"1"}
     assert {answer.status_code for answer in answers if answer not in refused} == {200}
-    assert gateway._room.used == 0
+    assert gateway._bodies.used == 0
