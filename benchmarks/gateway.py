@@ -221,7 +221,7 @@ def _pick_times(name: str, replicas: int, times: int) -> Iterator[float]:
     from penstock.serve.routing.policy import Learns
     from penstock.serve.routing.prefix_hashes import blocks, home
     from penstock.transport.address import Address
-    from penstock.transport.link import Hello, Report
+    from penstock.transport.link import Hello, LoadReport
 
     table, chosen = Table("node"), policy(name)
     learns = chosen if isinstance(chosen, Learns) else None
@@ -229,7 +229,7 @@ def _pick_times(name: str, replicas: int, times: int) -> Iterator[float]:
     table.set_members("m", {name: Address(name, "node", None, None, None, "") for name in names})
     for replica in table.members("m"):
         table.hello(replica, Hello(model_id="m", pid=1, version=""))
-        table.report(replica, Report())
+        table.report(replica, LoadReport())
     clock = time.perf_counter
     for i in range(times):
         prompt = b"%4d" % (i % 64) * 1_024 + b"%4d" % (i % 1_024) * 1_024

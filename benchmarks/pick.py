@@ -24,7 +24,7 @@ from penstock.serve.routing import Policy, RoutingRequest, policy
 from penstock.serve.routing.policy import Learns
 from penstock.serve.routing.prefix_index import ENTRIES
 from penstock.transport.address import Address
-from penstock.transport.link import Hello, LoadedAdapters, Report
+from penstock.transport.link import AdapterReport, Hello, LoadReport
 
 COUNTS = (1, 10, 100, 1_000)
 _PROMPT_BYTES = 4_000
@@ -53,8 +53,8 @@ def fleet(replicas: int, full: int = 0) -> Table:
     table.set_members("m", {name: Address(name, "node", None, None, None, "") for name in names})
     for i, replica in enumerate(table.members("m")):
         table.hello(replica, Hello(model_id="m", pid=1, version="", max_model_len=32_768))
-        table.report(replica, Report(running=i % 8, elsewhere=_LIMIT if i < full else 0))
-        table.adapters(replica, LoadedAdapters(tuple(f"a{(7 * i + n) % _ADAPTERS}" for n in range(_SLOTS))))
+        table.report(replica, LoadReport(running=i % 8, elsewhere=_LIMIT if i < full else 0))
+        table.adapters(replica, AdapterReport(tuple(f"a{(7 * i + n) % _ADAPTERS}" for n in range(_SLOTS))))
     return table
 
 

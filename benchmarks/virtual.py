@@ -108,7 +108,7 @@ class Gateway:
         hello = link.Hello(MODEL_ID, 1, "0", plan.options.max_model_len, plan.options.kv_tokens)
         for replica in self.table.members(MODEL_ID):
             self.table.hello(replica, hello)
-            self.table.report(replica, link.Report())
+            self.table.report(replica, link.LoadReport())
 
     def send(self, content: bytes, now: float) -> Lease | None:
         """A place for the request, as the gateway's line takes it; None when all are at their limit."""
@@ -139,14 +139,14 @@ class _Engine:
         total = sum(self.open.values())
         for gateway, replica in self.seen_as.items():
             elsewhere = total - self.open[gateway]
-            report = link.Report(
+            report = link.LoadReport(
                 "ready", load.running, load.waiting, load.waiting_tokens, load.kv_usage, elsewhere
             )
             gateway.table.report(replica, report)
 
     def report_adapters(self) -> None:
         for gateway, replica in self.seen_as.items():
-            gateway.table.adapters(replica, link.LoadedAdapters(self.slots.loaded))
+            gateway.table.adapters(replica, link.AdapterReport(self.slots.loaded))
 
 
 Client = tuple[float, Iterator[Turn]]

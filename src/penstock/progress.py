@@ -1,7 +1,7 @@
 """How a replica reports its start, and its log, to the command that started it. Both sides.
 
-The command opens a `Reader` and sets its socket in the environment before it starts the workers, which
-inherit it. Without it, or on another node, nothing is sent.
+The command opens a `ProgressReader` and sets its socket in the environment before it starts the workers,
+which inherit it. Without it, or on another node, nothing is sent.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def log_stream() -> TextIO:
     return sys.stderr
 
 
-class Reader:
+class ProgressReader:
     """The receiving side: a socket at `path`, for `select` and for `read`. `close` removes the path."""
 
     def __init__(self, path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from served import NODE, Served, chat, until
 
 from penstock.transport import headers
-from penstock.transport.connection import Connection, connect
+from penstock.transport.connection import ReplicaConnection, connect
 from penstock.transport.pool import Pool
 
 pytestmark = pytest.mark.parity("X3")
@@ -73,7 +73,7 @@ async def test_a_connection_that_is_not_read_holds_little_and_loses_nothing(serv
         await send({"type": "http.response.body", "body": b""})
 
     address = (await served.app(app)).address
-    connection: Connection = await connect(address, NODE, lambda _: None)
+    connection: ReplicaConnection = await connect(address, NODE, lambda _: None)
     connection.request(headers.to_replica("GET", b"/x", [], headers.own(address.secret, "g", "r"), 0))
     await until(lambda: connection.paused)
     assert connection.unread_bytes < 1_000_000

@@ -10,12 +10,12 @@ from served import NODE, Replica, Served, chat, until
 from penstock.engine import Load
 from penstock.serve.http.server import Port
 from penstock.transport import link
-from penstock.transport.connection import Connection, connect
+from penstock.transport.connection import ReplicaConnection, connect
 
 
-async def words(replica: Replica, gateway_id: str = "g") -> asyncio.Queue[link.Hello | link.Report]:
-    said: asyncio.Queue[link.Hello | link.Report] = asyncio.Queue()
-    connection: Connection = await connect(replica.address, NODE, lambda _: None)
+async def words(replica: Replica, gateway_id: str = "g") -> asyncio.Queue[link.Hello | link.LoadReport]:
+    said: asyncio.Queue[link.Hello | link.LoadReport] = asyncio.Queue()
+    connection: ReplicaConnection = await connect(replica.address, NODE, lambda _: None)
     listening = link.listen(connection, replica.address.secret, gateway_id, said.put_nowait)
     said.task = asyncio.create_task(listening)  # kept alive by its queue
     return said
@@ -26,7 +26,7 @@ async def test_hello_comes_first_and_says_who_speaks(served: Served):
     hello = await said.get()
     assert isinstance(hello, link.Hello)
     assert (hello.model_id, hello.max_model_len, hello.pid) == ("org/m", 99, os.getpid())
-    assert isinstance(await said.get(), link.Report)
+    assert isinstance(await said.get(), link.LoadReport)
 
 
 async def test_beats_come_without_any_change(served: Served):

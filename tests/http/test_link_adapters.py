@@ -30,20 +30,18 @@ async def words(listener: Listener) -> asyncio.Queue[link.Message]:
 
 async def test_adapters_are_said_before_the_replica_is_ready(served: Served):
     said = await words(await served.app(silent, adapters=Slots("poet")))
-    assert [type(await said.get()) for _ in range(3)] == [link.Hello, link.LoadedAdapters, link.Report]
+    assert [type(await said.get()) for _ in range(3)] == [link.Hello, link.AdapterReport, link.LoadReport]
 
 
 async def test_adapters_are_said_only_when_they_have_changed(served: Served, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(link, "BEAT_S", 0.01)
     slots = Slots()
     said = await words(await served.app(silent, adapters=slots))
-    assert [await said.get() for _ in range(2)][1] == link.LoadedAdapters(())
-    assert [type(await said.get()) for _ in range(5)] == [link.Report] * 5
+    assert [await said.get() for _ in range(2)][1] == link.AdapterReport(())
+    assert [type(await said.get()) for _ in range(5)] == [link.LoadReport] * 5
     slots.names.add("poet")
     later = [await said.get() for _ in range(8)]
-    assert [word for word in later if isinstance(word, link.LoadedAdapters)] == [
-        link.LoadedAdapters(("poet",))
-    ]
+    assert [word for word in later if isinstance(word, link.AdapterReport)] == [link.AdapterReport(("poet",))]
 
 
 async def test_a_change_that_is_told_waits_for_no_report(served: Served, monkeypatch: pytest.MonkeyPatch):

@@ -10,7 +10,7 @@ from served import Served, chat
 
 from penstock.serve.http.direct_writer import EXTENSION, DirectWriter
 from penstock.serve.http.server import serve_on
-from penstock.transport.connection import Connection
+from penstock.transport.connection import ReplicaConnection
 
 SSE = [(b"content-type", b"text/event-stream")]
 
@@ -176,7 +176,7 @@ async def test_nothing_is_written_to_a_client_whose_connection_closes():
 
 
 async def test_nothing_is_written_to_a_replica_whose_connection_closes():
-    connection = Connection(lambda lost: None)
+    connection = ReplicaConnection(lambda lost: None)
     connection.connection_made(Closing())
     connection.finished = True
     assert not connection.reusable

@@ -6,7 +6,7 @@ import httpx
 import pytest
 from served import Served, chat, until
 
-from penstock.transport.connection import STREAM, Connection
+from penstock.transport.connection import STREAM, ReplicaConnection
 from penstock.transport.multiplexer import StreamReceiver, StreamSender
 
 SSE = [(b"content-type", b"text/event-stream")]
@@ -38,7 +38,7 @@ def carried(monkeypatch) -> list[bytes]:
     pieces: list[bytes] = []
     follow = StreamReceiver.follow
 
-    async def noted(self: StreamReceiver, carrier: Connection, *words: str) -> None:
+    async def noted(self: StreamReceiver, carrier: ReplicaConnection, *words: str) -> None:
         read = carrier.read
 
         async def note() -> bytes:

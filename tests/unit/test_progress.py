@@ -10,14 +10,14 @@ from penstock import progress
 
 
 @pytest.fixture
-def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[progress.Reader]:
-    reader = progress.Reader(tmp_path / "progress")
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[progress.ProgressReader]:
+    reader = progress.ProgressReader(tmp_path / "progress")
     monkeypatch.setenv(progress.ENVIRONMENT, str(reader.path))
     yield reader
     reader.close()
 
 
-def test_steps_arrive_in_order_with_sender_and_time(reader: progress.Reader):
+def test_steps_arrive_in_order_with_sender_and_time(reader: progress.ProgressReader):
     before = time.monotonic()
     progress.report("demo", "import")
     progress.report("demo", progress.FAILED, "no such folder")
@@ -27,19 +27,19 @@ def test_steps_arrive_in_order_with_sender_and_time(reader: progress.Reader):
     assert before <= first.at <= second.at <= time.monotonic()
 
 
-def test_reading_again_gives_only_new_steps(reader: progress.Reader):
+def test_reading_again_gives_only_new_steps(reader: progress.ProgressReader):
     progress.report("demo", "import")
     assert len(reader.read()) == 1
     assert reader.read() == []
 
 
-def test_long_reason_is_cut_instead_of_lost(reader: progress.Reader):
+def test_long_reason_is_cut_instead_of_lost(reader: progress.ProgressReader):
     progress.report("demo", progress.FAILED, "x" * 10_000_000)
     (step,) = reader.read()
     assert set(step.detail) == {"x"}
 
 
-def test_full_socket_does_not_block_the_sender(reader: progress.Reader):
+def test_full_socket_does_not_block_the_sender(reader: progress.ProgressReader):
     for _ in range(10_000):
         progress.report("demo", "load")
     assert 0 < len(reader.read()) < 10_000
@@ -51,7 +51,7 @@ def test_what_is_reported_without_a_reader_is_lost(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv(progress.ENVIRONMENT, str(tmp_path / "progress"))
     progress.report("demo", "too early")
     assert list(tmp_path.iterdir()) == []
-    reader = progress.Reader(tmp_path / "progress")
+    reader = progress.ProgressReader(tmp_path / "progress")
     progress.report("demo", "import")
     assert [step.phase for step in reader.read()] == ["import"]
     reader.close()
@@ -60,7 +60,7 @@ def test_what_is_reported_without_a_reader_is_lost(tmp_path: Path, monkeypatch: 
 
 
 def test_closed_reader_leaves_no_file(tmp_path: Path):
-    reader = progress.Reader(tmp_path / "progress")
+    reader = progress.ProgressReader(tmp_path / "progress")
     reader.close()
     assert list(tmp_path.iterdir()) == []
 

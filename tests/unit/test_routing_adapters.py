@@ -12,7 +12,7 @@ from penstock.serve.fleet.table import Table
 from penstock.serve.routing import RoutingRequest, policy
 from penstock.serve.routing.adapter_affinity import LOAD_TOKENS
 from penstock.transport.address import Address
-from penstock.transport.link import Hello, LoadedAdapters, Report
+from penstock.transport.link import AdapterReport, Hello, LoadReport
 
 pytestmark = pytest.mark.parity("S21", "X14")
 
@@ -37,7 +37,7 @@ class Gateway:
         self.table.set_members("m", {n: Address(n, "node", None, None, None, "") for n in names})
         for replica in self.replicas:
             self.table.hello(replica, Hello("m", 1, "0"))
-            self.table.report(replica, Report())
+            self.table.report(replica, LoadReport())
 
     @property
     def replicas(self) -> list[Replica]:
@@ -55,7 +55,7 @@ class Gateway:
         return taken.replica
 
     def load(self, replica: Replica, *adapters: str) -> None:
-        self.table.adapters(replica, LoadedAdapters(adapters))
+        self.table.adapters(replica, AdapterReport(adapters))
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -104,7 +104,7 @@ def test_of_two_that_have_it_the_less_loaded_is_taken(name: str):
     busy, idle = gateway.replicas[:2]
     gateway.load(busy, "poet")
     gateway.load(idle, "poet")
-    gateway.table.report(busy, Report(running=3))
+    gateway.table.report(busy, LoadReport(running=3))
     assert {gateway.went_to("poet") for _ in range(20)} == {idle}
 
 
@@ -129,7 +129,7 @@ def test_a_request_waits_for_no_replica_that_has_its_adapter_but_no_room(name: s
     gateway = Gateway(name)
     full = gateway.replicas[0]
     gateway.load(full, "poet")
-    gateway.table.report(full, Report(elsewhere=1000))
+    gateway.table.report(full, LoadReport(elsewhere=1000))
     assert gateway.went_to("poet") is not full
 
 

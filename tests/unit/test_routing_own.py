@@ -15,7 +15,7 @@ from penstock.serve.fleet.table import Table
 from penstock.serve.routing import Pick, RoutingRequest, policy
 from penstock.serve.routing.user_policy import UserPolicy
 from penstock.transport.address import Address
-from penstock.transport.link import Report
+from penstock.transport.link import LoadReport
 
 PAGE = Path(__file__).parents[2] / "docs/routing.md"
 
@@ -25,7 +25,7 @@ def table() -> Table:
     made = Table("node")
     made.set_members("m", {name: Address(name, "node", None, None, None, "") for name in "abcd"})
     for replica in made.members("m"):
-        made.report(replica, Report())
+        made.report(replica, LoadReport())
     return made
 
 

@@ -16,7 +16,7 @@ from penstock.serve.routing.load_bounds import ALWAYS, OVER_SHARE
 from penstock.serve.routing.policy import Learns
 from penstock.serve.routing.prefix_hashes import blocks, home
 from penstock.transport.address import Address
-from penstock.transport.link import Hello, Report
+from penstock.transport.link import Hello, LoadReport
 
 pytestmark = pytest.mark.parity("S20")
 
@@ -46,7 +46,7 @@ class Gateway:
         replica = self.replica(name)
         if replica.state == "unknown":
             self.table.hello(replica, Hello("m", 1, "0"))
-        self.table.report(replica, Report(**said))
+        self.table.report(replica, LoadReport(**said))
 
     def replica(self, name: str) -> Replica:
         return next(replica for replica in self.table.members("m") if replica.id == name)

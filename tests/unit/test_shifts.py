@@ -13,7 +13,7 @@ from penstock.serve.fleet.table import Table
 from penstock.serve.router import traffic_shift
 from penstock.serve.router.traffic_shift import TrafficShifts
 from penstock.transport.address import Address
-from penstock.transport.link import Hello, Report
+from penstock.transport.link import Hello, LoadReport
 
 pytestmark = pytest.mark.parity("S24")
 
@@ -42,7 +42,7 @@ class Serve:
         self.seen[application]({replica: Address(replica, "node", f"\0{replica}", None, None, "secret")})
         for member in self.table.members("m"):
             self.table.hello(member, HELLO)
-            self.table.report(member, Report())
+            self.table.report(member, LoadReport())
 
     async def until_followed(self, application: str) -> None:
         async with asyncio.timeout(10):

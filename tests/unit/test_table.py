@@ -7,7 +7,7 @@ from penstock.serve.fleet.table import Table
 from penstock.serve.routing.policy import RoutingRequest
 from penstock.serve.routing.power_of_two import PowerOfTwo
 from penstock.transport.address import Address
-from penstock.transport.link import Hello, Report
+from penstock.transport.link import Hello, LoadReport
 
 HELLO = Hello(model_id="m", pid=1, version="0", max_model_len=64)
 
@@ -27,7 +27,7 @@ def speaking(*names: str) -> tuple[Table, list[Replica]]:
     replicas = list(made.members("m"))
     for replica in replicas:
         made.hello(replica, HELLO)
-        made.report(replica, Report())
+        made.report(replica, LoadReport())
     return made, replicas
 
 
@@ -41,7 +41,7 @@ def test_a_member_is_picked_only_after_it_has_spoken():
     assert pick(made) is None
     [replica] = made.members("m")
     made.hello(replica, HELLO)
-    made.report(replica, Report())
+    made.report(replica, LoadReport())
     assert pick(made) is replica
 
 
@@ -52,7 +52,7 @@ def test_hello_tells_the_context_window():
 
 def test_draining_lost_and_removed_replicas_are_not_picked():
     made, (a, b, c) = speaking("a", "b", "c")
-    made.report(a, Report(state="draining"))
+    made.report(a, LoadReport(state="draining"))
     made.lost(b)
     made.set_members("m", {"a": a.address, "b": b.address})
     assert pick(made) is None
@@ -63,14 +63,14 @@ def test_a_lost_replica_is_back_after_its_next_report():
     made, (a,) = speaking("a")
     made.lost(a)
     made.hello(a, HELLO)
-    made.report(a, Report())
+    made.report(a, LoadReport())
     assert pick(made) is a
 
 
 def test_news_of_a_removed_replica_does_not_bring_it_back():
     made, (a,) = speaking("a")
     made.set_members("m", {})
-    made.report(a, Report())
+    made.report(a, LoadReport())
     assert pick(made) is None
 
 
@@ -82,8 +82,8 @@ def test_the_same_member_named_again_stays_as_it_was():
 
 def test_of_two_the_less_busy_is_picked():
     made, (a, b) = speaking("a", "b")
-    made.report(a, Report(running=5, waiting=2))
-    made.report(b, Report(running=6))
+    made.report(a, LoadReport(running=5, waiting=2))
+    made.report(b, LoadReport(running=6))
     assert {pick(made) for _ in range(20)} == {b}
 
 
@@ -108,7 +108,7 @@ def test_the_only_one_with_room_is_found_among_many():
 
 def test_other_gateways_requests_take_room():
     made, (a,) = speaking("a")
-    made.report(a, Report(elsewhere=2))
+    made.report(a, LoadReport(elsewhere=2))
     made.limit("m", 2)
     assert pick(made) is None
     made.limit("m", 3)
@@ -117,11 +117,11 @@ def test_other_gateways_requests_take_room():
 
 def test_what_was_started_since_the_last_report_counts():
     made, (a, b) = speaking("a", "b")
-    made.report(a, Report(running=2))
-    made.report(b, Report(running=3))
+    made.report(a, LoadReport(running=2))
+    made.report(b, LoadReport(running=3))
     taken = [made.acquire(a), made.acquire(a)]
     assert (a.busy, b.busy, made.candidates("m").busy) == (4, 3, 7)
-    made.report(a, Report(running=4))
+    made.report(a, LoadReport(running=4))
     assert a.busy == 4
     for place in taken:
         made.release(place)
@@ -145,7 +145,7 @@ def test_a_replica_that_failed_the_request_is_tried_again_only_after_a_new_hello
     assert pick(made, tried) is None
     made.lost(a)
     made.hello(a, HELLO)
-    made.report(a, Report())
+    made.report(a, LoadReport())
     assert pick(made, tried) is a
 
 
@@ -163,18 +163,18 @@ def test_watchers_hear_of_members_before_and_after_they_watch():
         lambda r: heard.append(("spoke", r.id)),
     )
     made.set_members("m", {"b": address("b")})
-    made.report(made.members("m")[0], Report())
+    made.report(made.members("m")[0], LoadReport())
     assert heard == [("joined", "a"), ("left", "a"), ("spoke", "a"), ("joined", "b"), ("spoke", "b")]
 
 
 def test_tokens_sent_since_the_last_report_count_and_are_taken_back_only_from_what_they_were_added_to():
     made, (a,) = speaking("a")
-    made.report(a, Report(waiting_tokens=500))
+    made.report(a, LoadReport(waiting_tokens=500))
     first, second = made.acquire(a, 100), made.acquire(a, 10)
     assert a.load_tokens == 610 + 2 * REQUEST_TOKENS
     made.release(second)
     assert a.load_tokens == 600 + REQUEST_TOKENS
-    made.report(a, Report(running=1, waiting_tokens=0))
+    made.report(a, LoadReport(running=1, waiting_tokens=0))
     made.release(first)
     assert a.load_tokens == 0
 

@@ -42,13 +42,13 @@ class Head:
         return next((value for key, value in self.headers if key == name), None)
 
 
-class Connection(asyncio.Protocol):
+class ReplicaConnection(asyncio.Protocol):
     """Call `request`, then `await head()`, then `await read()` until it returns nothing.
 
     Raises: ConnectionError from `head` and `read` when the replica ends it, or does not speak HTTP.
     """
 
-    def __init__(self, lost: Callable[[Connection], None]) -> None:
+    def __init__(self, lost: Callable[[ReplicaConnection], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_lost = lost
         self._parser = httptools.HttpResponseParser(self)
@@ -287,7 +287,9 @@ class Connection(asyncio.Protocol):
             self._broken = ConnectionAbortedError("the replica closes this connection")
 
 
-async def connect(address: Address, node_id: str, lost: Callable[[Connection], None]) -> Connection:
+async def connect(
+    address: Address, node_id: str, lost: Callable[[ReplicaConnection], None]
+) -> ReplicaConnection:
     """Opens a connection: by Unix socket on the same node, else over the network.
 
     Raises: OSError (ConnectionRefusedError: nobody listens there), TimeoutError.
@@ -300,7 +302,7 @@ async def connect(address: Address, node_id: str, lost: Callable[[Connection], N
             sock.connect(
                 address.unix
             )  # never waits on Linux: connected, refused, or BlockingIOError when full
-            return (await loop.create_unix_connection(lambda: Connection(lost), sock=sock))[1]
+            return (await loop.create_unix_connection(lambda: ReplicaConnection(lost), sock=sock))[1]
         except BaseException:
             sock.close()
             raise
@@ -308,7 +310,7 @@ async def connect(address: Address, node_id: str, lost: Callable[[Connection], N
         raise ConnectionRefusedError(f"replica {address.replica_id} publishes no network address")
     async with asyncio.timeout(_CONNECT_S):
         transport, connection = await loop.create_connection(
-            lambda: Connection(lost), address.host, address.port
+            lambda: ReplicaConnection(lost), address.host, address.port
         )
     _notice_lost_nodes(transport.get_extra_info("socket"))
     return connection

@@ -1,7 +1,7 @@
 """The link: one long response in which a replica reports its state. Its end means that the replica is dead.
 
-It carries lines of JSON: a `Hello`, then a `Report` for each change and at least once a second, and
-`LoadedAdapters` when one was loaded or evicted. Here are the messages and the receiving side, which gateways
+It carries lines of JSON: a `Hello`, then a `LoadReport` for each change and at least once a second, and
+`AdapterReport` when one was loaded or evicted. Here are the messages and the receiving side, which gateways
 and batch share; the replica's side is `serve.replica.status_link`.
 """
 
@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from penstock import __version__
-from penstock.transport.connection import Connection
+from penstock.transport.connection import ReplicaConnection
 
 PATH = "/_penstock/link"
 ADAPTERS_PATH = "/_penstock/adapters"  # GET: names of the adapters that a request may name, as a JSON list
@@ -46,7 +46,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     kv_tokens: int | None = None
 
 
-class Report(msgspec.Struct, frozen=True, tag="report"):
+class LoadReport(msgspec.Struct, frozen=True, tag="report"):
     """State and load. Units: requests, tokens; kv_usage from 0 to 1.
 
     elsewhere: open requests from other gateways than the one that receives this.
@@ -60,7 +60,7 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
     elsewhere: int = 0
 
 
-class LoadedAdapters(msgspec.Struct, frozen=True, tag="adapters"):
+class AdapterReport(msgspec.Struct, frozen=True, tag="adapters"):
     """All loaded adapters. Sent after the hello, by replicas that take adapters, and at each change."""
 
     loaded: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ def hello(model_id: str, max_model_len: int | None = None, kv_tokens: int | None
     return Hello(model_id, os.getpid(), __version__, max_model_len, kv_tokens)
 
 
-Message = Hello | Report | LoadedAdapters
+Message = Hello | LoadReport | AdapterReport
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Message).decode
@@ -83,7 +83,7 @@ def line(word: Message) -> bytes:
 
 
 async def listen(
-    connection: Connection, secret: str, gateway_id: str, received: Callable[[Message], None]
+    connection: ReplicaConnection, secret: str, gateway_id: str, received: Callable[[Message], None]
 ) -> None:
     """Calls `received` for every message, until the link ends; it always ends by raising.
 

@@ -14,7 +14,7 @@ import struct
 
 from penstock.asgi import Receive, Send
 from penstock.transport import link
-from penstock.transport.connection import STREAM, Connection
+from penstock.transport.connection import STREAM, ReplicaConnection
 
 PATH = "/_penstock/trunk"
 
@@ -115,11 +115,11 @@ class StreamReceiver:
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
-        self._streams: dict[int, Connection] = {}
-        self._carrier: Connection | None = None
+        self._streams: dict[int, ReplicaConnection] = {}
+        self._carrier: ReplicaConnection | None = None
         self._closing = False
 
-    def attach(self, connection: Connection) -> bytes:
+    def attach(self, connection: ReplicaConnection) -> bytes:
         """The header line for the next request on `connection`; empty while nothing is multiplexed."""
         if self._carrier is None or self._closing:
             return b""
@@ -128,7 +128,7 @@ class StreamReceiver:
         connection.attach(number, self._hold)
         return b"%b: %d\r\n" % (STREAM, number)
 
-    def detach(self, connection: Connection) -> None:
+    def detach(self, connection: ReplicaConnection) -> None:
         """Its exchange has ended; later pieces are dropped."""
         self._streams.pop(connection.stream_id, None)
         if self._closing:
@@ -140,7 +140,7 @@ class StreamReceiver:
         if self._carrier is not None and not self._streams:
             self._carrier.abort()
 
-    async def follow(self, carrier: Connection, secret: str, gateway_id: str) -> None:
+    async def follow(self, carrier: ReplicaConnection, secret: str, gateway_id: str) -> None:
         """Passes frames from `carrier` to their streams; it always ends by raising.
 
         Raises: ConnectionError.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from penstock.transport.address import KEEP_ALIVE_S, Address
-from penstock.transport.connection import Connection, connect
+from penstock.transport.connection import ReplicaConnection, connect
 from penstock.transport.multiplexer import StreamReceiver
 
 _IDLE_S = KEEP_ALIVE_S - 15  # shorter than the replica's own limit
@@ -17,11 +17,11 @@ class Pool:
     def __init__(self, address: Address, node_id: str) -> None:
         self._address = address
         self._node_id = node_id
-        self._idle: dict[Connection, None] = {}  # last in, first out, so that others can expire
+        self._idle: dict[ReplicaConnection, None] = {}  # last in, first out, so that others can expire
         self._closed = False
         self.multiplexer = StreamReceiver()
 
-    async def acquire(self) -> Connection:
+    async def acquire(self) -> ReplicaConnection:
         """An idle connection, or a new one.
 
         Raises: OSError, TimeoutError when the replica cannot be reached.
@@ -34,11 +34,11 @@ class Pool:
             connection.abort()
         return await self.connect()
 
-    async def connect(self) -> Connection:
+    async def connect(self) -> ReplicaConnection:
         """A new connection."""
         return await connect(self._address, self._node_id, self._forget)
 
-    def release(self, connection: Connection) -> None:
+    def release(self, connection: ReplicaConnection) -> None:
         """Keeps it for the next request, or closes it; that aborts an unfinished exchange."""
         if connection.reusable and not self._closed:
             connection.idle_since = asyncio.get_running_loop().time()
@@ -53,5 +53,5 @@ class Pool:
         for connection in list(self._idle):
             connection.abort()
 
-    def _forget(self, connection: Connection) -> None:
+    def _forget(self, connection: ReplicaConnection) -> None:
         self._idle.pop(connection, None)

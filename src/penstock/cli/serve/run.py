@@ -57,7 +57,7 @@ def run(plan: Plan, arguments: Arguments, told: int) -> int:
     """
     folder = Path(tempfile.mkdtemp(prefix="penstock-serve-"))
     output = kept(None if arguments.verbose else folder / "serve.log")
-    reader = progress.Reader(folder / "progress")
+    reader = progress.ProgressReader(folder / "progress")
     os.environ |= {progress.ENVIRONMENT: str(reader.path), progress.LOG_ENVIRONMENT: output.err_path}
     command = _Command(plan, arguments, output)
     command.take_signals()
@@ -205,7 +205,7 @@ def _code(event: Event | None, served: bool) -> int:
             return 0
 
 
-def _forward_steps(reader: progress.Reader, inbox: queue.SimpleQueue[Event]) -> None:
+def _forward_steps(reader: progress.ProgressReader, inbox: queue.SimpleQueue[Event]) -> None:
     while True:
         select.select([reader], [], [])
         for step in reader.read():

@@ -17,7 +17,7 @@ from penstock.data.backends.queue_depth import QueueDepth
 from penstock.engine import Load
 from penstock.transport import link
 from penstock.transport.address import Address
-from penstock.transport.connection import Connection, connect
+from penstock.transport.connection import ReplicaConnection, connect
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +38,11 @@ class ReplicaClient:
         self.lost = False
         self._address, self._node_id, self._sender = address, node_id, sender
         self._changed = changed
-        self._report: link.Report | None = None
+        self._report: link.LoadReport | None = None
         self._reported = 0
         """Requests from here in it, at its last report."""
         self._queue_depth = QueueDepth()
-        self._idle: list[Connection] = []
+        self._idle: list[ReplicaConnection] = []
         self._link = asyncio.create_task(self._follow_link())
 
     @property
@@ -57,7 +57,7 @@ class ReplicaClient:
 
     def load(self) -> Load:
         """As last reported."""
-        report = self._report or link.Report()
+        report = self._report or link.LoadReport()
         return Load(report.running, report.waiting, report.waiting_tokens, report.kv_usage)
 
     def available_slots(self) -> int:
@@ -92,7 +92,7 @@ class ReplicaClient:
         for connection in self._idle:
             connection.abort()
 
-    async def _connection(self) -> Connection:
+    async def _connection(self) -> ReplicaConnection:
         """Raises: ConnectFailed."""
         now = asyncio.get_running_loop().time()
         while self._idle:
@@ -102,13 +102,13 @@ class ReplicaClient:
             connection.abort()
         return await self._connect()
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> ReplicaConnection:
         try:
             return await connect(self._address, self._node_id, _ignore)
         except (OSError, TimeoutError) as error:
             raise ConnectFailed(str(error) or "no connection in time") from error
 
-    def _release(self, connection: Connection) -> None:
+    def _release(self, connection: ReplicaConnection) -> None:
         """Keeps the connection for the next request, or closes it, which aborts an unfinished request."""
         if connection.reusable and not self.lost:
             connection.idle_since = asyncio.get_running_loop().time()
@@ -144,9 +144,9 @@ class ReplicaClient:
 
     def _on_message(self, message: link.Message) -> None:
         was_ready = self.ready
-        if isinstance(message, link.Report):
+        if isinstance(message, link.LoadReport):
             self._report, self._reported = message, self.in_flight
-        elif isinstance(message, link.LoadedAdapters):
+        elif isinstance(message, link.AdapterReport):
             self.takes_adapters = True
         else:
             self.hello = message
@@ -154,7 +154,7 @@ class ReplicaClient:
             self._changed()
 
 
-async def _exchange(connection: Connection, head: bytes, body: bytes) -> HttpResponse:
+async def _exchange(connection: ReplicaConnection, head: bytes, body: bytes) -> HttpResponse:
     """Raises: ConnectionError."""
     connection.request(head, body)
     answer = await connection.head()
@@ -165,5 +165,5 @@ async def _exchange(connection: Connection, head: bytes, body: bytes) -> HttpRes
     return HttpResponse(answer.status, b"".join(pieces), fields)
 
 
-def _ignore(_connection: Connection) -> None:
+def _ignore(_connection: ReplicaConnection) -> None:
     """The next use of a lost connection notices."""

@@ -112,9 +112,9 @@ class ReplicaLinks:
 
     async def _listen(self, replica: Replica, pool: Pool) -> None:
         def received(message: link.Message) -> None:
-            if isinstance(message, link.Report):
+            if isinstance(message, link.LoadReport):
                 self._table.report(replica, message)
-            elif isinstance(message, link.LoadedAdapters):
+            elif isinstance(message, link.AdapterReport):
                 self._table.adapters(replica, message)
             else:
                 self._table.hello(replica, message)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from penstock.serve.fleet.candidates import Candidates
 from penstock.serve.fleet.replica import Lease, Replica, Tried
 from penstock.transport.address import Address
-from penstock.transport.link import Hello, LoadedAdapters, Report
+from penstock.transport.link import AdapterReport, Hello, LoadReport
 
 _NO_LIMIT = sys.maxsize
 
@@ -84,7 +84,7 @@ class Table:
         model.max_model_len = hello.max_model_len
         model.candidates.holders.hello(replica)
 
-    def report(self, replica: Replica, report: Report) -> None:
+    def report(self, replica: Replica, report: LoadReport) -> None:
         """The replica's state and load."""
         replica.reported = report.running + report.waiting
         replica.in_flight_then = replica.in_flight
@@ -95,7 +95,7 @@ class Table:
         self._set_state(replica, report.state)
         self._reported(replica)
 
-    def adapters(self, replica: Replica, adapters: LoadedAdapters) -> None:
+    def adapters(self, replica: Replica, adapters: AdapterReport) -> None:
         """All adapters that the replica has loaded."""
         self._models[replica.model_id].candidates.holders.report(replica, adapters.loaded)
 

@@ -11,7 +11,7 @@ from penstock.serve.gateway.body import RequestBody
 from penstock.serve.gateway.response import ClientResponse
 from penstock.serve.gateway.telemetry import timing
 from penstock.transport import link
-from penstock.transport.connection import Connection, Head
+from penstock.transport.connection import Head, ReplicaConnection
 from penstock.transport.headers import to_client
 from penstock.transport.pool import Pool
 
@@ -63,7 +63,7 @@ async def _ask_anew(pool: Pool, head: bytes, body: RequestBody, reply: ClientRes
 
 
 async def _exchange(
-    pool: Pool, connection: Connection, head: bytes, body: RequestBody, reply: ClientResponse
+    pool: Pool, connection: ReplicaConnection, head: bytes, body: RequestBody, reply: ClientResponse
 ) -> None:
     reply.timing.begin(timing.REPLICA)
     try:
@@ -79,7 +79,7 @@ def with_line(head: bytes, line: bytes) -> bytes:
     return head[:-2] + line + b"\r\n"
 
 
-async def _pass_on(connection: Connection, reply: ClientResponse) -> None:
+async def _pass_on(connection: ReplicaConnection, reply: ClientResponse) -> None:
     head = await connection.head()
     piece = await connection.read()
     reply.timing.begin(timing.GATEWAY)
@@ -94,14 +94,14 @@ async def _pass_on(connection: Connection, reply: ClientResponse) -> None:
         await _pass_bytes(connection, reply, piece)
 
 
-async def _pass_bytes(connection: Connection, reply: ClientResponse, piece: bytes) -> None:
+async def _pass_bytes(connection: ReplicaConnection, reply: ClientResponse, piece: bytes) -> None:
     while not connection.exhausted:
         await reply.piece(piece)
         piece = await connection.read()
     await reply.piece(piece, more=False)
 
 
-async def _pass_events(connection: Connection, reply: ClientResponse, piece: bytes) -> None:
+async def _pass_events(connection: ReplicaConnection, reply: ClientResponse, piece: bytes) -> None:
     events = _Events()
     while not connection.exhausted:
         if whole := events.of(piece):
@@ -112,7 +112,7 @@ async def _pass_events(connection: Connection, reply: ClientResponse, piece: byt
     await reply.piece(events.rest + piece, more=False)
 
 
-async def _pour(connection: Connection, reply: ClientResponse, events: _Events) -> None:
+async def _pour(connection: ReplicaConnection, reply: ClientResponse, events: _Events) -> None:
     """All but the end of the stream, from one socket's callback to the other socket, without this task."""
     outlet = reply.outlet
     assert outlet is not None

@@ -95,7 +95,7 @@ class StatusLinks:
                 await _send_line(send, hello)
                 last_hello = hello
             if self._source.adapters:
-                adapters = link.LoadedAdapters(tuple(sorted(self._source.adapters.loaded())))
+                adapters = link.AdapterReport(tuple(sorted(self._source.adapters.loaded())))
                 if adapters != last_adapters:
                     await _send_line(send, adapters)
                     last_adapters = adapters
@@ -106,9 +106,9 @@ class StatusLinks:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), link.COALESCE_S)
 
-    def _report(self, gateway: bytes) -> link.Report:
+    def _report(self, gateway: bytes) -> link.LoadReport:
         load = self._source.load()
-        return link.Report(
+        return link.LoadReport(
             state="draining" if self._draining else self._source.state(),
             running=load.running,
             waiting=load.waiting,

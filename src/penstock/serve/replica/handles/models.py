@@ -27,34 +27,34 @@ class RawRequestInfo(_Open):
     headers: dict[str, str] = {}
 
 
-class Request(_Open):
+class _Request(_Open):
     """`model` may be left out: a replica serves one."""
 
     model: str | None = None
 
 
-class ChatCompletionRequest(Request):
+class ChatCompletionRequest(_Request):
     """Body of /v1/chat/completions."""
 
     messages: list[dict[str, Any]]
     stream: bool = False
 
 
-class CompletionRequest(Request):
+class CompletionRequest(_Request):
     """Body of /v1/completions. Prompt: text, token ids, or a list of either."""
 
     prompt: str | list[int] | list[str] | list[list[int]]
     stream: bool = False
 
 
-class ResponsesRequest(Request):
+class ResponsesRequest(_Request):
     """Body of /v1/responses. input: text, or a list of items."""
 
     input: str | list[dict[str, Any]]
     stream: bool = False
 
 
-class MessagesRequest(Request):
+class MessagesRequest(_Request):
     """Body of /v1/messages, as Anthropic's clients send it."""
 
     messages: list[dict[str, Any]]
@@ -62,41 +62,41 @@ class MessagesRequest(Request):
     stream: bool = False
 
 
-class EmbeddingRequest(Request):
+class EmbeddingRequest(_Request):
     """Body of /v1/embeddings. input: text, token ids, or a list of either."""
 
     input: str | list[int] | list[str] | list[list[int]]
 
 
-class ScoreRequest(Request):
+class ScoreRequest(_Request):
     """Body of /v1/score (`text_1`/`text_2`, or `queries`/`documents`: the engine decides)."""
 
 
-class RerankRequest(Request):
+class RerankRequest(_Request):
     """Body of /v1/rerank. top_n: of the documents, best first; all unless given."""
 
     query: str | dict[str, Any]
     documents: list[str | dict[str, Any]]
 
 
-class ClassificationRequest(Request):
+class ClassificationRequest(_Request):
     """Body of /classify: `input` as for embeddings."""
 
     input: str | list[int] | list[str] | list[list[int]]
 
 
-class PoolingRequest(Request):
+class PoolingRequest(_Request):
     """Body of /pooling: `input` as for embeddings, or whatever the model's own processor takes as `data`."""
 
 
-class TokenizeRequest(Request):
+class TokenizeRequest(_Request):
     """Body of /tokenize: `prompt`, or `messages` for the chat form."""
 
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
 
 
-class DetokenizeRequest(Request):
+class DetokenizeRequest(_Request):
     """Body of /detokenize."""
 
     tokens: list[int]
@@ -114,7 +114,7 @@ class EmbeddingResponse(CreateEmbeddingResponse):
     data: list[EmbeddingData]  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
-class TranscriptionRequest(Request):
+class TranscriptionRequest(_Request):
     """Form of /v1/audio/transcriptions and /v1/audio/translations.
 
     file: bytes or a file, which is read at once, so that the request can travel to a replica.
