@@ -134,7 +134,8 @@ class LLMServer:
             source = Source(llm_config, downloader)
             self._adapters = Store(self.engine, source, llm_config.lora_config, self._notify_links)
         self._handle_api = HandleAPI(
-            *(llm_config, self.engine, self.reconciler, self._adapters),
+            *(llm_config, self.engine, self._adapters),
+            admit=self._admit,
             app=lambda: self._app(),
             replica_id=lambda: self._listener.address.replica_id if self._listener else "",
         )
@@ -234,10 +235,13 @@ class LLMServer:
     # -- what the listener asks
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Waits for the engine: a replica that starts asleep listens before its engine runs."""
+        await self._admit()
+        await self._app()(scope, receive, send)
+
+    async def _admit(self) -> None:
+        """Waits for the engine, which a replica that starts asleep does not have yet; counts a request."""
         await self.reconciler.started.wait()
         self.reconciler.request_arrived()
-        await self._app()(scope, receive, send)
 
     async def _engine_app(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The engine's own app, without the layers before it."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,6 @@ from penstock.layers.adapters import Store, asking_for
 from penstock.openai.errors import form
 from penstock.request_context import current_replica
 from penstock.serve.replica.handles import multipart
-from penstock.serve.replica.reconciler import Reconciler
 from penstock.transport import headers
 
 if TYPE_CHECKING:
@@ -33,21 +32,21 @@ Responses = AsyncGenerator[Any, None]
 
 
 class HandleAPI:
-    """For one replica. replica_id: "" outside of Serve."""
+    """For one replica. admit: waits for the engine, and counts a request. replica_id: "" outside of Serve."""
 
     def __init__(
         self,
         config: LLMConfig,
         engine: Engine,
-        reconciler: Reconciler,
         adapters: Store | None,
+        admit: Callable[[], Awaitable[None]],
         app: Callable[[], ASGIApp],
         replica_id: Callable[[], str],
     ) -> None:
         self._config = config
         self._engine = engine
-        self._reconciler = reconciler
         self._adapters = adapters
+        self._admit = admit
         self._app = app
         self._replica_id = replica_id
 
@@ -67,8 +66,7 @@ class HandleAPI:
             refusal = ErrorResponse.model_validate_json(form(path).envelope(error))
             yield [refusal] if body.get("stream") else refusal
             return
-        await self._reconciler.started.wait()
-        self._reconciler.request_arrived()
+        await self._admit()
         if replica_id := self._replica_id():
             current_replica.set(replica_id)
         reply = await call(self._app(), path, content, fields, content_type)
@@ -92,8 +90,7 @@ class HandleAPI:
         self, prompt: Prompt, params: Mapping[str, Any], request_id: str | None
     ) -> AsyncGenerator[Delta, None]:
         """The engine's own stream, with the adapter that the call names."""
-        await self._reconciler.started.wait()
-        self._reconciler.request_arrived()
+        await self._admit()
         adapter = self._adapter(None)
         if not adapter:
             return self._engine.generate(prompt, params, request_id=request_id)
