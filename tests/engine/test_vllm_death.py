@@ -35,7 +35,7 @@ async def test_a_killed_core_ends_streams_and_rows_and_batch_starts_another():
     try:
         await own.start()
         (core,) = set(psutil.Process().children()) - others
-        assert own._model is not None
+        assert own._started is not None
         async with listening(own._started.engine.app()) as http:
             doomed = Served(own._started.engine, http)
             await lose(core, doomed, own)
