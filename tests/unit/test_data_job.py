@@ -187,13 +187,13 @@ async def test_a_changed_input_is_refused(spec, tmp_path: Path):
     asked = spec(texts(3))
     await job(asked, limits=Limits(seconds=0.0)).run()
     (tmp_path / "in.jsonl").write_text("{}\n")
-    with pytest.raises(ConfigError, match="is not what it was when this job began"):
+    with pytest.raises(ConfigError, match="has changed since this job began"):
         await job(asked).run()
 
 
 async def test_an_output_that_is_not_ours_is_left_alone(spec, tmp_path: Path):
     (tmp_path / "out.jsonl").write_text("precious")
-    with pytest.raises(ConfigError, match="no job of ours has begun it"):
+    with pytest.raises(ConfigError, match="was not written by `penstock batch`"):
         await job(spec(texts(1))).run()
     assert (tmp_path / "out.jsonl").read_text() == "precious"
 

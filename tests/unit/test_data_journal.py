@@ -11,7 +11,7 @@ import pytest
 from bucket import s3_server
 
 from penstock.data.journal.index import Index
-from penstock.data.journal.segment import Entry, Segment, attempt, line
+from penstock.data.journal.segment import Entry, Segment, encode_entry, next_run
 from penstock.data.journal.segment_reader import JournalBroken, outcomes_in
 from penstock.data.results.outcome import Failure, Outcome
 from penstock.data.storage.paths import storage_path
@@ -30,7 +30,7 @@ def failed(code: str = "bad") -> Outcome:
 
 def write(folder: Path, name: str, *entries: Entry) -> Path:
     path = folder / f"{name}.jsonl"
-    path.write_bytes(b"".join(map(line, entries)))
+    path.write_bytes(b"".join(map(encode_entry, entries)))
     return path
 
 
@@ -42,7 +42,7 @@ def test_a_kept_entry_is_in_the_file_before_it_is_told(tmp_path: Path):
     segment, seen = Segment(storage_path(tmp_path), "0001-engine-1"), []
     path = tmp_path / "0001-engine-1.jsonl"
     segment.append(Entry(3, ok()), lambda: seen.append(path.read_bytes()))
-    assert seen == [line(Entry(3, ok()))]
+    assert seen == [encode_entry(Entry(3, ok()))]
     segment.close()
 
 
@@ -121,9 +121,9 @@ def test_rows_of_a_dead_worker_are_read_from_its_segment(tmp_path: Path):
 
 
 def test_each_run_has_a_number_of_its_own(tmp_path: Path):
-    assert attempt(storage_path(tmp_path)) == 1
+    assert next_run(storage_path(tmp_path)) == 1
     write(tmp_path, "0003-driver")
-    assert attempt(storage_path(tmp_path)) == 4
+    assert next_run(storage_path(tmp_path)) == 4
 
 
 def test_no_two_processes_write_one_segment(tmp_path: Path):
@@ -204,7 +204,7 @@ def test_lines_of_an_object_that_could_not_be_written_are_written_again(monkeypa
     segment.append(Entry(0, ok()), told.set)
     segment.close()
     assert told.is_set()
-    assert list(folder.objects.values()) == [line(Entry(0, ok()))]
+    assert list(folder.objects.values()) == [encode_entry(Entry(0, ok()))]
 
 
 @pytest.mark.parametrize("error", [Unavailable("Access is denied."), PASSING])
@@ -286,7 +286,7 @@ def test_only_rows_that_a_dead_worker_had_are_read(tmp_path: Path):
 def test_runs_are_counted_beyond_four_digits(tmp_path: Path):
     for number in (9999, 10000):
         write(tmp_path, f"{number:04d}-driver", Entry(0, failed(str(number))))
-    assert attempt(storage_path(tmp_path)) == 10001
+    assert next_run(storage_path(tmp_path)) == 10001
     assert index(tmp_path).error_codes == {0: "10000"}
 
 

@@ -11,7 +11,7 @@ import pytest
 from penstock.data.job.output import OutputWriter
 from penstock.data.job.spec import JobSpec
 from penstock.data.journal.index import Index
-from penstock.data.journal.segment import Entry, line
+from penstock.data.journal.segment import Entry, encode_entry
 from penstock.data.results.columns import result_columns
 from penstock.data.results.outcome import Failure, Outcome
 from penstock.data.storage.paths import storage_path
@@ -38,7 +38,7 @@ def written(tmp_path: Path, given: str, output: str, ends: list[Outcome], **spec
     asked = JobSpec(inputs=(str(tmp_path / given),), output=f"{tmp_path}/{output}", **spec)
     journal = Path(asked.journal.url)
     journal.mkdir(exist_ok=True)
-    lines = b"".join(line(Entry(row, end)) for row, end in enumerate(ends))
+    lines = b"".join(encode_entry(Entry(row, end)) for row, end in enumerate(ends))
     (journal / "0001-engine-1.jsonl").write_bytes(lines)
     found = find_input(asked.inputs)
 

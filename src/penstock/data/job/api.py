@@ -1,4 +1,4 @@
-"""`penstock.data.batch`: a whole job by one call, from Python, as `penstock batch` does it by one command."""
+"""`penstock.data.batch`: a whole job by one call from Python, as by the command `penstock batch`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 _TIMEOUT_S = 3600.0
-"""Of one request to a URL: a service that takes it and never answers must not keep the last row for ever."""
+"""For one request to a URL, so that a service that never answers cannot block the last row for ever."""
 
 
 def batch(
@@ -64,10 +64,10 @@ def batch(
 ) -> JobReport:
     """Runs every row of `inputs` through engines of `config`, or a service, and writes `output`.
 
-    Called again after it was stopped or killed it goes on where it was; on a finished output it does nothing
-    but give the report, unless `retry_failed`. Ctrl-C stops it cleanly; what has ended is kept. `penstock
-    batch resume OUTPUT` goes on with it, too. The arguments are the options of `penstock batch`. It works in
-    notebooks, too.
+    Called again after it was stopped or killed, it resumes the job; for a finished output it returns the
+    report, unless `retry_failed`. Ctrl-C stops it cleanly, and completed rows stay in the journal; `penstock
+    batch resume OUTPUT` also resumes the job. The arguments are the options of `penstock batch`. It works in
+    notebooks.
     Raises: ConfigError, SourceNotFound, OutputLocked, Unavailable, EngineStartFailed.
     """
     given = (inputs,) if isinstance(inputs, str) else tuple(inputs)
@@ -120,7 +120,7 @@ def batch(
 
 
 def _plain(params: dict[str, Any]) -> dict[str, Any]:
-    """As they come back from the journal. Raises: ConfigError for what JSON cannot hold."""
+    """As JSON values, as the journal returns them. Raises: ConfigError for what JSON cannot hold."""
     try:
         return {name: to_json(value, name) for name, value in params.items()}
     except BadRequest as error:
@@ -128,7 +128,7 @@ def _plain(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kept(config: LLMConfig) -> dict[str, Any] | None:
-    """A config as JSON, without secrets; None where it holds what JSON cannot, and only Python can go on."""
+    """A config as JSON, without secrets; None if JSON cannot hold it: then only Python can resume."""
     from penstock.config.derive.serve_options import without_secrets
 
     environment, _ = without_secrets(config.runtime_env or {})
@@ -148,7 +148,9 @@ def make_worker_pool(
     api_key: str | None = None,
     verbose: bool = False,
 ) -> WorkerPool:
-    """config: of engines of one's own. kind: what they are asked for. Raises: ConfigError."""
+    """The pool for `engines`: engines to start, by `config`; a URL; or a running application.
+
+    Raises: ConfigError."""
     if engines.url is not None:
         return InProcessPool(lambda: _url(engines, api_key))
     if engines.app is not None:
@@ -156,16 +158,16 @@ def make_worker_pool(
 
         return ServeApplicationPool(engines, verbose=verbose)
     if config is None:
-        raise ConfigError("Say who shall answer: a model or a config, a URL, or an application.")
+        raise ConfigError("Name what answers: a model or a config, a URL, or an application.")
     from penstock.data.backends.engine_config import with_runner
     from penstock.data.job.ray_workers import RayActorPool
 
-    size = engines.replicas or replicas(config)
+    size = engines.replicas or replica_count(config)
     return RayActorPool(with_runner(config, kind), size, address=engines.address, verbose=verbose)
 
 
-def replicas(config: LLMConfig) -> int:
-    """How many engines a config asks for; the most, where it gives a range."""
+def replica_count(config: LLMConfig) -> int:
+    """Number of engines in a config; the maximum of a range."""
     scaling = config.deployment_config.get("autoscaling_config") or {}
     most = scaling.get("max_replicas") or config.deployment_config.get("num_replicas") or 1
     return most if isinstance(most, int) else 1
@@ -185,7 +187,7 @@ def _url(engines: EngineSpec, api_key: str | None) -> Backend:
 
 
 def _beside_the_loop(job: Job) -> JobReport:
-    """For notebooks, where this thread's loop runs already: the job has a thread and a loop of its own."""
+    """For notebooks, where this thread's loop runs already: in another thread, with another loop."""
     loop = asyncio.new_event_loop()
 
     def work() -> JobReport:
@@ -197,7 +199,7 @@ def _beside_the_loop(job: Job) -> JobReport:
         while True:
             try:
                 return done.result()
-            except KeyboardInterrupt:  # Ctrl-C, or the notebook's button
+            except KeyboardInterrupt:  # Ctrl-C, or the notebook's stop button
                 loop.call_soon_threadsafe(job.stop.request, signal.SIGINT.name)
 
 

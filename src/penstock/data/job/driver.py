@@ -1,6 +1,6 @@
-"""Feeds the workers of a job from its queue until no row is left: through their deaths, up to its limits.
+"""Feeds the workers of a job from its queue until no row is left, through their crashes and up to the limits.
 
-Used by the job for one pass through its rows. What has ended is in the journal before it is counted here.
+Used by the job for one pass over its rows. A row is in the journal before it is counted here.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from penstock.errors import Error
 
 _LOOK_S = 0.2
 _LOSSES_IN_A_ROW = 3
-"""Of one worker's processes, with no row ended between them."""
+"""Consecutive crashes of one worker without a completed row after which it is not restarted."""
 
 
 class ShutdownRequest:
-    """First asked: no new rows, those that run may end. Asked again: at once. For one event loop."""
+    """First request: no new rows, running ones may end. Second: stop at once. For one event loop."""
 
     def __init__(self) -> None:
         self.reason: str | None = None
@@ -39,7 +39,7 @@ class ShutdownRequest:
         self._forced = asyncio.Event()
 
     def request(self, reason: str) -> None:
-        """The reason of the first time counts."""
+        """Sets the reason. Called again, it stops the job at once."""
         if self.reason is not None:
             self._forced.set()
             return
@@ -57,7 +57,7 @@ class ShutdownRequest:
         await self._requested.wait()
 
     async def wait_forced(self, limit_s: float) -> None:
-        """Returns when it was asked again, or when the time is over, counted from now."""
+        """Returns when a second request comes, or after `limit_s`."""
         try:
             async with asyncio.timeout(limit_s):
                 await self._forced.wait()
@@ -66,13 +66,13 @@ class ShutdownRequest:
 
 
 class Rows(Protocol):
-    """Rows to run, and rows that have ended without."""
+    """Rows to run, and entries for rows that need none."""
 
     def __iter__(self) -> Iterator[PendingRow | Entry]: ...
 
 
 async def _run_together(works: Iterable[Coroutine[None, None, None]]) -> None:
-    """Returns when all have; what one of them raises ends the others."""
+    """Runs the coroutines concurrently; when one raises, cancels the others and re-raises."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         await asyncio.gather(*tasks)
@@ -83,7 +83,7 @@ async def _run_together(works: Iterable[Coroutine[None, None, None]]) -> None:
 
 
 class Driver:
-    """One pass. attempt: the number that its segments begin with."""
+    """One pass. run_number: prefix of the names of its segments."""
 
     def __init__(
         self,
@@ -112,9 +112,9 @@ class Driver:
         self._cancelled = asyncio.Event()
 
     async def run(self, rows: Rows, *, group: bool) -> None:
-        """Until every row has ended, or `stop` was asked and what ran has ended or its time is over.
+        """Until every row is completed or, after a stop, the running rows are or their time is up.
 
-        Raises: the input's errors; the last worker's when none can go on.
+        Raises: errors of the input; the last worker's error when no worker is left.
         """
         self._loop = asyncio.get_running_loop()
         self._segment = await asyncio.to_thread(
@@ -143,13 +143,13 @@ class Driver:
             raise self._errors[-1]
 
     async def _has_work(self) -> bool:
-        """Whether any row has to be run: without, no engine is started."""
+        """Whether any row has to run; if not, no engine is started."""
         while not self._queue.waiting and not self._done():
             await self._queue.changed()
         return not self._done()
 
     def _pending(self, rows: Iterable[PendingRow | Entry]) -> Iterator[PendingRow]:
-        """On the reader's thread."""
+        """Rows to run; the others are written to the journal. On the reader's thread."""
         for row in rows:
             if isinstance(row, PendingRow):
                 yield row
@@ -161,7 +161,7 @@ class Driver:
             self._write(Entry(one.row, duplicate_of=one.of))
 
     def _write(self, entry: Entry) -> None:
-        """A row that ended without a worker. On any thread."""
+        """Journals a row that no worker ran. On any thread."""
         done = (
             row_completed(entry.row, entry.outcome)
             if entry.outcome is not None
@@ -171,7 +171,7 @@ class Driver:
             self._segment.append(entry, partial(self._count, done, reused=done.state == "ok"))
 
     def _on_journal_broken(self, error: Error) -> None:
-        """On any thread: the segment cannot be written."""
+        """On any thread, when the segment cannot be written."""
 
         def end() -> None:
             self._errors.append(error)
@@ -189,7 +189,7 @@ class Driver:
         self._loop.call_soon_threadsafe(count)
 
     async def _run_worker(self, number: int) -> None:
-        """One worker, made anew when its process dies."""
+        """One worker, restarted when its process crashes."""
         losses, born = 0, 0
         while not self._done():
             born += 1
@@ -250,7 +250,7 @@ class Driver:
             self._request_stop(f"{BUDGET}: {stats.failed:,} rows failed, the limit is {limits.failures:,}")
 
     async def _recover_from_crash(self, name: str, lost: WorkerLost) -> None:
-        """What the dead worker has kept has ended; the rest of its rows has one death more."""
+        """Counts rows that the crashed worker journaled; its other rows run again, with one more death."""
         self._stats.worker_deaths += 1
         self._listener.on_message(f"{lost} Its rows are run again.")
         kept = await asyncio.to_thread(outcomes_in, self._journal, name, self._queue.rows_of(name))
@@ -262,7 +262,7 @@ class Driver:
     def _retire_worker(self, error: Error) -> None:
         self._errors.append(error)
         if len(self._errors) < self._pool.size:
-            self._listener.on_message(f"One worker less: {error}")
+            self._listener.on_message(f"Continuing without one worker: {error}")
 
     def _done(self) -> bool:
         if self._cancelled.is_set() or self._queue.error is not None:
@@ -276,7 +276,7 @@ class Driver:
             self._stop.request(reason)
 
     async def _monitor(self) -> None:
-        """Tells of progress, and notices what nobody else would."""
+        """Reports progress, and stops when the lock is lost."""
         while True:
             await asyncio.sleep(_LOOK_S)
             self._stats.running = self._queue.in_progress
@@ -286,11 +286,11 @@ class Driver:
                 self._stop.force()
 
     async def _watch_the_clock(self) -> None:
-        """Stops by the clock; and lets those that wait notice that it was stopped, however it was."""
+        """Enforces the time limit, and wakes waiting workers after any stop."""
         timer = None
         if self._limits.seconds is not None:
             left = self._limits.seconds - (time.monotonic() - self._stats.started)
-            reason = f"{BUDGET}: {self._limits.seconds:g} s are over"
+            reason = f"{BUDGET}: the limit of {self._limits.seconds:g} s is reached"
             timer = self._loop.call_later(max(0.0, left), self._request_stop, reason)
         try:
             await self._stop.wait()

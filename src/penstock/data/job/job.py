@@ -1,7 +1,7 @@
-"""One run of a batch job: from its input through its workers into the journal, and from there to its output.
+"""One run of a batch job: from the input through workers into the journal, and from there to the output.
 
-In the driver's process, on one event loop. It trusts nothing but the journal: the output is written when
-that, read anew from where it lies, says of every row how it ended.
+In the driver's process, on one event loop. Only the journal is trusted: the output is written when the
+journal, read again from disk or bucket, has an outcome for every row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.data.execution.retry import RetryPolicy
 from penstock.data.job import manifest
 from penstock.data.job.driver import Driver, ShutdownRequest
 from penstock.data.job.manifest import FINISHED, JobManifest
-from penstock.data.job.output import Columns, OutputWriter, output_format
+from penstock.data.job.output import OutputWriter, ResultColumns, output_format
 from penstock.data.job.pending import PendingRows, RequestBuilder
 from penstock.data.job.protocol import WorkerPool
 from penstock.data.job.report import JobReport, Limits, Prices, ProgressListener, RunStats, report
@@ -46,11 +46,11 @@ from penstock.errors import ConfigError, Error
 log = logging.getLogger(__name__)
 
 _PASSES = 3
-"""Through the rows that the journal lacks; another one finds what a lost machine had not on disk."""
+"""Passes over rows that the journal lacks. A second one runs rows that a lost machine had not synced."""
 
 
 class Job:
-    """A job that was asked for by `order`, or that an earlier driver left at `order.output`."""
+    """A job, new or continued from the journal at `spec.output`."""
 
     def __init__(
         self,
@@ -66,38 +66,38 @@ class Job:
         self._pool, self._limits = pool, limits or Limits()
         self._listener, self._prices = listener or ProgressListener(), prices
         self._retry_failed = retry_failed
-        self._at = spec.journal
+        self._journal = spec.journal
         self.stats = RunStats()
 
     @classmethod
     def load_spec(cls, output: str) -> JobSpec:
-        """The order of an unfinished, or finished, job. Raises: ConfigError when there is none."""
+        """The spec of an existing job, finished or not. Raises: ConfigError when there is none."""
         asked = JobSpec(inputs=(), output=output)
         found = manifest.read(asked.journal)
         if found is None:
             at = asked.journal.url
-            raise ConfigError(f"'{output}' has no journal beside it ('{at}'): nothing to go on with.")
+            raise ConfigError(f"'{output}' has no journal beside it ('{at}'): there is no job to resume.")
         return found.spec
 
     async def run(self) -> JobReport:
-        """Until every row has ended and the output is there, or until it is stopped.
+        """Returns when every row is completed and the output is written, or after a stop.
 
         Raises: ConfigError; OutputLocked; Unavailable and EngineStartFailed when no worker can
         go on. Completed rows are in the journal: run the job again to resume it.
         """
         now = await asyncio.to_thread(find_job_input, self.spec)
-        async with self._claimed() as lock:
-            self._manifest = await asyncio.to_thread(self._opened, now)
+        async with self._locked() as lock:
+            self._manifest = await asyncio.to_thread(self._open, now)
             record = self._manifest
             inputs = [part.url for part in record.source.parts]
             self._listener.on_start(record.spec.output, inputs, record.total)
-            why = await self._all_rows(lock)
-            return await self._end(why, lock)
+            why = await self._run_rows(lock)
+            return await self._finish(why, lock)
 
     @asynccontextmanager
-    async def _claimed(self) -> AsyncGenerator[JobLock]:
+    async def _locked(self) -> AsyncGenerator[JobLock]:
         await asyncio.to_thread(check_new, self.spec)
-        lock = await asyncio.to_thread(acquire_lock, self._at)
+        lock = await asyncio.to_thread(acquire_lock, self._journal)
         self._spool = Path(tempfile.mkdtemp(prefix="penstock-batch-"))
         try:
             yield lock
@@ -105,22 +105,22 @@ class Job:
             await asyncio.to_thread(lock.release)
             shutil.rmtree(self._spool, ignore_errors=True)
 
-    def _opened(self, now: InputFiles) -> JobManifest:
-        """The record of this job, new or continued. Raises: ConfigError when its input has changed."""
-        before = manifest.read(self._at)
+    def _open(self, now: InputFiles) -> JobManifest:
+        """The manifest of this job, new or continued. Raises: ConfigError when its input has changed."""
+        before = manifest.read(self._journal)
         if before is None:
-            opened = self._first(now)
+            opened = self._new_manifest(now)
         else:
             check_same(before.source, now)
             self.spec = msgspec.structs.replace(self.spec, is_openai_batch=before.spec.is_openai_batch)
             opened = msgspec.structs.replace(before, spec=self.spec, stop_reason=None, report=None)
             if opened.total is None:
                 opened = msgspec.structs.replace(opened, total=_total(now))
-        manifest.write(self._at, opened)
+        manifest.write(self._journal, opened)
         return opened
 
-    def _first(self, now: InputFiles) -> JobManifest:
-        """The record of a new job, once it is known that it can be run, and resumed. Raises: ConfigError."""
+    def _new_manifest(self, now: InputFiles) -> JobManifest:
+        """The manifest of a new job, after checks that it can run and be resumed. Raises: ConfigError."""
         self.spec = spec = detect_batch_lines(self.spec, now)
         RequestBuilder(spec)
         check_neighbours(spec, output_format(spec, now.format))
@@ -131,24 +131,24 @@ class Job:
         return JobManifest(spec=spec, source=now.digested(), total=_total(now))
 
     def _check_input(self) -> None:
-        """Raises: ConfigError when the rows are not those any more that were numbered."""
+        """Raises: ConfigError when the input changed since its rows were numbered."""
         check_same(self._manifest.source, find_job_input(self.spec))
 
-    async def _all_rows(self, lock: JobLock) -> str:
-        """Why it ended: FINISHED, or what stopped it."""
-        for turn in range(_PASSES):
-            if turn:
+    async def _run_rows(self, lock: JobLock) -> str:
+        """FINISHED, or the reason of the stop."""
+        for number in range(_PASSES):
+            if number:
                 await asyncio.to_thread(self._check_input)
             index = await self._index()
-            retry = self._retry_failed and turn == 0
-            other = await asyncio.to_thread(_other, self.spec, self._spool / "other")
+            retry = self._retry_failed and number == 0
+            other = await asyncio.to_thread(_reused_index, self.spec, self._spool / "other")
             rows = PendingRows(self.spec, self._manifest.source, index, other, retry=retry)
-            self.stats.total = self._limited(self._manifest.total)
+            self.stats.total = self._within_limit(self._manifest.total)
             self.stats.before = rows.ended_before()
             driver = Driver(
                 self._pool,
-                self._at,
-                await asyncio.to_thread(segment.attempt, self._at),
+                self._journal,
+                await asyncio.to_thread(segment.next_run, self._journal),
                 self._retry_policy(),
                 listener=self._listener,
                 stats=self.stats,
@@ -163,37 +163,37 @@ class Job:
             self.stats.total = rows.total
             if self.spec.limit is None:
                 self._manifest = msgspec.structs.replace(self._manifest, total=rows.total)
-            if await self._complete(rows.total):
+            if await self._is_complete(rows.total):
                 return FINISHED
-        raise Error("The journal still lacks rows after they were run; is its disk in order?")
+        raise Error("The journal still lacks rows after they were run. Check its disk.")
 
-    async def _complete(self, rows: int) -> bool:
+    async def _is_complete(self, rows: int) -> bool:
         self._final = await self._index()
         return sum(self._final.counts().values()) >= rows
 
-    async def _end(self, why: str, lock: JobLock) -> JobReport:
-        """Raises: OutputLocked where another driver has the output by now: then it is that one's to write."""
+    async def _finish(self, why: str, lock: JobLock) -> JobReport:
+        """Raises: OutputLocked when another driver has taken over, which then writes the output."""
         files: list[str] = []
         index = self._final if why == FINISHED else await self._index()
         if why == FINISHED:
             await asyncio.to_thread(self._check_input)
             if lock.lost():
-                raise lost_lock(self._at)
+                raise lost_lock(self._journal)
             self._listener.on_message("Writing the output ...")
-            files = await asyncio.to_thread(self._sink().write, index)
+            files = await asyncio.to_thread(self._output_writer().write, index)
         if lock.lost():
-            raise lost_lock(self._at)
-        told = report(self.spec.output, why, index, self.stats, files, self._prices)
-        done = msgspec.structs.replace(self._manifest, stop_reason=why, report=told)
-        await asyncio.to_thread(manifest.write, self._at, done)
+            raise lost_lock(self._journal)
+        done_report = report(self.spec.output, why, index, self.stats, files, self._prices)
+        done = msgspec.structs.replace(self._manifest, stop_reason=why, report=done_report)
+        await asyncio.to_thread(manifest.write, self._journal, done)
         await asyncio.to_thread(index.close)
-        return told
+        return done_report
 
-    def _sink(self) -> OutputWriter:
-        return OutputWriter(self.spec, self._manifest.source, _columns(self.spec))
+    def _output_writer(self) -> OutputWriter:
+        return OutputWriter(self.spec, self._manifest.source, _result_columns(self.spec))
 
     async def _index(self) -> Index:
-        return await asyncio.to_thread(Index, self._at, None if self._at.is_local else self._spool)
+        return await asyncio.to_thread(Index, self._journal, None if self._journal.is_local else self._spool)
 
     def _retry_policy(self) -> RetryPolicy:
         spec = self.spec
@@ -201,12 +201,12 @@ class Job:
             max_attempts=spec.max_attempts, max_deaths=spec.max_deaths, deadline_s=spec.deadline_s
         )
 
-    def _limited(self, total: int | None) -> int | None:
+    def _within_limit(self, total: int | None) -> int | None:
         limit = self.spec.limit
         return total if limit is None or total is None else min(limit, total)
 
 
-def _columns(spec: JobSpec) -> Columns:
+def _result_columns(spec: JobSpec) -> ResultColumns:
     task = spec.task()
     keep_all = output_format(spec, "jsonl") == "parquet"
 
@@ -217,8 +217,8 @@ def _columns(spec: JobSpec) -> Columns:
     return shown
 
 
-def _other(spec: JobSpec, spool: Path) -> Index | None:
-    """The journal of another output, whose answers count for this one. Raises: ConfigError."""
+def _reused_index(spec: JobSpec, spool: Path) -> Index | None:
+    """The journal of another output whose answers are reused. Raises: ConfigError."""
     if spec.reuse_from is None:
         return None
     check_reuse(spec)
@@ -227,6 +227,6 @@ def _other(spec: JobSpec, spool: Path) -> Index | None:
 
 
 def _total(source: InputFiles) -> int | None:
-    """Rows of the input, where counting them costs little; all of it can be read then."""
+    """Rows of the input, if they are cheap to count: local files, or Parquet."""
     local = all(part.path.is_local for part in source.parts)
     return source.count() if local or source.format == "parquet" else None

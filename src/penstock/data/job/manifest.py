@@ -1,4 +1,4 @@
-"""`job.json`: what a job was asked, of which files, and how far its last driver came. One per output."""
+"""`job.json`: a job's spec, its input files, and where its last driver stopped. One per output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class JobManifest(
 ):
     """stop_reason: why the last driver stopped; None while it runs, or after it was killed.
 
-    total: rows of the input, once they have been counted.
+    total: rows of the input, once they are counted.
     """
 
     spec: JobSpec
@@ -39,7 +39,7 @@ FINISHED = "finished"
 
 
 def read(journal: StoragePath) -> JobManifest | None:
-    """The record of a journal; None where there is none. Raises: ConfigError when it cannot be read."""
+    """The manifest in a journal; None if there is none. Raises: ConfigError when it cannot be read."""
     at = journal / _NAME
     try:
         data = at.read()
@@ -57,7 +57,7 @@ def write(journal: StoragePath, record: JobManifest) -> None:
 
 
 def public(spec: JobSpec) -> JobSpec:
-    """The order as it is kept: without keys of engines, and with stars for what URLs hold of secrets."""
+    """The spec as it is stored: without API keys of engines, and with stars for secrets in URLs."""
     engines = msgspec.structs.replace(
         spec.engines, cli_args=_without_keys(spec.engines.cli_args), url=masked(spec.engines.url)
     )
@@ -77,7 +77,7 @@ def _without_keys(words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_resumable(spec: JobSpec) -> None:
-    """Raises: ConfigError when a job cannot go on by what is kept of it alone."""
+    """Raises: ConfigError when the stored spec is not enough to resume the job."""
     if any(STARS in url for url in (*spec.inputs, spec.engines.url or "")):
         raise ConfigError(
             f"The journal of '{spec.output}' keeps no passwords and no signatures of URLs: go on by the "
@@ -93,7 +93,7 @@ own."""
 
 
 def differing_fields(one: JobSpec, other: JobSpec) -> list[str]:
-    """Names of options in which two orders, of which the first one was kept, are other jobs."""
+    """Options in which `other` differs from `one`, a stored spec, so that it is another job."""
     other = public(other)
     names = (field for field in JobSpec.__struct_fields__ if field not in _MAY_DIFFER)
     return [name for name in names if getattr(one, name) != getattr(other, name)]

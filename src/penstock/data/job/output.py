@@ -1,7 +1,7 @@
-"""The output, written from the journal in the order of the input: every row once, here or among the failed.
+"""Writes the output from the journal, in the order of the input: every row once, here or among the failed.
 
-Nothing of it is appended to: each file is written whole and then named, so that writing it again, after a
-kill at any moment, gives the same. Used by the job when every row has ended.
+No file is appended to: each is written whole and then renamed, so that writing again, after a kill at any
+moment, gives the same files. Used by the job when every row is completed.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from penstock.data.storage.writers import WRITERS, TypeMismatch
 from penstock.errors import ConfigError, Error
 
 _SUCCESS = "_SUCCESS"
-"""An empty file in a folder that is complete, as Hadoop and Spark write it."""
+"""An empty file that marks a complete folder, as Hadoop and Spark write it."""
 
-Ended = tuple[InputRow, Outcome]
-Record = Callable[[InputRow, Outcome], Mapping[str, Any]]
-Columns = Callable[[Outcome], Mapping[str, Any]]
-"""What an outcome says, by column."""
+CompletedRow = tuple[InputRow, Outcome]
+MakeRow = Callable[[InputRow, Outcome], Mapping[str, Any]]
+ResultColumns = Callable[[Outcome], Mapping[str, Any]]
+"""The result columns of an outcome."""
 
 
 class OutputWriter:
-    """Where the rows of one job go."""
+    """The output files of one job."""
 
-    def __init__(self, spec: JobSpec, source: InputFiles, columns: Columns) -> None:
-        """columns: of rows that went well; not asked for lines of OpenAI's batch form, which has its own."""
+    def __init__(self, spec: JobSpec, source: InputFiles, columns: ResultColumns) -> None:
+        """columns: of rows that are ok; not called for OpenAI's batch format, which has its own."""
         self._spec, self._source, self._columns = spec, source, columns
         self._form: FileFormat = output_format(spec, source.format)
         self._writer = WRITERS[self._form]
-        self._ours: dict[str, Any] = {field.name: field.type for field in result_schema(spec.task())}
+        self._result_types: dict[str, Any] = {field.name: field.type for field in result_schema(spec.task())}
 
     def write(self, index: Index) -> list[str]:
-        """The files, which are there and whole. May be called again. Blocks.
+        """The files, all complete. May be called again. Blocks.
 
-        Failed rows come first: where the output is, nothing is missing. Where there is an older output they
-        come last, for some of them are in the new one.
+        Failed rows are written first, so that an output is never without them; over an older output they are
+        written last, since some of them are in the new one.
         Raises: Unavailable; JournalBroken; Error when the input has other rows than were run.
         """
-        self._sweep()
+        self._remove_unfinished()
         if self._spec.output_path.exists():
             files = self._write_good(index)
             return [*files, *self._write_failed(index)]
-        dead = self._write_failed(index)
-        return [*self._write_good(index), *dead]
+        failed = self._write_failed(index)
+        return [*self._write_good(index), *failed]
 
     def _write_good(self, index: Index) -> list[str]:
         spec = self._spec
@@ -62,15 +62,17 @@ class OutputWriter:
             return self._write(
                 spec.output_path, index, ("ok", "skipped"), self._answer_line, {}, spec.is_folder
             )
-        known = {**self._known(self._ours), **self._ours}
-        return self._write(spec.output_path, index, ("ok", "skipped"), self._answered, known, spec.is_folder)
+        known = {**self._known(self._result_types), **self._result_types}
+        return self._write(
+            spec.output_path, index, ("ok", "skipped"), self._result_row, known, spec.is_folder
+        )
 
     def _write_failed(self, index: Index) -> list[str]:
-        dead: list[tuple[StoragePath, Record]] = [(failed_path(self._spec, self._form), self._dead)]
+        failed: list[tuple[StoragePath, MakeRow]] = [(failed_path(self._spec, self._form), self._dead_letter)]
         if self._spec.is_openai_batch:
-            dead = [(dead[0][0], _same), (errors_path(self._spec), self._error_line)]
+            failed = [(failed[0][0], _unchanged), (errors_path(self._spec), self._error_line)]
         files: list[str] = []
-        for to, record in dead:
+        for to, record in failed:
             if index.counts()["failed"]:
                 known = {**self._known(("error",)), "error": ERROR}
                 files += self._write(to, index, ("failed",), record, known)
@@ -83,43 +85,43 @@ class OutputWriter:
         to: StoragePath,
         index: Index,
         states: Sequence[str],
-        record: Record,
+        record: MakeRow,
         known: Mapping[str, Any],
         folder: bool = False,
     ) -> list[str]:
-        """known: Arrow's types of columns, where they are known."""
-        records = (record(*ended) for ended in self._ended(index, states))
+        """known: Arrow types of columns, as far as they are known."""
+        records = (record(*ended) for ended in self._completed(index, states))
         shape = self._writer.infer_schema(records, known)
         while True:
             try:
-                self._files(to, index, states, record, shape, folder)
-            except TypeMismatch as misfit:
-                shape = self._writer.with_json_column(shape, misfit.column)
+                self._write_files(to, index, states, record, shape, folder)
+            except TypeMismatch as mismatch:
+                shape = self._writer.with_json_column(shape, mismatch.column)
             else:
                 return [to.url]
 
-    def _files(
-        self, to: StoragePath, index: Index, states: Sequence[str], record: Record, shape: Any, folder: bool
+    def _write_files(
+        self, to: StoragePath, index: Index, states: Sequence[str], record: MakeRow, shape: Any, folder: bool
     ) -> None:
-        ended = self._ended(index, states)
+        ended = self._completed(index, states)
         if not folder:
-            self._file(to, (record(*one) for one in ended), shape)
+            self._write_file(to, (record(*one) for one in ended), shape)
             return
         (to / _SUCCESS).remove()
         for number, part in groupby(ended, lambda one: one[0].number // self._spec.part_rows):
             name = f"part-{number:05d}.{self._form}"
-            self._file(to / name, (record(*one) for one in part), shape)
+            self._write_file(to / name, (record(*one) for one in part), shape)
         (to / _SUCCESS).write(b"")
 
     def _known(self, taken: Iterable[str]) -> dict[str, Any]:
-        """Types of the user's columns beside those that are `taken`, where input and output have types."""
+        """Types of the user's columns, with names in `taken` renamed, if input and output have types."""
         return rename_own(self._source.types(), taken) if self._form == "parquet" else {}
 
-    def _file(self, to: StoragePath, rows: Iterator[Mapping[str, Any]], shape: Any) -> None:
+    def _write_file(self, to: StoragePath, rows: Iterator[Mapping[str, Any]], shape: Any) -> None:
         with atomic_write(to) as file:
             self._writer.write(file, rows, shape)
 
-    def _ended(self, index: Index, states: Sequence[str]) -> Iterator[Ended]:
+    def _completed(self, index: Index, states: Sequence[str]) -> Iterator[CompletedRow]:
         rows = 0
         for row in self._source.rows(lambda number: index.state(number) in states):
             rows += 1
@@ -131,12 +133,12 @@ class OutputWriter:
                 "has changed since. Put it back and give the same command again."
             )
 
-    def _answered(self, row: InputRow, end: Outcome) -> dict[str, Any]:
-        """The row's own columns, then ours."""
-        return {**rename_own(row.fields or {}, self._ours), **self._columns(end)}
+    def _result_row(self, row: InputRow, end: Outcome) -> dict[str, Any]:
+        """The user's columns, then the result columns."""
+        return {**rename_own(row.fields or {}, self._result_types), **self._columns(end)}
 
-    def _dead(self, row: InputRow, end: Outcome) -> dict[str, Any]:
-        """What the row was, to be run again, and why it failed."""
+    def _dead_letter(self, row: InputRow, end: Outcome) -> dict[str, Any]:
+        """The row as it was, so that it can be run again, and why it failed."""
         own = {"line": (row.line or b"").decode(errors="replace")} if row.fields is None else row.fields
         return merge(own, {"error": _translate(end.failure)})
 
@@ -146,30 +148,30 @@ class OutputWriter:
 
     def _error_line(self, row: InputRow, end: Outcome) -> dict[str, Any]:
         failure = end.failure
-        told = {"code": failure.code, "message": failure.message} if failure is not None else None
+        error = {"code": failure.code, "message": failure.message} if failure is not None else None
         if failure is None or failure.status is None:
-            return _line(row, None, told)
-        body = {"error": {**(told or {}), "type": failure.code, "param": None}}
-        return _line(row, {"status_code": failure.status, "request_id": _id(None, row), "body": body}, told)
+            return _line(row, None, error)
+        body = {"error": {**(error or {}), "type": failure.code, "param": None}}
+        return _line(row, {"status_code": failure.status, "request_id": _id(None, row), "body": body}, error)
 
-    def _sweep(self) -> None:
-        """Removes what a killed run left half written."""
+    def _remove_unfinished(self) -> None:
+        """Removes files that a killed run left unfinished."""
         spec, form = self._spec, self._form
         for to in (spec.output_path, failed_path(spec, form), errors_path(spec), spec.journal / "job.json"):
             for path in unfinished_files(to):
                 path.unlink(missing_ok=True)
 
 
-def _same(row: InputRow, end: Outcome) -> Mapping[str, Any]:
-    """A line of OpenAI's as it was: it can be sent again."""
+def _unchanged(row: InputRow, end: Outcome) -> Mapping[str, Any]:
+    """The OpenAI batch line as it was, so that it can be sent again."""
     return row.fields or {"line": (row.line or b"").decode(errors="replace")}
 
 
 def output_format(spec: JobSpec, source: FileFormat) -> FileFormat:
-    """The form of an order's output. Raises: ConfigError for one that cannot be written."""
+    """The format of a spec's output. Raises: ConfigError for one that cannot be written."""
     form = format_of(spec.output)
     if spec.output.lower().endswith(".gz"):
-        raise ConfigError(f"'{spec.output}' cannot be written: outputs are not packed. Leave out .gz.")
+        raise ConfigError(f"'{spec.output}' cannot be written: outputs are not compressed. Leave out .gz.")
     if not spec.is_folder and form is None:
         raise ConfigError(
             f"'{spec.output}' must end with .jsonl, .parquet or .csv, or with / for a folder of parts."
@@ -190,7 +192,7 @@ def errors_path(spec: JobSpec) -> StoragePath:
 
 
 def outputs_with_same_failed_file(spec: JobSpec, form: FileFormat) -> list[str]:
-    """Other outputs in the same folder that would have the same file of failed rows."""
+    """Other outputs in the same folder whose failed rows would go to the same file."""
     stem = _stem(spec)
     names = [f"{stem}{ending}" for ending, of in EXTENSIONS.items() if of == form]
     return [spec.output_path.with_name(name).url for name in (stem, *names) if name != spec.output_path.name]

@@ -1,4 +1,7 @@
-"""Rows still to run, as requests, made on threads; the row's error edge."""
+"""Rows still to run, and the requests made of them, on threads.
+
+Here an exception becomes the failure of its row: bad input, or a fault in our own code.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +30,15 @@ from penstock.errors import BadRequest, ConfigError, Error
 log = logging.getLogger(__name__)
 
 _THREADS, _ROWS_OF_A_THREAD = 8, 8
-"""That make requests of rows."""
+"""Threads that build requests, and rows per task of one."""
 
 Made = TypeVar("Made")
 
 
 class PendingRows:
-    """The rows of a job that have to be run, as requests; those that cannot be asked, as ended ones.
+    """Rows of a job to run, as requests; rows that need not or cannot run, as entries.
 
-    total: rows of the input up to the order's limit; known at the end.
+    total: rows of the input up to the limit; known at the end.
     """
 
     def __init__(
@@ -47,7 +50,7 @@ class PendingRows:
         self._other = other
 
     def ended_before(self) -> int:
-        """Rows that earlier runs have ended, and that are not run again."""
+        """Rows that earlier runs completed, without those that run again."""
         counts = self._index.counts()
         return sum(counts.values()) - (counts["failed"] if self._retry else 0)
 
@@ -59,7 +62,7 @@ class PendingRows:
         )
 
     def _wanted(self, number: int) -> bool:
-        """Asked of every row by the reader, in order."""
+        """Called by the reader for every row, in order."""
         if self._spec.limit is None or number < self._spec.limit:
             self.total = number + 1
         state = self._index.state(number)
@@ -86,7 +89,7 @@ class PendingRows:
 
 
 def map_in_threads(make: Callable[[InputRow], Made], rows: Iterator[InputRow]) -> Iterator[Made]:
-    """What is made of each row, in their order, by several threads: it may read pictures from a bucket."""
+    """`make` of each row, in order, on several threads: it may read images from a bucket."""
 
     def make_all(some: list[InputRow]) -> list[Made]:
         return [make(row) for row in some]
@@ -102,7 +105,7 @@ def map_in_threads(make: Callable[[InputRow], Made], rows: Iterator[InputRow]) -
 
 
 class RequestBuilder:
-    """Makes requests of rows: the same ones in every run of a job."""
+    """Builds requests from rows: the same ones in every run of a job."""
 
     def __init__(self, spec: JobSpec) -> None:
         """columns: that the template names. Raises: ConfigError for options that do not go together."""
@@ -126,9 +129,9 @@ class RequestBuilder:
         self._salt = msgspec.json.encode((spec.kind, _answered_by(spec.engines)))
 
     def pending_row(self, row: InputRow) -> PendingRow | None:
-        """The row as one that waits; None for one that is skipped, for all that --prompt names is empty.
+        """The row with its request; None for a row to skip, where all columns in --prompt are empty.
 
-        Raises: Error, with why it cannot be asked.
+        Raises: Error, with why no request can be made.
         """
         if row.fields is None:
             raise BadRequest(row.fault or "The row cannot be read.")
@@ -149,7 +152,7 @@ class RequestBuilder:
 
 
 def _answered_by(engines: EngineSpec) -> tuple[str | None, ...]:
-    """Whose answers they are: another model's do not count."""
+    """Identity of the model or service, part of the key: answers of another model are never reused."""
     if engines.cli_args:
         return (*engines.cli_args, engines.engine)
     return ("served", engines.model) if engines.model else (engines.url, engines.app, engines.deployment)

@@ -1,6 +1,6 @@
-"""Which rows begin alike, so that one engine computes their beginning once and gets them one after another.
+"""Groups rows by prompt prefix, so that one engine runs them in sequence and computes the prefix once.
 
-Used by the queue; knows bodies of OpenAI's endpoints, and no engine.
+Used by the queue. Knows the request bodies of OpenAI's endpoints, and no engine.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import msgspec
 from penstock.data.rows.request import RowRequest
 
 SHARED_BYTES = 256
-"""Rows are of one group when so much more of their beginning is equal than of all rows together: some 64
-tokens, four blocks of a KV cache."""
+"""Rows form a group when they share this much beyond the prefix common to all rows: some 64 tokens, four
+blocks of a KV cache."""
 
 _MAX_PREFIX_BYTES = 8192
-"""Of each beginning; what differs only after that is of one group."""
+"""Of each prefix; rows that differ only after it are in one group."""
 
 
 @dataclass(slots=True)
 class PendingRow:
-    """A row that waits. begin: what the engine reads first of it. Mutable: deaths are counted.
+    """A row to run. prefix: the start of its prompt. Mutable, since deaths are counted.
 
-    lost_by: the engine whose process died with it last; another one gets it, where there is one.
+    crashed_in: the engine that last died with this row; if there is another engine, that one gets the row.
     """
 
     number: int
@@ -37,7 +37,7 @@ class PendingRow:
 
 
 class _PromptFields(msgspec.Struct):
-    """What of a body goes into the prompt, in the order in which templates put it there."""
+    """The parts of a body that go into the prompt, in the order of chat templates."""
 
     tools: msgspec.Raw = msgspec.Raw()
     system: msgspec.Raw = msgspec.Raw()
@@ -50,7 +50,7 @@ _decode = msgspec.json.Decoder(_PromptFields).decode
 
 
 def prompt_prefix(request: RowRequest) -> bytes:
-    """What the engine reads first of a request: rows of other models never begin alike."""
+    """The start of the prompt; prefixes of different models are never equal."""
     try:
         body = _decode(request.body)
     except (msgspec.DecodeError, msgspec.ValidationError):
@@ -61,7 +61,7 @@ def prompt_prefix(request: RowRequest) -> bytes:
 
 
 def _common_length(one: bytes, other: bytes) -> int:
-    """How many bytes they have in common at their beginning."""
+    """Length of the common prefix in bytes."""
     least, most = 0, min(len(one), len(other))
     while least < most:
         middle = (least + most + 1) // 2
@@ -74,20 +74,20 @@ def _common_length(one: bytes, other: bytes) -> int:
 
 @dataclass(eq=False, slots=True)
 class PrefixGroup:
-    """Rows that begin alike."""
+    """Rows with a common prefix."""
 
     key: bytes | int
     rows: deque[PendingRow] = field(default_factory=deque["PendingRow"])
 
 
 class PrefixGroups:
-    """Rows that no worker has, by how they begin; groups, and rows in a group, in the order of the input.
+    """Waiting rows by prefix; groups, and rows in a group, in the order of the input.
 
-    Rows that share with nobody are groups of their own, so that without common prefixes nothing is moved.
+    A row without a common prefix is a group of one, so that without common prefixes the order stays.
     """
 
     def __init__(self, *, separate: bool = False) -> None:
-        """apart: every row is a group of its own."""
+        """apart: every row is a group of one."""
         self._separate = separate
         self._common: int | None = None
         self._by_prefix: dict[bytes | int, PrefixGroup] = {}
@@ -107,7 +107,7 @@ class PrefixGroups:
             group.rows.append(row)
 
     def next(self, worker: str) -> PendingRow | None:
-        """Of the group that `worker` has, else of one that nobody has, else the last row of the largest."""
+        """From the worker's group, else a group without a worker, else the last row of the largest group."""
         group = self._assigned.get(worker)
         if group is None and self._unassigned:
             group = self._assigned[worker] = self._unassigned.popleft()
@@ -117,7 +117,7 @@ class PrefixGroups:
         return self._take(largest, largest.rows.pop()) if largest is not None else None
 
     def release(self, worker: str) -> None:
-        """What the worker had of a group is free again."""
+        """The rest of the worker's group is free for another worker."""
         if (group := self._assigned.pop(worker, None)) is not None:
             self._unassigned.appendleft(group)
 

@@ -1,4 +1,4 @@
-"""A job looked at without an engine: every row checked, the first prompts as the model would read them."""
+"""`--dry-run`: checks every row without an engine, and shows the first prompts as sent to the model."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ Template = Callable[[Any], str]
 
 @dataclass(slots=True)
 class Preview:
-    """prompts: of the first rows, each with its number. faults: the first ones, by row. same: rows whose
-    request an earlier row makes, too, so that they reuse its answer. skipped: rows that ask nothing.
-    note: why prompts are shown as sent.
+    """prompts: of the first rows, with row numbers. faults: the first ones, with row numbers. same: rows with
+    the request of an earlier row, whose answer they reuse. skipped: rows without a request.
+    note: why request bodies are shown instead of prompts.
     """
 
     rows: int = 0
@@ -49,7 +49,7 @@ class Preview:
 
 
 def preview(spec: JobSpec, config: LLMConfig | None = None) -> Preview:
-    """Raises: what a run of the order would raise before its first row."""
+    """Raises: what a run of the spec would raise before its first row."""
     check_new(spec)
     source = find_job_input(spec)
     spec = detect_batch_lines(spec, source)
@@ -76,7 +76,7 @@ def preview(spec: JobSpec, config: LLMConfig | None = None) -> Preview:
         if len(found.prompts) < _SHOWN_PROMPTS:
             try:
                 found.prompts.append((row.number, _prompt(pending.request, template)))
-            except Exception as error:  # what a model's template raises: roles that it does not know, say
+            except Exception as error:  # a model's template raises what it likes, for unknown roles, say
                 found.good -= 1
                 found.fault(row.number, BadRequest(f"The model's chat template refuses the row: {error}"))
     return found
@@ -90,7 +90,7 @@ class _Body(msgspec.Struct):
 
 
 def _prompt(request: RowRequest, template: Any) -> str:
-    """What the model reads; without its template, the body."""
+    """The prompt by the model's template; without one, the request's body."""
     try:
         body = msgspec.json.decode(request.body, type=_Body)
     except (msgspec.DecodeError, msgspec.ValidationError):
@@ -104,20 +104,20 @@ def _prompt(request: RowRequest, template: Any) -> str:
 
 
 def _template(config: LLMConfig | None) -> tuple[Any, str]:
-    """A tokenizer that knows the model's chat template, from files that are here; or why there is none."""
+    """A tokenizer with the model's chat template, from local files; or why there is none."""
     if config is None or config.engine_name == "sim":
-        return None, "Bodies of requests are shown: whoever answers makes prompts of them."
+        return None, "Request bodies are shown: the service makes the prompts."
     loading = config.model_loading_config
     source = loading.tokenizer_source
     where = Path(source if isinstance(source, str) else config.model_source).expanduser()
     if not where.is_dir():
-        return None, f"Bodies of requests are shown: '{where}' is not on this machine yet."
+        return None, f"Request bodies are shown: '{where}' is not on this machine yet."
     try:
         from transformers import AutoTokenizer
 
         found: Any = AutoTokenizer.from_pretrained(str(where))
     except Exception as error:
-        return None, f"Bodies of requests are shown: the tokenizer cannot be read ({type(error).__name__})."
+        return None, f"Request bodies are shown: the tokenizer cannot be read ({type(error).__name__})."
     if getattr(found, "chat_template", None) is None:
-        return None, "Bodies of requests are shown: the model has no chat template."
+        return None, "Request bodies are shown: the model has no chat template."
     return found, ""

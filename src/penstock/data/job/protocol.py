@@ -18,7 +18,7 @@ from penstock.errors import Unavailable
 
 
 class WorkItem(msgspec.Struct, frozen=True, array_like=True):
-    """A row for one worker to run. deaths: of engines that it was in. key: see `journal.Entry`."""
+    """A row to run. deaths: of engines while they ran it. key: see `Entry`."""
 
     row: int
     request: RowRequest
@@ -27,7 +27,7 @@ class WorkItem(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RowCompleted(msgspec.Struct, frozen=True, array_like=True):
-    """A row that has ended and is in the journal. Units: tokens, as the engine counted them; seconds."""
+    """A row that is in the journal. Units: tokens, as the engine counted them."""
 
     row: int
     state: State
@@ -41,45 +41,45 @@ class RowCompleted(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WorkerUpdate(msgspec.Struct, frozen=True, array_like=True):
-    """A worker's news. room: how many more rows it wants now."""
+    """Returned by a worker. room: how many more rows it wants now."""
 
     done: list[RowCompleted]
     room: int
 
 
 class WorkerLost(Unavailable):
-    """The process of a worker has ended, with what was in it; another one can be made."""
+    """The process of a worker has crashed; another can be started."""
 
     code = "worker_lost"
 
 
 class WorkerHandle(Protocol):
-    """One worker, wherever it runs."""
+    """One worker, in this process or another."""
 
     async def start(self, progress: Progress) -> None:
         """Raises: WorkerLost; what the backend raises when it cannot start."""
         ...
 
     async def step(self, items: list[WorkItem], has_more: bool) -> WorkerUpdate:
-        """See `Worker.step`. Raises: WorkerLost; what made the backend unusable."""
+        """See `BatchWorker.step`. Raises: WorkerLost; what made the backend unusable."""
         ...
 
     async def stop(self) -> list[RowCompleted]:
-        """See `Worker.stop`. Safe to call of a dead one, and twice."""
+        """See `BatchWorker.stop`. May be called after a crash, and twice."""
         ...
 
 
 class WorkerPool(Protocol):
-    """Makes workers, all of one kind."""
+    """Makes workers of one kind."""
 
     size: int
 
     async def open(self) -> None:
-        """Makes ready what all workers need. Raises: Unavailable."""
+        """Prepares what all workers need. Raises: Unavailable."""
         ...
 
     def make_worker(self, journal: StoragePath, segment: str, retry_policy: RetryPolicy) -> WorkerHandle:
-        """One worker, not started. segment: the name of what it writes into the journal."""
+        """A worker, not started. segment: the name of its segment of the journal."""
         ...
 
     async def close(self) -> None: ...

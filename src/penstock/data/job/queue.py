@@ -1,6 +1,6 @@
-"""Rows that wait, rows that workers have, and which row goes to whom.
+"""Waiting rows, rows that workers run, and which worker gets which row.
 
-In the driver's process, on its event loop. A thread reads ahead, a bounded number of rows; nothing here knows
+In the driver's process, on its event loop. A thread reads a bounded number of rows ahead; nothing here knows
 files, engines or the journal.
 """
 
@@ -17,20 +17,20 @@ from penstock.data.job.protocol import RowCompleted, WorkItem
 from penstock.data.rows.request import RowRequest
 
 LOOK_AHEAD = 4096
-"""Rows that are read before they are asked for: among so many, those with one beginning are found."""
+"""Rows read ahead. Rows with a common prefix are grouped among them."""
 
 LOOK_AHEAD_BYTES = 64 << 20
-"""Of their requests: pictures stop the reading sooner."""
+"""Size of the requests read ahead, a second limit: requests with images are large."""
 
 _SAME_AHEAD = 16
-"""Times as many rows that wait for the answer of an identical one: each takes little room."""
+"""Limit of rows waiting for an identical one, in multiples of the look-ahead: each takes little memory."""
 
 _READ_ROWS, _READ_BYTES = 512, 8 << 20
 
 
 @dataclass(slots=True)
 class _Duplicates:
-    """Rows with one request: the first runs, the others wait for its answer."""
+    """Rows with identical requests: the first runs, the others wait for its answer."""
 
     first: int
     request: RowRequest
@@ -39,16 +39,16 @@ class _Duplicates:
 
 @dataclass(slots=True)
 class ReusedAnswer:
-    """A row that has the answer of another one."""
+    """A row that gets the answer of row `of`."""
 
     row: int
     of: int
 
 
 class Queue:
-    """rows: those to run, in the order of the input. read on a thread.
+    """rows: rows to run, in the order of the input; read on a thread.
 
-    answered: told of rows that need not run, because an identical request has been answered in this run.
+    answered: called with rows that need not run, because an identical request was answered in this run.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Queue:
     ) -> None:
         self._rows, self._on_reused = rows, on_reused
         self._look_ahead = look_ahead
-        self._requeued: deque[PendingRow] = deque()  # rows that a worker had already: they go first
+        self._requeued: deque[PendingRow] = deque()  # rows that a worker had before: they go first
         self._groups = PrefixGroups(separate=not group)
         self._running: dict[str, dict[int, PendingRow]] = {}
         self._engine_of: dict[str, str] = {}
@@ -74,12 +74,12 @@ class Queue:
         self.error: BaseException | None = None
 
     def register(self, worker: str, engine: str | None = None) -> None:
-        """The worker may take rows from now on. engine: the same for all workers that follow one another."""
+        """The worker may take rows. engine: shared by a worker and those that replace it after a crash."""
         self._running.setdefault(worker, {})
         self._engine_of[worker] = engine or worker
 
     def take(self, worker: str, room: int) -> list[WorkItem]:
-        """At most `room` rows that `worker` runs from now on."""
+        """At most `room` rows for `worker` to run."""
         mine = self._running[worker]
         rows: list[PendingRow] = []
         for _ in range(min(room, self._share(worker))):
@@ -94,7 +94,7 @@ class Queue:
         return [WorkItem(row.number, row.request, row.deaths, row.key) for row in rows]
 
     def record_completed(self, worker: str, done: Iterable[RowCompleted]) -> list[RowCompleted]:
-        """Those of `done` that `worker` had; others ended with it before, or went to somebody else."""
+        """Those of `done` that `worker` was running; others were completed before, or moved elsewhere."""
         mine = self._running.get(worker, {})
         known: list[RowCompleted] = []
         for one in done:
@@ -106,7 +106,7 @@ class Queue:
         return known
 
     def requeue_crashed(self, worker: str) -> list[PendingRow]:
-        """The worker has died: its rows wait again, having been in one death more. Gives them."""
+        """The worker crashed: its rows wait again, with one more death. Returns them."""
         rows = list(self._running.pop(worker, {}).values())
         self._groups.release(worker)
         for row in rows:
@@ -116,17 +116,17 @@ class Queue:
         return rows
 
     def release(self, worker: str) -> None:
-        """The worker was stopped; its rows wait again as if it had never had them."""
+        """The worker was stopped: its rows wait again, without a death."""
         rows = list(self._running.pop(worker, {}).values())
         self._groups.release(worker)
         self._requeue(rows)
 
     def rows_of(self, worker: str) -> set[int]:
-        """Numbers of the rows that `worker` has."""
+        """Numbers of the rows that `worker` runs."""
         return set(self._running.get(worker, ()))
 
     def running(self, worker: str) -> int:
-        """Rows that `worker` has."""
+        """Number of rows that `worker` runs."""
         return len(self._running.get(worker, {}))
 
     @property
@@ -135,26 +135,26 @@ class Queue:
 
     @property
     def waiting(self) -> int:
-        """Rows that are read and that no worker has."""
+        """Rows read that no worker runs."""
         return self._waiting
 
     @property
     def drained(self) -> bool:
-        """Whether every row has ended."""
+        """Whether every row that was read is completed."""
         return self._read and not self._waiting and not self.in_progress
 
     @property
     def complete(self) -> bool:
-        """The same, and the input was read to its end."""
+        """Whether, besides, the input was read to its end."""
         return self.drained and self._read_all
 
     async def changed(self) -> None:
-        """Returns when rows have come, or have ended."""
+        """Returns when rows were added or completed, or after `wake`."""
         self._changed.clear()
         await self._changed.wait()
 
     async def read_ahead(self) -> None:
-        """Reads ahead until the input ends; what reading raises is `error` then."""
+        """Reads ahead until the input ends. An exception of the input is stored in `error`."""
         try:
             while (rows := await asyncio.to_thread(self._read_some)) is not None:
                 self._add(rows)
@@ -175,12 +175,12 @@ class Queue:
         return self._waiting_duplicates >= _SAME_AHEAD * self._look_ahead
 
     def close(self) -> None:
-        """Reading ends soon; await `fill` to know when."""
+        """Stops reading; await `read_ahead` for its end."""
         self._closed = True
         self._need_rows.set()
 
     def wake(self) -> None:
-        """Lets `changed` return."""
+        """Makes `changed` return."""
         self._changed.set()
 
     def _read_some(self) -> list[PendingRow] | None:
@@ -203,7 +203,7 @@ class Queue:
         self.wake()
 
     def _is_first(self, row: PendingRow) -> bool:
-        """Whether it must run. If not, its answer is there, or will be when the first one's is."""
+        """Whether it must run. If not, it has the answer of an identical row, or waits for it."""
         if row.key is None:
             return True
         if (answer := self._answers.get(row.key)) is not None:
@@ -211,13 +211,13 @@ class Queue:
             return False
         same = self._duplicates.setdefault(row.key, _Duplicates(row.number, row.request))
         if same.first != row.number:
-            row.request, row.prefix = same.request, b""  # its own, once more, would only take room
+            row.request, row.prefix = same.request, b""  # frees the memory of an equal copy
             same.others.append(row)
             self._waiting_duplicates += 1
         return same.first == row.number
 
     def _share_answer(self, row: PendingRow, *, ok: bool) -> None:
-        """An answer is for all that wait for it; after a failure the next one tries by itself."""
+        """Gives an answer to all rows that wait for it; after a failure the next of them runs."""
         if row.key is None or (same := self._duplicates.get(row.key)) is None or same.first != row.number:
             return
         if not ok and same.others:
@@ -242,7 +242,9 @@ class Queue:
         self.wake()
 
     def _share(self, worker: str) -> int:
-        """At the end of the input no worker takes what another one could run at once."""
+        """Once the input is read, a fair share of the remaining rows, so that no worker sits idle while another
+        has a backlog.
+        """
         if not self._read:
             return self._waiting
         workers = len(self._running)
@@ -259,5 +261,5 @@ class Queue:
 
 
 def _size(rows: Iterable[PendingRow]) -> int:
-    """Bytes of their requests."""
+    """Bytes of the requests."""
     return sum(len(row.request.body) + len(row.request.prompt or b"") for row in rows)

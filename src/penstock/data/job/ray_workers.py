@@ -1,7 +1,7 @@
-"""Workers that are Ray actors, each with an engine of its own. All of them start at once.
+"""Pools on a Ray cluster: engines in Ray actors, started together; replicas of a Serve application.
 
-Rows reach an actor by the call for its news, as bytes, so that one call at a time per actor is all there is;
-its results it writes into the journal itself.
+An actor gets rows, as bytes, and returns completed ones by one call, `step`, of which one runs at a time. It
+writes outcomes into the journal itself.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from penstock.data.backends.replica_set import ReplicaSet
 from penstock.data.execution.retry import RetryPolicy
 from penstock.data.job.protocol import RowCompleted, WorkerHandle, WorkerLost, WorkerUpdate, WorkItem
 from penstock.data.job.spec import EngineSpec
-from penstock.data.job.worker import InProcessPool, Worker
+from penstock.data.job.worker import BatchWorker, InProcessPool
 from penstock.data.journal.segment import Segment
 from penstock.data.storage.paths import StoragePath, storage_path
 from penstock.engine import Progress
 from penstock.errors import ConfigError, Error, Unavailable
 
 _STOP_S = 30.0
-_WAIT_S = 20.0
-"""For a place on the cluster, before the user is told."""
+_MESSAGE_AFTER_S = 20.0
+"""Waiting for resources of the cluster, before a message says which."""
 
 _encode, _decode_leases = msgspec.msgpack.encode, msgspec.msgpack.Decoder(list[WorkItem]).decode
 _decode_step = msgspec.msgpack.Decoder(WorkerUpdate).decode
@@ -52,7 +52,7 @@ _decode_done = msgspec.msgpack.Decoder(list[RowCompleted]).decode
 
 
 class RayActorPool:
-    """`size` engines of one config on a Ray cluster, which is started here where there is none."""
+    """`size` engines of one config on a Ray cluster, started here if there is none."""
 
     def __init__(
         self, config: LLMConfig, size: int, *, address: str | None = None, verbose: bool = False
@@ -62,7 +62,7 @@ class RayActorPool:
         self._cluster: RayCluster | None = None
 
     async def open(self) -> None:
-        """Blocks the loop while Ray starts: Ray ends with the thread that started it, so it must be this one.
+        """Blocks the loop while Ray starts, since Ray stops with the thread that started it.
 
         Raises: Unavailable when no cluster answers.
         """
@@ -82,34 +82,34 @@ class RayActorPool:
             self._cluster = None
 
     def _options(self) -> tuple[tuple[list[dict[str, float]], str], dict[str, Any]]:
-        """Bundles with their strategy, and the actor's own options."""
+        """The placement group's bundles and strategy, and the actor's options."""
         placement = placement_of(self._config)
         bundles = [dict(bundle) for bundle in placement.bundles]
         return (bundles, placement.strategy), actor_options(self._config, placement)
 
 
 class _WorkerActor:
-    """What runs in the actor's process: a worker over its own engine."""
+    """A worker and its engine, in the process of a Ray actor."""
 
     def __init__(self, config: LLMConfig, journal: str, segment: str, retry_policy: RetryPolicy) -> None:
         self._given = (config, journal, segment, retry_policy)
-        self._worker: Worker
+        self._worker: BatchWorker
 
     async def start(self) -> AsyncGenerator[str]:
-        """Its process, then phases as they begin. Ends when rows can come.
+        """Yields its process, then each phase as it begins. Ends when it can take rows.
 
         Raises: ConfigError when the journal is not there; what the engine raises.
         """
         yield f"process {os.getpid()}"
-        self._worker = self._made(*self._given)
+        self._worker = self._make_worker(*self._given)
         phases: asyncio.Queue[str] = asyncio.Queue()
         starting = asyncio.create_task(self._worker.start(phases.put_nowait))
         while not starting.done() or not phases.empty():
-            told = asyncio.ensure_future(phases.get())
-            await asyncio.wait({told, starting}, return_when=asyncio.FIRST_COMPLETED)
-            if told.done():
-                yield told.result()
-            told.cancel()
+            phase = asyncio.ensure_future(phases.get())
+            await asyncio.wait({phase, starting}, return_when=asyncio.FIRST_COMPLETED)
+            if phase.done():
+                yield phase.result()
+            phase.cancel()
         starting.result()
 
     async def step(self, items: bytes, has_more: bool) -> bytes:
@@ -118,15 +118,17 @@ class _WorkerActor:
     async def stop(self) -> bytes:
         return _encode(await self._worker.stop())
 
-    def _made(self, config: LLMConfig, journal: str, segment: str, retry_policy: RetryPolicy) -> Worker:
+    def _make_worker(
+        self, config: LLMConfig, journal: str, segment: str, retry_policy: RetryPolicy
+    ) -> BatchWorker:
         where = storage_path(journal)
         if where.is_local and not where.exists():
             node = ray.util.get_node_ip_address()
             raise ConfigError(
-                f"'{journal}' is not there on the node {node}, where an engine runs. Write the output to a "
+                f"'{journal}' does not exist on the node {node}, where an engine runs. Write the output to a "
                 "bucket, or to a folder that all nodes share."
             )
-        return Worker(in_process_engine(config), partial(Segment, where, segment), retry_policy)
+        return BatchWorker(in_process_engine(config), partial(Segment, where, segment), retry_policy)
 
 
 class _RayWorkerHandle:
@@ -156,10 +158,10 @@ class _RayWorkerHandle:
         try:
             self._actor = made.remote(self._config, *self._rest)
         except BaseException:
-            self._leave_group()
+            self._remove_group()
             raise
-        waiting = asyncio.get_running_loop().call_later(_WAIT_S, progress, self._waits_for())
-        progress("waiting for a place")
+        waiting = asyncio.get_running_loop().call_later(_MESSAGE_AFTER_S, progress, self._waiting_message())
+        progress("waiting for resources")
         try:
             async for phase in self._actor.start.options(num_returns="streaming").remote():
                 waiting.cancel()
@@ -187,38 +189,38 @@ class _RayWorkerHandle:
         with suppress(RayError):
             ray.kill(self._actor)
         self._actor = None
-        self._leave_group()
+        self._remove_group()
         return done
 
-    def _leave_group(self) -> None:
+    def _remove_group(self) -> None:
         group, self._group = self._group, None
         if group is not None:
             remove_placement_group(group)
 
-    def _waits_for(self) -> str:
+    def _waiting_message(self) -> str:
         wanted = self._bundles[0] or [self._options]
         there = ray.cluster_resources()
         had = ", ".join(f"{name} {there.get(name, 0):g}" for name in ("CPU", "GPU"))
-        return f"waiting for a place: it needs {wanted}; the cluster has {had} in all"
+        return f"waiting for resources: it needs {wanted}; the cluster has {had} in all"
 
 
 def _translate(error: RayError, name: str) -> Error:
-    """What a call's error means: the worker's own, one that no other worker is spared, or a death."""
+    """The meaning of a call's error: the worker's own, one that every worker would have, or a crash."""
     if isinstance(error, RayTaskError):
         cause = error.cause
         return cause if isinstance(cause, Error) else Unavailable(f"The worker failed: {cause!r}.")
-    if isinstance(error, _FOR_ALL):
+    if isinstance(error, _FATAL):
         return Unavailable(f"Ray cannot start a worker: {error}")
     if isinstance(error, OutOfMemoryError):
         return WorkerLost(f"The process of {name} has died: its node ran out of memory.")
     return WorkerLost(f"The process of {name} has died.")
 
 
-_FOR_ALL = (ActorUnschedulableError, AuthenticationError, RuntimeEnvSetupError, TaskUnschedulableError)
+_FATAL = (ActorUnschedulableError, AuthenticationError, RuntimeEnvSetupError, TaskUnschedulableError)
 
 
 class ServeApplicationPool(InProcessPool):
-    """Replicas that Ray Serve keeps on a cluster that runs already."""
+    """One worker over the replicas of an application on a running cluster."""
 
     def __init__(self, engines: EngineSpec, *, verbose: bool) -> None:
         super().__init__(lambda: ReplicaSet(engines.app or "", engines.deployment))

@@ -1,4 +1,4 @@
-"""What a job has done so far, and in the end: for screens, files and whoever asks for its state."""
+"""What a job has done so far and in all: for the terminal, `--report` and `penstock batch status`."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _SHOWN_CHARS = 300
 
 
 class Prices(msgspec.Struct, frozen=True):
-    """Of a million tokens. cached: of a prompt's tokens that the engine had in its cache."""
+    """Per million tokens. cached: of prompt tokens in the engine's cache; None for the price of `input`."""
 
     input: float = 0.0
     output: float = 0.0
     cached: float | None = None
 
     def cost(self, prompt: int, cached: int, generated: int) -> float:
-        whole = self.input if self.cached is None else self.cached
-        return ((prompt - cached) * self.input + cached * whole + generated * self.output) / 1e6
+        of_cached = self.input if self.cached is None else self.cached
+        return ((prompt - cached) * self.input + cached * of_cached + generated * self.output) / 1e6
 
 
 class JobReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as a whole, over all of its runs; what begins with `run_` is of the last one.
+    """A job over all its runs; fields that begin with `run_` are of the last one.
 
-    examples: one message for each of the errors. retry_may_help: False where all of them would fail again.
-    Units: seconds; tokens as the engines counted them. waiting: rows that have not ended; None when nobody
-    knows how many there are. run_s: of all of it; run_work_s: from the first engine's readiness to the last
-    row's end, over which the speeds are.
+    ended: "finished", or why it stopped. examples: one message per kind of error. retry_may_help: False if
+    every failed row would fail again. waiting: rows not completed; None if the total is unknown.
+    Units: seconds; tokens as the engines counted them. run_s: the whole run; run_work_s: from the first ready
+    engine to the last completed row, the time that the speeds refer to.
     """
 
     output: str
@@ -67,7 +67,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class RunStats:
-    """Counts of one run. total: rows of the input, where known. before: those ended in earlier runs."""
+    """Counts of one run. total: rows of the input, if known. before: rows completed in earlier runs."""
 
     total: int | None = None
     before: int = 0
@@ -88,7 +88,7 @@ class RunStats:
     worked_until: float = 0.0
 
     def ready(self) -> None:
-        """The first worker can take rows: from here on, speed counts."""
+        """A worker can take rows. Speed is measured from the first call on."""
         self.working_since = self.working_since or time.monotonic()
 
     def add(self, done: RowCompleted) -> None:
@@ -106,12 +106,12 @@ class RunStats:
 
     @property
     def completed(self) -> int:
-        """Rows of this run."""
+        """Rows completed in this run."""
         return self.ok + self.failed + self.skipped
 
     @property
     def worked_s(self) -> float:
-        """From the first worker's readiness to the last row's end."""
+        """From the first ready worker to the last completed row."""
         return max(1e-9, self.worked_until - (self.working_since or self.started))
 
     @property
@@ -123,8 +123,8 @@ class RunStats:
 class Limits:
     """When to stop although rows are left; None for never. Counted over one run.
 
-    Units: seconds; tokens of prompts and answers together; rows that failed. grace_s: for rows that run when
-    it is stopped.
+    Units: seconds; tokens of prompts and answers together; failed rows. grace_s: for running rows, after a
+    stop.
     """
 
     seconds: float | None = None
@@ -134,20 +134,20 @@ class Limits:
 
 
 BUDGET = "budget"
-"""How every reason begins that is a limit."""
+"""Prefix of the stop reasons that are limits."""
 
 
 class ProgressListener:
-    """Told of a job's steps, on its event loop; must be quick. This one says nothing."""
+    """Called on the job's event loop, so its methods must not block. This one does nothing."""
 
     def on_start(self, output: str, inputs: Sequence[str], rows: int | None) -> None:
-        """The input is known: its files, and its rows where they have been counted."""
+        """The input was found: its files, and the number of its rows if they were counted."""
 
     def on_phase(self, worker: str, phase: str) -> None:
-        """A worker entered a phase of its start; "ready" and "gone" are the last ones."""
+        """A worker entered a phase of its start; the last ones are "ready" and "gone"."""
 
     def on_tick(self, stats: RunStats) -> None:
-        """Several times a second."""
+        """Called several times a second."""
 
     def on_message(self, text: str) -> None:
         """A sentence for the user."""
@@ -156,7 +156,7 @@ class ProgressListener:
 def report(
     output: str, ended: str, index: Index, stats: RunStats, files: list[str], prices: Prices | None
 ) -> JobReport:
-    """The report of a job whose journal says `index`."""
+    """The report of a job with this index of its journal."""
     counts = index.counts()
     prompt, cached, generated = index.tokens
     failures = _examples(index)
@@ -197,7 +197,7 @@ def _examples(index: Index) -> dict[str, Failure]:
 
 
 def _lasting(failure: Failure) -> bool:
-    """Whether the same row would fail again: it cannot be asked, or is refused for what it is."""
+    """Whether the same row would fail again: no request can be made of it, or its request is refused."""
     if failure.status is None:
         return failure.stage != "engine"
     return failure.status < 500 and failure.status not in RETRYABLE_STATUSES

@@ -1,4 +1,4 @@
-"""Checks before a job runs."""
+"""Checks of a job before its first row, and of whether it may continue an existing one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from penstock.errors import ConfigError, SourceNotFound
 
 
 def check_new(spec: JobSpec) -> None:
-    """Whether `order` may write to its output, which is new, or its own unfinished one.
+    """Whether the output is new, or that of this job.
 
     Raises: ConfigError, with what to do instead.
     """
@@ -32,11 +32,13 @@ def check_new(spec: JobSpec) -> None:
         return
     there = spec.output_path.files() if spec.is_folder else spec.output_path.exists()
     if there:
-        raise ConfigError(f"'{spec.output}' exists, and no job of ours has begun it. Name another output.")
+        raise ConfigError(
+            f"'{spec.output}' exists, and was not written by `penstock batch`. Name another output."
+        )
 
 
 def check_neighbours(spec: JobSpec, form: FileFormat) -> None:
-    """Whether the files of failed rows are free, and no other job's.
+    """Whether the files for failed rows are free, and not those of another job.
 
     Raises: ConfigError.
     """
@@ -45,19 +47,19 @@ def check_neighbours(spec: JobSpec, form: FileFormat) -> None:
     for one in beside:
         if one.exists():
             raise ConfigError(
-                f"'{one.url}' exists, where this job would write rows that fail. Move it, or name another "
+                f"'{one.url}' exists, where this job would write failed rows. Move it, or name another "
                 "output."
             )
     for output in outputs_with_same_failed_file(spec, form):
         if manifest.read(storage_path(output).with_added_suffix(".journal")) is not None:
             raise ConfigError(
-                f"'{output}' is a job's output, too, and writes rows that fail to '{failed.url}' as this one "
-                "would. Name another output."
+                f"'{output}' is the output of another job, which writes failed rows to '{failed.url}' as "
+                "this one would. Name another output."
             )
 
 
 def find_job_input(spec: JobSpec) -> InputFiles:
-    """What the order's inputs mean; without its own output, where that lies in one of their folders.
+    """The input files, without the job's output if that lies in one of the input folders.
 
     Raises: SourceNotFound; ConfigError when the output is named as an input.
     """
@@ -80,17 +82,17 @@ def _real(where: StoragePath) -> str:
 
 
 def detect_batch_lines(spec: JobSpec, source: InputFiles) -> JobSpec:
-    """The order, knowing whether its input is of OpenAI's batch form, by the first row that can be read."""
+    """The spec with `is_openai_batch` set, by the first row that can be read."""
     first = next((row.fields for row in source.rows() if row.fields is not None), None)
     return msgspec.structs.replace(spec, is_openai_batch=first is not None and is_batch_line(first))
 
 
 _LOOKED_AT = 100
-"""Rows that say which columns an input has."""
+"""Rows read to learn which columns an input has."""
 
 
 def check_columns(spec: JobSpec, source: InputFiles) -> None:
-    """Whether the input has the columns that the prompt names. Raises: ConfigError."""
+    """Whether the input has the columns named in the prompt. Raises: ConfigError."""
     looked = (row.fields for row in islice(source.rows(), _LOOKED_AT))
     rows = [fields for fields in looked if fields is not None]
     there = list(dict.fromkeys(name for fields in rows for name in fields))
@@ -105,21 +107,21 @@ def check_columns(spec: JobSpec, source: InputFiles) -> None:
 
 
 def check_custom_ids(source: InputFiles) -> None:
-    """Whether each line of OpenAI's batch form has an id of its own. Raises: ConfigError."""
+    """Whether each line of OpenAI's batch format has a unique id. Raises: ConfigError."""
     seen: dict[str, int] = {}
     for row in source.rows():
         name = (row.fields or {}).get("custom_id")
         if isinstance(name, str) and seen.setdefault(name, row.number) != row.number:
             raise ConfigError(
                 f"Rows {seen[name]} and {row.number} have the same custom_id, {name!r}: their answers could "
-                "not be told apart. Give each its own."
+                "not be told apart. Make the ids unique."
             )
 
 
 def check_same(before: InputFiles, now: InputFiles) -> None:
     if change := before.changed(now):
         raise ConfigError(
-            f"The input is not what it was when this job began: {change} Put it back, or start anew with "
+            f"The input has changed since this job began: {change} Restore it, or start a new job with "
             "another output."
         )
 
@@ -128,13 +130,13 @@ def check_reuse(spec: JobSpec) -> None:
     if spec.reuse_from is not None:
         other = msgspec.structs.replace(spec, output=spec.reuse_from)
         if manifest.read(other.journal) is None:
-            raise ConfigError(f"'{spec.reuse_from}' has no journal beside it to take answers from.")
+            raise ConfigError(f"'{spec.reuse_from}' has no journal beside it to reuse answers from.")
 
 
 def finished_report(before: JobManifest | None, spec: JobSpec, *, retry_failed: bool) -> JobReport | None:
-    """The report of a job of which nothing is left to do; None where something is.
+    """The report of a finished job with nothing left to run; else None.
 
-    Raises: ConfigError when its input has changed since: then it would be another job.
+    Raises: ConfigError when its input has changed since, which makes it another job.
     """
     if before is None or before.report is None or not before.finished or retry_failed:
         return None
@@ -143,14 +145,14 @@ def finished_report(before: JobManifest | None, spec: JobSpec, *, retry_failed: 
     with suppress(SourceNotFound):
         if change := before.source.changed(find_job_input(spec)):
             raise ConfigError(
-                f"'{spec.output}' is finished, but for another input: {change} Name another output for it, "
+                f"'{spec.output}' is finished, but for another input: {change} Name another output, "
                 f"or remove '{spec.journal.url}' and the output."
             )
     return before.report
 
 
 def check_continuation(before: JobSpec, spec: JobSpec) -> None:
-    """Raises: ConfigError when `order` would go on with a job in another way than it began."""
+    """Raises: ConfigError when `spec` would continue a job with other options than it began with."""
     if (began := before.engines.identity) != (now := manifest.public(spec).engines.identity):
         raise ConfigError(
             f"'{spec.output}' was begun with {began}, not {now}, and would hold answers of both. If that is "

@@ -1,7 +1,7 @@
-"""Runs the rows that it is given on one backend, and keeps each result in its segment before it tells of it.
+"""Runs rows on one backend, and journals each outcome before it reports it.
 
-Above it: the job, which gives rows by `step`, in its own process or, as a Ray actor, in another. Below it:
-the window and the journal. It does not know where rows come from.
+Above it: the driver, which passes rows by `step`, in its own process or to a Ray actor. Below it: the window
+and the journal. It does not know where rows come from.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from penstock.errors import Error
 
 log = logging.getLogger(__name__)
 
-_QUIET_S = 0.5
-"""Without news a step ends after this time, so that whoever waits for it knows that somebody is there."""
+_MAX_SILENCE_S = 0.5
+"""A step with nothing to report returns after this time, as a sign of life."""
 
 
-class Worker:
-    """One backend at work."""
+class BatchWorker:
+    """One backend, its window and its segment."""
 
     def __init__(
         self,
@@ -41,82 +41,84 @@ class Worker:
         *,
         exclusive: bool = True,
     ) -> None:
-        """segment: made when the backend runs, of what is called when it breaks. exclusive: see `Window`."""
+        """segment: called once the backend runs, with a handler of its failure. exclusive: see `Window`."""
         self._backend, self._make_segment = backend, segment
         self._window = Window(backend, retry_policy, exclusive=exclusive)
         self._segment: Segment | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._done: list[RowCompleted] = []
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._error: BaseException | None = None
 
     async def start(self, progress: Progress = no_progress) -> None:
         """Raises: what the backend raises when it cannot start."""
         await self._backend.start(progress)
         self._loop = asyncio.get_running_loop()
-        self._segment = self._make_segment(self._lost)
+        self._segment = self._make_segment(self._on_segment_broken)
 
     async def step(self, items: list[WorkItem], has_more: bool = True) -> WorkerUpdate:
-        """Takes more rows; returns when some have ended, or, where it is hungry, when it wants more.
+        """Takes rows; returns when some are completed or, with `has_more`, when there is room for more.
 
-        hungry: whether there would be more rows for it.
-        Raises: what made the backend unusable, and then at every call; the rows that it has are not ended.
+        has_more: whether more rows are waiting.
+        Raises: what made the backend unusable, then at every call; its rows are not completed.
         """
         for item in items:
             task = asyncio.create_task(self._run(item))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        await self._something(has_more)
+        await self._wait(has_more)
         if self._error is not None and not self._done:
             raise self._error
-        self._news.clear()
+        self._changed.clear()
         done, self._done = self._done, []
         return WorkerUpdate(done, self._window.available_slots())
 
     async def stop(self) -> list[RowCompleted]:
-        """Ends what still runs, without a result; gives what had ended by then."""
+        """Cancels running rows, without outcomes; returns the rows that were completed."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         try:
             if self._segment is not None:
                 await asyncio.to_thread(self._segment.close)
-            await asyncio.sleep(0)  # for what the segment has told by then
+            await asyncio.sleep(0)  # lets the segment's last callbacks run
         finally:
             await self._backend.stop()
         done, self._done = self._done, []
         return done
 
-    async def _something(self, has_more: bool) -> None:
-        if self._news.is_set() or (has_more and self._window.available_slots()):
+    async def _wait(self, has_more: bool) -> None:
+        if self._changed.is_set() or (has_more and self._window.available_slots()):
             await asyncio.sleep(0)
             return
-        waits: list[asyncio.Task[bool]] = [asyncio.create_task(self._news.wait())]
+        waits: list[asyncio.Task[bool]] = [asyncio.create_task(self._changed.wait())]
         if has_more:
-            waits.append(asyncio.create_task(self._wants()))
-        await asyncio.wait(waits, timeout=_QUIET_S, return_when=asyncio.FIRST_COMPLETED)
+            waits.append(asyncio.create_task(self._wait_for_slot()))
+        await asyncio.wait(waits, timeout=_MAX_SILENCE_S, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
 
-    async def _wants(self) -> bool:
+    async def _wait_for_slot(self) -> bool:
         try:
             await self._window.wait_for_slot()
         except Exception as error:
-            self._broke(error)
+            self._fail(error)
         return True
 
     async def _run(self, item: WorkItem) -> None:
         try:
-            end = await self._ended(item)
+            end = await self._outcome(item)
             done = row_completed(item.row, end)
             assert self._segment is not None
             tokens = (done.prompt_tokens, done.cached_tokens, done.output_tokens)
-            self._segment.append(Entry(item.row, end, key=item.key, tokens=tokens), partial(self._kept, done))
+            self._segment.append(
+                Entry(item.row, end, key=item.key, tokens=tokens), partial(self._on_durable, done)
+            )
         except Exception as error:
-            self._broke(error)
+            self._fail(error)
 
-    async def _ended(self, item: WorkItem) -> Outcome:
-        """Raises: errors of ours, for then no row can be answered; any other one is its row's."""
+    async def _outcome(self, item: WorkItem) -> Outcome:
+        """Raises: Penstock's errors, since then no row can run; any other exception fails only its row."""
         try:
             end = await self._window.run(item.request, item.deaths)
             if end.body is None or (fault := invalid_reason(item.request.path, end.body)) is None:
@@ -129,21 +131,21 @@ class Worker:
             log.warning("Row %d failed in our own code.", item.row, exc_info=error)
             return failed(Failure.from_error(error, "engine"))
 
-    def _kept(self, done: RowCompleted) -> None:
+    def _on_durable(self, done: RowCompleted) -> None:
         """On any thread."""
-        self._loop.call_soon_threadsafe(self._tell, done)
+        self._loop.call_soon_threadsafe(self._report, done)
 
-    def _lost(self, error: Error) -> None:
-        """On any thread: rows that have ended cannot be kept."""
-        self._loop.call_soon_threadsafe(self._broke, error)
+    def _on_segment_broken(self, error: Error) -> None:
+        """On any thread: outcomes cannot be journaled."""
+        self._loop.call_soon_threadsafe(self._fail, error)
 
-    def _tell(self, done: RowCompleted) -> None:
+    def _report(self, done: RowCompleted) -> None:
         self._done.append(done)
-        self._news.set()
+        self._changed.set()
 
-    def _broke(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
         self._error = self._error or error
-        self._news.set()
+        self._changed.set()
 
 
 class _Used(msgspec.Struct):
@@ -154,7 +156,7 @@ _used = msgspec.json.Decoder(_Used).decode
 
 
 def row_completed(row: int, end: Outcome) -> RowCompleted:
-    """The short form of an outcome."""
+    """An outcome in short."""
     failure = end.failure
     prompt, cached, generated = _usage(end).counts()
     return RowCompleted(
@@ -183,7 +185,7 @@ def _usage(end: Outcome) -> ResponseUsage:
 
 
 class InProcessPool:
-    """One worker in this process, over a backend that is elsewhere."""
+    """One worker in this process, over a backend in another."""
 
     size = 1
 
@@ -194,7 +196,7 @@ class InProcessPool:
         return
 
     def make_worker(self, journal: StoragePath, segment: str, retry_policy: RetryPolicy) -> WorkerHandle:
-        return Worker(self._backend(), partial(Segment, journal, segment), retry_policy, exclusive=False)
+        return BatchWorker(self._backend(), partial(Segment, journal, segment), retry_policy, exclusive=False)
 
     async def close(self) -> None:
         return

@@ -1,6 +1,6 @@
-"""How each row ended, by the journal: read from all of its segments, answers left where they are.
+"""The state of each row, read from all segments of a journal; answers stay on disk.
 
-Used by the job to know what is left, and by its output.
+Tells the job which rows are left, and its output where their outcomes are.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _OPEN_FILES = 64
 
 
 class Index:
-    """Where the journal says how each row ended. Nine bytes a row, some 200 a key; answers stay on the disk.
+    """State and position of each row's outcome. Nine bytes per row, some 200 per key.
 
-    Of several ends of a row the first `ok` counts, else the last one. used: tokens of all that was answered,
-    as in `Entry`, in all runs. reused: rows with another row's answer. codes: of rows that have failed.
-    keys: rows by the digest of their requests.
+    Of several outcomes of a row the first `ok` counts, else the last. tokens: of all outcomes in all runs, as
+    in `Entry`. reused: rows with another row's answer. error_codes: of failed rows. rows_by_key: by the
+    digest of their requests.
     """
 
     def __init__(self, folder: StoragePath, spool: Path | None = None) -> None:
-        """spool: a folder of this machine for copies of a bucket's segments.
+        """spool: a local folder for copies of a bucket's segments.
 
         Raises: JournalBroken.
         """
@@ -50,7 +50,7 @@ class Index:
         self._states = bytearray()
         self._where = array("Q")
         self._files: list[Path] = []
-        self._open: dict[int, int] = {}  # the one that was asked last comes last
+        self._open: dict[int, int] = {}  # least recently used first
         self._reading = threading.Lock()
         for number, file in enumerate(segments(folder, spool)):
             self._files.append(file)
@@ -58,11 +58,11 @@ class Index:
                 self._take(head, number << _OFFSET_BITS | at)
 
     def state(self, row: int) -> str | None:
-        """`ok`, `failed`, `skipped`, or None for a row that has not ended."""
+        """`ok`, `failed`, `skipped`, or None for a row without an outcome."""
         return _NAMES[self._states[row]] if row < len(self._states) else None
 
     def __len__(self) -> int:
-        """Rows up to the last one that has ended."""
+        """Rows up to the last one with an outcome."""
         return len(self._states)
 
     def counts(self) -> dict[str, int]:
@@ -70,16 +70,16 @@ class Index:
         return {name: self._states.count(value) for name, value in _STATES.items()}
 
     def outcome(self, row: int) -> Outcome:
-        """How a row ended, which it has. Raises: JournalBroken."""
+        """The outcome of a row that has one. Raises: JournalBroken."""
         entry = self._read(row)
         while entry.outcome is None and entry.duplicate_of is not None:
             entry = self._read(entry.duplicate_of)
         if entry.outcome is None:
-            raise JournalBroken(f"The journal says that row {row} has ended, but not how.")
+            raise JournalBroken(f"The journal has row {row} as completed, but no outcome of it.")
         return entry.outcome.outcome()
 
     def close(self) -> None:
-        """Files that are read again are opened again."""
+        """Closes all files; later reads open them again."""
         with self._reading:
             for descriptor in self._open.values():
                 os.close(descriptor)
@@ -126,7 +126,7 @@ class Index:
         return data
 
     def _opened(self, number: int) -> int:
-        """A descriptor. In a bucket each second of a job has made a file: they cannot all be open."""
+        """A descriptor. A bucket's journal has a file per second of the job: they cannot all be open."""
         file = self._open.pop(number, None)
         if file is None:
             if len(self._open) >= _OPEN_FILES:

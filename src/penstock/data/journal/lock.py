@@ -68,7 +68,7 @@ def is_locked(journal: StoragePath) -> bool:
 
 def lost_lock(journal: StoragePath) -> OutputLocked:
     """The error of a driver whose lock was taken over."""
-    return OutputLocked(f"Another driver has taken over this output ('{journal.url}'), and goes on with it.")
+    return OutputLocked(f"Another driver has taken over this output ('{journal.url}') and continues the job.")
 
 
 def _this_process() -> Heartbeat:

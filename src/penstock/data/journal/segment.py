@@ -1,13 +1,13 @@
-"""What has become of each row, kept beside the output so that no death loses it.
+"""The outcome of each row, on disk beside the output, so that no crash loses it.
 
     OUTPUT.journal/
-    ├── job.json                 what was asked, and of which files
-    ├── 0001-driver.jsonl        the first run's; one segment per process, one line per event
+    ├── job.json                 the job's manifest: its spec and its input files
+    ├── 0001-driver.jsonl        of the first run; one segment per process, one line per event
     ├── 0001-engine-1.jsonl
-    └── 0002-engine-1.5f0c9a1e.000003.jsonl     in a bucket a segment is many objects: none can be appended to
+    └── 0002-engine-1.5f0c9a1e.000003.jsonl     in a bucket: many objects, as none can be appended to
 
-A line is there before anybody is told that the row has ended. A segment is written by one process only and
-never again by another, so that what a killed one left torn is always its last line.
+A line is durable before its row is reported as completed. A segment is written by one process only, so that
+only its last line can be torn by a kill.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SLOWEST_SYNC_S = 10.0
 _OBJECTS_PER_SLOWER_S = 200
 _MOST_PENDING_BYTES = 16 << 20
 _PAUSE_S, _OUTAGE_S = 1.0, 300.0
-"""Before a bucket that was out of reach is tried again, at first; and in all."""
+"""First pause before an unreachable bucket is tried again; and the limit for all tries."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -42,14 +42,14 @@ ON_DISK = {"outcome": "end", "duplicate_of": "of", "tokens": "used"}
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True, rename=ON_DISK):
-    """One line: a row has ended, or an engine has died with it.
+    """One line: a row is completed, or an engine died while it ran the row.
 
-    end: how it ended; where it is absent, `of` or `deaths` says something.
-    of: the row whose identical request was answered for both.
-    key: digest of the request, where its answer may be used again.
-    deaths: of workers with this row in them, so far.
-    used: tokens of its prompt, of these in the engine's cache, and of its answer.
-    reused: whether the answer is one of another job.
+    outcome: None for entries that only record a duplicate or a count of deaths.
+    duplicate_of: the row with the identical request whose answer serves both.
+    key: digest of the request, if its answer may be reused.
+    deaths: of workers while they ran this row, so far.
+    tokens: of the prompt, of these in the engine's cache, of the answer.
+    reused: whether the answer is from another job.
     """
 
     row: int
@@ -61,8 +61,8 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, rename=ON_DISK):
     reused: bool = False
 
 
-def line(entry: Entry) -> bytes:
-    """The entry in one line, whatever the engine's JSON looks like.
+def encode_entry(entry: Entry) -> bytes:
+    """The entry as one line, even if the engine's JSON has several.
 
     Raises: msgspec.DecodeError when its body is not JSON.
     """
@@ -76,48 +76,51 @@ def line(entry: Entry) -> bytes:
 
 
 class Segment:
-    """The lines of one process. `keep` may be called from one thread only."""
+    """The lines of one process. Call `append` from one thread at a time."""
 
     def __init__(
-        self, folder: StoragePath, name: str, broken: Callable[[Error], None] = lambda error: None
+        self, folder: StoragePath, name: str, on_broken: Callable[[Error], None] = lambda error: None
     ) -> None:
-        """broken: called once, on a thread, when lines that were taken cannot be kept; no `then` follows."""
-        self._sink: _File | _Objects
+        """on_broken: called once, on a thread, when appended lines are lost; no `on_durable` follows."""
+        self._writer: _File | _Objects
         if folder.is_local:
-            self._sink = _File(Path(folder.url) / f"{name}.jsonl", broken)
+            self._writer = _File(Path(folder.url) / f"{name}.jsonl", on_broken)
         else:
-            self._sink = _Objects(folder, name, broken)
+            self._writer = _Objects(folder, name, on_broken)
 
-    def append(self, entry: Entry, then: Callable[[], None]) -> None:
-        """Keeps a line. `then` is called when no death of this process can lose it, perhaps on a thread.
+    def append(self, entry: Entry, on_durable: Callable[[], None]) -> None:
+        """Appends a line; calls `on_durable`, perhaps on a thread, once no crash of this process can lose it.
 
-        Raises: Unavailable when the journal cannot be written: then nothing may go on.
+        Raises: Unavailable when the journal cannot be written; the job must stop then.
         """
-        self._sink.append(line(entry), then)
+        self._writer.append(encode_entry(entry), on_durable)
 
     def close(self) -> None:
-        """All is kept, and every `then` called. Safe to call twice. Raises: Unavailable, once."""
-        self._sink.close()
+        """Returns when all lines are durable and their `on_durable` called. Safe to call twice.
+
+        Raises: Unavailable, once.
+        """
+        self._writer.close()
 
 
 class _File:
-    """On a disk: the kernel has a line at once, the disk within a second."""
+    """On a disk: the kernel has a line at once, the disk within `SYNC_S`."""
 
-    def __init__(self, path: Path, broken: Callable[[Error], None]) -> None:
+    def __init__(self, path: Path, on_broken: Callable[[Error], None]) -> None:
         """Raises: Unavailable."""
-        self._path, self._broken = path, broken
+        self._path, self._on_broken = path, on_broken
         self._error: Unavailable | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
         except OSError as error:
             raise _unwritable(str(self._path), error) from error
-        self._dirty, self._ended = threading.Event(), threading.Event()
-        self._syncing = threading.Thread(target=self._sync, name="journal", daemon=True)
-        self._syncing.start()
+        self._dirty, self._closed = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._sync, name="journal", daemon=True)
+        self._thread.start()
 
-    def append(self, data: bytes, then: Callable[[], None]) -> None:
-        if self._error is not None:  # a line behind one that is torn would not be read
+    def append(self, data: bytes, on_durable: Callable[[], None]) -> None:
+        if self._error is not None:  # a line after a torn one would not be read
             raise self._error
         try:
             while data:
@@ -126,86 +129,86 @@ class _File:
             self._error = _unwritable(str(self._path), error)
             raise self._error from error
         self._dirty.set()
-        then()
+        on_durable()
 
     def close(self) -> None:
-        if not self._ended.is_set():
-            self._ended.set()
+        if not self._closed.is_set():
+            self._closed.set()
             self._dirty.set()
-            self._syncing.join()
+            self._thread.join()
             os.close(self._file)
             if self._error is not None:
                 raise self._error
 
     def _sync(self) -> None:
         try:
-            while not self._ended.is_set():
+            while not self._closed.is_set():
                 self._dirty.wait()
                 self._dirty.clear()
                 os.fsync(self._file)
-                self._ended.wait(SYNC_S)
+                self._closed.wait(SYNC_S)
             os.fsync(self._file)
         except OSError as error:
             self._error = _unwritable(str(self._path), error)
-            self._broken(self._error)
+            self._on_broken(self._error)
 
 
 class _Objects:
-    """In a bucket: what has come since the last object becomes the next one, more seldom in a long run."""
+    """In a bucket: the lines since the last object become the next one, less often in a long run."""
 
-    def __init__(self, folder: StoragePath, name: str, broken: Callable[[Error], None]) -> None:
-        self._folder, self._broken = folder, broken
-        self._name = f"{name}.{uuid.uuid4().hex[:8]}"  # two drivers may take each other for dead
+    def __init__(self, folder: StoragePath, name: str, on_broken: Callable[[Error], None]) -> None:
+        self._folder, self._on_broken = folder, on_broken
+        self._name = f"{name}.{uuid.uuid4().hex[:8]}"  # two drivers may each believe that the other crashed
         self._lock = threading.Lock()
         self._lines: list[bytes] = []
-        self._thens: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], None]] = []
         self._bytes = self._objects = 0
         self._error: Unavailable | None = None
-        self._wanted, self._ended = threading.Event(), threading.Event()
-        self._putting = threading.Thread(target=self._put_all, name="journal", daemon=True)
-        self._putting.start()
+        self._flush, self._closed = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._put_all, name="journal", daemon=True)
+        self._thread.start()
 
-    def append(self, data: bytes, then: Callable[[], None]) -> None:
+    def append(self, data: bytes, on_durable: Callable[[], None]) -> None:
         if self._error is not None:
             raise self._error
         with self._lock:
             self._lines.append(data)
-            self._thens.append(then)
+            self._callbacks.append(on_durable)
             self._bytes += len(data)
         if self._bytes > _MOST_PENDING_BYTES:
-            self._wanted.set()
+            self._flush.set()
 
     def close(self) -> None:
-        if not self._ended.is_set():
-            self._ended.set()
-            self._wanted.set()
-            self._putting.join()
+        if not self._closed.is_set():
+            self._closed.set()
+            self._flush.set()
+            self._thread.join()
             if self._error is not None:
                 raise self._error
 
     def _put_all(self) -> None:
         try:
-            while not self._ended.is_set():
-                self._wanted.wait(min(_SLOWEST_SYNC_S, SYNC_S + self._objects / _OBJECTS_PER_SLOWER_S))
-                self._wanted.clear()
+            while not self._closed.is_set():
+                self._flush.wait(min(_SLOWEST_SYNC_S, SYNC_S + self._objects / _OBJECTS_PER_SLOWER_S))
+                self._flush.clear()
                 self._put()
             self._put()
         except Exception as error:
             self._error = Unavailable(f"The journal cannot be written: {error}")
-            self._broken(self._error)
+            self._on_broken(self._error)
 
     def _put(self) -> None:
         with self._lock:
-            lines, thens = self._lines, self._thens
-            self._lines, self._thens, self._bytes = [], [], 0
+            lines, callbacks = self._lines, self._callbacks
+            self._lines, self._callbacks, self._bytes = [], [], 0
         if lines:
             self._objects += 1
             self._write(f"{self._name}.{self._objects:06d}.jsonl", b"".join(lines))
-        for then in thens:
-            then()
+        for on_durable in callbacks:
+            on_durable()
 
     def _write(self, name: str, data: bytes) -> None:
-        """Tries again while that may help, as long as a job waits for its engines."""
+        """Retries passing failures, as long as a job waits for its engines."""
         began, pause_s = time.monotonic(), _PAUSE_S
         while True:
             try:
@@ -222,19 +225,19 @@ def _unwritable(path: str, error: OSError) -> Unavailable:
     return Unavailable(f"The journal '{path}' cannot be written: {error.strerror or error}.")
 
 
-def attempt(folder: StoragePath) -> int:
-    """The number of the next run on this journal, from 1."""
+def next_run(folder: StoragePath) -> int:
+    """The number of the next run on this journal; the first is 1."""
     return 1 + max(
         (run_number(file.name) for file in folder.files() if file.name.endswith(".jsonl")), default=0
     )
 
 
 def run_number(name: str) -> int:
-    """The number of the run that began a segment; 0 of other files."""
+    """The number of the run that wrote a segment; 0 for other files."""
     number = name.partition("-")[0]
     return int(number) if number.isdigit() else 0
 
 
 def now_s() -> float:
-    """Seconds since 1970, for what is written to files."""
+    """Seconds since 1970, as written to files."""
     return round(time.time(), 3)

@@ -1,6 +1,6 @@
-"""Reads segments of a journal back, whatever a kill or a loss of power has left of them.
+"""Reads segments of a journal back. Tolerates the torn last line of a killed process, and a loss of power.
 
-Used by the index, by the answer cache, and by a driver that recovers the rows of a crashed worker.
+Used by the index, the answer cache, and a driver that recovers the rows of a crashed worker.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class JournalBroken(Error):
-    """A journal holds what no run has written; the message names the file and the line."""
+    """A journal has a line that no run wrote; the message names the file and the line."""
 
     code = "journal_broken"
 
@@ -38,7 +38,7 @@ class _State(msgspec.Struct):
 
 
 class EntryHead(msgspec.Struct, rename=ON_DISK):
-    """As much of an entry as the index needs; the answer is passed over."""
+    """The fields of an entry that the index needs; the answer is skipped."""
 
     row: int
     outcome: _State | None = None
@@ -50,7 +50,7 @@ class EntryHead(msgspec.Struct, rename=ON_DISK):
 
 
 class _End(msgspec.Struct):
-    """An outcome as it is read: msgspec takes `Raw` only by itself."""
+    """An outcome as it is decoded: msgspec does not decode `Raw | None`."""
 
     state: State
     attempts: int = 1
@@ -83,7 +83,7 @@ decode_line = msgspec.json.Decoder(EntryLine).decode
 
 
 def segments(folder: StoragePath, spool: Path | None = None) -> list[Path]:
-    """Files of this machine with all lines of a journal, in the order in which they were begun."""
+    """Local files with all lines of a journal, in the order in which they were begun."""
     found = (file.name for file in folder.files() if file.name.endswith(".jsonl"))
     names = sorted(found, key=lambda name: (run_number(name), name))
     if isinstance(folder, LocalPath):
@@ -107,7 +107,7 @@ def _fetched(folder: StoragePath, names: list[str], spool: Path) -> list[Path]:
 
 
 def outcomes_in(folder: StoragePath, name: str, rows: Container[int]) -> list[tuple[int, Outcome]]:
-    """Those of `rows` that have ended, by the segment `name`: of a worker that has died."""
+    """The rows among `rows` with an outcome in the segment `name`, that of a crashed worker."""
     found: list[tuple[int, Outcome]] = []
     for file in folder.files():
         if file.name.startswith(f"{name}.") and file.name.endswith(".jsonl"):
@@ -124,19 +124,19 @@ def outcomes_in(folder: StoragePath, name: str, rows: Container[int]) -> list[tu
 
 
 def answers_in(file: Path) -> Iterator[tuple[str, int]]:
-    """Digests of requests with an answer that is ok in a segment, and where in it. Raises: JournalBroken."""
+    """Keys of the answers in a segment that are ok, and their byte offsets. Raises: JournalBroken."""
     for head, at in read_heads(file):
         if head.key is not None and head.outcome is not None and head.outcome.state == "ok":
             yield head.key, at
 
 
 def read_outcome(file: Path, at: int) -> Outcome:
-    """How the row of the line at byte `at` ended."""
+    """The outcome in the line at byte `at`."""
     with file.open("rb") as lines:
         lines.seek(at)
         found = decode_line(lines.readline()).outcome
     if found is None:
-        raise JournalBroken(f"'{file}' has no end of a row at byte {at}.")
+        raise JournalBroken(f"'{file}' has no outcome at byte {at}.")
     return found.outcome()
 
 
@@ -147,19 +147,19 @@ def read_heads(file: Path) -> Iterator[tuple[EntryHead, int]]:
 
 
 def _entries(lines: IO[bytes], name: str) -> Iterator[tuple[EntryHead, int, bytes]]:
-    """Of each line what the index needs, where it begins, and the line. Raises: JournalBroken."""
+    """For each line: what the index needs, its byte offset, and the line. Raises: JournalBroken."""
     at = 0
     for number, text in enumerate(lines, 1):
         if not text.endswith(b"\n"):
-            return  # a process was killed while it wrote this
+            return  # torn: its process was killed
         try:
             yield _head(text), at, text
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            if b"\0" not in text:  # which a machine that loses power leaves, and nothing else
+            if b"\0" not in text:  # only a loss of power leaves zeros
                 raise JournalBroken(
                     f"'{name}' is damaged in line {number} ({error}). Delete that line to run its row again."
                 ) from error
             log.warning(
-                "'%s' has zeros in line %d, as after a loss of power: its row is run again.", name, number
+                "'%s' has zeros in line %d, as after a loss of power: its row runs again.", name, number
             )
         at += len(text)
