@@ -441,7 +441,7 @@ async def test_files_where_failed_rows_would_go_are_left_alone(spec, tmp_path: P
         await job(spec(texts(1))).run()
     precious.unlink()
     assert (await job(spec(texts(1))).run()).ok == 1
-    with pytest.raises(ConfigError, match=r"out\.jsonl' is a job's output, too"):
+    with pytest.raises(ConfigError, match=r"out\.jsonl' is the output of another job"):
         await job(JobSpec(inputs=spec([]).inputs, output=f"{tmp_path}/out/")).run()
 
 

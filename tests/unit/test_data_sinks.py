@@ -245,13 +245,13 @@ def test_an_input_that_became_shorter_gives_no_output(tmp_path: Path, rows):
 def test_a_folder_is_not_complete_while_its_parts_are_replaced(tmp_path: Path, rows, monkeypatch):
     written(tmp_path, "in.jsonl", "out/", [ok(), failed(), ok()])
     seen = []
-    real = OutputWriter._file
+    real = OutputWriter._write_file
 
     def file(self, to, *rest):
         seen.append((to.name, (tmp_path / "out/_SUCCESS").exists()))
         real(self, to, *rest)
 
-    monkeypatch.setattr(OutputWriter, "_file", file)
+    monkeypatch.setattr(OutputWriter, "_write_file", file)
     written(tmp_path, "in.jsonl", "out/", [ok(), ok(), failed()])
     assert seen == [("part-00000.jsonl", False), ("out.failed.jsonl", True)]
 

@@ -242,7 +242,7 @@ class Queue:
         self.wake()
 
     def _share(self, worker: str) -> int:
-        """Once the input is read, a fair share of the remaining rows, so that no worker sits idle while another
+        """Once the input is read, a fair share of the remaining rows, so that no worker idles while another
         has a backlog.
         """
         if not self._read:
