@@ -1,7 +1,7 @@
-"""Batch: rows through engines, with every engine kept full and no row ever lost.
+"""Batch inference: every engine busy, no row lost. `job` and `pipeline` stand on the same folders below them.
 
-Names that users know from Ray Data's LLM processors, and those around them. Imported when they are asked for:
-a worker that only moves rows does not pay for what it does not use.
+In the order of a row: job or pipeline, storage, rows, journal, execution, backends, results. The names here
+are those of Ray Data's LLM processors, and `batch`; each is imported when it is used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.data.pipeline.shared_engine import shared_engine
     from penstock.data.pipeline.user_function import batched
 
-_WHERE = {
+_MODULES = {
     "EngineProcessorConfig": "pipeline.configs",
     "HttpRequestProcessorConfig": "pipeline.configs",
     "LLMConfig": "pipeline.configs",
@@ -55,6 +55,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
+    if name not in _MODULES:
         raise AttributeError(f"module 'penstock.data' has no attribute '{name}'")
-    return getattr(import_module(f"penstock.data.{_WHERE[name]}"), name)
+    return getattr(import_module(f"penstock.data.{_MODULES[name]}"), name)

@@ -1,1 +1,5 @@
-"""pipeline"""
+"""Ray Data processors: engines as a stage of a user's pipeline.
+
+In the order of a row: configs, ray_stages, stage_spec, processor, user_function, preprocess, batch_columns,
+row_mapping, engine_stage, row_program, postprocess; shared_engine deploys one engine for several stages.
+"""

@@ -1,7 +1,6 @@
-"""What users write about a batch processor: which engines, how many, how patient. It does nothing.
+"""Configs of processors: which engines, how many, which limits. Pure description.
 
-Names are those that Ray Data's LLM processors made known; a name that has nothing to say here is taken with a
-warning.
+Field names are those of Ray Data's LLM processors; those without effect here are accepted with a warning.
 """
 
 from __future__ import annotations
@@ -32,33 +31,31 @@ _SWITCHES = ("tokenize", "detokenize", "has_image")
 
 
 class ProcessorConfig(RootConfig):
-    """What all processors have in common."""
+    """Fields of all processors."""
 
     batch_size: int = Field(
-        64, ge=1, description="Rows that travel together. The engine takes them one by one."
+        64, ge=1, description="Rows per batch of Ray Data. The engine takes them one by one."
     )
     concurrency: int | tuple[int, int] = Field(
-        1, description="Engines, all started at once; `(m, n)`: from m to n of them, as rows wait."
+        1, description="Engines, all started at once; `(m, n)`: from m to n of them, by demand."
     )
     task_type: TaskName = Field("generate", description="`generate`, `embed`, `classify` or `score`.")
     should_continue_on_error: bool = Field(
-        True, description="Failed rows go on with `error` set. False: the first one ends the pipeline."
+        True, description="Failed rows pass through with `error` set. False: the first one ends the pipeline."
     )
-    max_attempts: int = Field(3, ge=1, description="Answers 429 and 5xx until a row has failed.")
-    max_deaths: int = Field(
-        3, ge=2, description="Deaths of engines with a row in them until it is put aside."
-    )
-    row_deadline_s: float | None = Field(None, gt=0, description="For one row, all its tries together.")
-    outage_s: float = Field(300.0, gt=0, description="With no engine reached, until the pipeline ends.")
+    max_attempts: int = Field(3, ge=1, description="Responses 429 and 5xx until a row fails.")
+    max_deaths: int = Field(3, ge=2, description="Engine deaths while they ran a row, until the row fails.")
+    row_deadline_s: float | None = Field(None, gt=0, description="For one row, over all its tries.")
+    outage_s: float = Field(300.0, gt=0, description="Without a reachable engine, until the pipeline ends.")
     read_files: bool = Field(
         True,
-        description="Whether pictures and the like that rows name by path or bucket are read here. False for "
-        "rows of strangers, who would otherwise have this cluster's files read.",
+        description="Whether media that rows name by path or bucket are read here. Set False for untrusted "
+        "rows, which could otherwise read this cluster's files.",
     )
     journal: str | None = Field(
         None,
-        description="Folder or bucket URL where each answer is kept as it comes; the same pipeline run again "
-        "answers from there.",
+        description="Folder or bucket URL where each answer is stored as it arrives. The same pipeline, run "
+        "again, reuses them.",
     )
 
     @field_validator("concurrency")
@@ -71,7 +68,7 @@ class ProcessorConfig(RootConfig):
 
     @property
     def most_actors(self) -> int:
-        """The largest that the pool becomes."""
+        """Maximum size of the pool."""
         return self.concurrency[1] if isinstance(self.concurrency, tuple) else self.concurrency
 
     @property
@@ -80,13 +77,13 @@ class ProcessorConfig(RootConfig):
 
 
 class EngineProcessorConfig(ProcessorConfig):
-    """Engines of the pipeline's own, by the config that would serve them: vLLM, or the simulator."""
+    """Engines started by the pipeline, from the same config as for serving: vLLM, or the simulator."""
 
-    llm_config: LLMConfig = Field(description="Model, engine and its place.")
+    llm_config: LLMConfig = Field(description="Model, engine and its resources.")
 
 
 class vLLMEngineProcessorConfig(ProcessorConfig):
-    """vLLM engines of the pipeline's own."""
+    """vLLM engines started by the pipeline."""
 
     model_source: str = Field("", description="Hub id, folder, bucket or URL; `demo` is the embedded model.")
     model: str = Field("", description="Another name of `model_source`.")
@@ -97,13 +94,13 @@ class vLLMEngineProcessorConfig(ProcessorConfig):
     )
     placement_group_config: PlacementGroupConfig | None = Field(None, description="An engine's resources.")
     resources_per_bundle: dict[str, float] | None = Field(
-        None, description="The older way to say `placement_group_config: {bundle_per_worker: ...}`."
+        None, description="Older form of `placement_group_config: {bundle_per_worker: ...}`."
     )
     dynamic_lora_loading_path: str | None = Field(
         None, description="Folder or bucket with one adapter in each subfolder; rows name `base:adapter`."
     )
-    log_engine_metrics: bool = Field(True, description="Whether the engine keeps its numbers for /metrics.")
-    max_pending_requests: int | None = Field(None, ge=1, description="Most rows in one engine at a time.")
+    log_engine_metrics: bool = Field(True, description="Whether the engine records its metrics.")
+    max_pending_requests: int | None = Field(None, ge=1, description="Maximum rows in one engine at a time.")
     max_concurrent_batches: int | None = Field(None, ge=1, description=_ROW_BY_ROW)
     max_tasks_in_flight_per_actor: int | None = Field(None, ge=1, description=_ROW_BY_ROW)
     chat_template_stage: TemplateStage | None = Field(
@@ -118,7 +115,7 @@ class vLLMEngineProcessorConfig(ProcessorConfig):
     )
     prepare_image_stage: PlainStage | None = Field(None, description=_ROW_BY_ROW)
     apply_chat_template: bool | None = Field(
-        None, description="The older way to say `chat_template_stage`, true or false."
+        None, description="Older form of `chat_template_stage`, true or false."
     )
     tokenize: bool | None = Field(None, description=_ROW_BY_ROW)
     detokenize: bool | None = Field(None, description=_ROW_BY_ROW)
@@ -131,7 +128,7 @@ class vLLMEngineProcessorConfig(ProcessorConfig):
 
     @property
     def applies_chat_template(self) -> bool:
-        """False: rows bring prompts, and messages beside them are what these were made of."""
+        """False: rows bring prompts, and any messages are what the prompts were made of."""
         stage = self.chat_template_stage
         return self.apply_chat_template is not False and (stage is None or stage.enabled)
 
@@ -153,7 +150,7 @@ class vLLMEngineProcessorConfig(ProcessorConfig):
 
     @model_validator(mode="after")
     def _tell(self) -> Self:
-        """What Ray's programs may say although it changes nothing here."""
+        """Warns of options of Ray's processors that have no effect here."""
         idle = [name for name in _SIZES if getattr(self, name) is not None]
         idle += [name for name in _SWITCHES if getattr(self, name) is False]
         for name, stage in self._stages.items():
@@ -178,19 +175,17 @@ class vLLMEngineProcessorConfig(ProcessorConfig):
 
 
 class ServeDeploymentProcessorConfig(ProcessorConfig):
-    """A deployment of Ray Serve that is there already, shared with whoever else asks it.
+    """A running Ray Serve deployment, shared with its other clients.
 
-    Rows name a method (`method`, `request_kwargs`, `dtype`); of a Penstock model they may be requests, too.
+    Rows name a method (`method`, `request_kwargs`, `dtype`); for a Penstock model they may also be requests.
     """
 
     app_name: str = Field("default", description="Ray Serve's application.")
-    deployment_name: str | None = Field(
-        None, description="The deployment in it; needed where there are several."
-    )
+    deployment_name: str | None = Field(None, description="Its deployment; required if it has several.")
     dtype_mapping: dict[str, Any] = Field(
-        {}, description="Classes by the name that a row's `dtype` gives; its `request_kwargs` make one."
+        {}, description="Classes by the name in a row's `dtype`; its `request_kwargs` are their arguments."
     )
-    max_in_flight: int = Field(256, ge=1, description="Most calls of one of the pipeline's actors at a time.")
+    max_in_flight: int = Field(256, ge=1, description="Maximum parallel calls per actor of the pipeline.")
 
 
 class HttpRequestProcessorConfig(ProcessorConfig):
@@ -201,21 +196,19 @@ class HttpRequestProcessorConfig(ProcessorConfig):
     """
 
     url: str = Field(min_length=1, description="Whole URL for payloads, base URL for requests.")
-    model: str | None = Field(None, description="For requests that name none.")
+    model: str | None = Field(None, description="For requests without a model.")
     headers: dict[str, str] = Field({}, description="Sent with every request.")
     api_key: str | None = Field(None, description="Sent as a bearer token.")
     qps: float | None = Field(
         None,
         gt=0,
-        description="Most requests per second of the whole pipeline; each of its actors (`concurrency`) has "
-        "its share.",
+        description="Maximum requests per second of the whole pipeline, divided among its actors "
+        "(`concurrency`).",
     )
-    max_retries: int | None = Field(None, ge=0, description="The older way to say max_attempts - 1.")
+    max_retries: int | None = Field(None, ge=0, description="Older form of max_attempts, minus 1.")
     base_retry_wait_time_in_s: float = Field(1.0, gt=0, description="Seconds before the second try.")
     timeout_s: float = Field(600.0, gt=0, description="For one try.")
-    max_in_flight: int = Field(
-        64, ge=1, description="Most requests of one of the pipeline's actors at a time."
-    )
+    max_in_flight: int = Field(64, ge=1, description="Maximum parallel requests per actor of the pipeline.")
 
     @property
     def retry_policy(self) -> RetryPolicy:

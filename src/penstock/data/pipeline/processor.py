@@ -1,7 +1,7 @@
-"""A processor: dataset in, dataset out, nothing run until somebody asks for rows.
+"""A processor: dataset in, lazy dataset out.
 
-Here a processor becomes operators of Ray Data: the user's preprocessing in tasks (or actors) of its own, the
-engines in a pool of actors, the user's postprocessing after them.
+Builds the operators of Ray Data: the user's preprocessing in tasks or actors, the engines in a pool of
+actors, the user's postprocessing after them.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ UserStep = Callable[..., Any] | type
 """A function of a row, plain or async; one marked `batched`; or a class whose objects are such functions."""
 
 _OVERSUBSCRIPTION = 4
-"""Rows in an engine's actor, for each that the engine runs at a time. A call returns when its longest row has
-ended, so most rows of most calls have ended already: of 400 tokens at most and 57 on average, a quarter of 16
-rows runs. No more than that, for at the end of the input no other engine gets them."""
+"""Oversubscription factor: rows in an actor per row that its engine runs at a time. A call returns when its
+slowest row is done, so most of its rows are finished earlier (measured: 4 of 16 active, with 57 tokens on
+average and 400 at most). A larger factor strands rows on one actor at the end of the input."""
 
 _MIN_ROWS, _CALLS = 8, (4, 64)
 _SCALING_FACTOR = 2
-"""Of a pool that may grow, so many times what its engines take at once is sent to them: Ray Data adds one
-where 1.75 times as much is."""
+"""Calls in flight per call that an actor runs, for a pool that may grow: Ray Data adds an actor at a ratio of
+1.75."""
 
 _OWN = frozenset(
     {
@@ -52,7 +52,7 @@ _OWN = frozenset(
         "fn_constructor_kwargs",
     }
 )
-"""Options of `map_batches` that our steps set."""
+"""Options of `map_batches` that the stages set."""
 
 
 def build_processor(
@@ -66,10 +66,10 @@ def build_processor(
 ) -> Processor:
     """A function of datasets.
 
-    preprocess: row -> what to ask of the engine; without it, rows are such requests themselves.
-    postprocess: row with the answer's columns -> what comes out; without it, all columns do.
-    program: `async def program(row, llm)`: many requests for one row, its output what this returns.
-    *_map_kwargs: Ray Data's own options of these steps (`num_cpus`, `concurrency`, `memory`, ...).
+    preprocess: row -> request fields; without it, the row itself is the request.
+    postprocess: row with the result columns -> output row; without it, all columns are the output.
+    program: `async def program(row, llm)` makes many requests for one row and returns its output.
+    *_map_kwargs: Ray Data's options of these stages (`num_cpus`, `concurrency`, `memory`, ...).
     Raises: ConfigError.
     """
     return Processor(
@@ -82,7 +82,7 @@ build_llm_processor = build_processor
 
 
 class Processor:
-    """`processor(dataset)` is a lazy dataset; of a list or a DataFrame it is such, at once."""
+    """`processor(dataset)` returns a lazy dataset; for a list or a DataFrame, the results as such."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Processor:
         ]
 
     def log_input_column_names(self) -> None:
-        """Logs what the engine needs of a row."""
+        """Logs which columns the engine needs."""
         log.info("A row needs %s.", required_input(self.config.task_type))
 
     def _pipeline(self, dataset: Dataset, is_packed: bool = False) -> Dataset:
@@ -153,7 +153,7 @@ class Processor:
         )
 
     def _empty(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """Without rows only a postprocess knows which columns it would give."""
+        """The columns of an empty result; those of a postprocess are unknown without rows."""
         if self._steps[1] is not None:
             return rows.copy()
         names = [name for name in self._stage.schema.names if name not in rows.columns]
@@ -165,11 +165,11 @@ class Processor:
 
 
 def _check_options(name: str, options: Mapping[str, Any]) -> None:
-    """Raises: ConfigError for what the steps say themselves."""
+    """Raises: ConfigError for options that the stages set."""
     if own := sorted(_OWN & options.keys()):
         raise ConfigError(
-            f"{name}: {', '.join(own)} cannot be set, for rows reach your function as dicts. Options of Ray "
-            "Data's map can: num_cpus, num_gpus, memory, concurrency, batch_size, ..."
+            f"{name}: {', '.join(own)} cannot be set: rows reach your function as dicts. Other options of "
+            "Ray Data's map can: num_cpus, num_gpus, memory, concurrency, batch_size, ..."
         )
 
 
@@ -194,7 +194,7 @@ def _pool(config: ProcessorConfig, wanted_calls: int) -> ActorPoolStrategy:
 def _mapped(
     dataset: Dataset, step: type, function: Any, args: tuple[Any, ...], options: Mapping[str, Any], size: int
 ) -> Dataset:
-    """`step` over `function`: in actors where it is a class, which is made once in each, else in tasks."""
+    """`step` over `function`: in actors if it is a class, with one instance in each, else in tasks."""
     fixed: dict[str, Any] = {"batch_format": "pyarrow", "batch_size": size, **options}
     if not inspect.isclass(function):
         return dataset.map_batches(step(function, *args), **fixed)

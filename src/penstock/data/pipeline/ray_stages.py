@@ -1,7 +1,7 @@
-"""The stages of `ray.data.llm` as options of a processor: which of them mean something here.
+"""The stages of `ray.data.llm` as options of a processor, and which of them have an effect here.
 
-There each stage is an operator of its own. Here the engine does their work row by row, so a chat template is
-the engine's, and sizes of stages have no effect.
+There each stage is a separate operator. Here the engine does their work row by row, so a chat template is an
+engine argument, and sizes of stages have no effect.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Stage(StrictModel):
 
     @classmethod
     def of(cls, given: object) -> object:
-        """Ray takes a switch, a dict, or an object of its own."""
+        """Ray accepts a bool, a dict, or its own object."""
         if isinstance(given, bool):
             return cls.model_validate({"enabled": given})
         return given.model_dump(exclude_unset=True) if isinstance(given, BaseModel) else given
 
     def without_effect(self, stage: str) -> list[str]:
-        """The options of this stage that are set and have no effect."""
+        """Options of this stage that are set without effect."""
         idle = sorted(f"{stage}.{name}" for name in self.model_fields_set - _EFFECTIVE)
         return idle if self.enabled or self._may_be_off else [f"{stage}.enabled", *idle]
 
@@ -60,7 +60,7 @@ class ChatTemplateStage(ModelStage):
 
 
 class MultimodalStage(Stage):
-    """How pictures and the like are read out of messages."""
+    """How images and other media are read from messages."""
 
     model_config_kwargs: dict[str, Any] | None = None
     chat_template_content_format: Literal["auto", "string", "openai"] | None = None
@@ -74,10 +74,10 @@ PlainStage = Annotated[Stage, BeforeValidator(Stage.of)]
 
 
 def engine_arguments(template: ChatTemplateStage | None, media: MultimodalStage | None) -> dict[str, Any]:
-    """What the stages say, as arguments of vLLM."""
-    said = {
+    """The stages' options as vLLM arguments."""
+    arguments = {
         "chat_template": template and template.chat_template,
         "default_chat_template_kwargs": template and template.chat_template_kwargs,
         "chat_template_content_format": media and media.chat_template_content_format,
     }
-    return {name: value for name, value in said.items() if value is not None}
+    return {name: value for name, value in arguments.items() if value is not None}

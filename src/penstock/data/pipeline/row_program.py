@@ -1,7 +1,7 @@
-"""A program per row: several calls of the model, one after another or side by side, as one row.
+"""A program per row: several calls of the model, in sequence or in parallel, for one row.
 
-`async def program(row, llm)` returns the row's output as a dict. Its calls go where all rows go, so other
-rows fill the engine meanwhile. Knows how requests are made and answers read; what is asked, it is given.
+`async def program(row, llm)` returns the row's output as a dict. Its calls go through the same window as
+other rows, which keep the engine busy meanwhile. Builds requests and reads responses; `send` sends them.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Program = Callable[[dict[str, Any], "LLM"], Awaitable[Mapping[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class LLMResponse:
-    """What the model said. text: "" beside tool calls; texts: all outputs where `n` asked for several.
+    """The model's response. text: "" beside tool calls; texts: all outputs, if `n` requested several.
 
-    token_ids, prompt_tokens, cached_tokens, generated_tokens: None where the engine does not tell.
-    columns: everything else, by the names of the output's columns (`logprobs`, `outputs`, ...).
+    token_ids, prompt_tokens, cached_tokens, generated_tokens: None if the engine does not report them.
+    columns: all result columns by name (`logprobs`, `outputs`, ...).
     """
 
     text: str
@@ -50,7 +50,7 @@ class LLMResponse:
 
     @property
     def message(self) -> dict[str, Any]:
-        """The turn, to be appended to the messages before the next call."""
+        """The assistant's message, to append before the next call."""
         if not self.tool_calls:
             return {"role": "assistant", "content": self.text}
         calls = [
@@ -66,18 +66,18 @@ class LLMResponse:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """The likeliest class, and the probabilities of all."""
+    """The most likely class, and the probabilities of all."""
 
     label: str | None
     probs: list[float]
 
 
 class LLM:
-    """The model, for one row's program. All calls may run side by side (`asyncio.gather`).
+    """The model, for one row's program. Calls may run in parallel (`asyncio.gather`).
 
     Parameters are fields of a row: `temperature`, `max_tokens`, `tools`, `response_format`, `model`, ...
-    Raises, in each call: BadRequest for what cannot be asked; else what the engine's refusal means, after the
-        retries of a row: PromptTooLong, Unavailable, DeadlineExceeded, ... all `penstock.errors.Error`.
+    Raises, in each call: BadRequest for an invalid request; after the retries of a row, the error that the
+        response means (PromptTooLong, Unavailable, DeadlineExceeded, ...), a `penstock.errors.Error`.
     """
 
     def __init__(
@@ -89,13 +89,13 @@ class LLM:
         self.totals = CallTotals()
 
     async def chat(self, messages: str | list[Any], **params: Any) -> LLMResponse:
-        """The next turn of a conversation; a text is a conversation of one message."""
+        """The next turn of a conversation; a string is a conversation of one message."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         return _response(await self._call("generate", {"messages": messages, **params}))
 
     async def complete(self, prompt: str | list[int] | Mapping[str, Any], **params: Any) -> LLMResponse:
-        """What follows a text, token ids, or an engine's own prompt; no chat template."""
+        """Continues a text, token ids, or an engine prompt; without a chat template."""
         return _response(await self._call("generate", {"prompt": prompt, **params}))
 
     async def embed(self, input: Any, **params: Any) -> list[float]:
@@ -124,7 +124,7 @@ class LLM:
 
 @dataclass(slots=True)
 class CallTotals:
-    """Of all calls of a row."""
+    """Sums over all calls of a row."""
 
     calls: int = 0
     prompt_tokens: int = 0
@@ -136,13 +136,13 @@ class CallTotals:
     skipped: bool = False
 
     def add(self, outcome: Outcome, found: Mapping[str, Any]) -> None:
-        """Raises: Unavailable where the call was not made, since its job ends."""
+        """Raises: Unavailable when the call was skipped because the job is stopping."""
         self.attempts = max(self.attempts, outcome.attempts)
         self.deaths += outcome.deaths
         self.waited_s += outcome.waited_s
         if outcome.state == "skipped":
             self.skipped = True
-            raise Unavailable("The job ends; this call was not made.")
+            raise Unavailable("The job is stopping; this call was skipped.")
         self.calls += 1
         self.prompt_tokens += found["num_input_tokens"] or 0
         self.cached_tokens += found.get("num_cached_tokens") or 0
@@ -166,9 +166,9 @@ async def run_program(
     task: Task | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> Outcome:
-    """The row's one outcome: what the program returned, or why it failed. It is never raised.
+    """The row's outcome: what the program returned, or why it failed. Never raises.
 
-    An error of ours that the program lets pass is the row's failure; any other is `own_code_failed`.
+    A Penstock error that the program does not catch is the row's failure; any other is `own_code_failed`.
     """
     llm, began_s = LLM(send, task, defaults), time.monotonic()
     try:
@@ -196,12 +196,12 @@ _COUNTS = ("calls", "num_input_tokens", "num_cached_tokens", "num_generated_toke
 
 
 def program_schema() -> Any:  # pyarrow has no types
-    """A `pyarrow.Schema` of the result columns beside what the program returns."""
+    """A `pyarrow.Schema` of the result columns, without those that the program returns."""
     return pa.schema({**dict.fromkeys(_COUNTS, pa.int64()), **COMMON})
 
 
 def program_columns(outcome: Outcome) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the program returned, and the result columns: all of the schema's, whatever became of the row."""
+    """What the program returned, and all result columns of the schema, whatever the row's outcome."""
     found: dict[str, Any] = dict.fromkeys([*_COUNTS, *COMMON]) | common_columns(outcome)
     if outcome.state != "ok":
         return {}, found
@@ -226,7 +226,7 @@ def _checked_output(returned: Any) -> dict[str, Any]:
     try:
         return to_json(cast("Mapping[str, Any]", returned), "output")
     except BadRequest as error:
-        raise OwnCodeFailed(f"The program returned what cannot be kept: {error}") from error
+        raise OwnCodeFailed(f"The program returned what JSON cannot hold: {error}") from error
 
 
 def _user_code_failure(message: str) -> Failure:

@@ -1,7 +1,7 @@
-"""An engine that several stages share: deployed on Ray Serve for as long as a batch lasts, then taken down.
+"""An engine shared by several stages: deployed on Ray Serve for the duration of a batch.
 
-It stands beside the processors: what it names, `ServeDeploymentProcessorConfig` finds. Which application it
-is, the user says: `penstock.serve.build_llm_deployment(config)` makes one of a model.
+`ServeDeploymentProcessorConfig` finds it by name. The user builds the application, for example by
+`penstock.serve.build_llm_deployment(config)`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SHOWN_CHARS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class DeploymentNames:
     """Where a shared engine is found: `ServeDeploymentProcessorConfig(**names.arguments)`."""
 
     app_name: str
@@ -35,9 +35,9 @@ class Names:
 class SharedEngine:
     """Deployed and ready inside its `with`, or between `start` and `stop`.
 
-    app_name: one that no application has. What runs on Ray Serve already stays as it is; where nothing did,
-    Serve is started without its HTTP, and ended. Whoever is killed with -9 leaves the application behind in a
-    cluster that goes on; `serve.delete(app_name)` takes it down.
+    app_name: not that of a running application. Other applications are untouched; if there are none, Serve
+    is started without its HTTP proxy, and shut down at the end. A process killed with -9 leaves the
+    application in a cluster that keeps running; `serve.delete(app_name)` removes it.
     """
 
     def __init__(self, application: Application, app_name: str = "penstock-batch") -> None:
@@ -46,7 +46,7 @@ class SharedEngine:
         self._began_serve = False
         self._deployed = False
 
-    def start(self) -> Names:
+    def start(self) -> DeploymentNames:
         """Raises: ConfigError when the name is taken; EngineStartFailed with Serve's reason."""
         if not ray.is_initialized():
             ray.init(log_to_driver=False)
@@ -63,17 +63,17 @@ class SharedEngine:
         try:
             serve.run(self._application, name=self.app_name, route_prefix=None)
             found = serve_lookup.find_deployment(self.app_name)
-        except RuntimeError as error:  # Serve's own
+        except RuntimeError as error:  # Serve raises it for a failed deployment
             why = self._why() or str(error)
             self.stop()
             raise EngineStartFailed(f"Application '{self.app_name}' cannot start: {why}") from error
         except BaseException:
             self.stop()
             raise
-        return Names(self.app_name, found.name)
+        return DeploymentNames(self.app_name, found.name)
 
     def stop(self) -> None:
-        """Frees what `start` took. Safe to call twice."""
+        """Deletes what `start` deployed. Safe to call twice."""
         if not self._deployed:
             return
         self._deployed = False
@@ -82,12 +82,12 @@ class SharedEngine:
             serve.shutdown()
 
     def _why(self) -> str:
-        """What Serve knows of each deployment; the end of it has the engine's own reason."""
+        """Serve's messages about each deployment; their ends have the engine's reason."""
         found = serve.status().applications.get(self.app_name)
         messages = [status.message for status in found.deployments.values()] if found else []
         return " ".join(message[-_SHOWN_CHARS:] for message in messages if message)
 
-    def __enter__(self) -> Names:
+    def __enter__(self) -> DeploymentNames:
         return self.start()
 
     def __exit__(
