@@ -653,7 +653,7 @@ def test_a_template_of_the_model_that_refuses_a_row_is_its_fault(spec, monkeypat
         def apply_chat_template(self, messages, **options):
             raise ValueError("System role not supported")
 
-    monkeypatch.setattr("penstock.data.job.preview._template", lambda config: (Template(), ""))
+    monkeypatch.setattr("penstock.data.job.preview._load_template", lambda config: (Template(), ""))
     found = preview(spec([{"messages": [{"role": "user", "content": "x"}]}]))
     assert (found.good, found.faults) == (
         0,
@@ -731,7 +731,7 @@ async def test_no_secret_is_kept_and_the_same_command_goes_on(spec):
     found = manifest.read(asked.journal).spec
     assert found.engines.cli_args == ("m", "--max-model-len", "9")
     check_continuation(found, secret)
-    with pytest.raises(ConfigError, match="keeps no passwords"):
+    with pytest.raises(ConfigError, match="holds no passwords"):
         manifest.check_resumable(found)
 
 

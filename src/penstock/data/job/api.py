@@ -70,7 +70,7 @@ def batch(
     notebooks.
     Raises: ConfigError, SourceNotFound, OutputLocked, Unavailable, EngineStartFailed.
     """
-    given = (inputs,) if isinstance(inputs, str) else tuple(inputs)
+    patterns = (inputs,) if isinstance(inputs, str) else tuple(inputs)
     engines = EngineSpec(
         url=url,
         app=app,
@@ -82,9 +82,9 @@ def batch(
     )
     if config is not None:
         words = (config.model_id, config.model_source)
-        engines = msgspec.structs.replace(engines, cli_args=words, config=_kept(config))
+        engines = msgspec.structs.replace(engines, cli_args=words, config=_config_as_json(config))
     spec = JobSpec(
-        inputs=tuple(map(absolute, given)),
+        inputs=tuple(map(absolute, patterns)),
         output=absolute(output),
         engines=engines,
         input_form=input_form,
@@ -92,7 +92,7 @@ def batch(
         template=prompt,
         system=system,
         chat=chat,
-        defaults=_plain(params or {}),
+        defaults=_params_as_json(params or {}),
         limit=limit,
         reuse=reuse,
         reuse_from=None if reuse_from is None else absolute(reuse_from),
@@ -115,11 +115,11 @@ def batch(
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(_stoppable(job))
-    return _beside_the_loop(job)
+        return asyncio.run(_run_with_signals(job))
+    return _run_in_thread(job)
 
 
-def _plain(params: dict[str, Any]) -> dict[str, Any]:
+def _params_as_json(params: dict[str, Any]) -> dict[str, Any]:
     """As JSON values, as the journal returns them. Raises: ConfigError for what JSON cannot hold."""
     try:
         return {name: to_json(value, name) for name, value in params.items()}
@@ -127,15 +127,15 @@ def _plain(params: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"params: {error}") from error
 
 
-def _kept(config: LLMConfig) -> dict[str, Any] | None:
+def _config_as_json(config: LLMConfig) -> dict[str, Any] | None:
     """A config as JSON, without secrets; None if JSON cannot hold it: then only Python can resume."""
     from penstock.config.derive.serve_options import without_secrets
 
     environment, _ = without_secrets(config.runtime_env or {})
-    told = config.model_copy(update={"runtime_env": environment}) if config.runtime_env else config
+    public = config.model_copy(update={"runtime_env": environment}) if config.runtime_env else config
     try:
-        found = told.model_dump(mode="json", exclude_unset=True, warnings=False)
-        return found if type(config).model_validate(found) == told else None
+        found = public.model_dump(mode="json", exclude_unset=True, warnings=False)
+        return found if type(config).model_validate(found) == public else None
     except (TypeError, ValueError):
         return None
 
@@ -152,7 +152,7 @@ def make_worker_pool(
 
     Raises: ConfigError."""
     if engines.url is not None:
-        return InProcessPool(lambda: _url(engines, api_key))
+        return InProcessPool(lambda: _url_backend(engines, api_key))
     if engines.app is not None:
         from penstock.data.job.ray_workers import ServeApplicationPool
 
@@ -173,7 +173,7 @@ def replica_count(config: LLMConfig) -> int:
     return most if isinstance(most, int) else 1
 
 
-def _url(engines: EngineSpec, api_key: str | None) -> Backend:
+def _url_backend(engines: EngineSpec, api_key: str | None) -> Backend:
     from penstock.data.backends.openai_service import OpenAIService
 
     assert engines.url is not None
@@ -186,13 +186,13 @@ def _url(engines: EngineSpec, api_key: str | None) -> Backend:
     )
 
 
-def _beside_the_loop(job: Job) -> JobReport:
+def _run_in_thread(job: Job) -> JobReport:
     """For notebooks, where this thread's loop runs already: in another thread, with another loop."""
     loop = asyncio.new_event_loop()
 
     def work() -> JobReport:
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
-            return runner.run(_stoppable(job))
+            return runner.run(_run_with_signals(job))
 
     with ThreadPoolExecutor(1, "batch") as thread:
         done = thread.submit(work)
@@ -203,7 +203,7 @@ def _beside_the_loop(job: Job) -> JobReport:
                 loop.call_soon_threadsafe(job.stop.request, signal.SIGINT.name)
 
 
-async def _stoppable(job: Job) -> JobReport:
+async def _run_with_signals(job: Job) -> JobReport:
     loop = asyncio.get_running_loop()
     if threading.current_thread() is threading.main_thread():
         for signum in (signal.SIGINT, signal.SIGTERM):

@@ -173,12 +173,12 @@ class Driver:
     def _on_journal_broken(self, error: Error) -> None:
         """On any thread, when the segment cannot be written."""
 
-        def end() -> None:
+        def outcome() -> None:
             self._errors.append(error)
             self._cancelled.set()
             self._queue.wake()
 
-        self._loop.call_soon_threadsafe(end)
+        self._loop.call_soon_threadsafe(outcome)
 
     def _count(self, done: RowCompleted, *, reused: bool) -> None:
         def count() -> None:
@@ -253,8 +253,8 @@ class Driver:
         """Counts rows that the crashed worker journaled; its other rows run again, with one more death."""
         self._stats.worker_deaths += 1
         self._listener.on_message(f"{lost} Its rows are run again.")
-        kept = await asyncio.to_thread(outcomes_in, self._journal, name, self._queue.rows_of(name))
-        self._record_completed(name, [row_completed(row, end) for row, end in kept])
+        recovered = await asyncio.to_thread(outcomes_in, self._journal, name, self._queue.rows_of(name))
+        self._record_completed(name, [row_completed(row, outcome) for row, outcome in recovered])
         for row in self._queue.requeue_crashed(name):
             with self._writing:
                 self._segment.append(Entry(row.number, deaths=row.deaths), lambda: None)

@@ -88,11 +88,10 @@ class Job:
         now = await asyncio.to_thread(find_job_input, self.spec)
         async with self._locked() as lock:
             self._manifest = await asyncio.to_thread(self._open, now)
-            record = self._manifest
-            inputs = [part.url for part in record.source.parts]
-            self._listener.on_start(record.spec.output, inputs, record.total)
-            why = await self._run_rows(lock)
-            return await self._finish(why, lock)
+            inputs = [part.url for part in self._manifest.source.parts]
+            self._listener.on_start(self.spec.output, inputs, self._manifest.total)
+            reason = await self._run_rows(lock)
+            return await self._finish(reason, lock)
 
     @asynccontextmanager
     async def _locked(self) -> AsyncGenerator[JobLock]:
@@ -171,11 +170,11 @@ class Job:
         self._final = await self._index()
         return sum(self._final.counts().values()) >= rows
 
-    async def _finish(self, why: str, lock: JobLock) -> JobReport:
+    async def _finish(self, reason: str, lock: JobLock) -> JobReport:
         """Raises: OutputLocked when another driver has taken over, which then writes the output."""
         files: list[str] = []
-        index = self._final if why == FINISHED else await self._index()
-        if why == FINISHED:
+        index = self._final if reason == FINISHED else await self._index()
+        if reason == FINISHED:
             await asyncio.to_thread(self._check_input)
             if lock.lost():
                 raise lost_lock(self._journal)
@@ -183,11 +182,11 @@ class Job:
             files = await asyncio.to_thread(self._output_writer().write, index)
         if lock.lost():
             raise lost_lock(self._journal)
-        done_report = report(self.spec.output, why, index, self.stats, files, self._prices)
-        done = msgspec.structs.replace(self._manifest, stop_reason=why, report=done_report)
-        await asyncio.to_thread(manifest.write, self._journal, done)
+        finished = report(self.spec.output, reason, index, self.stats, files, self._prices)
+        last = msgspec.structs.replace(self._manifest, stop_reason=reason, report=finished)
+        await asyncio.to_thread(manifest.write, self._journal, last)
         await asyncio.to_thread(index.close)
-        return done_report
+        return finished
 
     def _output_writer(self) -> OutputWriter:
         return OutputWriter(self.spec, self._manifest.source, _result_columns(self.spec))
@@ -210,8 +209,8 @@ def _result_columns(spec: JobSpec) -> ResultColumns:
     task = spec.task()
     keep_all = output_format(spec, "jsonl") == "parquet"
 
-    def shown(end: Outcome) -> dict[str, object]:
-        found = result_columns(task, end)
+    def shown(outcome: Outcome) -> dict[str, object]:
+        found = result_columns(task, outcome)
         return found if keep_all else {name: value for name, value in found.items() if value is not None}
 
     return shown

@@ -51,49 +51,48 @@ def read(journal: StoragePath) -> JobManifest | None:
         raise ConfigError(f"'{at.url}' is not a job that this version can read: {error}.") from error
 
 
-def write(journal: StoragePath, record: JobManifest) -> None:
-    kept = msgspec.structs.replace(record, spec=public(record.spec))
-    (journal / _NAME).write(msgspec.json.format(msgspec.json.encode(kept)))
+def write(journal: StoragePath, manifest: JobManifest) -> None:
+    stored = msgspec.structs.replace(manifest, spec=redacted(manifest.spec))
+    (journal / _NAME).write(msgspec.json.format(msgspec.json.encode(stored)))
 
 
-def public(spec: JobSpec) -> JobSpec:
+def redacted(spec: JobSpec) -> JobSpec:
     """The spec as it is stored: without API keys of engines, and with stars for secrets in URLs."""
     engines = msgspec.structs.replace(
-        spec.engines, cli_args=_without_keys(spec.engines.cli_args), url=masked(spec.engines.url)
+        spec.engines, cli_args=_without_api_keys(spec.engines.cli_args), url=masked(spec.engines.url)
     )
     return msgspec.structs.replace(spec, inputs=tuple(map(masked, spec.inputs)), engines=engines)
 
 
-def _without_keys(words: tuple[str, ...]) -> tuple[str, ...]:
-    kept: list[str] = []
+def _without_api_keys(arguments: tuple[str, ...]) -> tuple[str, ...]:
+    stored: list[str] = []
     after_key = False
-    for word in words:
-        name, equals, _ = word.partition("=")
-        is_key = word.startswith("--") and is_secret(name)
-        if not is_key and not (after_key and not word.startswith("--")):
-            kept.append(word)
+    for argument in arguments:
+        name, equals, _ = argument.partition("=")
+        is_key = argument.startswith("--") and is_secret(name)
+        if not is_key and not (after_key and not argument.startswith("--")):
+            stored.append(argument)
         after_key = is_key and not equals
-    return tuple(kept)
+    return tuple(stored)
 
 
 def check_resumable(spec: JobSpec) -> None:
     """Raises: ConfigError when the stored spec is not enough to resume the job."""
     if any(STARS in url for url in (*spec.inputs, spec.engines.url or "")):
         raise ConfigError(
-            f"The journal of '{spec.output}' keeps no passwords and no signatures of URLs: go on by the "
-            "command, or the call, that began it."
+            f"The journal of '{spec.output}' holds no passwords and no signatures of URLs: resume by "
+            "the command, or the call, that began it."
         )
 
 
 _MAY_DIFFER = frozenset(
     {"engines", "is_openai_batch", "limit", "max_attempts", "max_deaths", "deadline_s", "group_prefixes"}
 )
-"""Options that change neither which rows a job has nor what is asked for them, and those with rules of their
-own."""
+"""Options that change neither the rows nor their requests, and those with separate rules."""
 
 
-def differing_fields(one: JobSpec, other: JobSpec) -> list[str]:
+def differing_fields(stored: JobSpec, other: JobSpec) -> list[str]:
     """Options in which `other` differs from `one`, a stored spec, so that it is another job."""
-    other = public(other)
+    other = redacted(other)
     names = (field for field in JobSpec.__struct_fields__ if field not in _MAY_DIFFER)
-    return [name for name in names if getattr(one, name) != getattr(other, name)]
+    return [name for name in names if getattr(stored, name) != getattr(other, name)]

@@ -38,8 +38,8 @@ class OutputWriter:
     def __init__(self, spec: JobSpec, source: InputFiles, columns: ResultColumns) -> None:
         """columns: of rows that are ok; not called for OpenAI's batch format, which has its own."""
         self._spec, self._source, self._columns = spec, source, columns
-        self._form: FileFormat = output_format(spec, source.format)
-        self._writer = WRITERS[self._form]
+        self._format: FileFormat = output_format(spec, source.format)
+        self._writer = WRITERS[self._format]
         self._result_types: dict[str, Any] = {field.name: field.type for field in result_schema(spec.task())}
 
     def write(self, index: Index) -> list[str]:
@@ -68,14 +68,16 @@ class OutputWriter:
         )
 
     def _write_failed(self, index: Index) -> list[str]:
-        failed: list[tuple[StoragePath, MakeRow]] = [(failed_path(self._spec, self._form), self._dead_letter)]
+        failed: list[tuple[StoragePath, MakeRow]] = [
+            (failed_path(self._spec, self._format), self._dead_letter)
+        ]
         if self._spec.is_openai_batch:
             failed = [(failed[0][0], _unchanged), (errors_path(self._spec), self._error_line)]
         files: list[str] = []
-        for to, record in failed:
+        for to, make_row in failed:
             if index.counts()["failed"]:
                 known = {**self._known(("error",)), "error": ERROR}
-                files += self._write(to, index, ("failed",), record, known)
+                files += self._write(to, index, ("failed",), make_row, known)
             else:
                 to.remove()
         return files
@@ -85,37 +87,43 @@ class OutputWriter:
         to: StoragePath,
         index: Index,
         states: Sequence[str],
-        record: MakeRow,
+        make_row: MakeRow,
         known: Mapping[str, Any],
         folder: bool = False,
     ) -> list[str]:
         """known: Arrow types of columns, as far as they are known."""
-        records = (record(*ended) for ended in self._completed(index, states))
+        records = (make_row(*completed) for completed in self._completed(index, states))
         shape = self._writer.infer_schema(records, known)
         while True:
             try:
-                self._write_files(to, index, states, record, shape, folder)
+                self._write_files(to, index, states, make_row, shape, folder)
             except TypeMismatch as mismatch:
                 shape = self._writer.with_json_column(shape, mismatch.column)
             else:
                 return [to.url]
 
     def _write_files(
-        self, to: StoragePath, index: Index, states: Sequence[str], record: MakeRow, shape: Any, folder: bool
+        self,
+        to: StoragePath,
+        index: Index,
+        states: Sequence[str],
+        make_row: MakeRow,
+        shape: Any,
+        folder: bool,
     ) -> None:
-        ended = self._completed(index, states)
+        completed = self._completed(index, states)
         if not folder:
-            self._write_file(to, (record(*one) for one in ended), shape)
+            self._write_file(to, (make_row(*one) for one in completed), shape)
             return
         (to / _SUCCESS).remove()
-        for number, part in groupby(ended, lambda one: one[0].number // self._spec.part_rows):
-            name = f"part-{number:05d}.{self._form}"
-            self._write_file(to / name, (record(*one) for one in part), shape)
+        for number, part in groupby(completed, lambda one: one[0].number // self._spec.part_rows):
+            name = f"part-{number:05d}.{self._format}"
+            self._write_file(to / name, (make_row(*one) for one in part), shape)
         (to / _SUCCESS).write(b"")
 
     def _known(self, taken: Iterable[str]) -> dict[str, Any]:
         """Types of the user's columns, with names in `taken` renamed, if input and output have types."""
-        return rename_own(self._source.types(), taken) if self._form == "parquet" else {}
+        return rename_own(self._source.types(), taken) if self._format == "parquet" else {}
 
     def _write_file(self, to: StoragePath, rows: Iterator[Mapping[str, Any]], shape: Any) -> None:
         with atomic_write(to) as file:
@@ -130,24 +138,24 @@ class OutputWriter:
         if rows != expected:
             raise Error(
                 f"The input has {rows:,} of the {expected:,} rows that were run ({', '.join(states)}): it "
-                "has changed since. Put it back and give the same command again."
+                "has changed since. Restore it and run the same command again."
             )
 
-    def _result_row(self, row: InputRow, end: Outcome) -> dict[str, Any]:
+    def _result_row(self, row: InputRow, outcome: Outcome) -> dict[str, Any]:
         """The user's columns, then the result columns."""
-        return {**rename_own(row.fields or {}, self._result_types), **self._columns(end)}
+        return {**rename_own(row.fields or {}, self._result_types), **self._columns(outcome)}
 
-    def _dead_letter(self, row: InputRow, end: Outcome) -> dict[str, Any]:
+    def _dead_letter(self, row: InputRow, outcome: Outcome) -> dict[str, Any]:
         """The row as it was, so that it can be run again, and why it failed."""
         own = {"line": (row.line or b"").decode(errors="replace")} if row.fields is None else row.fields
-        return merge(own, {"error": _translate(end.failure)})
+        return merge(own, {"error": _error_dict(outcome.failure)})
 
-    def _answer_line(self, row: InputRow, end: Outcome) -> dict[str, Any]:
-        response = {"status_code": 200, "request_id": _id(end.body, row), "body": end.body}
+    def _answer_line(self, row: InputRow, outcome: Outcome) -> dict[str, Any]:
+        response = {"status_code": 200, "request_id": _id(outcome.body, row), "body": outcome.body}
         return _line(row, response, None)
 
-    def _error_line(self, row: InputRow, end: Outcome) -> dict[str, Any]:
-        failure = end.failure
+    def _error_line(self, row: InputRow, outcome: Outcome) -> dict[str, Any]:
+        failure = outcome.failure
         error = {"code": failure.code, "message": failure.message} if failure is not None else None
         if failure is None or failure.status is None:
             return _line(row, None, error)
@@ -156,34 +164,34 @@ class OutputWriter:
 
     def _remove_unfinished(self) -> None:
         """Removes files that a killed run left unfinished."""
-        spec, form = self._spec, self._form
-        for to in (spec.output_path, failed_path(spec, form), errors_path(spec), spec.journal / "job.json"):
+        spec, format = self._spec, self._format
+        for to in (spec.output_path, failed_path(spec, format), errors_path(spec), spec.journal / "job.json"):
             for path in unfinished_files(to):
                 path.unlink(missing_ok=True)
 
 
-def _unchanged(row: InputRow, end: Outcome) -> Mapping[str, Any]:
+def _unchanged(row: InputRow, outcome: Outcome) -> Mapping[str, Any]:
     """The OpenAI batch line as it was, so that it can be sent again."""
     return row.fields or {"line": (row.line or b"").decode(errors="replace")}
 
 
 def output_format(spec: JobSpec, source: FileFormat) -> FileFormat:
     """The format of a spec's output. Raises: ConfigError for one that cannot be written."""
-    form = format_of(spec.output)
+    format = format_of(spec.output)
     if spec.output.lower().endswith(".gz"):
         raise ConfigError(f"'{spec.output}' cannot be written: outputs are not compressed. Leave out .gz.")
-    if not spec.is_folder and form is None:
+    if not spec.is_folder and format is None:
         raise ConfigError(
             f"'{spec.output}' must end with .jsonl, .parquet or .csv, or with / for a folder of parts."
         )
-    if spec.is_openai_batch and (form or source) != "jsonl":
+    if spec.is_openai_batch and (format or source) != "jsonl":
         raise ConfigError(f"'{spec.output}': answers to OpenAI's batch lines are .jsonl.")
-    return form or source
+    return format or source
 
 
-def failed_path(spec: JobSpec, form: FileFormat) -> StoragePath:
+def failed_path(spec: JobSpec, format: FileFormat) -> StoragePath:
     """Beside the output: `answers.jsonl` has `answers.failed.jsonl`, the folder `answers/` too."""
-    return spec.output_path.with_name(f"{_stem(spec)}.failed.{form}")
+    return spec.output_path.with_name(f"{_stem(spec)}.failed.{format}")
 
 
 def errors_path(spec: JobSpec) -> StoragePath:
@@ -191,10 +199,10 @@ def errors_path(spec: JobSpec) -> StoragePath:
     return spec.output_path.with_name(f"{_stem(spec)}.errors.jsonl")
 
 
-def outputs_with_same_failed_file(spec: JobSpec, form: FileFormat) -> list[str]:
+def outputs_with_same_failed_file(spec: JobSpec, format: FileFormat) -> list[str]:
     """Other outputs in the same folder whose failed rows would go to the same file."""
     stem = _stem(spec)
-    names = [f"{stem}{ending}" for ending, of in EXTENSIONS.items() if of == form]
+    names = [f"{stem}{ending}" for ending, of in EXTENSIONS.items() if of == format]
     return [spec.output_path.with_name(name).url for name in (stem, *names) if name != spec.output_path.name]
 
 
@@ -222,5 +230,5 @@ def _id(body: msgspec.Raw | None, row: InputRow) -> str:
     return found or f"req_{row.number}"
 
 
-def _translate(failure: Failure | None) -> dict[str, Any]:
+def _error_dict(failure: Failure | None) -> dict[str, Any]:
     return msgspec.to_builtins(failure) if failure is not None else {}

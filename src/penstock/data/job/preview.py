@@ -56,7 +56,7 @@ def preview(spec: JobSpec, config: LLMConfig | None = None) -> Preview:
     if spec.is_openai_batch:
         check_custom_ids(source)
     builder, found, keys = RequestBuilder(spec), Preview(), set[str]()
-    template, found.note = _template(config)
+    template, found.note = _load_template(config)
     for row in source.rows():
         if spec.limit is not None and row.number >= spec.limit:
             break
@@ -103,7 +103,7 @@ def _prompt(request: RowRequest, template: Any) -> str:
     return text if isinstance(text, str) else request.body.decode(errors="replace")
 
 
-def _template(config: LLMConfig | None) -> tuple[Any, str]:
+def _load_template(config: LLMConfig | None) -> tuple[Any, str]:
     """A tokenizer with the model's chat template, from local files; or why there is none."""
     if config is None or config.engine_name == "sim":
         return None, "Request bodies are shown: the service makes the prompts."

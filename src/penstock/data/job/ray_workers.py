@@ -212,8 +212,8 @@ def _translate(error: RayError, name: str) -> Error:
     if isinstance(error, _FATAL):
         return Unavailable(f"Ray cannot start a worker: {error}")
     if isinstance(error, OutOfMemoryError):
-        return WorkerLost(f"The process of {name} has died: its node ran out of memory.")
-    return WorkerLost(f"The process of {name} has died.")
+        return WorkerLost(f"The process of {name} died: its node ran out of memory.")
+    return WorkerLost(f"The process of {name} died.")
 
 
 _FATAL = (ActorUnschedulableError, AuthenticationError, RuntimeEnvSetupError, TaskUnschedulableError)

@@ -153,7 +153,7 @@ def finished_report(before: JobManifest | None, spec: JobSpec, *, retry_failed: 
 
 def check_continuation(before: JobSpec, spec: JobSpec) -> None:
     """Raises: ConfigError when `spec` would continue a job with other options than it began with."""
-    if (began := before.engines.identity) != (now := manifest.public(spec).engines.identity):
+    if (began := before.engines.identity) != (now := manifest.redacted(spec).engines.identity):
         raise ConfigError(
             f"'{spec.output}' was begun with {began}, not {now}, and would hold answers of both. If that is "
             "meant, say so by `penstock batch resume`; else name another output."

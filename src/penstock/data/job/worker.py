@@ -107,12 +107,12 @@ class BatchWorker:
 
     async def _run(self, item: WorkItem) -> None:
         try:
-            end = await self._outcome(item)
-            done = row_completed(item.row, end)
+            outcome = await self._outcome(item)
+            done = row_completed(item.row, outcome)
             assert self._segment is not None
             tokens = (done.prompt_tokens, done.cached_tokens, done.output_tokens)
             self._segment.append(
-                Entry(item.row, end, key=item.key, tokens=tokens), partial(self._on_durable, done)
+                Entry(item.row, outcome, key=item.key, tokens=tokens), partial(self._on_durable, done)
             )
         except Exception as error:
             self._fail(error)
@@ -120,11 +120,11 @@ class BatchWorker:
     async def _outcome(self, item: WorkItem) -> Outcome:
         """Raises: Penstock's errors, since then no row can run; any other exception fails only its row."""
         try:
-            end = await self._window.run(item.request, item.deaths)
-            if end.body is None or (fault := invalid_reason(item.request.path, end.body)) is None:
-                return end
-            failure = Failure(code="bad_answer", message=fault, stage="engine", attempts=end.attempts)
-            return msgspec.structs.replace(end, state="failed", body=None, failure=failure)
+            outcome = await self._window.run(item.request, item.deaths)
+            if outcome.body is None or (fault := invalid_reason(item.request.path, outcome.body)) is None:
+                return outcome
+            failure = Failure(code="bad_answer", message=fault, stage="engine", attempts=outcome.attempts)
+            return msgspec.structs.replace(outcome, state="failed", body=None, failure=failure)
         except Error:
             raise
         except Exception as error:
@@ -155,19 +155,19 @@ class _Used(msgspec.Struct):
 _used = msgspec.json.Decoder(_Used).decode
 
 
-def row_completed(row: int, end: Outcome) -> RowCompleted:
+def row_completed(row: int, outcome: Outcome) -> RowCompleted:
     """An outcome in short."""
-    failure = end.failure
-    prompt, cached, generated = _usage(end).counts()
+    failure = outcome.failure
+    prompt, cached, generated = _usage(outcome).counts()
     return RowCompleted(
         row,
-        end.state,
+        outcome.state,
         failure.code if failure else None,
         prompt or 0,
         cached or 0,
         generated or 0,
-        end.attempts,
-        end.deaths,
+        outcome.attempts,
+        outcome.deaths,
         failure.message[:_SHOWN_CHARS] if failure else "",
     )
 
@@ -175,10 +175,10 @@ def row_completed(row: int, end: Outcome) -> RowCompleted:
 _SHOWN_CHARS = 300
 
 
-def _usage(end: Outcome) -> ResponseUsage:
-    if end.body is not None:
+def _usage(outcome: Outcome) -> ResponseUsage:
+    if outcome.body is not None:
         try:
-            return _used(end.body).usage or ResponseUsage()
+            return _used(outcome.body).usage or ResponseUsage()
         except (msgspec.DecodeError, msgspec.ValidationError):
             pass
     return ResponseUsage()

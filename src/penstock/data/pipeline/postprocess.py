@@ -1,6 +1,6 @@
 """The last stage of a processor: result columns beside the user's, and the user's postprocessing.
 
-Runs after the engine stage, in tasks or actors of its own. A failed row skips postprocessing and keeps the
+Runs after the engine stage, in separate tasks or actors. A failed row skips postprocessing and keeps the
 user's columns, with `error`; so does a row that postprocessing itself breaks.
 """
 

@@ -1,6 +1,6 @@
 """The first stage of a processor: the user's preprocessing of each row, and the request made of its result.
 
-Runs before the engine stage, in tasks or actors of its own. An exception here fails the row, never the
+Runs before the engine stage, in separate tasks or actors. An exception here fails the row, never the
 pipeline.
 """
 

@@ -120,14 +120,19 @@ class Processor:
     def _pipeline(self, dataset: Dataset, is_packed: bool = False) -> Dataset:
         (preprocess, postprocess), (before, after) = self._steps, self._options
         size = self.config.batch_size
-        asked = _mapped(dataset, Preprocess, preprocess, (self._stage.build_request, is_packed), before, size)
-        few = min(size, max(_MIN_ROWS, self._stage.concurrent_requests // _CALLS[1] * _OVERSUBSCRIPTION))
-        answered = asked.repartition(target_num_rows_per_block=few).map_batches(
+        build = (self._stage.build_request, is_packed)
+        preprocessed = _mapped(dataset, Preprocess, preprocess, build, before, size)
+        concurrent = self._stage.concurrent_requests
+        engine_rows = min(size, max(_MIN_ROWS, concurrent // _CALLS[1] * _OVERSUBSCRIPTION))
+        answered = preprocessed.repartition(target_num_rows_per_block=engine_rows).map_batches(
             EngineStage,
             batch_format="pyarrow",
-            batch_size=few,
+            batch_size=engine_rows,
             zero_copy_batch=True,
-            compute=_pool(self.config, math.ceil(_OVERSUBSCRIPTION * self._stage.concurrent_requests / few)),
+            compute=_pool(
+                self.config,
+                math.ceil(_OVERSUBSCRIPTION * concurrent / engine_rows),
+            ),
             fn_constructor_args=(
                 self._stage.make_backend,
                 self.config.retry_policy,
