@@ -243,11 +243,8 @@ class Driver:
         self._check_limits()
 
     def _check_limits(self) -> None:
-        limits, stats = self._limits, self._stats
-        if limits.tokens is not None and stats.tokens >= limits.tokens:
-            self._request_stop(f"{BUDGET}: {stats.tokens:,} tokens, the limit is {limits.tokens:,}")
-        if limits.failures is not None and stats.failed >= limits.failures:
-            self._request_stop(f"{BUDGET}: {stats.failed:,} rows failed, the limit is {limits.failures:,}")
+        if (reason := self._limits.reached(self._stats)) is not None:
+            self._request_stop(reason)
 
     async def _recover_from_crash(self, name: str, lost: WorkerLost) -> None:
         """Counts rows that the crashed worker journaled; its other rows run again, with one more death."""

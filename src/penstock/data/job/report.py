@@ -132,6 +132,14 @@ class Limits:
     failures: int | None = None
     grace_s: float = 30.0
 
+    def reached(self, stats: RunStats) -> str | None:
+        """Which limit on tokens or failures is reached, as a reason to stop."""
+        if self.tokens is not None and stats.tokens >= self.tokens:
+            return f"{BUDGET}: {stats.tokens:,} tokens, the limit is {self.tokens:,}"
+        if self.failures is not None and stats.failed >= self.failures:
+            return f"{BUDGET}: {stats.failed:,} rows failed, the limit is {self.failures:,}"
+        return None
+
 
 BUDGET = "budget"
 """Prefix of the stop reasons that are limits."""
