@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from served import Served, chat, until
 
+from penstock.errors import Overloaded
 from penstock.serve.gateway import body
 from penstock.serve.http import limits
 
@@ -149,3 +150,23 @@ async def test_of_many_uploads_those_that_fit_are_answered_and_all_others_told(s
     assert {answer.headers["retry-after"] for answer in refused} == {"1"}
     assert {answer.status_code for answer in answers if answer not in refused} == {200}
     assert gateway._bodies.used == 0
+
+
+async def test_a_slow_body_that_asks_for_more_than_is_left_gives_up_nothing_twice(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """It is the slowest itself: what it holds is given back once, when it is dropped."""
+    monkeypatch.setattr(body, "_SLOW_S", 0.0)
+    budget = body.BodyBudget(1000)
+    slow, other = body.RequestBody(budget), body.RequestBody(budget)
+    pieces = iter([(b"x" * 400, True), (b"x" * 300, True)])
+
+    async def receive():
+        piece, more = next(pieces)
+        return {"type": "http.request", "body": piece, "more_body": more}
+
+    budget.take(500, other)
+    with pytest.raises(Overloaded):
+        await slow.read(receive, None, 1000)
+    slow.drop()
+    assert budget.used == 500

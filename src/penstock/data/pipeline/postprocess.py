@@ -95,8 +95,9 @@ class Postprocess:
         """With a postprocess function other rows lack the result columns, all empty here: drop them."""
         if self._function is None:
             return {**view}
-        empty = self._columns(outcome, {}).keys() - {ERROR}
-        return {name: value for name, value in view.items() if name not in empty}
+        columns = self._columns(outcome, {}).items()
+        dropped = {name for name, value in columns if value is None or outcome.state == "failed"} - {ERROR}
+        return {name: value for name, value in view.items() if name not in dropped}
 
     def _failed(self, row: Row, outcome: Outcome) -> Row:
         return {**row_view(row, {}, {}, {ERROR: self._columns(outcome, {})[ERROR]})}

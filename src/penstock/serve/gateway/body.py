@@ -60,21 +60,20 @@ _decode = msgspec.json.Decoder(Fields).decode
 class BodyBudget:
     """Memory for the bodies of all open requests of one gateway. Units: bytes.
 
-    A body that is still coming gives its part up for others when it has not made progress for `_SLOW_S`.
+    An incomplete body without progress for `_SLOW_S` gives up its share to others.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
-        self._coming: OrderedDict[RequestBody, float] = (
-            OrderedDict()
-        )  # by when each made progress, oldest first
+        self._coming: OrderedDict[RequestBody, float] = OrderedDict()
+        """When each last made progress, oldest first."""
 
-    def take(self, size: int) -> None:
-        """Raises: Overloaded when there is no room for `size` more."""
+    def take(self, size: int, body: RequestBody) -> None:
+        """Reserves `size` more for `body`. Raises: Overloaded when that does not fit."""
         while self.used + size > self.limit:
             slowest = next(iter(self._coming), None)
-            if slowest is None or time.monotonic() - self._coming[slowest] < _SLOW_S:
+            if slowest in (None, body) or time.monotonic() - self._coming[slowest] < _SLOW_S:
                 raise self.full()
             slowest.give_up()
         self.used += size
@@ -150,7 +149,7 @@ class RequestBody:
         more: bool = message.get("more_body", False)
         size = len(self.content) + len(piece)
         _check(size, limit)
-        self._room.take(size - self._taken)
+        self._room.take(size - self._taken, self)
         self._taken = size
         if self.content:
             self.content += piece
