@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from penstock.engines.vllm.media.fetch import Connection, Refused, is_public
+from penstock.engines.vllm.media.fetch import CheckedConnection, Refused, is_public
 
 pytestmark = pytest.mark.parity("S23")
 
@@ -36,8 +36,8 @@ async def site() -> AsyncIterator[int]:
 
 
 @asynccontextmanager
-async def connection(*hosts: str) -> AsyncIterator[Connection]:
-    made = Connection(hosts)
+async def connection(*hosts: str) -> AsyncIterator[CheckedConnection]:
+    made = CheckedConnection(hosts)
     try:
         yield made
     finally:
@@ -74,8 +74,10 @@ async def test_private_address_is_refused_under_any_name(host):
 async def test_private_address_is_refused_in_the_blocking_form():
     async with site() as port:
         with pytest.raises(Refused):
-            await asyncio.to_thread(Connection().get_bytes, f"http://127.0.0.1:{port}/here")
-        assert await asyncio.to_thread(Connection(["127.0.0.1"]).get_bytes, f"http://127.0.0.1:{port}/here")
+            await asyncio.to_thread(CheckedConnection().get_bytes, f"http://127.0.0.1:{port}/here")
+        assert await asyncio.to_thread(
+            CheckedConnection(["127.0.0.1"]).get_bytes, f"http://127.0.0.1:{port}/here"
+        )
 
 
 async def test_named_host_may_be_private():

@@ -20,9 +20,11 @@ HOUSES: dict[str, list[set[str]]] = {
         {"layers"},
         {"hooks", "transport", "engines"},
         {"asgi_client", "sources"},
+        {"request_context"},
         {"engine"},
-        {"openai", "config"},
-        {"autoscaling", "errors", "lifeline", "metrics", "progress"},
+        {"engine_control", "openai"},
+        {"asgi", "config"},
+        {"autoscaling", "errors", "lifeline", "metrics", "process_tree", "progress"},
     ],
     "penstock.serve": [
         {"builders"},
@@ -42,7 +44,7 @@ HOUSES: dict[str, list[set[str]]] = {
         {"rows"},
     ],
     "penstock.config": [{"derive", "loading"}, {"schema"}, {"messages"}],
-    "penstock.engines.vllm": [{"engine", "operations"}, {"frontend", "core"}, {"media"}, {"arguments"}],
+    "penstock.engines.vllm": [{"engine"}, {"control"}, {"frontend"}, {"core", "media"}, {"arguments"}],
     "penstock.bench": [{"report"}, {"run"}, {"load"}],
 }
 # A room that knows nothing of these.
@@ -54,7 +56,7 @@ EDGES = {
     "vllm": {"engines/vllm"},
     "ray": {"serve", "data", "cli"},
     "uvicorn": {"serve/http"},
-    "httptools": {"serve/http", "transport"},
+    "httptools": {"bench/load", "serve/http", "transport"},
     "pyarrow": {"sources", "data/storage", "data/pipeline", "data/results"},
     "pandas": {"data"},
     "fsspec": {"sources", "data/storage"},

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock import errors
-from penstock.asgi import Receive, Scope, Send
+from penstock.asgi import ClientGone, Receive, Scope, Send
 from penstock.config import GatewayConfig
 from penstock.serve.fleet.links import ReplicaLinks
 from penstock.serve.fleet.table import Table
@@ -22,15 +22,14 @@ from penstock.serve.gateway.adapter_listing import Listing
 from penstock.serve.gateway.auth import Auth
 from penstock.serve.gateway.body import BodyBudget, RequestBody
 from penstock.serve.gateway.catalogue import Catalogue, ServedModel
-from penstock.serve.gateway.dispatch import Dispatch, UpstreamRequest
+from penstock.serve.gateway.dispatch import Dispatch, UpstreamRequest, WakeUps
 from penstock.serve.gateway.own_answers import JSON, OwnAnswers
 from penstock.serve.gateway.request import ClientRequest
-from penstock.serve.gateway.response import ClientGone, ClientResponse
+from penstock.serve.gateway.response import ClientResponse
 from penstock.serve.gateway.routes import Handler, Route
 from penstock.serve.gateway.telemetry import timing
 from penstock.serve.gateway.telemetry.json_logs import write_json
 from penstock.serve.gateway.telemetry.tracing import tracing
-from penstock.serve.gateway.wakeup import Waking
 from penstock.serve.http.connection_limits import Connections
 from penstock.transport.connection import Headers
 
@@ -72,9 +71,9 @@ class Gateway:
         self._listing = Listing(models, table, self._fleet)
         self._bodies = BodyBudget(config.max_bodies_bytes)
         self.connections = Connections(config.max_connections_per_address)
-        self._waking = Waking(wake, lambda model_id: self._dispatch.is_wanted(model_id))
+        self._wake_ups = WakeUps(wake, lambda model_id: self._dispatch.is_wanted(model_id))
         self._dispatch = Dispatch(
-            models, table, self._fleet, self._id, config.wait_for_replica_s, self._waking.begin
+            models, table, self._fleet, self._id, config.wait_for_replica_s, self._wake_ups.begin
         )
         self._unresolved = self._dispatch.metrics("").on("")
         self._tracing: Tracing | None = None
@@ -98,7 +97,7 @@ class Gateway:
 
     async def close(self) -> None:
         """Ends links and idle connections. Close the port before: it waits for open requests."""
-        self._waking.close()
+        self._wake_ups.close()
         await self._listing.close()
         await self._fleet.close()
         if self._tracing is not None:
@@ -117,7 +116,7 @@ class Gateway:
             await send({"type": "websocket.close", "code": 1008})
 
     async def _serve(self, request: ClientRequest, send: Send) -> None:
-        reply = ClientResponse(send, request.id, request.timing, request.outlet, request.path)
+        reply = ClientResponse(send, request.id, request.timing, request.writer, request.path)
         request.metrics = self._unresolved
         error = None
         try:
@@ -164,8 +163,8 @@ class Gateway:
         if request.method == "OPTIONS":
             await reply.whole(204, [(b"allow", route.allow.encode())], b"")
         else:
-            if request.outlet is not None and not route.public:
-                request.outlet.accept(body_in_time=True)
+            if request.writer is not None and not route.public:
+                request.writer.accept(body_in_time=True)
             routes.check_method(route, request.method)
             await self._handlers[route.by](request, route, reply)
 

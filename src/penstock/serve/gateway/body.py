@@ -14,9 +14,8 @@ from collections import OrderedDict
 
 import msgspec
 
-from penstock.asgi import Receive
+from penstock.asgi import ClientGone, Receive
 from penstock.errors import BadRequest, Overloaded, TooLarge
-from penstock.serve.gateway.response import ClientGone
 from penstock.serve.http import limits
 
 _MODEL_FIELD = re.compile(rb'[ ;]name="?model"?(;|\r|$)')

@@ -5,10 +5,11 @@ Between the gateway, which has resolved the model, and the relay. Here are the l
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -30,6 +31,8 @@ from penstock.transport import headers
 from penstock.transport.connection import Headers
 
 log = logging.getLogger(__name__)
+
+_WAKE_AGAIN_S = 1.0
 
 _MOST_DEATHS = 2
 """Replicas that one request may take down with it: more would be a request that kills, not bad luck."""
@@ -174,3 +177,35 @@ class Dispatch:
         self._metrics.adapters.labels(model_id).set(holders.loaded_count)
         self._metrics.adapter_loads.labels(model_id).inc(holders.loads - self._loads[model_id])
         self._loads[model_id] = holders.loads
+
+
+class WakeUps:
+    """Wakes models that have no replica awake: one call at a time for each, while requests wait for it."""
+
+    def __init__(
+        self, wake: Callable[[str], Awaitable[None]] | None, is_wanted: Callable[[str], bool]
+    ) -> None:
+        """wake: returns once the model is awake. is_wanted: whether requests wait and no replica is ready."""
+        self._wake = wake
+        self._is_wanted = is_wanted
+        self._waking: dict[str, asyncio.Task[None]] = {}
+
+    def begin(self, model_id: str) -> None:
+        """Starts waking the model, unless that is under way."""
+        if self._wake is not None and model_id not in self._waking:
+            self._waking[model_id] = asyncio.create_task(self._ask(self._wake, model_id))
+
+    async def _ask(self, wake: Callable[[str], Awaitable[None]], model_id: str) -> None:
+        try:
+            while self._is_wanted(model_id):
+                try:
+                    await wake(model_id)
+                except Exception as error:  # of Serve, Ray or control
+                    log.warning("Waking %s failed: %s", model_id, error)
+                await asyncio.sleep(_WAKE_AGAIN_S)
+        finally:
+            del self._waking[model_id]
+
+    def close(self) -> None:
+        for task in list(self._waking.values()):
+            task.cancel()

@@ -106,7 +106,7 @@ async def _pass_events(connection: ReplicaConnection, reply: ClientResponse, pie
     while not connection.exhausted:
         if whole := events.of(piece):
             await reply.event(whole)
-        if reply.outlet is not None and reply.outlet.takes_chunks:
+        if reply.writer is not None and reply.writer.takes_chunks:
             await _pour(connection, reply, events)
         piece = await connection.read()
     await reply.piece(events.rest + piece, more=False)
@@ -114,18 +114,18 @@ async def _pass_events(connection: ReplicaConnection, reply: ClientResponse, pie
 
 async def _pour(connection: ReplicaConnection, reply: ClientResponse, events: _Events) -> None:
     """All but the end of the stream, from one socket's callback to the other socket, without this task."""
-    outlet = reply.outlet
-    assert outlet is not None
+    writer = reply.writer
+    assert writer is not None
 
     def sink(piece: bytes) -> bool:
         whole = events.of(piece)
         return reply.event_now(whole) if whole else True
 
-    outlet.drained = connection.resume
+    writer.drained = connection.resume
     try:
         await connection.read_into(sink)
     finally:
-        outlet.drained = None
+        writer.drained = None
 
 
 class _Events:

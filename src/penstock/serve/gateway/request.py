@@ -11,10 +11,10 @@ from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, quote
 
-from penstock.asgi import Receive, Scope
+from penstock.asgi import ClientGone, Receive, Scope
 from penstock.errors import BadRequest, Error, MethodNotAllowed, Unauthorized
 from penstock.metrics import RouteMetrics
-from penstock.serve.gateway.response import ClientGone, ClientResponse
+from penstock.serve.gateway.response import ClientResponse
 from penstock.serve.gateway.routes import Route, below
 from penstock.serve.gateway.telemetry.timing import Timing
 from penstock.serve.http import direct_writer, limits
@@ -36,7 +36,7 @@ class ClientRequest:
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self.receive = receive
-        self.outlet = direct_writer.of(scope)
+        self.writer = direct_writer.of(scope)
         self.method: str = scope["method"]
         self.path = below(scope.get("root_path", ""), scope["path"])
         self.query: bytes = scope.get("query_string", b"")
@@ -89,9 +89,9 @@ class ClientRequest:
 
     def _tell_gone(self, gone: Callable[[], None]) -> Callable[[], object]:
         """Calls `gone` when the client goes. Gives what ends that."""
-        if self.outlet is None:
+        if self.writer is None:
             return asyncio.create_task(self._watch(gone)).cancel
-        return self.outlet.on_disconnect(gone)
+        return self.writer.on_disconnect(gone)
 
     async def _watch(self, gone: Callable[[], None]) -> None:
         while (await self.receive())["type"] != "http.disconnect":

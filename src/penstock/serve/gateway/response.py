@@ -26,10 +26,6 @@ _STREAM = (b"content-type", b"text/event-stream")
 _UNBUFFERED = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]  # for proxies before us
 
 
-class ClientGone(Exception):
-    """The client has closed its connection: nobody reads an answer."""
-
-
 class ClientResponse:
     """One answer on its way to the client."""
 
@@ -41,22 +37,22 @@ class ClientResponse:
         "begun",
         "broken",
         "gaps",
-        "outlet",
         "status",
         "streaming",
         "timing",
+        "writer",
     )
 
     def __init__(
-        self, send: Send, request_id: str, timing: Timing, outlet: DirectWriter | None = None, path: str = ""
+        self, send: Send, request_id: str, timing: Timing, writer: DirectWriter | None = None, path: str = ""
     ) -> None:
-        """timing: told in the answer's headers. outlet: the shorter way, where there is one.
+        """timing: told in the answer's headers. writer: the shorter way, where there is one.
 
         path: that of the request, whose clients read errors in a form of their own.
         """
         self._form = wire.form(path)
         self._send = send
-        self.outlet = outlet
+        self.writer = writer
         self.begun: Callable[[], None] | None = None  # called once the first byte leaves
         self._request_id = (b"x-request-id", request_id.encode())
         self.timing = timing
@@ -95,10 +91,10 @@ class ClientResponse:
         await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     def event_now(self, body: bytes) -> bool:
-        """The same by the outlet, which must be there. False when the client is behind."""
-        assert self.outlet is not None
+        """The same by the writer, which must be there. False when the client is behind."""
+        assert self.writer is not None
         self._count_gap()
-        return self.outlet.chunk(body)
+        return self.writer.chunk(body)
 
     def _count_gap(self) -> None:
         now = time.monotonic()

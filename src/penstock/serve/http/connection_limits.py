@@ -1,8 +1,8 @@
-"""What clients may hold of a port before a request of theirs is accepted: connections, heads, time.
+"""Bounds what clients hold of a port before a request is accepted: connections, heads, time.
 
-A connection counts while it waits: it is new, idle, in the middle of a head, or refused. It stops counting
-while a request that the app has accepted is open. The limits are per address, so that one client cannot take
-what others need; `limits` has the figures.
+A connection counts while it waits: it is new, idle, in the middle of a head, or refused. It does not count
+while a request that the app has accepted is open. Limits are per address, so that one client cannot take what
+others need; `limits` has the figures.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections import Counter, OrderedDict
 from typing import Protocol
 
 
-class Connection(Protocol):
-    """As the port has it. since: when it began to wait for what must come in time; `inf` for none."""
+class WaitingConnection(Protocol):
+    """A client's connection. since: when it began to wait for something with a time limit; `inf` for none."""
 
     since: float
 
@@ -32,7 +32,7 @@ class Peer:
     def __init__(self, key: str) -> None:
         self.key = key
         self.open = 0
-        self.waiting: OrderedDict[Connection, None] = OrderedDict()
+        self.waiting: OrderedDict[WaitingConnection, None] = OrderedDict()
         self.head_bytes = 0
 
 
@@ -49,7 +49,7 @@ class Connections:
         self.open = 0
         self.counts: Counter[str] = Counter()
 
-    def join(self, address: str, connection: Connection) -> Peer:
+    def join(self, address: str, connection: WaitingConnection) -> Peer:
         """Counts a new connection; ends the one that has waited longest where there are too many."""
         key = _key(address)
         peer = self._peers.get(key)
@@ -65,7 +65,7 @@ class Connections:
             next(iter(fullest.waiting)).cut("too_many_connections")
         return peer
 
-    def leave(self, peer: Peer, connection: Connection) -> None:
+    def leave(self, peer: Peer, connection: WaitingConnection) -> None:
         """It has ended."""
         self.accept(peer, connection)
         peer.open -= 1
@@ -73,20 +73,20 @@ class Connections:
         if not peer.open:
             del self._peers[peer.key]
 
-    def wait(self, peer: Peer, connection: Connection) -> None:
+    def wait(self, peer: Peer, connection: WaitingConnection) -> None:
         """It counts from now on."""
         if connection not in peer.waiting:
             peer.waiting[connection] = None
             self.waiting += 1
 
-    def accept(self, peer: Peer, connection: Connection) -> None:
+    def accept(self, peer: Peer, connection: WaitingConnection) -> None:
         """It does not count any more. Safe to call twice."""
         if connection in peer.waiting:
             del peer.waiting[connection]
             self.waiting -= 1
 
 
-def expire(connections: list[Connection], before: float) -> None:
+def expire(connections: list[WaitingConnection], before: float) -> None:
     """Ends those that wait since `before` or earlier for what must come in time."""
     for connection in connections:
         if connection.since <= before:

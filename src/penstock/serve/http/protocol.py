@@ -70,7 +70,7 @@ class BoundedProtocol(HttpToolsProtocol):
     last one.
     """
 
-    since = math.inf  # see `Connection`
+    since = math.inf  # see `WaitingConnection`
     _in_message = _in_head = False
     _head_bytes = _fields = 0  # of the head that is being read, with its trailer: of fields that are complete
     _parsed = 0  # of the bytes that are being fed: at least so many are of complete parts
@@ -85,7 +85,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _accepted = True  # the request whose answer is under way
     _connections: Connections
     _peer: Peer | None = None  # None where clients are trusted
-    _outlets: tuple[DirectWriter, ...] = ()  # of the answer under way, and of those that are due after it
+    _writers: tuple[DirectWriter, ...] = ()  # of the answer under way, and of those that are due after it
 
     @property
     def is_answering(self) -> bool:
@@ -111,8 +111,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._peer is not None:
             self._release(self._peer)
             self._connections.leave(self._peer, self)
-        for outlet in self._outlets:
-            outlet.lost()
+        for writer in self._writers:
+            writer.lost()
 
     def pause_writing(self) -> None:
         """A client that does not read its refusals is not worth their memory."""
@@ -122,8 +122,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        for outlet in self._outlets:
-            outlet.resume()
+        for writer in self._writers:
+            writer.resume()
 
     def cut(self, reason: str) -> None:
         """Ends the connection at once, whatever is still unsent."""
@@ -274,11 +274,11 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if cast(Config, self.config).draining:
             self.cycle.keep_alive = False
-        outlet = DirectWriter(self.cycle, self.loop, self)
-        self.cycle.transport = cast(asyncio.Transport, outlet)
-        self.scope["extensions"] = {EXTENSION: outlet}  # pyright: ignore[reportGeneralTypeIssues]
-        waiting = tuple(outlet for outlet in self._outlets if not outlet.over) if self.pipeline else ()
-        self._outlets = (*waiting, outlet)
+        writer = DirectWriter(self.cycle, self.loop, self)
+        self.cycle.transport = cast(asyncio.Transport, writer)
+        self.scope["extensions"] = {EXTENSION: writer}  # pyright: ignore[reportGeneralTypeIssues]
+        waiting = tuple(writer for writer in self._writers if not writer.over) if self.pipeline else ()
+        self._writers = (*waiting, writer)
 
     def on_body(self, body: bytes) -> None:
         self._parsed += len(body) + _CHUNK_BYTES
@@ -363,7 +363,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _forget(self) -> None:
         """An idle connection keeps nothing of its last request."""
         self.scope.clear()  # pyright: ignore[reportAttributeAccessIssue]
-        self.headers, self.url, self._outlets = [], b"", ()
+        self.headers, self.url, self._writers = [], b"", ()
         self.cycle.body = bytearray()
 
 

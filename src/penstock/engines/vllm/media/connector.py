@@ -15,7 +15,7 @@ from vllm.exceptions import VLLMClientError, VLLMValidationError
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector, MediaIO
 
 from penstock.engines.vllm.arguments.environment import MEDIA_CONNECTOR
-from penstock.engines.vllm.media.fetch import Connection, Refused
+from penstock.engines.vllm.media.fetch import CheckedConnection, Refused
 
 _SHOWN = 100
 _ADDRESS_IN_MEMORY = re.compile(r" <[^>]* at 0x[0-9a-f]+>")
@@ -66,9 +66,9 @@ class Media(MediaConnector):
 
 
 @functools.cache
-def _connection(hosts: frozenset[str]) -> Connection:
+def _connection(hosts: frozenset[str]) -> CheckedConnection:
     """One for all requests, so that connections are kept."""
-    return Connection(hosts)
+    return CheckedConnection(hosts)
 
 
 def _told(url: str, error: Exception) -> Exception:

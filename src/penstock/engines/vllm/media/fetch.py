@@ -48,7 +48,7 @@ def _inner(address: IPv6Address) -> IPv4Address | IPv6Address:
     return address.ipv4_mapped or address.sixtofour or tunnelled or address
 
 
-class Connection(HTTPConnection):
+class CheckedConnection(HTTPConnection):
     """vLLM's client of http(s) with our rules: only these `hosts`, or, with none, only public addresses."""
 
     def __init__(self, hosts: Iterable[str] = ()) -> None:
