@@ -75,7 +75,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.online $(ARGS)
 
 docs: $(READY)
-	$(BIN)/python -m scripts.configuration_page > docs/configuration.md
+	$(BIN)/python -m scripts.configuration_page > docs/reference/configuration.md
 	$(BIN)/python -m tests.features
 
 sglang: $(READY)

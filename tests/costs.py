@@ -1,4 +1,4 @@
-"""What tests cost: seconds by file, told at the end of a run and, by `make test-all`, in docs/testing.md."""
+"""Seconds of each test file: at the end of a run and, by `make test-all`, in docs/inside/testing.md."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[1] / "docs" / "testing.md"
+PAGE = Path(__file__).parents[1] / "docs" / "inside" / "testing.md"
 BEGIN, END = "<!-- slowest files: written by make test-all -->", "<!-- end of slowest files -->"
 SHOWN = 20
 
@@ -49,7 +49,7 @@ class Costs:
 
     def _rows(self, files: list[str]) -> list[str]:
         return [
-            f"| [{Path(file).stem}](../{file}) | {self._seconds[file]:.0f} | {len(self._tests[file])} |"
+            f"| [{Path(file).stem}](../../{file}) | {self._seconds[file]:.0f} | {len(self._tests[file])} |"
             for file in files
         ]
 

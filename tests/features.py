@@ -1,4 +1,4 @@
-"""docs/features.md: which tests show each feature. Written from features.yaml and the tests' own markers.
+"""docs/inside/features.md: the tests that show each feature, from features.yaml and the tests' own markers.
 
     python -m tests.features            # write the page
     python -m tests.features --check    # status 1 when a finished row has no test, or the page is old
@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "features.md"
+PAGE = ROOT / "docs" / "inside" / "features.md"
 
 HEAD = """# Features
 
@@ -87,7 +87,7 @@ def page(rows: Sequence[Mapping[str, Any]], found: Collected) -> str:
 
 
 def _line(row: Mapping[str, Any], files: Sequence[str], full: set[str]) -> str:
-    read = f"[{row['page'].removesuffix('.md')}]({row['page']})" if "page" in row else ""
+    read = f"[{Path(row['page']).stem}](../{row['page']})" if "page" in row else ""
     shown = ", ".join(f"*{_link(file)}*" if file in full else _link(file) for file in files)
     if files and full.issuperset(files):
         shown += " (full tier only)"
@@ -95,7 +95,7 @@ def _line(row: Mapping[str, Any], files: Sequence[str], full: set[str]) -> str:
 
 
 def _link(file: str) -> str:
-    return f"[{Path(file).stem.removeprefix('test_')}](../{file})"
+    return f"[{Path(file).stem.removeprefix('test_')}](../../{file})"
 
 
 def main() -> None:
@@ -106,7 +106,7 @@ def main() -> None:
     if "--check" not in sys.argv:
         PAGE.write_text(text)
     elif not PAGE.exists() or PAGE.read_text() != text:
-        faults.append("docs/features.md is not up to date: run `make docs`.")
+        faults.append("docs/inside/features.md is not up to date: run `make docs`.")
     if faults:
         raise SystemExit("\n".join(faults))
 

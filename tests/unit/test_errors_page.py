@@ -1,11 +1,11 @@
-"""docs/errors.md lists every error that a request can meet, with what the code says of it."""
+"""docs/reference/errors.md lists every error that a request can meet, with what the code says of it."""
 
 import re
 from pathlib import Path
 
 from penstock import errors
 
-PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"
 NOT_OF_REQUESTS = {errors.ConfigError, errors.EngineStartFailed}
 
 

@@ -17,7 +17,7 @@ from penstock.serve.routing.user_policy import UserPolicy
 from penstock.transport.address import Address
 from penstock.transport.link import LoadReport
 
-PAGE = Path(__file__).parents[2] / "docs/routing.md"
+PAGE = Path(__file__).parents[2] / "docs/serve/routing.md"
 
 
 @pytest.fixture

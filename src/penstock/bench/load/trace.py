@@ -54,7 +54,7 @@ def read_trace(path: Path, *, speed: float = 1.0) -> tuple[Arrival, ...]:
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigError(
             f"{path}: request {len(found) + 1} cannot be used ({error}); a row needs a "
-            "timestamp, input_length and output_length (see docs/bench.md)."
+            "timestamp, input_length and output_length (see docs/operate/bench.md)."
         ) from error
     if not found:
         raise ConfigError(f"The trace {path} holds no request.")

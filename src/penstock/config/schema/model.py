@@ -52,7 +52,7 @@ class LLMConfig(RootConfig):
     llm_engine: str = Field(
         default="vllm",
         description="`vllm`, `sglang`, `process` (any program that speaks OpenAI HTTP) or `sim` (a "
-        "simulator), see docs/engines.md; case does not matter.",
+        "simulator), see docs/serve/engines.md; case does not matter.",
     )
     engine_kwargs: Annotated[dict[str, Any], CheckedDict(EngineSizes)] = Field(
         default={}, description="Arguments of the engine, under the names that the engine gives them."
@@ -78,7 +78,7 @@ class LLMConfig(RootConfig):
         default=None, description="Taking turns with other models on the same memory."
     )
     prefill: PrefillConfig | None = Field(
-        default=None, description="Replicas of their own that compute long prompts. See docs/operations.md."
+        default=None, description="Replicas that only compute long prompts. See docs/serve/prefill.md."
     )
     placement_group_config: PlacementGroupConfig | None = Field(
         default=None, description="Workers' resources."
@@ -93,7 +93,7 @@ class LLMConfig(RootConfig):
     preprocessor: Any = Field(
         default=None,
         description="Your own code before the engine: a class, a function or its path `my_module:Name`. "
-        "See docs/preprocessing.md.",
+        "See docs/serve/preprocessing.md.",
     )
     preprocessor_options: Annotated[dict[str, Any], CheckedDict(PreprocessorOptions)] | None = Field(
         default=None,

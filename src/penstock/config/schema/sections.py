@@ -54,7 +54,7 @@ class ModelLoadingConfig(StrictModel):
     model_source: ModelSource | None = Field(
         default=None,
         description="Hub id, local folder, `s3://`, `gs://` or any URL that fsspec knows; `demo` for the "
-        "model that ships with Penstock. Without it, the model_id. See docs/sources.md.",
+        "model that ships with Penstock. Without it, the model_id. See docs/serve/sources.md.",
     )
     tokenizer_source: ModelSource | None = Field(
         default=None, description="The same for the tokenizer, if it is not the model's own."

@@ -17,7 +17,7 @@ Stage = Literal["read", "preprocess", "engine", "postprocess"]
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """Why a row failed: the one type of every error column.
 
-    code: as in docs/errors.md, or the engine's own. status: HTTP's, where there was a response.
+    code: as in docs/reference/errors.md, or the engine's own. status: HTTP's, where there was a response.
     """
 
     code: str

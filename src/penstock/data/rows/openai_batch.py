@@ -29,7 +29,7 @@ PATHS = (
     "/tokenize",
     "/detokenize",
 )
-"""Endpoints of docs/endpoints.md with JSON requests and responses."""
+"""Endpoints of docs/reference/endpoints.md with JSON requests and responses."""
 
 _encode = msgspec.json.Encoder().encode
 

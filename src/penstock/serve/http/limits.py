@@ -1,6 +1,6 @@
 """Limits on what clients send that no option changes. Those that one does are fields of `GatewayConfig`.
 
-docs/limits.md is the table of all of them. Sizes in bytes, times in seconds.
+docs/reference/limits.md is the table of all of them. Sizes in bytes, times in seconds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Ray serializers for tensors and images from a preprocessor's process: as buffers in Ray's shared memory.
 
 Ray does that for numpy arrays only. It would write tensors and images into the pickle, which takes ten times
-and nearly twice as long for 50 MB (docs/benchmarks.md). The receiver copies them, so that they are writable.
+and nearly twice as long for 50 MB (benchmarks/log.md). The receiver copies them, so that they are writable.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ from penstock.serve.routing.prefix_index import ENTRIES, EXPIRY_S, Holders, Pref
 
 SAVED = 4
 """What a prompt token found in a cache is worth, in tokens of waiting work. More than one: what is
-computed again is work for the whole fleet, and takes room in one more cache. docs/routing.md has figures."""
+computed again is work for the whole fleet, and takes room in one more cache. Figures:
+docs/serve/routing.md."""
 
 _WEIGHED = 8  # holders at one pick
 _LEVELS = 3  # sets of holders at one pick, from the longest match on
