@@ -2,8 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.arguments import Arguments, plan, split
-from penstock.cli.serve.engine_arguments import read_engine_words
+from penstock.cli.models.engine_arguments import read_engine_words
+from penstock.cli.models.options import Arguments, split
+from penstock.cli.models.plan import make_plan
 from penstock.cli.serve.ray_cluster import cpus_needed
 from penstock.errors import ConfigError
 
@@ -32,7 +33,7 @@ def test_words_from_the_first_dash_on_are_the_engines():
 
 
 def test_nothing_given_is_the_embedded_model():
-    planned = plan(Arguments())
+    planned = make_plan(Arguments())
     (config,) = planned.configs
     assert config.model_id == "penstock-demo"
     assert config.model_loading_config.model_source == "demo"
@@ -40,39 +41,39 @@ def test_nothing_given_is_the_embedded_model():
 
 
 def test_hub_id_is_served_under_its_own_name():
-    (config,) = plan(Arguments(sources=("Qwen/Qwen2.5-0.5B",))).configs
+    (config,) = make_plan(Arguments(sources=("Qwen/Qwen2.5-0.5B",))).configs
     assert (config.model_id, config.model_source) == ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B")
 
 
 def test_folder_is_served_under_the_folders_name(tmp_path: Path):
-    (config,) = plan(Arguments(sources=(str(tmp_path),))).configs
+    (config,) = make_plan(Arguments(sources=(str(tmp_path),))).configs
     assert (config.model_id, config.model_source) == (tmp_path.name, str(tmp_path))
 
 
 def test_url_is_served_under_its_last_name():
-    (config,) = plan(Arguments(sources=("s3://bucket/models/qwen/",))).configs
+    (config,) = make_plan(Arguments(sources=("s3://bucket/models/qwen/",))).configs
     assert (config.model_id, config.model_source) == ("qwen", "s3://bucket/models/qwen/")
 
 
 def test_served_model_name_names_the_model():
-    (config,) = plan(Arguments(sources=("a/b",), served_model_name="mine")).configs
+    (config,) = make_plan(Arguments(sources=("a/b",), served_model_name="mine")).configs
     assert (config.model_id, config.model_source) == ("mine", "a/b")
 
 
 def test_served_model_name_beside_a_file_is_refused(yaml: str):
     with pytest.raises(ConfigError, match="names its own"):
-        plan(Arguments(sources=(yaml,), served_model_name="mine"))
+        make_plan(Arguments(sources=(yaml,), served_model_name="mine"))
 
 
 def test_command_line_goes_over_the_file(yaml: str):
-    planned = plan(Arguments(sources=(yaml,), port=9100, replicas=2))
+    planned = make_plan(Arguments(sources=(yaml,), port=9100, replicas=2))
     assert planned.gateway.port == 9100
     assert planned.gateway.request_timeout_s == 7
     assert [config.deployment_config for config in planned.configs] == [{"num_replicas": 2}] * 2
 
 
 def test_files_settings_stay_where_the_command_says_nothing(yaml: str):
-    planned = plan(Arguments(sources=(yaml,)))
+    planned = make_plan(Arguments(sources=(yaml,)))
     assert planned.gateway.port == 9000
     assert planned.configs[0].deployment_config["autoscaling_config"]["max_replicas"] == 5
 
@@ -81,29 +82,29 @@ def test_two_files_that_disagree_about_the_gateway_are_refused(yaml: str, tmp_pa
     other = tmp_path / "other.yaml"
     other.write_text("llm_configs: [{model_loading_config: {model_id: three}}]\ngateway: {port: 9001}\n")
     with pytest.raises(ConfigError, match=r"gateway\.port is 9000 in one file and 9001 in another"):
-        plan(Arguments(sources=(yaml, str(other))))
+        make_plan(Arguments(sources=(yaml, str(other))))
 
 
 def test_same_model_id_in_two_files_is_refused(yaml: str, tmp_path: Path):
     other = tmp_path / "other.yaml"
     other.write_text("model_loading_config: {model_id: one}")
     with pytest.raises(ConfigError, match="'one' is used twice"):
-        plan(Arguments(sources=(yaml, str(other))))
+        make_plan(Arguments(sources=(yaml, str(other))))
 
 
 def test_engine_arguments_for_two_models_are_refused(yaml: str):
     with pytest.raises(ConfigError, match="--max-model-len applies to one model"):
-        plan(Arguments(sources=(yaml,), engine_words=("--max-model-len", "5")))
+        make_plan(Arguments(sources=(yaml,), engine_words=("--max-model-len", "5")))
 
 
 def test_gpu_type_goes_to_every_model(yaml: str):
-    planned = plan(Arguments(sources=(yaml,), accelerator="L4"))
+    planned = make_plan(Arguments(sources=(yaml,), accelerator="L4"))
     assert [config.accelerator_type for config in planned.configs] == ["L4", "L4"]
 
 
 def test_engine_words_are_read_with_the_engines_names():
     words = ("--max-model-len", "4096", "--reply=yes indeed", "--step-base-ms", "0.5")
-    planned = read_engine_words(plan(Arguments(sources=("echo",), engine="sim", engine_words=words)))
+    planned = read_engine_words(make_plan(Arguments(sources=("echo",), engine="sim", engine_words=words)))
     assert planned.engine_words == ()
     assert planned.configs[0].engine_kwargs == {
         "max_model_len": 4096,
@@ -121,26 +122,28 @@ def test_engine_words_are_read_with_the_engines_names():
     ],
 )
 def test_bad_engine_words_are_told(words: tuple[str, ...], sentence: str):
-    planned = plan(Arguments(sources=("echo",), engine="sim", engine_words=words))
+    planned = make_plan(Arguments(sources=("echo",), engine="sim", engine_words=words))
     with pytest.raises(ConfigError, match=sentence):
         read_engine_words(planned)
 
 
 def test_mistyped_option_of_our_own_is_named():
-    planned = plan(Arguments(sources=("echo",), engine="sim", engine_words=("--prot", "9000")))
+    planned = make_plan(Arguments(sources=("echo",), engine="sim", engine_words=("--prot", "9000")))
     with pytest.raises(ConfigError, match="`penstock serve` has --port"):
         read_engine_words(planned)
 
 
 def test_guests_variables_go_under_what_the_config_says():
-    base = plan(Arguments(sources=("echo",), engine="sim"))
+    base = make_plan(Arguments(sources=("echo",), engine="sim"))
     once = base.as_guest("node:10.0.0.1", {"A": "1", "B": "1"})
     twice = once.as_guest("node:10.0.0.1", {"A": "2", "C": "2"})
     assert twice.configs[0].runtime_env == {"env_vars": {"A": "1", "B": "1", "C": "2"}}
 
 
 def test_guests_gateway_is_tied_to_its_node():
-    serving = plan(Arguments(sources=("echo",), engine="sim")).as_guest("node:10.0.0.1", {"A": "1"}).serving
+    serving = (
+        make_plan(Arguments(sources=("echo",), engine="sim")).as_guest("node:10.0.0.1", {"A": "1"}).serving
+    )
     assert serving.ingress_deployment_config["ray_actor_options"] == {
         "num_cpus": 0,
         "resources": {"node:10.0.0.1": 0.001},
@@ -149,11 +152,11 @@ def test_guests_gateway_is_tied_to_its_node():
 
 
 def test_cpus_are_counted_over_all_replicas(yaml: str):
-    assert cpus_needed(plan(Arguments(sources=(yaml,))).configs) == 6
+    assert cpus_needed(make_plan(Arguments(sources=(yaml,))).configs) == 6
 
 
 def test_preprocessors_of_their_own_count(tmp_path: Path):
     own = "{autoscaling_config: {max_replicas: 4}, ray_actor_options: {num_cpus: 0.5}}"
     text = "model_loading_config: {model_id: m}\nllm_engine: sim\npreprocessor: copy:copy\n"
     (tmp_path / "m.yaml").write_text(f"{text}preprocessor_options: {own}\n")
-    assert cpus_needed(plan(Arguments(sources=(str(tmp_path / "m.yaml"),))).configs) == 3
+    assert cpus_needed(make_plan(Arguments(sources=(str(tmp_path / "m.yaml"),))).configs) == 3

@@ -11,8 +11,9 @@ from unittest import mock
 
 import pytest
 
-from penstock.cli import guard, main
-from penstock.cli.serve import check
+from penstock.cli import main
+from penstock.cli.models import check
+from penstock.cli.process import guard
 
 NOBODY = "http://127.0.0.1:9"
 """The port of a service that no machine runs any more."""

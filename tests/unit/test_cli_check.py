@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.serve.check import check
+from penstock.cli.models.check import check
 
 GOOD = """
 model_loading_config: {model_id: echo}

@@ -36,7 +36,7 @@ def guarded(tmp_path: Path):
             "import os, signal, subprocess, sys, time\n"
             "for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):\n"
             "    signal.signal(signum, signal.SIG_DFL)  # nohup, and a background job, ignore some\n"
-            "from penstock.cli.guard import guarded\n"
+            "from penstock.cli.process.guard import guarded\n"
             f"STUBBORN, ORPHAN_MAKER = {STUBBORN!r}, {ORPHAN_MAKER!r}\n"
             f"{textwrap.dedent(work)}\n"
             f"sys.exit(guarded(work, stop_s={stop_s}))\n"

@@ -26,6 +26,14 @@ def test_import_loads_neither_ray_nor_pydantic_nor_an_engine() -> None:
     assert loaded.stdout.strip() == "set()"
 
 
+def test_help_of_the_command_needs_no_config() -> None:
+    code = "import penstock.cli.app, sys; print({'ray', 'pydantic', 'penstock.config'} & set(sys.modules))"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert loaded.stdout.strip() == "set()"
+
+
 def test_demo_model_is_a_folder_of_the_package() -> None:
     folder = Path(penstock.demo_model())
     assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= {

@@ -9,7 +9,7 @@ import sys
 def main() -> None:
     """No exit other than 0 without a sentence on stderr."""
     from penstock.cli.app import app
-    from penstock.cli.failure import crashed, fail
+    from penstock.cli.process.failure import crashed, fail
     from penstock.errors import Error
 
     sys.path.append(

@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
-from penstock.cli.arguments import DEFAULT_PORT, KINDS, Arguments, split
 from penstock.cli.batch.commands import batch
 from penstock.cli.client.bench import BENCH_HELP, bench
 from penstock.cli.client.ctl import ctl
-from penstock.cli.failure import fail
+from penstock.cli.models.options import ACCELERATOR_KINDS, DEFAULT_PORT, Arguments, split
+from penstock.cli.process.failure import fail
 from penstock.errors import ConfigError, Error
 
 app = typer.Typer(
@@ -109,7 +109,7 @@ def serve(
     log_format: Annotated[str | None, typer.Option(help="`text` or `json`.", show_default="text")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show what Ray and the engines print.")] = False,
 ) -> None:
-    from penstock.cli import guard
+    from penstock.cli.process import guard
 
     sources, engine_words = split(words or [])
     arguments = Arguments(
@@ -127,7 +127,7 @@ def serve(
         name=name,
         verbose=verbose,
     )
-    if accelerator in KINDS:
+    if accelerator in ACCELERATOR_KINDS:
         os.environ["PENSTOCK_ACCELERATOR"] = accelerator
     from penstock.cli.serve.run import STOP_S
 
@@ -135,14 +135,14 @@ def serve(
 
 
 def _serve(arguments: Arguments, told: int) -> int:
-    from penstock.cli.arguments import plan
-    from penstock.cli.serve import precheck
+    from penstock.cli.models import precheck
+    from penstock.cli.models.plan import make_plan
     from penstock.cli.serve.port import refuse_silent, refuse_taken
     from penstock.cli.serve.run import run
 
     try:
         try:
-            planned = plan(arguments)
+            planned = make_plan(arguments)
         except ConfigError as error:
             raise precheck.with_all_faults(error, arguments) from error
         planned = precheck.checked(planned, arguments)
@@ -177,7 +177,7 @@ def chat(
 def check(
     configs: Annotated[list[str], typer.Argument(metavar="CONFIG.yaml...", help="Files to check.")],
 ) -> None:
-    from penstock.cli.serve.check import check as report
+    from penstock.cli.models.check import check as report
 
     try:
         code = report(configs)

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-import yaml
 from typer.core import TyperGroup
 
-from penstock.cli.arguments import split
-from penstock.cli.failure import fail
+from penstock.cli.models.options import split
+from penstock.cli.process.failure import fail
 from penstock.errors import BadRequest, ConfigError, Error
 
 _HELP = """
@@ -341,9 +340,9 @@ def status(
 
 
 def _start(output: str, *, limits: Any, prices: Any, **asked: Any) -> None:
-    from penstock.cli import guard
     from penstock.cli.batch.run import STOP_S, Asked
     from penstock.cli.batch.run import run as work
+    from penstock.cli.process import guard
     from penstock.data.job.report import Limits, Prices
 
     seconds, tokens, failures = limits
@@ -423,6 +422,8 @@ def _engines(words: tuple[str, ...], given: Any, more: Mapping[str, Any]) -> Any
 
 def _defaults(params: list[str], max_tokens: int | None) -> dict[str, Any]:
     """Raises: ConfigError."""
+    import yaml
+
     from penstock.data.rows.coerce import to_json
 
     found: dict[str, Any] = {}

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.cli import guard
-from penstock.cli.arguments import KINDS, Arguments, plan
 from penstock.cli.batch.progress_bar import Meter
 from penstock.cli.batch.summary import shown
-from penstock.cli.failure import reason
-from penstock.cli.output import Output, kept
-from penstock.cli.serve.engine_arguments import read_engine_words
+from penstock.cli.models.engine_arguments import read_engine_words
+from penstock.cli.models.options import ACCELERATOR_KINDS, Arguments
+from penstock.cli.models.plan import make_plan
+from penstock.cli.process.failure import reason
+from penstock.cli.process.output import Output, kept
 from penstock.config import LLMConfig
 from penstock.data.job import manifest
 from penstock.data.job.api import make_worker_pool
@@ -34,6 +34,7 @@ from penstock.data.journal.index import Index
 from penstock.data.journal.lock import is_locked
 from penstock.data.storage.paths import StoragePath
 from penstock.errors import ConfigError, EngineStartFailed, Error
+from penstock.process_tree import end_descendants
 
 STOP_S = 90.0
 """From the first signal until the guard kills: rows that run may end, engines stop."""
@@ -74,7 +75,7 @@ def run(asked: Asked, told: int) -> int:
         code = _explain(error, output)
     if code != _FAILED:
         shutil.rmtree(folder, ignore_errors=True)
-    guard.end_descendants()
+    end_descendants()
     return code
 
 
@@ -214,9 +215,9 @@ def config_of(engines: EngineSpec) -> LLMConfig | None:
         accelerator=engines.accelerator,
         replicas=engines.replicas or None,
     )
-    if engines.accelerator in KINDS:
+    if engines.accelerator in ACCELERATOR_KINDS:
         os.environ["PENSTOCK_ACCELERATOR"] = engines.accelerator
-    planned = read_engine_words(plan(arguments))
+    planned = read_engine_words(make_plan(arguments))
     if len(planned.configs) != 1:
         raise ConfigError(f"'{words[0]}' describes {len(planned.configs)} models; a job has one.")
     return planned.configs[0]

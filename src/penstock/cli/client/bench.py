@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.arguments import DEFAULT_PORT
-from penstock.cli.failure import fail
+from penstock.cli.models.options import DEFAULT_PORT
+from penstock.cli.process.failure import fail
 from penstock.errors import Error
 
 BENCH_HELP = """

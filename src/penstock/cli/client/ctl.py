@@ -14,9 +14,9 @@ from urllib.parse import quote
 
 import typer
 
-from penstock.cli.arguments import DEFAULT_PORT
 from penstock.cli.client.address import parsed
-from penstock.cli.failure import fail
+from penstock.cli.models.options import DEFAULT_PORT
+from penstock.cli.process.failure import fail
 from penstock.errors import ConfigError, Error, NotFound, Unauthorized, Unavailable
 
 ctl = typer.Typer(

@@ -22,14 +22,16 @@ from types import FrameType
 import psutil
 
 from penstock import progress
-from penstock.cli import guard
-from penstock.cli.arguments import Arguments, Plan
-from penstock.cli.failure import reason
-from penstock.cli.output import Output, kept
+from penstock.cli.models.options import Arguments
+from penstock.cli.models.plan import ServePlan
+from penstock.cli.process import guard
+from penstock.cli.process.failure import reason
+from penstock.cli.process.output import Output, kept
 from penstock.cli.serve import startup
 from penstock.cli.serve.display import Display, Plain, display_on
 from penstock.cli.serve.greeting import greeting
 from penstock.errors import ConfigError, EngineStartFailed, Error
+from penstock.process_tree import adopt_orphans, end_descendants
 
 STOP_S = 24.0
 """From the first signal until the guard kills this process; what it leaves is gone 4 s later."""
@@ -50,7 +52,7 @@ class Signalled:
 Event = startup.Event | progress.Step | Signalled
 
 
-def run(plan: Plan, arguments: Arguments, told: int) -> int:
+def run(plan: ServePlan, arguments: Arguments, told: int) -> int:
     """Serves until a signal comes.
 
     Exit code: 0 after serving, 128 + signal before it, 1 for a failure, 2 for a bad config.
@@ -66,14 +68,14 @@ def run(plan: Plan, arguments: Arguments, told: int) -> int:
     code = command.run()
     if code != _FAILED:
         shutil.rmtree(folder, ignore_errors=True)
-    guard.end_descendants()  # the guard would do it, if it lives
+    end_descendants()  # in case the guard was killed
     return code
 
 
 class _Command:
     """One `penstock serve`, from its first step to its last word."""
 
-    def __init__(self, plan: Plan, arguments: Arguments, output: Output) -> None:
+    def __init__(self, plan: ServePlan, arguments: Arguments, output: Output) -> None:
         self.inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._output = output
         self._began = psutil.Process(os.getppid()).create_time() - time.time() + time.monotonic()
@@ -215,5 +217,5 @@ def _forward_steps(reader: progress.ProgressReader, inbox: queue.SimpleQueue[Eve
 def _forward_signals(told: int, command: _Command) -> None:
     while signum := os.read(told, 1):
         command.signalled(signum[0])
-    guard.adopt_orphans()  # the guard was killed, and its duties are ours
+    adopt_orphans()  # the guard was killed: this process takes over
     command.signalled(signal.SIGTERM)

@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 import psutil
 
 from penstock import progress
-from penstock.cli.arguments import Plan
-from penstock.cli.failure import reason
-from penstock.cli.serve.engine_arguments import read_engine_words
+from penstock.cli.models.engine_arguments import read_engine_words
+from penstock.cli.models.plan import ServePlan
+from penstock.cli.process.failure import reason
 from penstock.cli.serve.greeting import base_url
 from penstock.cli.serve.ray_cluster import Cluster, cpus_needed, preprocessors
 from penstock.errors import EngineStartFailed, Unavailable
@@ -64,7 +64,7 @@ class Note:
 class Serving:
     """Requests are answered from now on."""
 
-    plan: Plan
+    plan: ServePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ Tell = Callable[[Event], None]
 class Steps:
     """Start, wait for `stop`, end. Everything that happens is told."""
 
-    def __init__(self, plan: Plan, *, address: str | None, name: str, verbose: bool, tell: Tell) -> None:
+    def __init__(self, plan: ServePlan, *, address: str | None, name: str, verbose: bool, tell: Tell) -> None:
         self._plan, self._address, self._name, self._verbose = plan, address, name, verbose
         self._tell = tell
         self._stop = threading.Event()
@@ -141,7 +141,7 @@ class Steps:
         self._deploy(cluster, plan)
         self._wait_until_serving(cluster, plan)
 
-    def _deploy(self, cluster: Cluster, plan: Plan) -> None:
+    def _deploy(self, cluster: Cluster, plan: ServePlan) -> None:
         from penstock.serve.builders import build_openai_app
 
         if self._stop.is_set():
@@ -157,7 +157,7 @@ class Steps:
         if not cluster.own and (niceness := cluster.niceness()):
             self._tell(Note(_SLOW_WORKERS.format(niceness)))
 
-    def _wait_until_serving(self, cluster: Cluster, plan: Plan) -> None:
+    def _wait_until_serving(self, cluster: Cluster, plan: ServePlan) -> None:
         told: set[str] = set()
         while not self._stop.wait(_LOOK_S):
             state = cluster.state(self._name)
@@ -179,7 +179,7 @@ class Steps:
             self._cluster.remove(self._name)
         self._cluster.leave()
 
-    def _tell_failure(self, task: Future[Plan]) -> None:
+    def _tell_failure(self, task: Future[ServePlan]) -> None:
         if error := task.exception():
             self._tell(Failed(error))
 
@@ -195,7 +195,7 @@ def _import_builders() -> None:
     import penstock.serve.builders  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 
-def _cpus(plan: Plan) -> int:
+def _cpus(plan: ServePlan) -> int:
     """The engine's words are not read yet; they may ask for a worker per CPU of a large machine."""
     return cpus_needed(plan.configs) + (_CPUS_FOR_WORDS if plan.engine_words else 0)
 

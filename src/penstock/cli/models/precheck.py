@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
-from penstock.cli.arguments import OPTIONS, YAML, Arguments, Plan
-from penstock.cli.serve.engine_arguments import read_engine_words
-from penstock.config import LLMConfig
+from penstock.cli.models.engine_arguments import read_engine_words
+from penstock.cli.models.faults import faults, missing_folders
+from penstock.cli.models.options import OPTIONS, YAML, Arguments
+from penstock.cli.models.plan import ServePlan
 from penstock.config.derive.accelerators import missing_here
 from penstock.config.derive.prefill import halves
 from penstock.config.messages.problems import config_error
@@ -21,14 +21,12 @@ _ALIKE = 0.8
 
 def with_all_faults(error: ConfigError, arguments: Arguments) -> ConfigError:
     """The error, and what `penstock check` finds in the same files."""
-    from penstock.cli.serve.check import faults
-
     files = [word for word in arguments.sources if word.endswith(YAML) and os.path.isfile(word)]
     _, found, _ = faults(files)
     return config_error(dict.fromkeys([*(error.problems or [str(error)]), *found]))
 
 
-def checked(plan: Plan, arguments: Arguments) -> Plan:
+def checked(plan: ServePlan, arguments: Arguments) -> ServePlan:
     """The plan, with its engine's arguments read where that is quick or one looks like an option of ours.
 
     Raises: ConfigError for what this machine lacks, where the cluster is this machine alone.
@@ -44,29 +42,6 @@ def checked(plan: Plan, arguments: Arguments) -> Plan:
     (config,) = plan.configs
     is_slow = config.engine_name == "vllm"  # it takes seconds, so it is asked while Ray starts
     return plan if is_slow and not _looks_like_ours(plan.engine_words) else read_engine_words(plan)
-
-
-def missing_folders(config: LLMConfig) -> list[str]:
-    """A sentence for each folder of this machine that the config names and that is not there.
-
-    None where nothing reads it, or the user's own code may make it.
-    """
-    calls = config.callback_config is not None and config.callback_config.callback_class is not None
-    if config.engine_name == "sim" or config.server_cls is not None or calls:
-        return []
-    loading = config.model_loading_config
-    named = {"model_source": config.model_source, "tokenizer_source": loading.tokenizer_source}
-    paths = {
-        field: Path(source.removeprefix("file://")).expanduser()
-        for field, source in named.items()
-        if isinstance(source, str) and source.startswith(("/", "./", "../", "~", "file://"))
-    }
-    where = config.location / "model_loading_config"
-    return [
-        (where / field).says(f"'{path}' does not exist on this machine.")
-        for field, path in paths.items()
-        if not path.exists()
-    ]
 
 
 def _looks_like_ours(words: Sequence[str]) -> bool:

@@ -7,13 +7,14 @@ from typing import Any
 
 import yaml
 
-from penstock.cli.arguments import OPTIONS, Plan
+from penstock.cli.models.options import OPTIONS
+from penstock.cli.models.plan import ServePlan
 from penstock.config.messages.problems import config_error, nearest, translated
 from penstock.engines.check import check_arguments, options_form
 from penstock.errors import ConfigError
 
 
-def read_engine_words(plan: Plan) -> Plan:
+def read_engine_words(plan: ServePlan) -> ServePlan:
     """The plan with its engine's arguments read and checked. Takes seconds: it may ask the engine itself.
 
     Raises: ConfigError for what the engine does not know or take.

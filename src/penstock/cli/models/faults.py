@@ -1,16 +1,14 @@
-"""`penstock check`: every fault of configs, and what they would place where. Starts no Ray and no model."""
+"""Every mistake in config files, found without starting Ray or a model."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from penstock import hooks
-from penstock.cli.serve.placement import placement_of
-from penstock.cli.serve.precheck import missing_folders
 from penstock.config import Application, LLMConfig, load_applications
-from penstock.config.derive.prefill import halves
 from penstock.config.loading import yaml_source
 from penstock.config.loading.serving_args import FORMS
 from penstock.config.messages.location import Location
@@ -18,23 +16,6 @@ from penstock.config.schema.routing import POLICIES
 from penstock.engines import callback
 from penstock.engines.check import check_arguments
 from penstock.errors import ConfigError, Error
-
-_BAD_CONFIG = 2
-
-
-def check(files: Sequence[str]) -> int:
-    """Exit code: 0 when `files` can be served, 2 when they have faults, which go to stderr.
-
-    Raises: EngineStartFailed when the engine is installed but cannot be asked.
-    """
-    applications, problems, notices = faults(files)
-    for file, application in applications:
-        try:
-            _print(file, application)
-        except ConfigError as error:  # a placement that cannot work
-            problems += error.problems or [str(error)]
-    _tell(problems, notices)
-    return _BAD_CONFIG if problems else 0
 
 
 def faults(files: Sequence[str]) -> tuple[list[tuple[str, Application]], list[str], Sequence[str]]:
@@ -77,30 +58,27 @@ def _policy_problems(configs: Sequence[LLMConfig]) -> list[str]:
     return problems(own)
 
 
-def _print(file: str, application: Application) -> None:
-    print(file)
-    gateway = application.args.gateway
-    port = gateway.port or "no port of its own (8000 under `penstock serve`)"
-    _row(1, "gateway", f"{gateway.host}, {port}; {'one API key' if gateway.api_key else 'any API key'}")
-    for config in application.args.llm_configs:
-        _row(1, "model", config.model_id)
-        for half in halves(config):
-            for name, text in placement_of(half):
-                _row(2, name, text)
+def missing_folders(config: LLMConfig) -> list[str]:
+    """A sentence for each folder of this machine that the config names and that is not there.
 
-
-def _row(depth: int, name: str, text: str) -> None:
-    print(f"{'  ' * depth}{name:<{18 - 2 * depth}}{text}")
-
-
-def _tell(problems: Sequence[str], notices: Sequence[str]) -> None:
-    for notice in notices:
-        print(f"Not checked: {notice}")
-    if not problems:
-        print("No mistakes found.")
-        return
-    count = "1 mistake:" if len(problems) == 1 else f"{len(problems)} mistakes:"
-    print("\n".join([count, *problems]), file=sys.stderr)
+    None where nothing reads it, or the user's own code may make it.
+    """
+    calls = config.callback_config is not None and config.callback_config.callback_class is not None
+    if config.engine_name == "sim" or config.server_cls is not None or calls:
+        return []
+    loading = config.model_loading_config
+    named = {"model_source": config.model_source, "tokenizer_source": loading.tokenizer_source}
+    paths = {
+        field: Path(source.removeprefix("file://")).expanduser()
+        for field, source in named.items()
+        if isinstance(source, str) and source.startswith(("/", "./", "../", "~", "file://"))
+    }
+    where = config.location / "model_loading_config"
+    return [
+        (where / field).says(f"'{path}' does not exist on this machine.")
+        for field, path in paths.items()
+        if not path.exists()
+    ]
 
 
 def _readable_models(file: str) -> list[LLMConfig]:

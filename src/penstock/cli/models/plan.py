@@ -1,55 +1,27 @@
-"""From the words of `penstock serve` to configs. Neither Ray nor an engine is needed for it.
+"""Turns the arguments of `penstock serve` into configs. Needs neither Ray nor an engine.
 
-Engine arguments are the exception: only the engine's own parser knows which of them take a value, so `Plan`
-keeps them as words, and `complete` reads them with the engine's parser while Ray starts.
+Only the engine's own parser knows which of its arguments take a value, so `ServePlan` holds those as strings;
+`read_engine_words` parses them while Ray starts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
+from penstock.cli.models.options import ACCELERATOR_KINDS, DEFAULT_PORT, YAML, Arguments
 from penstock.config import GatewayConfig, LLMConfig, LLMServingArgs, load_applications
 from penstock.config.schema.model import DEMO_MODEL_ID, DEMO_SOURCE
 from penstock.errors import ConfigError
 
-DEFAULT_PORT = 8000
 _SHARE = 0.001  # of Ray's unit resource of a node: ties an actor to it and limits nobody
-YAML = (".yaml", ".yml")
-KINDS = ("auto", "cpu", "gpu")
 
 
 @dataclass(frozen=True, slots=True)
-class Arguments:
-    """What the user wrote; None where nothing was written."""
-
-    sources: tuple[str, ...] = ()
-    engine_words: tuple[str, ...] = ()
-    host: str | None = None
-    port: int | None = None
-    api_key: str | None = None
-    log_format: str | None = None
-    served_model_name: str | None = None
-    replicas: int | None = None
-    engine: str | None = None
-    accelerator: str | None = None
-    address: str | None = None
-    name: str = "penstock"
-    verbose: bool = False
-
-
-OPTIONS = tuple(
-    f"--{field.name.replace('_', '-')}"
-    for field in fields(Arguments)
-    if field.name not in ("sources", "engine_words")
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
+class ServePlan:
     """What is to be served, but for the `engine_words` that the engine's parser has yet to read."""
 
     serving: LLMServingArgs
@@ -63,7 +35,7 @@ class Plan:
     def gateway(self) -> GatewayConfig:
         return self.serving.gateway
 
-    def as_guest(self, node: str, variables: Mapping[str, str]) -> Plan:
+    def as_guest(self, node: str, variables: Mapping[str, str]) -> ServePlan:
         """The same on a cluster that others started: the gateway where the resource `node` is, and variables
         in the environment of every process, which here they do not inherit.
         """
@@ -79,25 +51,17 @@ class Plan:
             ingress_deployment_config={**options, "ray_actor_options": actor},
         )
 
-    def with_engine_arguments(self, read: Mapping[str, Any]) -> Plan:
+    def with_engine_arguments(self, read: Mapping[str, Any]) -> ServePlan:
         """The same with arguments of the engine on top of the only model's own."""
         (config,) = self.configs
         merged = {**config.engine_kwargs, **read}
         return replace(self._with(llm_configs=[_changed(config, engine_kwargs=merged)]), engine_words=())
 
-    def _with(self, **changes: Any) -> Plan:
+    def _with(self, **changes: Any) -> ServePlan:
         return replace(self, serving=self.serving.model_copy(update=changes))
 
 
-def split(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Models or files first; from the first dash on, everything is the engine's."""
-    for i, word in enumerate(words):
-        if word.startswith("-") and word != "-":
-            return tuple(words[:i]), tuple(words[i:])
-    return tuple(words), ()
-
-
-def plan(arguments: Arguments) -> Plan:
+def make_plan(arguments: Arguments) -> ServePlan:
     """Everything checked that can be checked without an engine.
 
     Raises: ConfigError with every fault of every file at once.
@@ -117,7 +81,7 @@ def plan(arguments: Arguments) -> Plan:
         gateway=gateway,
         ingress_deployment_config=next((options for options in ingress if options), {}),
     )
-    return Plan(serving, arguments.engine_words)
+    return ServePlan(serving, arguments.engine_words)
 
 
 def _source(word: str, arguments: Arguments) -> str | dict[str, Any]:
@@ -148,7 +112,7 @@ def _overridden(config: LLMConfig, arguments: Arguments) -> LLMConfig:
     changes: dict[str, Any] = {}
     if arguments.engine:
         changes["llm_engine"] = arguments.engine
-    if arguments.accelerator and arguments.accelerator not in KINDS:
+    if arguments.accelerator and arguments.accelerator not in ACCELERATOR_KINDS:
         changes["accelerator_type"] = arguments.accelerator
     if arguments.replicas:
         kept = {
