@@ -1,7 +1,7 @@
-"""Which adapters each model has, as one of its replicas lists them: the gateway reads no store itself.
+"""The adapters of each model, as listed by one of its replicas; the gateway reads no storage itself.
 
-A replica has what it takes to read one: the path, and credentials. It lists in a thread and remembers for
-some seconds; so does the gateway, and what it knew last stands in where no replica can answer.
+Replicas have the path and the credentials. Both cache the list for some seconds, and the gateway shows the
+last known list when no replica can answer.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from penstock.transport import link
 log = logging.getLogger(__name__)
 
 FRESH_S = 5.0
-"""For so long an answer is passed on without asking again."""
+"""How long a list is reused."""
 
-_WAIT_S = 3.0  # for an answer; after that what was known before is shown, and the next one waits anew
+_WAIT_S = 3.0  # for an answer; after that the last known list is shown
 _ASK_S = 60.0  # a store of thousands of adapters may need that long, once
 
 _decode = msgspec.json.Decoder(tuple[str, ...]).decode
@@ -39,7 +39,7 @@ class _Known:
 
 
 class Listing:
-    """Of all models behind one gateway."""
+    """Lists of all models behind one gateway."""
 
     def __init__(self, cards: Sequence[ServedModel], table: Table, fleet: ReplicaLinks) -> None:
         self._known = {card.id: _Known() for card in cards if card.adapter_slots}
@@ -59,12 +59,12 @@ class Listing:
         return known.names
 
     async def all(self) -> Mapping[str, Sequence[str]]:
-        """By model, all asked at the same time."""
+        """By model; all are queried at the same time."""
         names = await asyncio.gather(*map(self.adapters, self._known))
         return dict(zip(self._known, names, strict=True))
 
     async def close(self) -> None:
-        """Asks no further."""
+        """Cancels open queries."""
         asking = [known.asking for known in self._known.values() if known.asking]
         for task in asking:
             task.cancel()

@@ -1,4 +1,4 @@
-"""JSON of the admin endpoints: what is asked of the fleet, and what became of it."""
+"""JSON of the admin endpoints: operations on the fleet and their results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.serve.control.operations import parse
 
 
 class _Whom(msgspec.Struct, omit_defaults=True):
-    """What every operation takes, beside its own arguments."""
+    """Arguments that every operation takes."""
 
     model: str | None = None
     replica: str | None = None
@@ -26,8 +26,8 @@ STATUS = "status"
 def asked(operation: str, body: bytes | bytearray, model: str | None) -> dict[str, Any]:
     """Arguments of an operation, or of the status. model: as the query names it.
 
-    Raises: BadRequest for an operation that there is not, for anything but a JSON object of its arguments, or
-    nothing.
+    Raises: BadRequest for an unknown operation, or for anything but a JSON object of its arguments or an
+    empty body.
     """
     try:
         given = msgspec.json.decode(body or b"{}", type=dict[str, Any])
@@ -46,5 +46,5 @@ def asked(operation: str, body: bytes | bytearray, model: str | None) -> dict[st
 
 
 def shown(found: Mapping[str, Any]) -> bytes:
-    """What workers gave is shown as it is, where JSON has a form for it; else as Python writes it."""
+    """Workers' results as JSON where that is possible, else as Python's `repr`."""
     return msgspec.json.encode(found, enc_hook=repr)

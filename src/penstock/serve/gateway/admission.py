@@ -1,6 +1,7 @@
-"""One model's line: a request goes to a replica at once, waits its turn, or is told that the line is full.
+"""Admission queue of one model: dispatch now, wait in FIFO order, or reject with 429.
 
-It stands between the gateway and the table: the table says who could take a request, the line says who may.
+Stands between the gateway and the table: the table knows which replicas have room, the queue decides whose
+turn it is.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def _nothing() -> None:
 
 @dataclass(eq=False, slots=True)
 class _Waiter:
-    """A request in the line."""
+    """A queued request."""
 
     place: asyncio.Future[Lease]
     asked: RoutingRequest
@@ -41,7 +42,7 @@ class _Waiter:
 
 
 class AdmissionQueue:
-    """First come, first served; requests that lost their replica go before all others."""
+    """FIFO. Requests that lost their replica go before all others."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class AdmissionQueue:
         self._metrics = metrics
         self._wait_s = max(wait_for_replica_s, card.start_s or 0.0)
         self._wake = wake
-        self._returned: OrderedDict[_Waiter, None] = OrderedDict()  # of a dict, the first is slow to find
+        self._returned: OrderedDict[_Waiter, None] = OrderedDict()  # finding a dict's first key is slow
         self._queued: OrderedDict[_Waiter, None] = OrderedDict()
         table.limit(card.id, card.max_ongoing_requests, card.adapter_slots)
 
@@ -72,11 +73,11 @@ class AdmissionQueue:
     async def take(
         self, asked: RoutingRequest, tried: Tried, times: Timing, only: Replica | None = None
     ) -> Lease:
-        """A place in a replica, held until `give_back`.
+        """A slot of a replica, held until `give_back`.
 
-        tried: replicas that failed this request; with some, it was admitted before and is not refused.
-        only: the one replica that can answer it, because it keeps what the request refers to.
-        Raises: Overloaded when the line is full, Unavailable when no replica became ready in time.
+        tried: replicas that failed this request. Such a request was admitted before and is not rejected.
+        only: the one replica that can answer, since it stores what the request refers to.
+        Raises: Overloaded when the queue is full, Unavailable when no replica became ready in time.
         """
         times.begin(PICK)
         if not self._queued or tried or only:
@@ -96,14 +97,15 @@ class AdmissionQueue:
         return Pick(only, "kept") if only in candidates else None
 
     def give_back(self, place: Lease) -> None:
-        """The request has ended there; the next one in the line may go."""
+        """The request has ended; the next one in the queue may go."""
         self._table.release(place)
         self.offer(place.replica)
 
     def offer(self, replica: Replica) -> None:
-        """Sends on whoever waits and fits: `replica` has become ready, or may have room.
+        """Dispatches queued requests to `replica`, which has become ready or may have room.
 
-        The first in the line goes, wherever its prefix may lie: affinity is a wish, no reason to wait.
+        The first in the queue goes, wherever its prefix is cached: affinity is a preference, no reason to
+        wait.
         """
         if not self._returned and not self._queued:
             return
@@ -137,7 +139,7 @@ class AdmissionQueue:
 
     async def _wait(self, asked: RoutingRequest, tried: Tried, only: Replica | None) -> Lease:
         waiter = _Waiter(asyncio.get_running_loop().create_future(), asked, tried, only)
-        line = self._returned if tried or only else self._queued  # one that waits for `only` holds up nobody
+        line = self._returned if tried or only else self._queued  # one that waits for `only` blocks no other
         line[waiter] = None
         self._set_timer(waiter)
         if not self._table.any_ready(self._card.id):
@@ -147,7 +149,7 @@ class AdmissionQueue:
         except asyncio.CancelledError:
             granted = waiter.place
             if granted.done() and not granted.cancelled() and granted.exception() is None:
-                self.give_back(granted.result())  # granted and abandoned in the same moment
+                self.give_back(granted.result())  # granted and abandoned at the same moment
             raise
         finally:
             line.pop(waiter, None)
@@ -160,7 +162,7 @@ class AdmissionQueue:
         self._returned.pop(waiter, None)
         self._queued.pop(waiter, None)
         if waiter.place.done():
-            return True  # cancelled, or out of time, in this very moment
+            return True  # cancelled or timed out at this very moment
         now = asyncio.get_running_loop().time()
         waiter.place.set_result(self._place(waiter.asked, Pick(replica, "queue"), now))
         return True

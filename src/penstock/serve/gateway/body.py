@@ -1,8 +1,7 @@
-"""A request's body: read within its limits, and looked into just far enough to know which model it means.
+"""A request's body: read within limits, and scanned just enough to find the model.
 
-The body itself goes on to the replica byte for byte, once all of it is here: `model` may stand at its end,
-and does with OpenAI's own client. It is kept until the answer has begun, in case another replica must be
-asked.
+The body goes to the replica byte for byte once it is complete: `model` may come last, and does with OpenAI's
+own client. It is held until the response has begun, in case another replica must take over.
 """
 
 from __future__ import annotations
@@ -33,10 +32,9 @@ _NONE = msgspec.Raw()
 
 
 class Fields(msgspec.Struct, frozen=True, gc=False):
-    """All that the gateway looks at; msgspec skips the rest without building it.
+    """The fields that the gateway reads; msgspec skips the others without building them.
 
-    The raw ones are pieces of the body's own bytes, not looked into here: whatever is wrong with them is the
-    engine's to say.
+    Raw fields are slices of the body's bytes, not validated here: the engine reports what is wrong with them.
     """
 
     model: str | None = None
@@ -78,16 +76,16 @@ class BodyBudget:
         self.used += size
 
     def progress(self, body: RequestBody) -> None:
-        """`body` is still coming, and a good part of it has come just now."""
+        """`body` is incomplete and has just made progress."""
         self._coming[body] = time.monotonic()
         self._coming.move_to_end(body)
 
     def complete(self, body: RequestBody) -> None:
-        """Nothing more of `body` comes. Safe to call twice."""
+        """`body` is complete or was dropped. Safe to call twice."""
         self._coming.pop(body, None)
 
     def full(self) -> Overloaded:
-        """What is said to those without room."""
+        """The error for requests that do not fit."""
         return Overloaded(
             f"The bodies of all open requests would be larger than {self.limit} bytes, the limit of this "
             "server (max_bodies_bytes). Try again later.",
@@ -96,7 +94,7 @@ class BodyBudget:
 
 
 class RequestBody:
-    """One request's body, from `read` to `drop`, and what it says."""
+    """One request's body, from `read` to `drop`, and its fields."""
 
     __slots__ = ("_reader", "_room", "_taken", "content", "fields")
 
@@ -108,7 +106,7 @@ class RequestBody:
         self.fields = Fields()
 
     async def read(self, receive: Receive, content_length: bytes | None, limit: int) -> None:
-        """All of it. limit: in bytes.
+        """Reads the body to its end. limit: in bytes.
 
         Raises: TooLarge and Overloaded as soon as they are known, ClientGone.
         """
@@ -119,7 +117,7 @@ class RequestBody:
             await self._read_on(receive, limit)
 
     async def _read_on(self, receive: Receive, limit: int) -> None:
-        """The rest, when there is one. Raises: as `read`."""
+        """Reads the remaining pieces. Raises: as `read`."""
         room, begun, more = self._room, 0, True
         self._reader = task = asyncio.current_task()
         assert task is not None
@@ -140,7 +138,7 @@ class RequestBody:
             room.complete(self)
 
     async def _receive(self, receive: Receive, limit: int) -> bool:
-        """One piece; whether there are more. Raises: as `read`."""
+        """Reads one piece; returns whether there are more. Raises: as `read`."""
         message = await receive()
         if message["type"] != "http.request":
             raise ClientGone
@@ -152,12 +150,12 @@ class RequestBody:
         self._taken = size
         if self.content:
             self.content += piece
-        else:  # grows in place: pieces that are kept to be joined would take the memory twice
+        else:  # grows in place: joining kept pieces would need twice the memory
             self.content = bytearray(piece) if more else piece
         return more
 
     def give_up(self) -> None:
-        """Ends `read`, which waits for more: its memory is needed."""
+        """Ends a waiting `read`: its memory is needed for others."""
         self._room.complete(self)
         self.drop()
         reader, self._reader = self._reader, None
@@ -165,7 +163,7 @@ class RequestBody:
         reader.cancel()
 
     def drop(self) -> None:
-        """Nobody needs it any more; its fields are views of it. Safe to call twice."""
+        """Releases the memory, and the fields, which are views of it. Safe to call twice."""
         self.content, self.fields = b"", Fields()
         self._room.used -= self._taken
         self._taken = 0
@@ -179,10 +177,10 @@ def _check(size: int, limit: int) -> None:
 
 
 async def look(body: bytes | bytearray, content_type: bytes, free: bool = False) -> Fields:
-    """What a JSON object or a multipart form says; of a form, its `model` alone.
+    """Fields of a JSON object or a multipart form; of a form, `model` alone.
 
-    free: a body of another content type may be anything, and says nothing.
-    Raises: BadRequest when the body is no JSON object or `model` no text; TooLarge.
+    free: a body of any other content type is accepted and has no fields.
+    Raises: BadRequest when the body is not a JSON object or `model` is not a string; TooLarge.
     """
     if not body:
         return Fields()
@@ -196,7 +194,7 @@ async def look(body: bytes | bytearray, content_type: bytes, free: bool = False)
 
 
 def fields(body: bytes | bytearray) -> Fields:
-    """What a JSON object says, or nothing. Raises: BadRequest."""
+    """Fields of a JSON object, or none. Raises: BadRequest."""
     if not body:
         return Fields()
     try:
@@ -210,7 +208,7 @@ def fields(body: bytes | bytearray) -> Fields:
 
 
 async def _check_items(body: bytes | bytearray) -> None:
-    """Long arrays and objects would hold up all others while they are decoded."""
+    """Decoding long arrays and objects would block the event loop."""
     items = 0
     for start in range(0, len(body), _SLICE_BYTES):
         items += body.count(b",", start, start + _SLICE_BYTES)
@@ -225,7 +223,7 @@ async def _check_items(body: bytes | bytearray) -> None:
 async def _form_model(body: bytes | bytearray, content_type: bytes) -> str | None:
     """Skips from boundary to boundary, so that megabytes of audio cost little. RFC 2046, 5.1.1.
 
-    Raises: BadRequest when the content type has no fit boundary, or there are too many parts.
+    Raises: BadRequest when the content type has no valid boundary, or there are too many parts.
     """
     found = _BOUNDARY.search(content_type)
     boundary = (found[2] if found[2] is not None else found[1]) if found else b""
@@ -253,7 +251,7 @@ async def _form_model(body: bytes | bytearray, content_type: bytes) -> str | Non
 
 
 async def _find(body: bytes | bytearray, delimiter: bytes, start: int) -> int:
-    """As `bytes.find`, which can take seconds: others get their turns meanwhile."""
+    """Like `bytes.find`, which can take seconds, but yields to the event loop meanwhile."""
     while start < len(body):
         at = body.find(delimiter, start, start + _SLICE_BYTES + len(delimiter))
         if at >= 0:

@@ -15,19 +15,19 @@ from penstock.config.schema.routing import DEFAULT_POLICY, SESSION_HEADER
 from penstock.errors import BadRequest, ConfigError, ModelNotFound, NotFound
 from penstock.serve.http import limits
 
-_MOST_WAITING = 1000  # requests for a model that takes turns, where its config gives no limit
+_MOST_WAITING = 1000  # requests for an on-demand model whose config gives no limit
 _NAMED = 20  # models named in an error
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """One model. Units: created in seconds since 1970; limits in requests, -1 for a queue without limit.
+    """One served model. Units: created in seconds since 1970; limits in requests, -1 for an unbounded queue.
 
-    max_model_len: what is known before a replica told its own. engine_metrics: whether /metrics shows theirs.
-    scales: whether the model may have more than one replica. adapter_slots: adapters that a replica holds at
-    a time; 0 for a model that takes none. paths: what its server answers beside the usual endpoints.
-    start_s: of a model that may have no replica, or none awake: how long a request waits for one.
-    takes_turns: whether control wakes it, on demand.
+    max_model_len: known before a replica has reported it. engine_metrics: whether /metrics includes the
+    engines'. scales: whether the model may have more than one replica. adapter_slots: adapters that a replica
+    holds at a time; 0 for a model without adapters. paths: endpoints of its server class. start_s: how long a
+    request waits for a replica of a model that may have none, or none awake. takes_turns: whether control
+    wakes it on demand.
     """
 
     id: str
@@ -49,7 +49,7 @@ class ServedModel:
     def of(
         cls, config: LLMConfig, max_model_len: int | None = None, paths: Sequence[str] = ()
     ) -> ServedModel:
-        """The card of a configured model, made now."""
+        """The entry of a configured model."""
         given = {name: value for name, value in config.deployment_config.items() if value is not None}
         options = {**DEFAULTS, **given}
         scaling, turns = autoscaling(given) or {}, config.on_demand is not None
@@ -73,7 +73,7 @@ class ServedModel:
 
 
 class _Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """A model as OpenAI clients read it, with what vLLM adds: the context window, and an adapter's base."""
+    """A model in OpenAI's format, with vLLM's additions: the context window, and an adapter's base."""
 
     id: str
     object: str = "model"
@@ -90,7 +90,7 @@ class _List(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Catalogue:
-    """The models behind one gateway. Finds the one that a request means."""
+    """The models behind one gateway. Finds the one that a request names."""
 
     def __init__(self, cards: Sequence[ServedModel], default_model: str | None) -> None:
         """Raises: ConfigError when `default_model` is none of them, or an id comes twice."""
@@ -123,7 +123,7 @@ class Catalogue:
         return card, adapter
 
     def find(self, name: str) -> tuple[ServedModel, str]:
-        """What stands before and behind the colon, the longest id first. Raises: ModelNotFound."""
+        """The parts before and after the colon, longest id first. Raises: ModelNotFound."""
         if len(name) > limits.NAME_CHARS:
             raise ModelNotFound(
                 f"The name of the model is longer than {limits.NAME_CHARS} characters. "
@@ -163,7 +163,7 @@ class Catalogue:
     def show_all(
         self, max_model_lens: Mapping[str, int | None], adapters: Mapping[str, Sequence[str]]
     ) -> bytes:
-        """JSON of all models in the order of the configuration, each with its adapters behind it."""
+        """JSON of all models in the order of the configuration, each followed by its adapters."""
         shown = [
             _shown(card, max_model_lens.get(card.id), adapter)
             for card in self.cards.values()

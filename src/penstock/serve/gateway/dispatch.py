@@ -1,6 +1,6 @@
-"""One request's way to a replica, and to another one when that fails before its first byte.
+"""Dispatches one request to a replica, and to another one when that fails before its first byte.
 
-Between the gateway, which has resolved the model, and the relay. Here are the lines in which requests wait.
+Stands between the gateway, which has resolved the model, and the relay. Holds the admission queues.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ log = logging.getLogger(__name__)
 _WAKE_AGAIN_S = 1.0
 
 _MOST_DEATHS = 2
-"""Replicas that one request may take down with it: more would be a request that kills, not bad luck."""
+"""Crashes after which a request gives up: beyond this, the request itself is the likely cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamRequest:
-    """A request as a replica will see it. adapter: "" for the base model. keeper: the only one to ask."""
+    """A request as the replica sees it. adapter: "" for the base model. keeper: the only replica that can
+    answer.
+    """
 
     id: str
     method: str
@@ -65,7 +67,7 @@ class Dispatch:
     ) -> None:
         """wake: called with a model's id when a request waits and no replica of it is ready.
 
-        Raises: ConfigError for a routing policy that cannot be had."""
+        Raises: ConfigError for a routing policy that cannot be loaded."""
         self._table = table
         self._fleet = fleet
         self._gateway_id = gateway_id
@@ -89,14 +91,14 @@ class Dispatch:
         }
 
     def offer(self, replica: Replica) -> None:
-        """Called for each report of a replica: it may take who is waiting."""
+        """Called for each report of a replica: it may have room for a queued request."""
         if replica.model_id in self._lines:
             self._lines[replica.model_id].offer(replica)
 
     async def answer(self, model_id: str, question: UpstreamRequest, reply: ClientResponse) -> None:
         """Relays the answer of a replica of `model_id`.
 
-        Raises: Overloaded, Unavailable; EngineDead when the answer broke after it had begun.
+        Raises: Overloaded, Unavailable; EngineDead when the response broke off after it had begun.
         """
         line, tried, deaths = self._lines[model_id], Tried(), 0
         self._used[model_id] = time.monotonic()
@@ -142,7 +144,7 @@ class Dispatch:
             ) from failed
 
     def idle_s(self) -> dict[str, float]:
-        """Seconds since a request for each model came here; of models that have had one."""
+        """Seconds since the last request for each model that has had one."""
         now = time.monotonic()
         return {model_id: now - used for model_id, used in self._used.items()}
 
@@ -151,11 +153,11 @@ class Dispatch:
         return len(self._lines[model_id]) > 0 and not self._table.ready(model_id)
 
     def metrics(self, model_id: str) -> ModelMetrics:
-        """Where the requests of a model are counted; "" for those that name none of ours."""
+        """Metrics of a model's requests; "" for requests that name no known model."""
         return self._metrics.model(model_id)
 
     def metrics_text(self, connections: Connections) -> bytes:
-        """Our own metrics, as Prometheus reads them."""
+        """The gateway's metrics in Prometheus' text format."""
         self._metrics.connections.labels("waiting").set(connections.waiting)
         self._metrics.connections.labels("active").set(connections.open - connections.waiting)
         for reason, count in connections.counts.items():

@@ -1,7 +1,7 @@
-"""From a replica's connection to a client's answer: per piece, it only moves bytes.
+"""Relays a replica's response to the client; per piece, it only moves bytes.
 
-The answer begins for the client with its first body byte, not with its headers: until then another replica
-can still give it. A stream is passed on in whole events, so that it can be ended properly where it breaks.
+For the client the response begins with its first body byte, not with its headers: until then another replica
+can still take over. A stream is relayed in whole events, so that it can be ended properly when it breaks off.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _MOST_HELD_BYTES = 1 << 20
 _LOGGED_BYTES = 2048
 
 _OWN_CODE = f'"code":"{OwnCodeFailed.code}"'.encode()
-"""In a 500 whose sentence was written for clients."""
+"""Header of a 500 whose message is meant for clients."""
 
 
 class ReplicaFailed(Exception):
-    """The replica did not finish its answer. worked: it may have been at work on the request."""
+    """The replica did not finish its response. worked: it may have started on the request."""
 
     def __init__(self, reason: str, worked: bool) -> None:
         super().__init__(reason)
@@ -32,7 +32,7 @@ class ReplicaFailed(Exception):
 
 
 async def ask(pool: Pool, head: bytes, body: RequestBody, reply: ClientResponse) -> None:
-    """Sends a request to the pool's replica and its answer to the client. Leaving early aborts it there.
+    """Sends a request to the pool's replica and relays its response. Leaving early aborts the request there.
 
     Raises: ReplicaFailed; when `reply` has not started, another replica may be asked.
     """
@@ -50,7 +50,7 @@ async def ask(pool: Pool, head: bytes, body: RequestBody, reply: ClientResponse)
 
 
 async def _ask_anew(pool: Pool, head: bytes, body: RequestBody, reply: ClientResponse) -> None:
-    """A kept connection that ends without a word had gone stale, as a rule: a new one tells."""
+    """An idle connection that ends without a response was probably stale: try once more on a new one."""
     reply.timing.begin(timing.CONNECT)
     try:
         connection = await pool.connect()
@@ -113,7 +113,9 @@ async def _pass_events(connection: ReplicaConnection, reply: ClientResponse, pie
 
 
 async def _pour(connection: ReplicaConnection, reply: ClientResponse, events: _Events) -> None:
-    """All but the end of the stream, from one socket's callback to the other socket, without this task."""
+    """Relays all but the end of a stream from one socket's callback to the other socket, without waking this
+    task.
+    """
     writer = reply.writer
     assert writer is not None
 
@@ -129,7 +131,7 @@ async def _pour(connection: ReplicaConnection, reply: ClientResponse, events: _E
 
 
 class _Events:
-    """Cuts a stream into whole events. rest: the beginning of the next."""
+    """Splits a stream into whole events. rest: the start of the next one."""
 
     __slots__ = ("rest",)
 
@@ -144,7 +146,7 @@ class _Events:
 
 
 def whole_events(stream: bytes) -> tuple[bytes, bytes]:
-    """The events that are complete, and the beginning of the next. What is too large to hold passes."""
+    """The complete events, and the start of the next one. What is too large to buffer passes through."""
     if len(stream) > _MOST_HELD_BYTES:
         return stream, b""
     end = max(stream.rfind(mark) + len(mark) if mark in stream else 0 for mark in _EVENT_ENDS)
@@ -152,7 +154,7 @@ def whole_events(stream: bytes) -> tuple[bytes, bytes]:
 
 
 def _internal(head: Head, body: bytes) -> Error:
-    """What broke inside is for the log, not for the client."""
+    """Internal causes go to the log, not to the client."""
     error = Error("The engine failed on this request. The server's log says why, under this request's id.")
     error.__cause__ = RuntimeError(f"the engine answered {head.status}: {body[:_LOGGED_BYTES]!r}")
     return error

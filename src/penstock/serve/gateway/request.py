@@ -1,4 +1,4 @@
-"""One client's request while it is served: what it asks, whether the client is still there, how it ended."""
+"""One client's request: what it asks for, whether the client is still connected, how it ended."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 _SHOWN = "/:@!$&'()*+,;=~"  # in a path, beside letters and digits
 
 access = logging.getLogger("penstock.access")
-"""A line for every request: silent unless its level is set to INFO."""
+"""One line per request: off unless its level is set to INFO."""
 
 
 class ClientRequest:
@@ -51,7 +51,7 @@ class ClientRequest:
 
     @property
     def target(self) -> bytes:
-        """Path and query for a replica. The path has passed the table of routes: it needs no quoting."""
+        """Path and query for a replica. The path is a known route and needs no quoting."""
         return self.path.encode() + (b"?" + self.query if self.query else b"")
 
     def traced(self, route: Route) -> Traced:
@@ -70,7 +70,7 @@ class ClientRequest:
 
     @contextlib.asynccontextmanager
     async def while_connected(self) -> AsyncGenerator[None]:
-        """Ends what it wraps when the client goes; its body must have been read.
+        """Cancels the wrapped code when the client disconnects; the body must have been read.
 
         Raises: ClientGone.
         """
@@ -88,7 +88,7 @@ class ClientRequest:
             stop()
 
     def _tell_gone(self, gone: Callable[[], None]) -> Callable[[], object]:
-        """Calls `gone` when the client goes. Gives what ends that."""
+        """Calls `gone` when the client disconnects. Returns a function to cancel that."""
         if self.writer is None:
             return asyncio.create_task(self._watch(gone)).cancel
         return self.writer.on_disconnect(gone)
@@ -103,7 +103,7 @@ class ClientRequest:
         task.cancel()
 
     def advice(self, error: Error) -> Headers:
-        """Header fields that HTTP wants beside some statuses."""
+        """Header fields that HTTP requires with some statuses."""
         if isinstance(error, MethodNotAllowed) and self.route is not None:
             return [(b"allow", self.route.allow.encode())]
         return [(b"www-authenticate", b"Bearer")] if isinstance(error, Unauthorized) else []
@@ -130,7 +130,7 @@ class ClientRequest:
                 metrics.first_token.observe(self.timing.first_byte_s)
 
     def _log(self, to: logging.Logger, level: int, status: str, seconds: float, error: Error | None) -> None:
-        """One line; what is foreign or secret in an error stays here, in the log."""
+        """One line. Foreign and secret parts of an error appear only here, in the log."""
         facts = {
             "request_id": self.id,
             "method": self.method,

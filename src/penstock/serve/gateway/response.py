@@ -1,7 +1,7 @@
-"""The answer to one client: ASGI's send, and how far the answer has got.
+"""The response to one client: ASGI's send, and how much has been sent.
 
-Before the first byte a failure is a status; after it a stream ends with an error event and no `[DONE]`, and
-anything else is cut off, so that no client takes half an answer for a whole one.
+Before the first byte a failure is a status. After it a stream ends with an error event and without `[DONE]`,
+and any other body is cut off, so that no client mistakes half a response for a whole one.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from penstock.serve.http.direct_writer import DirectWriter
 from penstock.transport.connection import Headers
 
 _LAST_WORD_S = 5.0  # for the error event, when the client reads slowly or not at all
-_ONE_PIECE_S = 0.0005  # what comes closer together was made by one step of the engine
+_ONE_PIECE_S = 0.0005  # pieces closer together come from the same engine step
 _TIMING = b"server-timing"
 _STREAM = (b"content-type", b"text/event-stream")
 _UNBUFFERED = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]  # for proxies before us
 
 
 class ClientResponse:
-    """One answer on its way to the client."""
+    """One response to a client."""
 
     __slots__ = (
         "_form",
@@ -46,9 +46,9 @@ class ClientResponse:
     def __init__(
         self, send: Send, request_id: str, timing: Timing, writer: DirectWriter | None = None, path: str = ""
     ) -> None:
-        """timing: told in the answer's headers. writer: the shorter way, where there is one.
+        """timing: reported in the headers. writer: the direct writer, where there is one.
 
-        path: that of the request, whose clients read errors in a form of their own.
+        path: of the request; it decides the format of errors.
         """
         self._form = wire.form(path)
         self._send = send
@@ -56,7 +56,7 @@ class ClientResponse:
         self.begun: Callable[[], None] | None = None  # called once the first byte leaves
         self._request_id = (b"x-request-id", request_id.encode())
         self.timing = timing
-        self.gaps: Buckets | None = None  # where the times between a stream's pieces are counted
+        self.gaps: Buckets | None = None  # counts times between a stream's pieces
         self.status: int | None = None
         self.streaming = False
         self.broken = False
@@ -67,7 +67,7 @@ class ClientResponse:
         return self.status is not None
 
     async def start(self, status: int, headers: Headers) -> None:
-        """Status and headers; the first byte follows at once."""
+        """Sends status and headers; the first byte must follow at once."""
         self.timing.answer(next((value for name, value in headers if name == _TIMING), None))
         self._piece_at = self.timing.first_byte_at or 0.0
         self.status = status
@@ -82,7 +82,7 @@ class ClientResponse:
         await self._send({"type": "http.response.start", "status": status, "headers": [*passing, *more]})
 
     async def piece(self, body: bytes, more: bool = True) -> None:
-        """Body bytes; waits while the client's side is full."""
+        """Sends bytes of the body; waits while the client is slow."""
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
     async def event(self, body: bytes) -> None:
@@ -91,7 +91,7 @@ class ClientResponse:
         await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     def event_now(self, body: bytes) -> bool:
-        """The same by the writer, which must be there. False when the client is behind."""
+        """The same through the direct writer, which must exist. False when the client falls behind."""
         assert self.writer is not None
         self._count_gap()
         return self.writer.chunk(body)
@@ -103,7 +103,7 @@ class ClientResponse:
         self._piece_at = now
 
     async def whole(self, status: int, headers: Headers, body: bytes) -> None:
-        """A complete answer of our own. A 204 has no length: RFC 9110, 8.6."""
+        """Sends a complete response. A 204 has no length: RFC 9110, 8.6."""
         fields = [field for field in headers if field[0] != b"content-length"]
         if status != 204:
             fields.append((b"content-length", b"%d" % len(body)))
@@ -111,7 +111,7 @@ class ClientResponse:
         await self.piece(body, more=False)
 
     async def fail(self, error: Error, headers: Headers | None = None) -> None:
-        """Says that the request failed, in the form that is still possible."""
+        """Reports that the request failed, in whatever form is still possible."""
         self.broken = self.started
         if not self.started:
             body = self._form.envelope(error)
@@ -120,4 +120,4 @@ class ClientResponse:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_WORD_S):
                     await self.piece(self._form.event(error), more=False)
-        # Else the server closes the connection when we return: the answer is seen to be incomplete.
+        # Otherwise the server closes the connection when we return: clients see that the body is incomplete.

@@ -1,7 +1,8 @@
-"""Which paths exist for clients, and who answers them. What is neither here nor a model's own is a 404.
+"""The paths that clients can reach, and their handlers. Every other path is a 404, except models' own
+endpoints.
 
-An engine's app has more than this: paths that stop, pause, reload or inspect it. Those are not for the
-public; the gateway's own are under `/admin`, where a key of theirs is configured.
+An engine's app has more paths, which stop, pause, reload or inspect it. They are not public; the gateway's
+administration is under `/admin`, if an admin key is configured.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from penstock.errors import MethodNotAllowed, NotFound
 
 
 class Handler(enum.Enum):
-    """Who answers."""
+    """What answers a path."""
 
     ENGINE = enum.auto()
     MODELS = enum.auto()
@@ -27,9 +28,9 @@ class Handler(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One public path, as metrics name it. public: it needs no API key. argument: the id in it.
+    """One path, as named in metrics. public: needs no API key. argument: the id in the path.
 
-    own: only some models have it, see `ServedModel.paths`.
+    own: an endpoint of some models' server class, see `ServedModel.paths`.
     """
 
     path: str
@@ -78,7 +79,7 @@ ENGINE_PATHS = (
     "/tokenize",
     "/detokenize",
 )
-"""Asked by POST; which of them a model answers depends on its task."""
+"""POST endpoints of engines; which of them a model has depends on its task."""
 
 _GET, _POST = ("GET",), ("POST",)
 _FIXED = (
@@ -99,16 +100,16 @@ _ADMIN = "/admin/"
 
 
 RESERVED = frozenset(route.path for route in _FIXED if route.by is not Handler.ENGINE)
-"""What the gateway answers itself, always."""
+"""Paths that the gateway always answers itself."""
 
 
 def own(paths: Iterable[str]) -> dict[str, Route]:
-    """Routes of the paths that models add: asked by POST, answered by the models' own servers."""
+    """Routes of models' own POST endpoints."""
     return {path: Route(path, _POST, Handler.ENGINE, own=path not in _ROUTES) for path in paths}
 
 
 def find(path: str, added: Mapping[str, Route] | None = None) -> Route:
-    """The route of a decoded path. added: of the models' own paths. Raises: NotFound."""
+    """The route of a decoded path. added: routes of models' own endpoints. Raises: NotFound."""
     route = _ROUTES.get(path) or (added or {}).get(path)
     if route is not None:
         return route
@@ -123,12 +124,12 @@ def find(path: str, added: Mapping[str, Route] | None = None) -> Route:
 
 
 def unknown(path: str) -> NotFound:
-    """What is said of a path that is none."""
+    """The error for an unknown path."""
     return NotFound(f"There is no path '{path[:200]}' here; the models served are listed under /v1/models.")
 
 
 def check_method(route: Route, method: str) -> None:
-    """Raises: MethodNotAllowed, with the methods that are."""
+    """Raises: MethodNotAllowed, which lists the allowed methods."""
     if method not in route.methods and not (method == "HEAD" and "GET" in route.methods):
         raise MethodNotAllowed(f"The method {method[:20]} is not allowed here; allowed are {route.allow}.")
 

@@ -1,4 +1,4 @@
-"""From a request to what its model's policy reads of it, and no more than that."""
+"""Extracts from a request the features that its model's routing policy reads, and no others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EMPTY = (b"", b"null", b'""', b"[]")
 
 
 class FeatureReader:
-    """One model's. With one replica, and none to come, nothing is read."""
+    """For one model. With a single replica that does not scale, nothing is read."""
 
     def __init__(self, card: ServedModel, policy: Policy, table: Table) -> None:
         reads = getattr(policy, "reads", ())
@@ -48,7 +48,7 @@ class FeatureReader:
 
 
 def prompt_of(fields: Fields) -> bytes:
-    """The beginning of the prompt as JSON, in the order in which chat templates put its parts.
+    """The start of the prompt as JSON, in the order of chat templates.
 
     Of chat: tools, system prompt and messages, with whatever content they have; an image counts by its URL or
     its data. Of completions, the text or the token ids.
@@ -79,6 +79,6 @@ def _session(fields: Fields, headers: Sequence[tuple[bytes, bytes]], header: byt
 
 
 def _text(raw: msgspec.Raw) -> str:
-    """A JSON value as a key, the empty ones as none."""
+    """A JSON value as a key; empty values give none."""
     piece = bytes(memoryview(raw)[:_MOST_KEY])
     return "" if piece in _EMPTY else piece.decode(errors="replace")

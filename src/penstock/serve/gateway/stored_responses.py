@@ -1,6 +1,6 @@
-"""Requests that only one replica can answer, because it keeps the response that they name.
+"""Requests that only one replica can answer, because it stores the response that they refer to.
 
-The response's id says which one that is, so every gateway knows, and forgets nothing when it restarts.
+The response's id names that replica, so every gateway knows it, also after a restart.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _RESPONSES = "/v1/responses"
 
 
 def keeper(table: Table, route: Route, fields: Fields) -> Replica | None:
-    """The replica that must be asked; None when any may be.
+    """The replica that must answer; None when any replica can.
 
-    Raises: NotFound when the replica that the id names is no more.
+    Raises: NotFound when the replica that the id names is gone.
     """
     if not route.path.startswith(_RESPONSES):
         return None
     replica_id = keeper_of(route.argument or _previous(fields))
     if replica_id is None:
-        return None  # no id of ours: whether there is such a response is the engine's to say
+        return None  # not one of our ids: the engine decides
     replica = table.find(replica_id)
     if replica is None:
         raise lost()
@@ -34,7 +34,7 @@ def keeper(table: Table, route: Route, fields: Fields) -> Replica | None:
 
 
 def lost() -> NotFound:
-    """What is said of a response whose replica has ended."""
+    """The error for a response whose replica is gone."""
     return NotFound(
         "This response is not here any more: the replica that kept it has ended. "
         "Send the conversation again instead of its id.",

@@ -1,6 +1,6 @@
-"""Limits on what clients send that no option changes. Those that one does are fields of `GatewayConfig`.
+"""Fixed limits on what clients send; configurable ones are fields of `GatewayConfig`.
 
-docs/reference/limits.md is the table of all of them. Sizes in bytes, times in seconds.
+docs/reference/limits.md lists all of them. Sizes in bytes, times in seconds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FIELD_COST_BYTES = 128
 """What a header field takes in memory beside its own bytes."""
 
 HEAD_S = 30.0
-"""From the begin of a connection, or of its next request, to the end of the request's head. Also how long a
+"""From the start of a connection, or of its next request, to the end of the request's head. Also how long a
 client may take to read the end of its last answer, and to stop sending."""
 
 PIPELINED = 16
@@ -28,7 +28,7 @@ HEADS_PER_ADDRESS_BYTES = 16 * 2**20
 """Heads of requests not accepted yet, of one address together."""
 
 BODY_PROGRESS_BYTES = 64 * 1024
-"""So much of a request's body, or the rest of it, must come within each `HEAD_S`."""
+"""This much of a request's body, or the rest of it, must arrive within each `HEAD_S`."""
 
 JSON_ITEMS = 4_000_000
 """Commas of a JSON body, those inside of strings included: its values are about as many."""

@@ -29,7 +29,7 @@ _TOO_LARGE = f"The request's headers are larger than {limits.HEAD_BYTES} bytes, 
 
 
 class ReadTurns:
-    """Does some work in each turn of the loop: thousands of clients at once must not hold up streams."""
+    """Limits reads per turn of the event loop, so that thousands of clients at once do not stall streams."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -37,7 +37,7 @@ class ReadTurns:
         self._later: deque[Callable[[], None]] = deque()
 
     def take(self, work: Callable[[], None]) -> bool:
-        """Calls `work`, now or in one of the next turns. Whether it was now."""
+        """Calls `work` now or in one of the next turns; returns whether it was now."""
         if not self._done:
             self._loop.call_soon(self._next)
         if self._done >= limits.READS_PER_TURN:
@@ -64,9 +64,9 @@ class _Refused(Exception):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Bounds what a client may send before its request is accepted: neither parser nor uvicorn does.
+    """Bounds what a client may send before its request is accepted.
 
-    Gives each answer its `DirectWriter`. While the port closes, an answer that begins is its connection's
+    Gives each response its `DirectWriter`. While the port closes, an answer that begins is its connection's
     last one.
     """
 
@@ -115,7 +115,7 @@ class BoundedProtocol(HttpToolsProtocol):
             writer.lost()
 
     def pause_writing(self) -> None:
-        """A client that does not read its refusals is not worth their memory."""
+        """Closes the connection of a client that does not read its refusals."""
         super().pause_writing()
         if not self._accepted:
             self.cut("not_reading")
@@ -156,7 +156,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.close()
 
     def linger(self) -> None:
-        """Ends our side; drops what comes until the client ends its own, or the time for it is over."""
+        """Ends our side; discards what the client sends until it ends its side or a limit passes."""
         if self._peer is None or self.transport.is_closing():
             self.transport.close()
             return
@@ -368,7 +368,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class _Rest:
-    """The parser's callbacks for what follows a head that is parsed once more, for its framing alone."""
+    """Parser callbacks after a head that is parsed again for its framing alone."""
 
     def __init__(self, protocol: BoundedProtocol) -> None:
         self._protocol = protocol
@@ -399,6 +399,6 @@ class _Rest:
 
 
 def _framing(headers: list[tuple[bytes, bytes]]) -> bytes:
-    """A head that says of the body what `headers` do, and nothing else."""
+    """A head with nothing but the framing of the body in `headers`."""
     fields = [b"%b: %b\r\n" % field for field in headers if field[0] in _FRAMING]
     return b"".join([b"POST / HTTP/1.1\r\n", *fields, b"\r\n"])

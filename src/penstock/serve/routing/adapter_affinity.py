@@ -1,8 +1,8 @@
-"""Where a request for an adapter may go, and what it costs to have the adapter loaded there.
+"""Where a request for an adapter may go, and what loading the adapter there costs.
 
-Known are the adapters that replicas have said to have, and those that they were sent requests for. One that
-nobody has goes to its own place on a ring of hashes, which is the same for all gateways, so that it is loaded
-once. It spreads along the ring to another replica when the work in those that have it outweighs a load.
+Known are the adapters that replicas report, and those of requests sent to them. An adapter that no replica
+has goes to its position on a hash ring, which is the same in all gateways, so that it is loaded once. It
+spreads along the ring to another replica when the work of those that have it outweighs a load.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOOKED_AT = 16  # along the ring
 
 
 class AdapterRing:
-    """One model's in one gateway. It remembers nothing but the ring."""
+    """For one model in one gateway. Its only state is the ring."""
 
     def __init__(self) -> None:
         self._ring = Ring()
@@ -33,9 +33,9 @@ class AdapterRing:
     def pick(
         self, adapter: str, candidates: Candidates, saved: Mapping[Replica, int] = MappingProxyType({})
     ) -> Pick | None:
-        """The one with the least work, a load of the adapter included; None when there is no good place.
+        """The replica with the least work, loading the adapter included; None when none fits.
 
-        saved: tokens of work that is not to be done again where the adapter is.
+        saved: tokens of work avoided on a replica that has the adapter.
         """
         if not candidates:
             return None
@@ -50,7 +50,7 @@ class AdapterRing:
         return best and Pick(best, "affinity")
 
     def _next(self, adapter: str, candidates: Candidates, holders: Collection[Replica]) -> Replica | None:
-        """The first on the ring without it that is not over its share; if possible one with a free slot."""
+        """The first on the ring without the adapter and within its share; if possible with a free slot."""
         self._ring.follow(candidates.members)
         most, slots, full = share(candidates), candidates.adapter_slots, None
         for replica in self._ring.after(hash_of(adapter), _LOOKED_AT):
@@ -63,7 +63,7 @@ class AdapterRing:
 
 
 def _some(replicas: Sequence[Replica]) -> Sequence[Replica]:
-    """A few neighbours from a random place on, where there are many."""
+    """Of many, a few neighbours from a random position on."""
     if len(replicas) <= _WEIGHED:
         return replicas
     start = int(random.random() * len(replicas))

@@ -1,8 +1,8 @@
-"""A ring of hashes on which every replica has some points: a key's replica is the next one on it.
+"""A consistent-hash ring: every replica has several points, and a key belongs to the next point.
 
-Every gateway builds the same ring from the same members, so that they agree without talking. When a replica
-comes or goes, only the keys between its points and those before move: about one in as many as there are.
-Source: Karger and others, Consistent hashing and random trees, 1997.
+Every gateway builds the same ring from the same members, so they agree without communicating. When one of n
+replicas joins or leaves, about 1/n of the keys move. Source: Karger and others, Consistent hashing and random
+trees, 1997.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _unpack = struct.Struct("<8Q").unpack
 
 
 def hash_of(key: str) -> int:
-    """The same in every process, unlike Python's own; spread over the whole ring."""
+    """A hash that is the same in every process, unlike Python's own; spread over the whole ring."""
     return int.from_bytes(hashlib.blake2b(key.encode(errors="replace"), digest_size=8).digest(), "little")
 
 
 class Ring:
-    """Follows the members that it is shown."""
+    """Follows the members passed to it."""
 
     def __init__(self) -> None:
         self._members: tuple[Replica, ...] = ()
@@ -33,7 +33,7 @@ class Ring:
         self._owners: dict[int, Replica] = {}
 
     def follow(self, members: tuple[Replica, ...]) -> None:
-        """Puts newcomers on the ring and takes off who has left. Does nothing for the tuple of last time."""
+        """Adds and removes members. Does nothing when given the same tuple as last time."""
         if members is self._members:
             return
         come, gone = set(members).difference(self._members), set(self._members).difference(members)
@@ -47,7 +47,7 @@ class Ring:
         self._points = sorted(self._points + [point for replica in come for point in _points(replica.id)])
 
     def after(self, key: int, most: int) -> Iterator[Replica]:
-        """Up to `most` different replicas, from the key's own on."""
+        """Up to `most` different replicas, starting with the key's own."""
         start, seen = bisect_right(self._points, key % _SPACE), set[Replica]()
         most = min(most, len(self._members))
         for i in range(len(self._points)):

@@ -1,6 +1,6 @@
-"""The one with the least work before it, in tokens: for prompts of very different length.
+"""The replica with the least queued work in tokens: for prompts of very different length.
 
-Loading an adapter is work, too.
+Loading an adapter counts as work.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from penstock.serve.routing.adapter_affinity import AdapterRing
 from penstock.serve.routing.policy import Pick, RoutingRequest
 
 _LOOKED_AT = 32
-"""Among more, this many from a random place on: nearly as even, since the rest is at most a little idler, and
-several gateways do not all send to the same replica until its next report."""
+"""Of more replicas, this many from a random position on: nearly as even, and several gateways do not all
+choose the same replica until its next report.
+"""
 
 _load = attrgetter("load_tokens")
 
 
 class LeastLoaded:
-    """Waiting prompt tokens and open requests, as reported and as sent since. Ties go by chance."""
+    """Weighs waiting prompt tokens and open requests, as reported and as sent since. Ties are random."""
 
     def __init__(self) -> None:
         self._adapters = AdapterRing()

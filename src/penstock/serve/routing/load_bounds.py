@@ -1,4 +1,4 @@
-"""What the policies share: two at random, and how much more than its share a replica may have."""
+"""Shared by policies: two replicas at random, and how far affinity may overload one."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from penstock.serve.fleet.candidates import Candidates
 from penstock.serve.fleet.replica import Replica
 
 OVER_SHARE = 1.5
-"""A replica gets no request for affinity's sake while it has more than this many times the mean."""
+"""A replica gets no request for affinity while its load exceeds this many times the mean,"""
 
 OVER_SPARE = 2
-"""Nor while it has more than this many times what another one has that could take it, and `ALWAYS`."""
+"""nor while it exceeds `ALWAYS` + this many times the load of an alternative replica."""
 
 ALWAYS = 4
-"""Requests that affinity may bring to one replica however idle the others are: an engine works on a handful
-nearly as fast as on one, and what they share is then computed once."""
+"""Requests that affinity may always bring to one replica, however idle the others are: an engine runs a
+handful nearly as fast as one, and their common prefix is computed once.
+"""
 
 
 def two(candidates: Sequence[Replica]) -> tuple[Replica, Replica]:
-    """Two different ones at random; of one, that one twice. There must be one."""
+    """Two different replicas at random; a single one twice. There must be at least one."""
     count = len(candidates)
     first = int(random.random() * count)
     second = (first + 1 + int(random.random() * (count - 1))) % count
@@ -28,9 +29,9 @@ def two(candidates: Sequence[Replica]) -> tuple[Replica, Replica]:
 
 
 def share(candidates: Candidates, spare: Replica | None = None) -> float:
-    """Requests that a replica may have, the new one among them, to get it for affinity's sake.
+    """Most requests that a replica may have, the new one included, to get it for affinity.
 
-    spare: another one that could take it; affinity brings no replica over `OVER_SPARE` times what that has.
+    spare: an alternative replica; affinity loads no replica beyond `OVER_SPARE` times its load.
     Source: Mirrokni, Thorup, Zadimoghaddam, Consistent hashing with bounded loads, 2016.
     """
     most = OVER_SHARE * (candidates.busy + 1) / max(1, candidates.ready)

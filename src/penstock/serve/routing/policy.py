@@ -1,4 +1,4 @@
-"""What a routing policy is told, and what it answers. Policies see no bytes, no sockets and no clock."""
+"""The contract of routing policies: request in, pick out. Policies see no bytes, no sockets and no clock."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from penstock.serve.fleet.candidates import Candidates
 from penstock.serve.fleet.replica import Replica
 
 Reads = Literal["prompt", "session"]
-"""What a policy may ask for beside the adapter and the size, which cost nothing to know."""
+"""Features that a policy may read beside adapter and size, which cost nothing."""
 
 
 class RoutingRequest(msgspec.Struct, frozen=True, gc=False):
-    """One request, as far as routing knows it. What the policy does not read stays empty.
+    """One request as routing sees it. Features that the policy does not read are empty.
 
-    adapter: the part of the model's name behind its base. tokens: of the prompt, about, by its size.
-    session: what the client calls its conversation or its user.
+    adapter: the part of the model's name after its base. tokens: of the prompt, estimated from its size.
+    session: the client's name of the conversation or user.
     blocks: a hash for each block of the prompt, of all that goes before and the block itself: equal blocks at
     equal places mean equal prefixes. Where they end is `blocks.ENDS`. In this process only.
     home: a hash of some beginning of its first turn, the same in every process.
@@ -31,9 +31,9 @@ class RoutingRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class Pick(NamedTuple):
-    """A replica, and in a word why it: a label of `penstock_picks_total`.
+    """The chosen replica and a one-word reason, a label of `penstock_picks_total`.
 
-    saved_tokens: of the prompt, that need not be computed there, as far as is known.
+    saved_tokens: prompt tokens that are probably cached there.
     """
 
     replica: Replica
@@ -42,14 +42,13 @@ class Pick(NamedTuple):
 
 
 class Policy(Protocol):
-    """Which replica gets a request. Own classes have this one method, and may have what follows below it.
+    """Which replica gets a request. Users' classes need this one method; those below are optional.
 
-    A class attribute `reads`, a tuple of `Reads`, asks for fields of `RoutingRequest` that cost something to
-    know.
+    A class attribute `reads`, a tuple of `Reads`, names the features that it reads.
     """
 
     def pick(self, asked: RoutingRequest, candidates: Candidates, now: float) -> Pick | None:
-        """One of `candidates`; None when there is none, and the request waits. Takes microseconds.
+        """One of `candidates`; None to let the request wait. Must take microseconds only.
 
         Units: now in seconds, from any start, never going back.
         """
@@ -61,5 +60,5 @@ class Learns(Protocol):
     """A policy that remembers where requests went."""
 
     def sent(self, asked: RoutingRequest, replica: Replica, now: float) -> None:
-        """`asked` has gone to `replica`: by a pick, or from the queue to the first that had room."""
+        """`asked` was sent to `replica`: by a pick, or from the queue to the first replica with room."""
         ...

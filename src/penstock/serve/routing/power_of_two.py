@@ -1,4 +1,4 @@
-"""The less busy of two at random: even load without a memory, from reports that are a little old."""
+"""The less busy of two random replicas: even load without state, from slightly old reports."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""To the replica that has most of the prompt in its cache, unless the work before it outweighs that.
+"""The replica with the longest cached prefix of the prompt, unless its queued work outweighs that.
 
-The engine's cache is not asked: what was sent where is remembered, as hashes of the prompt's beginnings. What
-other gateways have sent is presumed: each prompt's own hash gives it a home, the same for all gateways.
+The engine's cache is not queried: the gateway remembers what it sent where, as hashes of prompt prefixes.
+What other gateways have sent is presumed: each prompt's hash gives it a home replica, the same in all
+gateways.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from penstock.serve.routing.prefix_hashes import BYTES_PER_TOKEN, ENDS
 from penstock.serve.routing.prefix_index import ENTRIES, EXPIRY_S, Holders, PrefixIndex
 
 SAVED = 4
-"""What a prompt token found in a cache is worth, in tokens of waiting work. More than one: what is
-computed again is work for the whole fleet, and takes room in one more cache. Figures:
-docs/serve/routing.md."""
+"""Value of a cached prompt token, in tokens of queued work. More than one: recomputing it costs the whole
+fleet, and space in one more cache. docs/serve/routing.md has figures.
+"""
 
 _WEIGHED = 8  # holders at one pick
 _LEVELS = 3  # sets of holders at one pick, from the longest match on
@@ -29,7 +30,7 @@ _TOKENS = tuple(end // BYTES_PER_TOKEN for end in ENDS)
 
 
 class PrefixAffinity:
-    """The least of: work that waits in a replica, less what it saves; nothing is saved over its share."""
+    """Minimizes queued work minus cached tokens; a replica beyond its share saves nothing."""
 
     reads = ("prompt",)
 
@@ -56,7 +57,7 @@ class PrefixAffinity:
         return best
 
     def _pick_for_adapter(self, asked: RoutingRequest, candidates: Candidates) -> Pick | None:
-        """None when all that have the adapter are full, and all others over their share."""
+        """None when all replicas with the adapter are full and all others beyond their share."""
         most = share(candidates)
         known = self._known(asked.blocks, candidates)
         saved = {replica: tokens for replica, tokens in known if replica.busy + 1 <= most}
@@ -70,14 +71,14 @@ class PrefixAffinity:
             self.memory.add(asked.blocks, asked.tokens, replica, now)
 
     def _homes(self, asked: RoutingRequest, candidates: Candidates, most: float) -> Sequence[Replica]:
-        """The prompt's first two replicas on the ring, as far as they may be had."""
+        """The prompt's first two replicas on the ring that are candidates."""
         self._ring.follow(candidates.members)
         return [r for r in self._ring.after(asked.home, 2) if r in candidates and r.busy + 1 <= most]
 
     def _savings(
         self, asked: RoutingRequest, candidates: Candidates, homes: Sequence[Replica]
     ) -> Iterator[tuple[Replica, float, str]]:
-        """Replicas with a part of the prompt, how many tokens, and why we think so.
+        """Replicas that probably cache part of the prompt, how many tokens, and why.
 
         The more requests come from other gateways, the likelier one of them has sent this prompt to its home.
         """
@@ -87,7 +88,7 @@ class PrefixAffinity:
             yield homes[0], asked.tokens * candidates.elsewhere / candidates.busy, "home"
 
     def _known(self, blocks: tuple[int, ...], candidates: Candidates) -> Iterator[tuple[Replica, int]]:
-        """Replicas that were sent a part of the prompt; the longest first, each with its longest."""
+        """Replicas that were sent part of the prompt, longest prefix first."""
         seen: Holders = ()
         weighed = levels = 0
         for i in range(self.memory.known(blocks) - 1, -1, -1):
@@ -109,7 +110,7 @@ def _less_loaded(replicas: Sequence[Replica]) -> Replica:
 
 
 def _some(holders: Holders) -> Holders:
-    """A few neighbours from a random place on, where there are many."""
+    """Of many, a few neighbours from a random position on."""
     if len(holders) <= _WEIGHED:
         return holders
     start = int(random.random() * len(holders))

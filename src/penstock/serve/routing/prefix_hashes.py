@@ -1,4 +1,4 @@
-"""Hashes of a prompt's beginnings: at most 56 for any length, and 25 us for the longest.
+"""Hashes of a prompt's prefixes: at most 56 for any length, and 25 us for the longest prompt.
 
 Blocks grow with their distance from the start, eight for each doubling, so that two prompts which share a
 beginning are known to share at least 8/9 of it, or all but 255 bytes. What they hash is the JSON as the
@@ -12,7 +12,7 @@ import zlib
 BYTES_PER_TOKEN = 4  # of English text; for shares and estimates only
 _FIRST = 256
 LOOKED_AT = 128 * 2**10
-"""Bytes that are looked at: prompts that agree on so much go to the same replica anyway."""
+"""Bytes that are hashed: prompts that share so much go to the same replica anyway."""
 
 
 def _ends() -> tuple[int, ...]:
@@ -31,9 +31,10 @@ _ANSWER = b'"assistant"'  # the role of a message, in all chat APIs
 
 
 def blocks(prompt: bytes, seed: str = "") -> tuple[int, ...]:
-    """A hash for every whole block, each of all that goes before, and of `seed`.
+    """A hash for every whole block, including everything before it and `seed`.
 
-    They hold in this process only: Python's hash of bytes is fast and salted, so nobody can aim at a clash.
+    Valid in this process only: Python's hash of bytes is fast and salted, so clients cannot construct
+    collisions.
     """
     hashes: list[int] = []
     chain, start, size = hash(seed), 0, len(prompt)
@@ -47,10 +48,11 @@ def blocks(prompt: bytes, seed: str = "") -> tuple[int, ...]:
 
 
 def home(prompt: bytes, seed: str = "") -> int:
-    """A hash of some beginning of the first turn, the same in every process; 0 without a whole block.
+    """A hash of a prefix of the first turn, the same in every process; 0 without a whole block.
 
     The first turn ends where the first answer begins, so that it is the same in all turns of a conversation.
-    Of it counts a half or a quarter, cut at a power of two: prompts that share so much have one home.
+    Hashes its first half to quarter (largest power of two), so prompts that share this prefix have the same
+    home.
     """
     if len(prompt) < _FIRST:
         return 0

@@ -1,8 +1,8 @@
-"""What each replica probably still has in its cache: bounded in entries, forgetting as engines forget.
+"""What each replica probably still caches: bounded in entries, evicting as engines do.
 
-One list for each replica, of the blocks that were sent there, the least recently used first. A replica's
-engine overwrites what was not used for longest when its KV cache is full; so does the list, when it holds as
-many tokens as that cache. Of one prompt the end goes before the beginning: who has a block has all before it.
+One LRU list of blocks for each replica. An engine evicts the least recently used blocks when its KV cache is
+full; so does the list when it holds as many tokens as that cache. Of one prompt the end is evicted before the
+start: a replica that has a block has all blocks before it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ ENTRIES = 2**18
 """Blocks of all replicas of a model, in one gateway: 80 MB when full. 4 KB of prompt are 16, 100 KB 53."""
 
 EXPIRY_S = 1800.0
-"""A block unused for so long is forgotten: a cache may also be emptied by command."""
+"""Blocks unused for so long expire: a cache may also be reset on request."""
 
 KV_TOKENS = 200_000
-"""Of a replica that has not told the size of its cache."""
+"""For a replica that has not reported the size of its cache."""
 
 _ANSWER_TOKENS = 100  # about; answers take their place, too
 _FEWEST = 64
@@ -42,7 +42,7 @@ class _Cache:
         self.tokens = 0
 
     def forget(self) -> int:
-        """The block that was not used for longest."""
+        """The least recently used block."""
         block, (tokens, _) = self.blocks.popitem(last=False)
         self.tokens -= tokens
         return block
@@ -67,14 +67,14 @@ class PrefixIndex:
         return sum(len(cache.blocks) for cache in self._caches.values())
 
     def follow(self, members: Sequence[Replica]) -> None:
-        """Forgets replicas that are gone. Does nothing for the sequence of last time."""
+        """Removes replicas that are gone. Does nothing when given the same sequence as last time."""
         if members is not self._members:
             self._members = members
             for replica in set(self._caches).difference(members):
                 self._shrink(replica, self._caches.pop(replica), 0, 0)
 
     def known(self, blocks: tuple[int, ...]) -> int:
-        """How many of a prompt's blocks: who has one has all before it."""
+        """How many of a prompt's blocks it has."""
         return bisect_left(blocks, True, key=self._missing)
 
     def _missing(self, block: int) -> bool:
@@ -97,7 +97,7 @@ class PrefixIndex:
 
     def _put(self, cache: _Cache, blocks: tuple[int, ...], tokens: int, replica: Replica, now: float) -> None:
         used, holders = cache.blocks, self._holders
-        self._number += 1  # a name for what no other prompt will begin with
+        self._number += 1  # unique id for a block that no other prompt can share
         rest = max(0, tokens - _UP_TO[len(blocks)]) + _ANSWER_TOKENS
         used[self._number] = rest, now
         cache.tokens += rest

@@ -1,4 +1,4 @@
-"""The policies by name, and users' own by the path of their class."""
+"""Routing policies by name, and users' classes by import path."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BY_NAME: Mapping[str, Callable[[], Policy]] = {
 
 
 def policy(name: str) -> Policy:
-    """A new one: each model has its own.
+    """A new policy; each model has its own instance.
 
     name: one of `BY_NAME`, or `module:Class`.
     Raises: ConfigError when the class cannot be imported, made without arguments, or has no `pick`.
@@ -46,7 +46,7 @@ def policy(name: str) -> Policy:
 
 
 def problems(configs: Sequence[LLMConfig]) -> list[str]:
-    """A sentence, with its place, for every `routing_policy` that cannot be had here."""
+    """A sentence, with its location, for every `routing_policy` that cannot be loaded here."""
     found: list[str] = []
     for config in configs:
         try:

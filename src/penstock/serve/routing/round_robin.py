@@ -9,7 +9,7 @@ _LOOKED_AT = 64  # members without room in a row, before any with room will do
 
 
 class RoundRobin:
-    """A replica without room loses its turn."""
+    """A replica without room is skipped."""
 
     def __init__(self) -> None:
         self._turn = 0

@@ -1,7 +1,7 @@
-"""Affinity by what a request names: its conversation, or its adapter.
+"""Affinity by session or by adapter.
 
-Conversations by consistent hashing with bounded loads: no memory, the same answer in every gateway. A replica
-over its share passes one on to the next on the ring, always the same next one, and gets it back when it has
+Sessions use consistent hashing with bounded loads: no state, the same result in every gateway. A replica
+beyond its share passes a session to the next one on the ring, always the same, and gets it back when it has
 room. Adapters go where they are loaded.
 """
 
@@ -15,11 +15,13 @@ from penstock.serve.routing.policy import Pick, RoutingRequest
 from penstock.serve.routing.power_of_two import PowerOfTwo
 
 _LOOKED_AT = 16
-"""Replicas along the ring. A third of all or more are below 1.5 times the mean: further is rarely needed."""
+"""Replicas to try along the ring. At least a third of all are below 1.5 times the mean, so more is rarely
+needed.
+"""
 
 
 class SessionAffinity:
-    """By what the client calls its conversation or its user; without a name, the less busy of two."""
+    """By the client's name of the conversation or user; without one, the less busy of two."""
 
     reads = ("session",)
 

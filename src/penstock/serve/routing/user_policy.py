@@ -1,4 +1,4 @@
-"""A user's own policy, held to its contract: whatever it does, requests are served and no limit is passed."""
+"""Runs a user's policy within its contract: whatever it does, requests are served within their limits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class UserPolicy:
-    """Where the user's class fails, the less busy of two.
+    """Falls back to the less busy of two replicas when the user's class fails.
 
     Such picks are counted as 'fault', and logged once for each kind of failure.
     """

@@ -1,4 +1,4 @@
-"""The engines' own metrics, asked from every replica at request time and merged under a `replica` label."""
+"""The engines' own metrics, fetched from every replica at request time and merged under a `replica` label."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def _text(replica: Replica, fleet: ReplicaLinks) -> str:
 
 
 def merge(texts: dict[str, str]) -> bytes:
-    """One text of many: each family is declared once, each sample carries the name of its replica."""
+    """Merges many texts: each family is declared once, each sample is labelled with its replica."""
     declared: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}
     for replica_id, text in texts.items():

@@ -30,7 +30,7 @@ class JSONLines(logging.Formatter):
 
 
 def write_json() -> None:
-    """What Penstock logs in this process goes to the command's stderr as JSON lines. Safe to call twice."""
+    """Sends Penstock's log of this process to stderr as JSON lines. Safe to call twice."""
     logger = logging.getLogger("penstock")
     if any(handler.name == _HANDLER for handler in logger.handlers):
         return

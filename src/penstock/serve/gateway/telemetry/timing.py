@@ -1,7 +1,7 @@
-"""Where one request's time goes in the gateway: it is always in exactly one part, and the parts add up.
+"""Where one request's time goes in the gateway. It is always in exactly one part, and the parts add up.
 
-Parts are begun where they begin: `gateway`, `dispatch`, `admission`, `relay`, `reply`. Told in the answer's
-`Server-Timing`, in the histograms of `metrics`, and in traces.
+Parts begin in `app`, `dispatch`, `admission`, `relay` and `response`. They are reported in `Server-Timing`,
+in the histograms of `metrics`, and in traces.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ class Timing:
         self.replica: bytes | None = None
 
     def begin(self, part: str) -> None:
-        """From here on, time goes to `part`."""
+        """From now on, time counts for `part`."""
         if part != self.laps[-1][0]:
             self.laps.append((part, self.now()))
 
     def failed(self) -> None:
-        """What was done since a replica was picked was in vain."""
+        """The attempt failed: time since the pick of that replica counts as lost."""
         picked = max(i for i, (part, _) in enumerate(self.laps) if part in (PICK, QUEUE))
         vain = self.laps[picked + 1 :]
         self.laps[picked + 1 :] = [(FAILOVER, at) for _, at in vain[:1]]
         self.failures += 1
 
     def answer(self, replica: bytes | None = None) -> None:
-        """The first byte leaves: what each part has taken is known, in the order of their beginnings.
+        """The first byte is sent: the durations of the parts are final, in the order in which they began.
 
-        replica: what that says of its own time, as in `Server-Timing`.
+        replica: the replica's own durations, in the format of `Server-Timing`.
         """
         self.begin(STREAM)
         self.replica = replica
@@ -63,16 +63,16 @@ class Timing:
 
     @property
     def first_byte_s(self) -> float | None:
-        """From the request's arrival to the first byte of its answer."""
+        """From the request's arrival to the first byte of the response."""
         return None if self.first_byte_at is None else self.first_byte_at - self.started_at
 
     @property
     def overhead_s(self) -> float:
-        """Our own share of that."""
+        """The gateway's share of that."""
         return sum(self.parts.get(part, 0.0) for part in _OURS)
 
     def header(self) -> bytes:
-        """The value of `Server-Timing`, once the first byte leaves."""
+        """The value of `Server-Timing`, once the first byte is sent."""
         said = [f"{part};dur={seconds * 1e3:.3f}" for part, seconds in self.parts.items()]
         if self.failures:
             said.append(f'attempts;desc="{self.failures + 1}"')

@@ -1,6 +1,6 @@
-"""Whether requests are traced: only when OpenTelemetry's own environment variables name where to.
+"""Tracing is on when OpenTelemetry's own environment variables name an endpoint.
 
-Read by the gateway at its start. Without them we import and compute nothing for it.
+Read when the gateway starts. Without them nothing is imported or computed for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL
 
 
 def tracing() -> Tracing | None:
-    """Spans to the configured exporters; None without one. The log says when one is missing."""
+    """Tracing to the configured exporters; None without one. Logs a missing package."""
     names = configured()
     if not names:
         return None
@@ -37,10 +37,10 @@ def tracing() -> Tracing | None:
 
 
 def configured() -> list[str]:
-    """Names of exporters, as packages register them.
+    """Names of exporters, as registered by packages.
 
-    Source: OpenTelemetry's specification of environment variables, but for its default exporter: without an
-    endpoint nobody is asked.
+    Source: OpenTelemetry's specification of environment variables, except that without an endpoint there is
+    no default exporter.
     """
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return []
