@@ -61,7 +61,7 @@ class ResponseBody:
 
 @dataclass(frozen=True, slots=True)
 class AppResponse:
-    """Status and headers have come; whoever asked closes the body."""
+    """A response whose status and headers have arrived; the caller closes the body."""
 
     status: int
     headers: Mapping[str, str]

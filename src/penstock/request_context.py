@@ -61,13 +61,14 @@ class Shortcut(Protocol):
 
 
 shortcut: ContextVar[Shortcut | None] = ContextVar("shortcut", default=None)
-"""Set in a request's context by whoever serves the engine's app; an engine need not know it."""
+"""Set in a request's context by the server of the engine's app; engines may ignore it."""
 
 
 using_adapter: ContextVar[str | None] = ContextVar("using_adapter", default=None)
 """The loaded adapter that the running request is for, by the engine's name of it; None for the base model.
 
-Set around a request by whoever keeps it loaded meanwhile; obeyed by the engine's app and by `generate`.
+Set around a request by the layer that keeps it loaded meanwhile; obeyed by the engine's app and by
+`generate`.
 """
 
 

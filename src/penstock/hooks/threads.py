@@ -28,7 +28,7 @@ class Threads:
 
 
 def _called(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Raises: RuntimeError for what would end the event loop, or keep whoever waits there for ever."""
+    """Raises: RuntimeError for what would end the event loop, or block its caller for ever."""
     try:
         return function(*arguments)
     except (StopIteration, SystemExit) as error:

@@ -131,7 +131,7 @@ def _region_named() -> str | None:
 
 
 def _gcs() -> Any:  # pyarrow has no types
-    """STORAGE_EMULATOR_HOST is the client's own name for a server of one's own."""
+    """STORAGE_EMULATOR_HOST is the client's own variable for a local server."""
     emulator = os.environ.get("STORAGE_EMULATOR_HOST")
     url = urlsplit(emulator if "://" in emulator else f"http://{emulator}") if emulator else None
     return fs.GcsFileSystem(

@@ -1,4 +1,4 @@
-"""`env_vars: {HF_TOKEN: ${HF_TOKEN}}`: values from the environment of whoever reads the config.
+"""`env_vars: {HF_TOKEN: ${HF_TOKEN}}`: values from the environment of the process that reads it.
 
 So a secret need not stand in a file, nor in the config that Serve keeps of a deployed application.
 """

@@ -137,7 +137,7 @@ def _as_png(value: Any, where: str) -> bytes | None:
     """A PIL image, or an array as Ray Data reads images, as PNG (lossless); None for other values."""
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         value = _from_array(value, where)
-    pil: Any = sys.modules.get("PIL.Image")  # whoever has an image has imported it
+    pil: Any = sys.modules.get("PIL.Image")  # a caller that has an image has imported it
     if pil is None or not isinstance(value, pil.Image):
         return None
     if not (value.width and value.height):

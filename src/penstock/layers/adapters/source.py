@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 _NAMED = 20  # adapters named in an error
 _NAMES_KEPT_S, _NAMES_WAIT_S = 5.0, 3.0
-"""Whoever asks for nonsense lists nothing each time, and keeps busy no thread that fetches."""
+"""Requests for unknown names neither list each time nor occupy a thread that fetches."""
 _FETCHES, _LOOKS = 16, 8
 """Threads. Of their own: downloads that hang must not hold up what else runs in the loop's threads."""
 

@@ -226,7 +226,7 @@ class Store:
             if idle is None:
                 return False
             self._forget(idle)
-            await asyncio.shield(self._drop(idle))  # its place is given back, whoever gives up
+            await asyncio.shield(self._drop(idle))  # its slot is released, whichever caller gives up
         self._places += 1
         return True
 

@@ -141,10 +141,10 @@ class Core:
         import zmq
         from vllm.v1.engine.core import EngineCoreProc
 
-        with zmq.Context() as context, context.socket(zmq.PUSH) as outlet:
-            outlet.setsockopt(zmq.LINGER, _LINGER_MS)
-            outlet.connect(self.output_address)
-            outlet.send(EngineCoreProc.ENGINE_CORE_DEAD)
+        with zmq.Context() as context, context.socket(zmq.PUSH) as output:
+            output.setsockopt(zmq.LINGER, _LINGER_MS)
+            output.connect(self.output_address)
+            output.send(EngineCoreProc.ENGINE_CORE_DEAD)
 
     def reason(self) -> str | None:
         """What ended it, as it has left it; while it starts also what was logged."""

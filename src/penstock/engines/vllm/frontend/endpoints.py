@@ -1,4 +1,4 @@
-"""Which endpoints a model has in vLLM's application, for whoever asks it for another one.
+"""The endpoints that a model has in vLLM's application, for errors about one that it lacks.
 
 vLLM gives a model the routes of its task and leaves out the others, as if there were no such path at all.
 """
@@ -25,7 +25,7 @@ _OF_TASKS = (
     "/v1/audio/transcriptions",
     "/v1/audio/translations",
 )
-"""What is worth naming to whoever asked for another one."""
+"""Endpoints worth naming in such an error."""
 
 _VARIANTS = (
     "/v1/generate",

@@ -98,7 +98,7 @@ def _check_schema(schema: Any) -> None:
         try:
             schema = json.loads(schema)
         except ValueError:
-            return  # whoever reads it says so
+            return  # its parser reports that
     properties = values = characters = 0
     for part in _parts(schema):
         characters += 2

@@ -83,7 +83,7 @@ def _check_end(asked: Any) -> None:
         try:
             schema = json.loads(schema)
         except ValueError:
-            return  # whoever reads it says so
+            return  # its parser reports that
     if isinstance(schema, dict) and _is_endless(schema, schema, {}):
         raise VLLMValidationError(
             "The JSON schema cannot be used: it refers to itself before it says anything: no answer fits it."

@@ -1,6 +1,6 @@
 """vLLM's client of http(s), with rules about whom a request may have it fetch from.
 
-Whoever may send a request could else have the replica read what only the replica reaches: a cloud's metadata
+Without them any client could make the replica read what only the replica can reach: a cloud's metadata
 service, a neighbour's dashboard. An address that is not public is refused when the socket to it is made: by
 then names are resolved and redirects followed, and no later answer of a name server can change it.
 """
