@@ -73,6 +73,29 @@ def test_rows_that_fail_alike_are_logged_once(caplog):
     assert caplog.text.count("ZeroDivisionError") == 1
 
 
+def test_an_engines_failure_that_preprocessing_raises_again_stays_what_it_was():
+    failure = Failure(code="odd", message="No.", stage="preprocess", attempts=3, status=418)
+
+    def bad(row):
+        raise failure.to_error()
+
+    (end,) = unpack(Preprocess(bad, request)(pa.table({"n": [1]})), OUTCOME)
+    assert (end.failure, end.attempts) == (failure, 3)
+
+
+def test_postprocessing_loses_no_column_to_the_name_of_an_error():
+    batch = pa.table({"n": [1]}).append_column(FIELDS, pack([{}]))
+    batch = batch.append_column(OUTCOME, pack([Outcome(state="ok")]))
+    step = Postprocess(
+        lambda row: {"error": "mine", "original_error": "older"},
+        lambda outcome, fields: {"error": None},
+        lambda fields: set(),
+        continue_on_error=True,
+    )
+    found = {name: list(values) for name, values in step(batch).items()}
+    assert found == {"original_error": ["mine"], "original_original_error": ["older"], "error": [None]}
+
+
 def sim(**options):
     speed = {"step_base_ms": 0, "step_per_request_ms": 0, "prefill_tokens_per_s": float("inf")}
     kwargs = {"max_model_len": 512, "kv_tokens": 65536, **speed, **options}

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from penstock.data.backends.protocol import Response
-from penstock.data.results.outcome import Failure, Outcome, failed
+from penstock.data.results.outcome import Failure, Outcome, bad_answer, failed
 from penstock.errors import OwnCodeFailed
 
 RETRYABLE_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -79,7 +79,7 @@ def classify_response(response: Response, attempts: int) -> Outcome:
         return Outcome(state="ok", attempts=attempts, body=body.copy())
     except _NOT_JSON:
         message = f"The response is not valid JSON: {_shown(response.body)}"
-        return failed(Failure(code="bad_answer", message=message, stage="engine", attempts=attempts))
+        return failed(bad_answer(message, attempts))
 
 
 def _failure(response: Response, attempts: int) -> Failure:

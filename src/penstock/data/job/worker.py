@@ -18,7 +18,7 @@ from penstock.data.execution.retry import RetryPolicy
 from penstock.data.execution.window import Window
 from penstock.data.job.protocol import RowCompleted, WorkerHandle, WorkerUpdate, WorkItem
 from penstock.data.journal.segment import Entry, Segment
-from penstock.data.results.outcome import Failure, Outcome, failed
+from penstock.data.results.outcome import Failure, Outcome, bad_answer, failed
 from penstock.data.results.responses import ResponseUsage, invalid_reason
 from penstock.data.storage.paths import StoragePath
 from penstock.engine import Progress, no_progress
@@ -123,7 +123,7 @@ class BatchWorker:
             outcome = await self._window.run(item.request, item.deaths)
             if outcome.body is None or (fault := invalid_reason(item.request.path, outcome.body)) is None:
                 return outcome
-            failure = Failure(code="bad_answer", message=fault, stage="engine", attempts=outcome.attempts)
+            failure = bad_answer(fault, outcome.attempts)
             return msgspec.structs.replace(outcome, state="failed", body=None, failure=failure)
         except Error:
             raise

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from penstock.data.results.outcome import Failure, Outcome
+from penstock.data.results.outcome import Outcome, bad_answer
 from penstock.data.results.responses import (
     DECODERS,
     ClassificationResult,
@@ -117,7 +117,8 @@ def result_columns(task: Task, outcome: Outcome) -> Columns:
         try:
             found |= _READ[task.kind](DECODERS[task.kind].decode(outcome.body or b""))
         except (msgspec.MsgspecError, ValueError, IndexError) as error:
-            found["error"] = msgspec.structs.asdict(_unreadable(outcome, error))
+            message = f"The response is not one of this endpoint: {error}."
+            found["error"] = msgspec.structs.asdict(bad_answer(message, outcome.attempts))
     return found
 
 
@@ -130,11 +131,6 @@ def common_columns(outcome: Outcome) -> Columns:
         "attempts": outcome.attempts,
         "error": None if failure is None else msgspec.structs.asdict(failure),
     }
-
-
-def _unreadable(outcome: Outcome, error: Exception) -> Failure:
-    message = f"The response is not one of this endpoint: {error}."
-    return Failure(code="bad_answer", message=message, stage="engine", attempts=outcome.attempts)
 
 
 def _generated(response: GenerationResult) -> Columns:

@@ -72,6 +72,11 @@ SKIPPED = Outcome(state="skipped", attempts=0)
 """Of a row that sends no request."""
 
 
+def bad_answer(message: str, attempts: int) -> Failure:
+    """Of a response with status 200 whose body is not what was asked for."""
+    return Failure(code="bad_answer", message=message, stage="engine", attempts=attempts)
+
+
 def failed(failure: Failure) -> Outcome:
     return Outcome(state="failed", attempts=failure.attempts, failure=failure)
 

@@ -26,13 +26,14 @@ class ResponseUsage(Struct):
     prompt_tokens: Int64 | None = None
     completion_tokens: Int64 | None = None
     prompt_tokens_details: PromptTokensDetails | None = None
+    input_tokens_details: PromptTokensDetails | None = None
     cached_tokens: Int64 | None = None
     input_tokens: Int64 | None = None
     output_tokens: Int64 | None = None
 
     def counts(self) -> tuple[Int64 | None, Int64 | None, Int64 | None]:
         """Tokens of the prompt, those of them that were cached, and generated ones."""
-        details = self.prompt_tokens_details
+        details = self.prompt_tokens_details or self.input_tokens_details
         cached = details.cached_tokens if details else self.cached_tokens
         prompt = self.input_tokens if self.prompt_tokens is None else self.prompt_tokens
         generated = self.output_tokens if self.completion_tokens is None else self.completion_tokens
