@@ -1,6 +1,7 @@
 """Where bytes lie: whole files or none, here and in a bucket."""
 
 import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -138,3 +139,21 @@ def test_a_file_with_a_mark_of_globs_in_its_name_means_itself(root):
 def test_a_file_url_may_be_quoted(tmp_path: Path):
     (tmp_path / "a b.txt").write_bytes(b"x")
     assert storage_path(f"file://{tmp_path}/a%20b.txt").read() == b"x"
+
+
+def test_places_of_a_bucket_share_one_client(s3):
+    assert storage_path("s3://jobs/a")._fs is storage_path("s3://jobs/b/c")._fs
+
+
+@pytest.mark.parametrize("url", ["s3://jobs/torn", "memory://torn"])
+def test_an_upload_that_breaks_leaves_no_half_of_a_file(s3, url: str, tmp_path: Path, monkeypatch):
+    def breaks(source, target, size):
+        target.write(source.read(1))
+        raise OSError("The disk cannot be read.")
+
+    (tmp_path / "whole").write_bytes(b"whole")
+    monkeypatch.setattr("penstock.sources.failures.pause_s", lambda attempt: 0.0)
+    monkeypatch.setattr(shutil, "copyfileobj", breaks)
+    with pytest.raises(Unavailable, match="cannot be written"):
+        storage_path(url).upload(tmp_path / "whole")
+    assert not storage_path(url).exists()

@@ -13,7 +13,8 @@ import fsspec
 import pytest
 
 from penstock import sources
-from penstock.errors import DownloadFailed, SourceNotFound
+from penstock.data.storage.paths import storage_path
+from penstock.errors import DownloadFailed, SourceNotFound, Unavailable
 from penstock.sources import failures
 
 
@@ -235,3 +236,18 @@ def test_only_files_that_end_are_read(tmp_path: Path):
     for source in ("/dev/zero", str(tmp_path / "pipe"), str(tmp_path), f"zip://a::file://{tmp_path}/file"):
         with pytest.raises(SourceNotFound):
             sources.read(source)
+
+
+def test_everything_that_is_read_is_tried_again_after_the_same_pauses(monkeypatch: pytest.MonkeyPatch):
+    pauses: list[float] = []
+
+    def lost(*args: object, **options: object) -> None:
+        raise ConnectionError
+
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "_open", lost)
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "isfile", lambda *args: True)
+    for read in (sources.read, lambda url: storage_path(url).read()):
+        with pytest.raises((DownloadFailed, Unavailable), match="tries: the connection was lost"):
+            read("memory://away")
+    assert pauses == [0.5, 1.0, 0.5, 1.0, 2.0]

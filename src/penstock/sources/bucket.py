@@ -97,7 +97,15 @@ VARIABLES = (
 
 
 def client(scheme: str, bucket: str) -> Any:  # pyarrow has no types
-    """The file system of `s3` or `gs`; its paths begin with the bucket's name."""
+    """The file system of `s3` or `gs`; its paths begin with the bucket's name.
+
+    One for the whole process, as long as the environment is the same.
+    """
+    return _client(scheme, bucket, tuple(os.environ.get(name) for name in VARIABLES))
+
+
+@cache
+def _client(scheme: str, bucket: str, environment: tuple[str | None, ...]) -> Any:  # pyarrow has no types
     return _s3(bucket) if scheme == "s3" else _gcs()
 
 

@@ -1,4 +1,4 @@
-"""Why a listing or download failed, in one sentence, and whether a retry could help.
+"""Why a listing or transfer failed, in one sentence, and the retries where one could help.
 
 Every client raises its own errors, some with nothing but a text. Only this file tells them apart.
 """
@@ -7,7 +7,14 @@ from __future__ import annotations
 
 import errno
 import re
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NoReturn, TypeVar
+
+from penstock.errors import Error
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +98,39 @@ def classify(error: BaseException) -> FailureCause:
 
 
 def pause_s(attempt: int) -> float:
-    """Pause in seconds after try number `attempt`."""
+    """Pause in seconds after try number `attempt`; the first is 1."""
     return 0.25 * 2**attempt
+
+
+def retry(
+    call: Callable[[], _T],
+    tries: int,
+    give_up: Callable[[Exception, FailureCause, int], NoReturn],
+    *,
+    final: tuple[type[Exception], ...] = (Error,),
+    wait: Callable[[float], object] | None = None,
+) -> _T:
+    """The result of `call`, tried again where that may help. All transfers are retried here.
+
+    give_up: raises, given the last exception, its cause and the number of tries.
+    final: exceptions that are never classified or retried. wait: pauses between tries; None for `time.sleep`.
+    """
+    for attempt in range(1, tries + 1):
+        try:
+            return call()
+        except final:
+            raise
+        except Exception as error:
+            found = classify(error)
+            if not found.retryable or attempt == tries:
+                give_up(error, found, attempt)
+        (wait or time.sleep)(pause_s(attempt))
+    raise AssertionError("tries is at least 1")
+
+
+def after_tries(attempts: int) -> str:
+    """For the sentence about a failure: how often it was tried, if more than once."""
+    return f" after {attempts} tries" if attempts > 1 else ""
 
 
 def _by_class(error: BaseException) -> FailureCause | None:

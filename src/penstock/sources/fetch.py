@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
-from penstock.errors import DownloadFailed, Error, SourceNotFound
+from penstock.errors import DownloadFailed, SourceNotFound
 from penstock.sources import failures
 from penstock.sources.cache import Slot
 from penstock.sources.folder import Folder
@@ -138,21 +138,14 @@ def _url(source: str) -> FileSource:
 
 def _asked(store: FileSource, ask: Callable[[], Answer], tries: int) -> Answer:
     """The result of a listing, retried where that helps; foreign errors become ours."""
-    for attempt in range(1, tries + 1):
-        try:
-            return ask()
-        except Error:
-            raise
-        except Exception as error:
-            found = failures.classify(error)
-            if found.missing:
-                raise SourceNotFound(f"'{store.shown}' was not found: {found.why}.") from cause(store, error)
-            if not found.retryable or attempt == tries:
-                after = f" after {attempt} tries" if attempt > 1 else ""
-                sentence = f"'{store.shown}' cannot be read{after}: {found.why}."
-                raise DownloadFailed(sentence, retryable=found.retryable) from cause(store, error)
-            time.sleep(failures.pause_s(attempt))
-    raise AssertionError("tries is at least 1")
+
+    def give_up(error: Exception, found: failures.FailureCause, attempts: int) -> NoReturn:
+        if found.missing:
+            raise SourceNotFound(f"'{store.shown}' was not found: {found.why}.") from cause(store, error)
+        sentence = f"'{store.shown}' cannot be read{failures.after_tries(attempts)}: {found.why}."
+        raise DownloadFailed(sentence, retryable=found.retryable) from cause(store, error)
+
+    return failures.retry(ask, tries, give_up)
 
 
 def _files(store: FileSource, tries: int) -> list[File]:

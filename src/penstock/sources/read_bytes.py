@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import time
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 from urllib.parse import unquote, urlsplit
 
 from penstock.errors import DownloadFailed, SourceNotFound
 from penstock.sources import bucket, fsspec_store
-from penstock.sources.failures import classify, pause_s
+from penstock.sources.failures import FailureCause, after_tries, retry
 from penstock.sources.protocol import shown
 
 _TRIES = 3
@@ -23,25 +20,21 @@ def read(source: str) -> bytes:
 
     Raises: SourceNotFound; DownloadFailed, whose fact `retryable` says whether a later try may succeed.
     """
-    for attempt in range(_TRIES):
-        try:
-            return _bytes(source)
-        except Exception as error:
-            trouble = classify(error)
-            if trouble.missing:
-                raise SourceNotFound(f"{shown(source)} cannot be read: {trouble.why}.") from error
-            if not trouble.retryable or attempt == _TRIES - 1:
-                sentence = f"{shown(source)} cannot be read: {trouble.why}."
-                raise DownloadFailed(sentence, retryable=trouble.retryable) from error
-            time.sleep(pause_s(attempt))
-    raise AssertionError
+
+    def give_up(error: Exception, found: FailureCause, attempts: int) -> NoReturn:
+        sentence = f"{shown(source)} cannot be read{after_tries(attempts)}: {found.why}."
+        if found.missing:
+            raise SourceNotFound(sentence) from error
+        raise DownloadFailed(sentence, retryable=found.retryable) from error
+
+    return retry(lambda: _bytes(source), _TRIES, give_up)
 
 
 def _bytes(source: str) -> bytes:
     scheme = urlsplit(source).scheme if "://" in source else ""
     if scheme in _BUCKETS:
         where = source.partition("://")[2]
-        with _client(scheme, where.partition("/")[0], _environment()).open_input_stream(where) as stream:
+        with bucket.client(scheme, where.partition("/")[0]).open_input_stream(where) as stream:
             return stream.read()
     if scheme in ("", "file"):
         return _file(Path(unquote(urlsplit(source).path) if scheme else source))
@@ -55,13 +48,3 @@ def _file(path: Path) -> bytes:
     if not path.is_file():
         raise FileNotFoundError(str(path))
     return path.read_bytes()
-
-
-@cache
-def _client(scheme: str, name: str, environment: tuple[str | None, ...]) -> Any:  # pyarrow has no types
-    return bucket.client(scheme, name)
-
-
-def _environment() -> tuple[str | None, ...]:
-    """What a kept client was made from."""
-    return tuple(os.environ.get(name) for name in bucket.VARIABLES)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 from penstock.errors import DownloadFailed
 from penstock.sources import failures
@@ -132,18 +133,12 @@ class _Job:
     arrived: _Arrived
 
     def run(self) -> None:
-        for attempt in range(1, self.tries + 1):
-            try:
-                self._copy()
-            except _Late:
-                raise DownloadFailed(f"The download of {self._what} was not finished in time.") from None
-            except (_Stopped, DownloadFailed):
-                raise
-            except Exception as error:
-                self._judge(error, attempt)
-            else:
-                self.landing.landed()
-                return
+        final, wait = (_Late, _Stopped, DownloadFailed), self.arrived.stopped.wait
+        try:
+            failures.retry(self._copy, self.tries, self._give_up, final=final, wait=wait)
+        except _Late:
+            raise DownloadFailed(f"The download of {self._what} was not finished in time.") from None
+        self.landing.landed()
 
     def _copy(self) -> None:
         came = 0
@@ -168,14 +163,9 @@ class _Job:
         if here != self.end - self.start:
             raise failures.ShortFile(f"{here} of {self.end - self.start} bytes came")
 
-    def _judge(self, error: Exception, attempt: int) -> None:
-        """Returns when another try may help, after a pause."""
-        found = failures.classify(error)
-        if not found.retryable or attempt == self.tries:
-            after = f" after {attempt} tries" if attempt > 1 else ""
-            sentence = f"The download of {self._what} failed{after}: {found.why}."
-            raise DownloadFailed(sentence) from cause(self.wanted.store, error)
-        self.arrived.stopped.wait(failures.pause_s(attempt))
+    def _give_up(self, error: Exception, found: failures.FailureCause, attempts: int) -> NoReturn:
+        sentence = f"The download of {self._what} failed{failures.after_tries(attempts)}: {found.why}."
+        raise DownloadFailed(sentence) from cause(self.wanted.store, error)
 
     @property
     def _what(self) -> str:

@@ -11,12 +11,11 @@ import glob
 import os
 import shutil
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeVar
+from typing import IO, Any, NoReturn, Protocol, TypeVar
 from urllib.parse import unquote
 
 from penstock.errors import SourceNotFound, Unavailable
@@ -268,8 +267,15 @@ class RemotePath:
 
     def _upload(self, file: Path) -> None:
         """The object becomes visible when the stream is closed, not before."""
-        with file.open("rb") as source, self._fs.open_output_stream(self._path) as stream:
-            shutil.copyfileobj(source, stream, _COPY_BYTES)
+        before = self._info()
+        try:
+            with file.open("rb") as source, self._fs.open_output_stream(self._path) as stream:
+                shutil.copyfileobj(source, stream, _COPY_BYTES)
+        except Exception:
+            with suppress(Exception):  # the stream was closed all the same, after a part of the file
+                if self._info() != before:
+                    self._fs.delete_file(self._path)
+            raise
 
     def remove(self) -> None:
         def delete() -> None:
@@ -280,15 +286,10 @@ class RemotePath:
 
     def _tried(self, what: str, call: Callable[[], _T]) -> _T:
         """Raises: SourceNotFound, Unavailable; with the reason."""
-        for attempt in range(1, _TRIES + 1):
-            try:
-                return call()
-            except Exception as error:
-                cause = failures.classify(error)
-                if cause.retryable and attempt < _TRIES:
-                    time.sleep(failures.pause_s(attempt))
-                    continue
-                kind = SourceNotFound if cause.missing else Unavailable
-                message = f"'{self.url}' cannot be {what}: {cause.why}."
-                raise kind(message, retryable=cause.retryable) from error
-        raise AssertionError("the last try returns or raises")
+
+        def give_up(error: Exception, cause: failures.FailureCause, attempts: int) -> NoReturn:
+            kind = SourceNotFound if cause.missing else Unavailable
+            message = f"'{self.url}' cannot be {what}{failures.after_tries(attempts)}: {cause.why}."
+            raise kind(message, retryable=cause.retryable) from error
+
+        return failures.retry(call, _TRIES, give_up)
