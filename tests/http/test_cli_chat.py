@@ -8,12 +8,12 @@ import pytest
 from served import Served, until
 
 from penstock.asgi import Receive, Scope, Send
-from penstock.cli.client.chat import Conversation, Service, chat
+from penstock.cli.client.chat import ChatClient, Conversation, chat
 from penstock.errors import Error, Unauthorized, Unavailable
 
 
 async def talk(served: Served, said: str, **options: str) -> int:
-    return await asyncio.to_thread(chat, Service(served.url), io.StringIO(said), **options)
+    return await asyncio.to_thread(chat, ChatClient(served.url), io.StringIO(said), **options)
 
 
 async def test_each_line_is_answered(served: Served, capsys: pytest.CaptureFixture[str]):
@@ -44,7 +44,7 @@ async def test_conversation_holds_every_turn(served: Served):
 
     await served.gateway("m")
     await served.app(roles)
-    conversation = Conversation(Service(served.url), "m", system="Be brief.")
+    conversation = Conversation(ChatClient(served.url), "m", system="Be brief.")
     answers = [await asyncio.to_thread(lambda: "".join(conversation.ask("and?"))) for _ in range(2)]
     assert answers == ["system user", "system user assistant user"]
 
@@ -72,7 +72,7 @@ async def test_closed_answer_stops_the_engine(served: Served):
     replica = await served.replica(reply="word " * 1000, step_base_ms=20)
 
     def begin_and_leave() -> str:
-        answer = Conversation(Service(served.url), "m").ask("go on")
+        answer = Conversation(ChatClient(served.url), "m").ask("go on")
         first = next(answer)
         answer.close()
         return first
@@ -91,13 +91,13 @@ async def test_missing_key_is_told_with_what_to_do(served: Served):
 async def test_url_is_taken_with_and_without_v1(served: Served, form: str):
     await served.gateway("m")
     await served.replica()
-    service = Service(form.format(served.url.removeprefix("http://")))
+    service = ChatClient(form.format(served.url.removeprefix("http://")))
     assert await asyncio.to_thread(service.models) == ["m"]
 
 
 async def test_silent_address_is_told_with_what_to_do(free_port: int):
     with pytest.raises(Unavailable, match=f"Nothing answers at http://127.0.0.1:{free_port}"):
-        chat(Service(f"127.0.0.1:{free_port}"), io.StringIO("hello"))
+        chat(ChatClient(f"127.0.0.1:{free_port}"), io.StringIO("hello"))
 
 
 async def test_error_status_without_an_envelope_is_told(served: Served):
@@ -108,4 +108,4 @@ async def test_error_status_without_an_envelope_is_told(served: Served):
     await served.gateway("m")
     await served.app(teapot)
     with pytest.raises(Error, match="418: short and stout"):
-        await asyncio.to_thread(lambda: list(Service(served.url).stream("m", [])))
+        await asyncio.to_thread(lambda: list(ChatClient(served.url).stream("m", [])))

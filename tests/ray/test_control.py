@@ -201,7 +201,7 @@ def test_from_the_command_line(zoo: Zoo):
     assert "level" in wrong.stderr
     strange = zoo.ctl("rpc", "method", "text")
     assert strange.returncode == 2
-    assert "no JSON" in strange.stderr
+    assert "not valid JSON" in strange.stderr
 
 
 def test_what_is_asked_wrongly_is_refused_with_a_sentence(zoo: Zoo):

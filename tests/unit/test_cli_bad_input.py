@@ -73,7 +73,7 @@ BAD: list[tuple[list[str], str]] = [
     (["serve", "./no-such-model"], "no-such-model' does not exist"),
     (["serve", "--port", "0"], "--port"),
     (["serve", "--engine", "vlm"], "'vllm'"),
-    (["serve", "--log-format", "xml"], "log_format"),
+    (["serve", "--log-format", "xml"], "--log-format"),
     (["serve", "--engine", "sim", "--max-modl-len", "5"], "max_model_len"),
     (["serve", "--engine", "sim", "--prot", "5"], "--port"),
     (["serve", "--engine", "sim", "--max-model-len"], "needs a value"),
@@ -86,7 +86,7 @@ BAD: list[tuple[list[str], str]] = [
     (["ctl", "statsu"], "Did you mean 'status'"),
     (["ctl", "pause", "--mode", "nonsense"], "abort"),
     (["ctl", "sleep", "--level", "3"], "--level"),
-    (["ctl", "rpc", "method", "no JSON"], "no JSON"),
+    (["ctl", "rpc", "method", "no JSON"], "not valid JSON"),
     *((["bench", url], "http://host:8000") for url in URLS[:5]),
     (["bench", NOBODY], "Nothing answers"),
     (["bench", NOBODY, "--concurrency", "x"], "--concurrency"),
@@ -118,7 +118,7 @@ def test_a_misspelt_variable_is_told_by_each_command(ended, monkeypatch: pytest.
 
 
 def test_a_fault_of_ours_says_so_and_where_its_traceback_is(ended, monkeypatch: pytest.MonkeyPatch):
-    def broken(_files: object) -> int:
+    def broken(_files: object, **_options: object) -> int:
         raise KeyError("lost")
 
     monkeypatch.setattr(check, "check", broken)

@@ -28,7 +28,7 @@ def rows(tmp_path: Path) -> Path:
 
 def test_an_input_needs_no_word_before_it(rows: Path):
     code, text = said(rows, "-o", rows.with_name("out.jsonl"))
-    assert (code, text.startswith("penstock batch: Say who answers: --model")) == (2, True)
+    assert (code, text.startswith("penstock batch: Name the engines: --model")) == (2, True)
 
 
 def test_a_dry_run_shows_prompts_and_starts_nothing(rows: Path):
@@ -59,8 +59,8 @@ def test_a_dry_run_names_the_rows_that_cannot_be_asked(rows: Path):
     ("words", "sentence"),
     [
         (("--url", "http://x", "--app", "y"), "Give --url or --app, not both."),
-        (("--url", "http://x", "--max-model-len", "9"), "--max-model-len is no option"),
-        (("--engine", "sim", "--task", "sing"), "--task 'sing' is not known"),
+        (("--url", "http://x", "--max-model-len", "9"), "--max-model-len is not an option"),
+        (("--engine", "sim", "--task", "sing"), "'sing' is not one of 'generate'"),
         (("--engine", "sim", "--param", "cold"), "--param 'cold' must be NAME=VALUE"),
         (("--engine", "sim", "--prompt", "x", "--dry-run"), "must name a column in braces"),
     ],

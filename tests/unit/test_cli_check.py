@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -116,3 +117,14 @@ def test_placement_that_cannot_work_is_a_mistake(written, capsys):
     text = GPUS.replace("{bundle_per_worker: {GPU: 2, CPU: 1}}", "{bundles: [{GPU: 1.5}]}")
     assert check([written(text)]) == 2
     assert "whole GPUs only" in capsys.readouterr().err
+
+
+def test_json_has_placements_mistakes_and_what_was_not_checked(written, capsys):
+    assert check([written(GOOD), written(BAD, "bad.yaml")], as_json=True) == 2
+    found = json.loads(capsys.readouterr().out)
+    (application,) = found["applications"]
+    assert application["gateway"] == {"host": "127.0.0.1", "port": None, "api_key": False}
+    (model,) = application["models"]
+    assert (model["model"], model["deployments"][0]["replicas"]) == ("echo", "3")
+    assert any("model_idd" in mistake for mistake in found["mistakes"])
+    assert found["not_checked"] == []

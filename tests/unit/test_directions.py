@@ -45,7 +45,7 @@ HOUSES: dict[str, list[set[str]]] = {
     ],
     "penstock.config": [{"derive", "loading"}, {"schema"}, {"messages"}],
     "penstock.engines.vllm": [{"engine"}, {"control"}, {"frontend"}, {"core", "media"}, {"arguments"}],
-    "penstock.cli": [{"batch", "client", "serve"}, {"models"}, {"process"}],
+    "penstock.cli": [{"batch", "serve"}, {"client"}, {"models"}, {"process"}],
     "penstock.bench": [{"report"}, {"run"}, {"load"}],
 }
 # A room that knows nothing of these.

@@ -1,4 +1,4 @@
-"""The words of the command line. Each command imports what it needs when it runs: `--help` is instant."""
+"""The commands and their options. Each imports what it needs when it runs, so `--help` is there at once."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ from penstock import __version__
 from penstock.cli.batch.commands import batch
 from penstock.cli.client.bench import BENCH_HELP, bench
 from penstock.cli.client.ctl import ctl
-from penstock.cli.models.options import ACCELERATOR_KINDS, DEFAULT_PORT, Arguments, split
+from penstock.cli.models.options import ACCELERATOR_KINDS, DEFAULT_PORT, Arguments, Engine, LogFormat, split
 from penstock.cli.process.failure import fail
 from penstock.errors import ConfigError, Error
 
 app = typer.Typer(
     name="penstock",
     help="One fleet of LLM engines on Ray, for online serving and offline batch.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
 
 _SERVE_HELP = """
-Serve models behind one OpenAI-compatible address.
+Serve models at one OpenAI-compatible address.
 
 MODEL is a hub id or a local folder; CONFIG.yaml describes one model or many. Without either, the small model
-that ships with Penstock is served. Options that are not listed below go to the engine under the names of
+that ships with Penstock is served. Options that are not listed below go to the engine and have the names of
 `vllm serve`; write them after the model.
 
 - `penstock serve`
@@ -40,9 +39,9 @@ that ships with Penstock is served. Options that are not listed below go to the 
 """
 
 _CHAT_HELP = """
-Talk to a service that runs, from the terminal.
+Talk to a running service from the terminal.
 
-Ctrl-C stops an answer, Ctrl-D ends. Without a terminal, each line of the input is a question.
+Ctrl-C stops an answer, Ctrl-D ends the conversation. Without a terminal, each input line is a question.
 
 - `penstock chat`
 - `penstock chat --url http://gpu-box:8000 --model qwen --system "Answer in one sentence."`
@@ -50,9 +49,9 @@ Ctrl-C stops an answer, Ctrl-D ends. Without a terminal, each line of the input 
 """
 
 _CHECK_HELP = """
-Report every mistake of configs at once, and what they would place where.
+Report every mistake in config files at once, and where their models would be placed.
 
-Starts neither Ray nor a model, and needs no GPU.
+Starts neither Ray nor a model, and needs no GPU. Exits with 2 when there are mistakes.
 
 - `penstock check models/*.yaml`
 """
@@ -72,7 +71,7 @@ def penstock(
 
 @app.command(help=_SERVE_HELP, context_settings={"ignore_unknown_options": True})
 def serve(
-    words: Annotated[
+    models: Annotated[
         list[str] | None,
         typer.Argument(metavar="[MODEL | CONFIG.yaml]...", help="What to serve.", show_default=False),
     ] = None,
@@ -84,7 +83,7 @@ def serve(
     api_key: Annotated[
         str | None,
         typer.Option(
-            help="Key that clients must send. Better given as PENSTOCK_API_KEY: others can see arguments."
+            help="Key that clients must send. Prefer PENSTOCK_API_KEY: other users can see arguments."
         ),
     ] = None,
     served_model_name: Annotated[
@@ -93,8 +92,12 @@ def serve(
     ] = None,
     replicas: Annotated[int | None, typer.Option(help="Replicas of each model.", min=1)] = None,
     engine: Annotated[
-        str | None,
-        typer.Option(help="`vllm`; `sglang`; `process`: any server as a child; `sim`: a simulator."),
+        Engine | None,
+        typer.Option(
+            help="`process` runs any OpenAI-compatible server as a child, `sim` is a simulator.",
+            case_sensitive=False,
+            show_default="vllm",
+        ),
     ] = None,
     accelerator: Annotated[
         str | None, typer.Option(help="`cpu`, `gpu`, or Ray's name of a GPU type (L4, A10G, H100, ...).")
@@ -102,16 +105,18 @@ def serve(
     address: Annotated[
         str | None,
         typer.Option(
-            help="Ray cluster to use (host:port, or auto). It is left running.", envvar="RAY_ADDRESS"
+            help="Ray cluster to use (host:port, or auto); it keeps running afterwards.", envvar="RAY_ADDRESS"
         ),
     ] = None,
     name: Annotated[str, typer.Option(help="Name of the Serve application.")] = "penstock",
-    log_format: Annotated[str | None, typer.Option(help="`text` or `json`.", show_default="text")] = None,
+    log_format: Annotated[
+        LogFormat | None, typer.Option(help="Format of log lines.", show_default="text")
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show what Ray and the engines print.")] = False,
 ) -> None:
     from penstock.cli.process import guard
 
-    sources, engine_words = split(words or [])
+    sources, engine_words = split(models or [])
     arguments = Arguments(
         sources=sources,
         engine_words=engine_words,
@@ -123,7 +128,7 @@ def serve(
         replicas=replicas,
         engine=engine,
         accelerator=accelerator,
-        address=None if address in ("", "local") else address,  # Ray's word for a cluster of one's own
+        address=None if address in ("", "local") else address,  # Ray's names for starting a new cluster
         name=name,
         verbose=verbose,
     )
@@ -134,7 +139,7 @@ def serve(
     sys.exit(guard.guarded(partial(_serve, arguments), stop_s=STOP_S))
 
 
-def _serve(arguments: Arguments, told: int) -> int:
+def _serve(arguments: Arguments, signals_fd: int) -> int:
     from penstock.cli.models import precheck
     from penstock.cli.models.plan import make_plan
     from penstock.cli.serve.port import refuse_silent, refuse_taken
@@ -151,23 +156,23 @@ def _serve(arguments: Arguments, told: int) -> int:
             refuse_silent(arguments.address)
     except Error as error:
         fail("serve", error)
-    return run(planned, arguments, told)
+    return run(planned, arguments, signals_fd)
 
 
 @app.command(help=_CHAT_HELP)
 def chat(
     url: Annotated[str, typer.Option(help="Address of the service.")] = f"http://127.0.0.1:{DEFAULT_PORT}",
-    model: Annotated[str | None, typer.Option(help="Model to talk to.", show_default="its first")] = None,
+    model: Annotated[str | None, typer.Option(help="Model to talk to.", show_default="the first")] = None,
     api_key: Annotated[
         str | None, typer.Option(help="Key of the service.", envvar="PENSTOCK_API_KEY")
     ] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
 ) -> None:
-    from penstock.cli.client.chat import Service
+    from penstock.cli.client.chat import ChatClient
     from penstock.cli.client.chat import chat as talk
 
     try:
-        code = talk(Service(url, api_key), sys.stdin, model=model, system=system)
+        code = talk(ChatClient(url, api_key), sys.stdin, model=model, system=system)
     except Error as error:
         fail("chat", error)
     sys.exit(code)
@@ -176,14 +181,23 @@ def chat(
 @app.command(help=_CHECK_HELP)
 def check(
     configs: Annotated[list[str], typer.Argument(metavar="CONFIG.yaml...", help="Files to check.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     from penstock.cli.models.check import check as report
 
     try:
-        code = report(configs)
+        code = report(configs, as_json=as_json)
     except Error as error:
         fail("check", error)
     sys.exit(code)
+
+
+@app.command()
+def version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Show the versions of Penstock, its engines and this machine's GPUs, for bug reports."""
+    from penstock.cli.version import show_versions
+
+    show_versions(as_json=as_json)
 
 
 app.command(help=BENCH_HELP)(bench)

@@ -1,4 +1,4 @@
-"""The words of `penstock batch`. What it does lies in `job` and in the room `data`, imported when it runs."""
+"""The options of `penstock batch`. The work is in `run` and in `penstock.data`, imported when needed."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
-from penstock.cli.models.options import split
+from penstock.cli.models.options import Engine, split
 from penstock.cli.process.failure import fail
 from penstock.errors import BadRequest, ConfigError, Error
 
 _HELP = """
-Run every row of a file through a model, and lose none.
+Run every row of a file through a model, without losing any.
 
 INPUT is JSON lines, Parquet or CSV, or a file of OpenAI's batch form; a file, a folder or a glob, here or in
 a bucket. Rows hold the fields of a request (`messages`, `prompt`, `max_tokens`, ...), or any columns of which
@@ -28,13 +28,13 @@ a bucket. Rows hold the fields of a request (`messages`, `prompt`, `max_tokens`,
 - `penstock batch requests.jsonl -o answers.jsonl --url http://gpu-box:8000`
 - `penstock batch 's3://bucket/in/*.jsonl' -o s3://bucket/out.jsonl --model qwen.yaml --replicas 4`
 
-Killed or stopped, it goes on where it was: the same command again, or
+A job that was killed or stopped continues with the same command, or with
 
 - `penstock batch resume answers.jsonl`, with `--retry-failed` to run failed rows again
 - `penstock batch status answers.jsonl`
 """
 
-_ENGINES, _ROWS, _LIMITS, _REPORT = "Who answers", "Rows", "Limits", "Report"
+_ENGINES, _ROWS, _LIMITS, _REPORT = "Engines", "Rows", "Limits", "Report"
 
 
 class _InputFirst(TyperGroup):
@@ -48,28 +48,29 @@ class _InputFirst(TyperGroup):
 
 batch = typer.Typer(
     cls=_InputFirst,
-    help="Run every row of a file through a model, and lose none.",
+    help="Run every row of a file through a model, without losing any.",
     rich_markup_mode="markdown",
-    add_completion=False,
 )
 
 _Output = Annotated[str, typer.Argument(metavar="OUTPUT", help="The output of the job.")]
 _Url = Annotated[
     str | None,
-    typer.Option(help="An OpenAI-compatible service that answers.", rich_help_panel=_ENGINES),
+    typer.Option(help="OpenAI-compatible service to send requests to.", rich_help_panel=_ENGINES),
 ]
 _App = Annotated[
     str | None,
-    typer.Option(help="A running application on a Ray cluster that answers.", rich_help_panel=_ENGINES),
+    typer.Option(help="Application on a Ray cluster to send requests to.", rich_help_panel=_ENGINES),
 ]
 _Deployment = Annotated[
     str | None,
-    typer.Option(help="With --app, where it serves several models.", rich_help_panel=_ENGINES),
+    typer.Option(
+        help="With --app: deployment to use, when it serves several models.", rich_help_panel=_ENGINES
+    ),
 ]
 _Model = Annotated[
     str | None,
     typer.Option(
-        help="Hub id, folder or CONFIG.yaml for engines of one's own; with --url or --app, the model to ask.",
+        help="Model to load (hub id, folder or CONFIG.yaml); with --url or --app, the name of the model.",
         rich_help_panel=_ENGINES,
     ),
 ]
@@ -79,7 +80,7 @@ _Key = Annotated[
 ]
 _Replicas = Annotated[
     int | None,
-    typer.Option(help="Engines of one's own.", min=1, rich_help_panel=_ENGINES),
+    typer.Option(help="Number of engines to start.", min=1, rich_help_panel=_ENGINES),
 ]
 _Address = Annotated[
     str | None,
@@ -88,14 +89,14 @@ _Address = Annotated[
     ),
 ]
 _MaxSeconds = Annotated[
-    float | None, typer.Option(help="Stop after so many seconds.", min=0.0, rich_help_panel=_LIMITS)
+    float | None, typer.Option(help="Stop after this many seconds.", min=0.0, rich_help_panel=_LIMITS)
 ]
 _MaxTokens = Annotated[
     int | None,
-    typer.Option(help="Stop after so many tokens of prompts and answers.", min=1, rich_help_panel=_LIMITS),
+    typer.Option(help="Stop after this many tokens of prompts and answers.", min=1, rich_help_panel=_LIMITS),
 ]
 _MaxFailures = Annotated[
-    int | None, typer.Option(help="Stop when so many rows have failed.", min=1, rich_help_panel=_LIMITS)
+    int | None, typer.Option(help="Stop when this many rows have failed.", min=1, rich_help_panel=_LIMITS)
 ]
 _Report = Annotated[
     str | None, typer.Option(help="Write the report as JSON to this file.", rich_help_panel=_REPORT)
@@ -121,7 +122,7 @@ _Verbose = Annotated[bool, typer.Option("--verbose", help="Show what Ray and the
 def run(
     words: Annotated[list[str], typer.Argument(metavar="INPUT...", help="Files, folders, globs.")],
     output: Annotated[
-        str, typer.Option("--output", "-o", help="A file, or a folder of parts: a name with / at its end.")
+        str, typer.Option("--output", "-o", help="A file, or a folder of part files when it ends with /.")
     ],
     model: _Model = None,
     url: _Url = None,
@@ -130,7 +131,10 @@ def run(
     api_key: _Key = None,
     replicas: _Replicas = None,
     engine: Annotated[
-        str | None, typer.Option(help="`vllm`, or `sim`: a simulator.", rich_help_panel=_ENGINES)
+        Engine | None,
+        typer.Option(
+            help="`sim` is a simulator.", case_sensitive=False, show_default="vllm", rich_help_panel=_ENGINES
+        ),
     ] = None,
     accelerator: Annotated[
         str | None,
@@ -140,72 +144,79 @@ def run(
     concurrency: Annotated[
         int | None,
         typer.Option(
-            help="Requests at a time to --url, at most.",
+            help="Most concurrent requests to --url.",
             min=1,
             rich_help_panel=_ENGINES,
             show_default="64",
         ),
     ] = None,
     task: Annotated[
-        str, typer.Option(help="`generate`, `embed`, `classify` or `score`.", rich_help_panel=_ROWS)
+        Literal["generate", "embed", "classify", "score"],
+        typer.Option(help="What the model does with a row.", rich_help_panel=_ROWS),
     ] = "generate",
     prompt: Annotated[
         str | None,
-        typer.Option(help="A prompt with columns in braces: `Summarise: {text}`.", rich_help_panel=_ROWS),
+        typer.Option(
+            help="Prompt template with columns in braces: `Summarise: {text}`.", rich_help_panel=_ROWS
+        ),
     ] = None,
     system: Annotated[
         str | None, typer.Option(help="With --prompt: a system prompt.", rich_help_panel=_ROWS)
     ] = None,
     no_chat: Annotated[
         bool,
-        typer.Option("--no-chat", help="--prompt is for a model without messages.", rich_help_panel=_ROWS),
+        typer.Option(
+            "--no-chat", help="Send --prompt as a plain prompt, not as a message.", rich_help_panel=_ROWS
+        ),
     ] = False,
     max_tokens: Annotated[
-        int | None, typer.Option(help="Tokens of an answer, at most.", min=1, rich_help_panel=_ROWS)
+        int | None, typer.Option(help="Most tokens of an answer.", min=1, rich_help_panel=_ROWS)
     ] = None,
     param: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=VALUE of every request: `temperature=0`.", rich_help_panel=_ROWS),
+        typer.Option(help="NAME=VALUE to add to every request: `temperature=0`.", rich_help_panel=_ROWS),
     ] = None,
     input_form: Annotated[
-        str | None, typer.Option(help="`jsonl`, `parquet` or `csv`.", rich_help_panel=_ROWS)
+        Literal["jsonl", "parquet", "csv"] | None,
+        typer.Option(help="Format of INPUT.", show_default="by its name", rich_help_panel=_ROWS),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(help="Only so many rows, from the first on.", min=1, rich_help_panel=_ROWS)
+        int | None, typer.Option(help="Only the first so many rows.", min=1, rich_help_panel=_ROWS)
     ] = None,
     reuse: Annotated[
-        str,
+        Literal["exact", "all", "off"],
         typer.Option(
-            help="Identical requests are asked once: `exact` where the answer would be the same "
-            "(temperature 0, a seed, embeddings), `all`, or `off`.",
+            help="Send identical requests once: `exact` only where the answer would be the same "
+            "(temperature 0, a seed, embeddings).",
             rich_help_panel=_ROWS,
         ),
     ] = "exact",
     reuse_from: Annotated[
         str | None,
-        typer.Option(help="Take answers from another job's output, too.", rich_help_panel=_ROWS),
+        typer.Option(help="Reuse answers of another job's output, too.", rich_help_panel=_ROWS),
     ] = None,
     no_group_prefixes: Annotated[
         bool,
         typer.Option(
             "--no-group-prefixes",
-            help="Do not bring rows together that begin alike.",
+            help="Do not group rows with the same prefix.",
             rich_help_panel=_ROWS,
         ),
     ] = False,
     attempts: Annotated[
-        int, typer.Option(help="Tries of a row that is refused for now.", min=1, rich_help_panel=_LIMITS)
+        int,
+        typer.Option(help="Attempts for a row that is refused temporarily.", min=1, rich_help_panel=_LIMITS),
     ] = 3,
     deadline: Annotated[
         float | None,
-        typer.Option(help="Seconds for all tries of a row.", min=0.001, rich_help_panel=_LIMITS),
+        typer.Option(help="Seconds for all attempts of a row.", min=0.001, rich_help_panel=_LIMITS),
     ] = None,
     max_seconds: _MaxSeconds = None,
     max_total_tokens: _MaxTokens = None,
     max_failures: _MaxFailures = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Check all rows and show the first prompts; ask nobody."),
+        typer.Option("--dry-run", help="Check all rows and show the first prompts; send nothing."),
     ] = False,
     report: _Report = None,
     price_input: _PriceIn = None,
@@ -240,13 +251,13 @@ def run(
                 {"--concurrency": concurrency},
             ),
             input_form=input_form,
-            kind=_one_of(task, "task", ("generate", "embed", "classify", "score")),
+            kind=task,
             template=prompt,
             system=system,
             chat=not no_chat,
             defaults=_defaults(param or [], max_tokens),
             group_prefixes=not no_group_prefixes,
-            reuse=_one_of(reuse, "reuse", ("exact", "all", "off")),
+            reuse=reuse,
             reuse_from=reuse_from,
             max_attempts=attempts,
             deadline_s=deadline,
@@ -274,9 +285,7 @@ def run(
 @batch.command(context_settings={"ignore_unknown_options": True})
 def resume(
     words: Annotated[list[str], typer.Argument(metavar="OUTPUT", help="The output of the job.")],
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Run rows again that have failed.")
-    ] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed rows again.")] = False,
     model: _Model = None,
     url: _Url = None,
     app: _App = None,
@@ -293,13 +302,13 @@ def resume(
     fail_on_errors: _FailOnErrors = False,
     verbose: _Verbose = False,
 ) -> None:
-    """Go on with a job that was stopped or killed; by others who answer, where some are named."""
+    """Continue a job that was stopped or killed; with other engines, where options name some."""
     from penstock.data.job.spec import EngineSpec
 
     outputs, engine_words = split(words)
     try:
         if len(outputs) != 1:
-            raise ConfigError(f"One output at a time; {len(outputs)} are given.")
+            raise ConfigError(f"Give one output, not {len(outputs)}.")
         engines = None
         output = _absolute_url(outputs[0])
         if model or url or app or engine_words:
@@ -327,9 +336,9 @@ def resume(
 @batch.command()
 def status(
     output: _Output,
-    json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show how far a job is: rows by state, tokens, errors by kind."""
+    """Show the progress of a job: rows by state, tokens, errors by kind."""
     from penstock.cli.batch.run import status as tell
 
     try:
@@ -353,8 +362,8 @@ def _start(output: str, *, limits: Any, prices: Any, **asked: Any) -> None:
     if code - 128 in set(signal.Signals) - set(guard.STOPS):
         name = signal.Signals(code - 128).name
         print(
-            f"penstock batch: its process was killed by {name}, perhaps for want of memory. What has ended "
-            f"is kept in '{output.rstrip('/')}.journal': the same command goes on.",
+            f"penstock batch: its process was killed by {name}, perhaps for lack of memory. Finished rows "
+            f"are in '{output.rstrip('/')}.journal': run the same command to continue.",
             file=sys.stderr,
         )
     sys.exit(code)
@@ -383,7 +392,7 @@ def _changed(output: str, replicas: int | None, deployment: str | None) -> Any:
     from penstock.data.job.job import Job
 
     found = Job.load_spec(output).engines
-    _refuse_idle(None if found.cli_args else "on a job without engines of its own", {"--replicas": replicas})
+    _refuse_idle(None if found.cli_args else "on a job that starts no engines", {"--replicas": replicas})
     _refuse_idle(None if found.app else "on a job without --app", {"--deployment": deployment})
     return replace(found, replicas=replicas or found.replicas, deployment=deployment or found.deployment)
 
@@ -412,10 +421,10 @@ def _engines(words: tuple[str, ...], given: Any, more: Mapping[str, Any]) -> Any
         _refuse_idle("without --url", more)
     if given.url is not None or given.app is not None:
         if words:
-            raise ConfigError(f"{words[0]} is no option of `penstock batch` with --url or --app.")
+            raise ConfigError(f"{words[0]} is not an option of `penstock batch` with --url or --app.")
         return replace(given, address=address)
     if given.model is None and given.engine != "sim":
-        raise ConfigError("Say who answers: --model MODEL, --url URL or --app NAME (--model demo to try).")
+        raise ConfigError("Name the engines: --model MODEL, --url URL or --app NAME (--model demo to try).")
     own = (_absolute_path(given.model or ""), *words)
     return replace(given, cli_args=own, model=None, address=address)
 
@@ -438,12 +447,6 @@ def _defaults(params: list[str], max_tokens: int | None) -> dict[str, Any]:
         except BadRequest as error:
             raise ConfigError(str(error)) from error
     return {**found, **({"max_tokens": max_tokens} if max_tokens is not None else {})}
-
-
-def _one_of(value: str, name: str, known: tuple[str, ...]) -> Any:
-    if value not in known:
-        raise ConfigError(f"--{name} {value!r} is not known; there are {', '.join(known)}.")
-    return value
 
 
 def _absolute(spec: Any) -> Any:

@@ -1,10 +1,10 @@
-"""The words of `penstock bench`. What it does lies in the room of that name, imported when it runs."""
+"""The options of `penstock bench`. The work is in `penstock.bench`, imported when it runs."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,11 +13,12 @@ from penstock.cli.process.failure import fail
 from penstock.errors import Error
 
 BENCH_HELP = """
-Load an OpenAI-compatible service and report what it did: TTFT, ITL, TPOT, tokens per second, errors.
+Load an OpenAI-compatible service and report TTFT, ITL, TPOT, tokens per second and errors.
 
-URL is any service: ours, vLLM, a hosted one. By default 16 users ask for 30 s, each waiting for its answer,
-with prompts of 512 tokens and answers of 128. Lengths are written `512`, `256-1024`, `normal:512:0.3` or
-`lognormal:512:0.8` (mean and coefficient of variation). Ctrl-C ends it with the report so far.
+URL is any service: Penstock, vLLM, a hosted one. By default 16 users send requests for 30 s, each waiting
+for its answer, with prompts of 512 tokens and answers of 128. Lengths are written `512`, `256-1024`,
+`normal:512:0.3` or `lognormal:512:0.8` (mean and coefficient of variation). Ctrl-C ends the run with
+the report so far.
 
 - `penstock bench http://127.0.0.1:8000`
 - `penstock bench http://gpu-box:8000 --concurrency 1,16,64 --slo ttft=200ms,itl=30ms --html report.html`
@@ -30,19 +31,19 @@ with prompts of 512 tokens and answers of 128. Lengths are written `512`, `256-1
 def bench(
     url: Annotated[str, typer.Argument(help="Address of the service.")] = f"http://127.0.0.1:{DEFAULT_PORT}",
     model: Annotated[
-        str | None, typer.Option(help="Model to ask.", show_default="its first", rich_help_panel="Service")
+        str | None, typer.Option(help="Model to load.", show_default="the first", rich_help_panel="Service")
     ] = None,
     api_key: Annotated[
         str | None,
         typer.Option(help="Key of the service.", envvar="PENSTOCK_API_KEY", rich_help_panel="Service"),
     ] = None,
     endpoint: Annotated[
-        str, typer.Option(help="`chat` or `completions`.", rich_help_panel="Service")
+        Literal["chat", "completions"], typer.Option(help="API to load.", rich_help_panel="Service")
     ] = "chat",
     concurrency: Annotated[
         str | None,
         typer.Option(
-            help="Users at the same time, one level after the other: `1,16,64`.",
+            help="Concurrent users: `16`, or one level after the other `1,16,64`.",
             show_default="16",
             rich_help_panel="Load",
         ),
@@ -50,32 +51,41 @@ def bench(
     rate: Annotated[
         str | None,
         typer.Option(
-            help="Instead: requests per second, whatever the answers do: `5` or `1,2,4`.",
+            help="Open-loop arrival rate in requests/s: `5`, or a sweep `1,2,4`. Replaces --concurrency.",
             rich_help_panel="Load",
         ),
     ] = None,
     steady: Annotated[
         bool,
-        typer.Option("--steady", help="With --rate: even intervals, not Poisson.", rich_help_panel="Load"),
+        typer.Option(
+            "--steady", help="With --rate: even intervals instead of Poisson.", rich_help_panel="Load"
+        ),
     ] = False,
     trace: Annotated[
         Path | None,
-        typer.Option(help="Instead: arrivals and lengths of a JSONL or CSV file.", rich_help_panel="Load"),
+        typer.Option(
+            help="Replay arrivals and lengths of a JSONL or CSV file. Replaces --concurrency.",
+            rich_help_panel="Load",
+        ),
     ] = None,
     trace_speed: Annotated[
-        float, typer.Option(help="Play the trace so many times as fast.", min=0.001, rich_help_panel="Load")
+        float, typer.Option(help="Speed-up of the trace.", min=0.001, rich_help_panel="Load")
     ] = 1.0,
     seconds: Annotated[
         float | None,
-        typer.Option(help="Measured time of each level.", min=0.1, show_default="30", rich_help_panel="Load"),
+        typer.Option(
+            help="Measured seconds of each level.", min=0.1, show_default="30", rich_help_panel="Load"
+        ),
     ] = None,
     requests: Annotated[
         int | None,
-        typer.Option(help="Requests of each level, instead of a time.", min=1, rich_help_panel="Load"),
+        typer.Option(help="Requests of each level, instead of --seconds.", min=1, rich_help_panel="Load"),
     ] = None,
     conversations: Annotated[
         int | None,
-        typer.Option(help="Conversations of each level, instead of a time.", min=1, rich_help_panel="Load"),
+        typer.Option(
+            help="Conversations of each level, instead of --seconds.", min=1, rich_help_panel="Load"
+        ),
     ] = None,
     warmup: Annotated[
         float | None,
@@ -110,12 +120,12 @@ def bench(
         ),
     ] = 0,
     prefixes: Annotated[
-        int, typer.Option(help="How many such prompts there are.", min=1, rich_help_panel="Requests")
+        int, typer.Option(help="Number of different shared prefixes.", min=1, rich_help_panel="Requests")
     ] = 1,
     prompts: Annotated[
         Path | None,
         typer.Option(
-            help="Ask what this file holds: a request's body in each line.", rich_help_panel="Requests"
+            help="Send the requests of this file: one JSON body per line.", rich_help_panel="Requests"
         ),
     ] = None,
     body: Annotated[
@@ -127,42 +137,44 @@ def bench(
     ignore_eos: Annotated[
         bool | None,
         typer.Option(
-            help="Make answers exactly as long as asked.",
-            show_default="yes, but for --prompts",
+            help="Generate exactly as many tokens as requested.",
+            show_default="yes, except with --prompts",
             rich_help_panel="Requests",
         ),
     ] = None,
     slo: Annotated[
         str | None,
         typer.Option(
-            help="What is good enough, for goodput: `ttft=200ms,itl=30ms,tpot=,e2e=`.",
+            help="Latency targets for goodput: `ttft=200ms,itl=30ms,tpot=,e2e=`.",
             rich_help_panel="Report",
         ),
     ] = None,
     timeout: Annotated[
-        float, typer.Option(help="Seconds until a request has failed.", min=0.1, rich_help_panel="Load")
+        float, typer.Option(help="Seconds after which a request fails.", min=0.1, rich_help_panel="Load")
     ] = 300.0,
     workers: Annotated[
         int | None,
         typer.Option(
-            help="Processes that ask.", min=1, show_default="as many as needed", rich_help_panel="Load"
+            help="Client processes.", min=1, show_default="as many as needed", rich_help_panel="Load"
         ),
     ] = None,
     seed: Annotated[
-        int, typer.Option(help="Of lengths and arrivals. Texts are new in every run.", rich_help_panel="Load")
+        int,
+        typer.Option(help="Seed of lengths and arrivals. Texts differ in every run.", rich_help_panel="Load"),
     ] = 0,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Do not check the certificate.", rich_help_panel="Service")
+        bool, typer.Option("--insecure", help="Do not verify the TLS certificate.", rich_help_panel="Service")
     ] = False,
     json: Annotated[
         Path | None, typer.Option(help="Write all figures to this file.", rich_help_panel="Report")
     ] = None,
     html: Annotated[
-        Path | None, typer.Option(help="Write a page with plots to this file.", rich_help_panel="Report")
+        Path | None,
+        typer.Option(help="Write an HTML page with plots to this file.", rich_help_panel="Report"),
     ] = None,
     records: Annotated[
         Path | None,
-        typer.Option(help="Write a line for each request to this file.", rich_help_panel="Report"),
+        typer.Option(help="Write one line per request to this file.", rich_help_panel="Report"),
     ] = None,
     fail_on_errors: Annotated[
         bool,

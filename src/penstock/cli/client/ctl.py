@@ -1,30 +1,58 @@
-"""`penstock ctl`: operates a service that runs, through its admin endpoints. Speaks HTTP only.
-
-Standard library on purpose, as `penstock chat`: one question, one answer.
-"""
+"""`penstock ctl`: operates a running service through its admin endpoints."""
 
 from __future__ import annotations
 
 import json
 import sys
-from contextlib import closing
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 import typer
+from typer.core import TyperGroup
 
-from penstock.cli.client.address import parsed
 from penstock.cli.models.options import DEFAULT_PORT
 from penstock.cli.process.failure import fail
-from penstock.errors import ConfigError, Error, NotFound, Unauthorized, Unavailable
+from penstock.errors import ConfigError, Error, NotFound
+
+_COMMON = ("--url", "--admin-key", "--model", "--replica", "--timeout")
+_EPILOG = f"{', '.join(_COMMON[:-1])} and {_COMMON[-1]} of `penstock ctl` may be given here, too."
+_FAILED = 1
+_SLACK_S = 10.0
+_KEY_HINT = "The admin key is PENSTOCK_ADMIN_KEY, or --admin-key."
+
+
+class _CommonOptionsAnywhere(TyperGroup):
+    """`penstock ctl status --url X` is `penstock ctl --url X status`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        common: list[str] = []
+        others: list[str] = []
+        words = iter(args)
+        for word in words:
+            if word == "--":
+                others += [word, *words]
+            elif word.partition("=")[0] in _COMMON:
+                common += [word] if "=" in word else [word, _value(word, words)]
+            else:
+                others.append(word)
+        return super().parse_args(ctx, [*common, *others])
+
+
+def _value(option: str, words: Iterator[str]) -> str:
+    if (value := next(words, None)) is None:
+        raise typer.BadParameter(f"Option '{option}' needs a value.")
+    return value
+
 
 ctl = typer.Typer(
     name="ctl",
-    help="""Operate a service that runs: put models to sleep, pause them, give them other weights.
+    cls=_CommonOptionsAnywhere,
+    help="""Operate a running service: put models to sleep, pause them, replace their weights.
 
-What is set stays set: replicas that start later come up in it. The service must have been started with
-PENSTOCK_ADMIN_KEY, and the same must be set here.
+Changes last: replicas that start later apply them, too. The service must have been started with
+PENSTOCK_ADMIN_KEY, and the same key must be given here. Options below may also follow the command.
 
 - `penstock ctl status`
 - `penstock ctl sleep --model qwen`
@@ -34,150 +62,150 @@ PENSTOCK_ADMIN_KEY, and the same must be set here.
     rich_markup_mode="markdown",
 )
 
-_FAILED = 1
-
-Url = Annotated[str, typer.Option(help="Address of the service.")]
-AdminKey = Annotated[
-    str | None,
-    typer.Option(help="Admin key of the service.", envvar="PENSTOCK_ADMIN_KEY", show_default=False),
-]
-Model = Annotated[str | None, typer.Option(help="Which model.", show_default="the only one")]
-Replica = Annotated[str | None, typer.Option(help="One replica only, by its id.", show_default="all")]
-Timeout = Annotated[float, typer.Option(help="Seconds to wait; what is set goes on to be tried after it.")]
-Mode = Annotated[Literal["wait", "keep", "abort"], typer.Option(help="What becomes of running requests.")]
-
-_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
-_TIMEOUT_S = 300.0
-_SLACK_S = 10.0
+Mode = Annotated[Literal["wait", "keep", "abort"], typer.Option(help="What happens to running requests.")]
 
 
-@ctl.command()
-def status(url: Url = _URL, admin_key: AdminKey = None, model: Model = None) -> None:
-    """Desired and actual state of every replica."""
-    query = f"?model={quote(model, safe='')}" if model else ""
-    _show_status(_asked(url, admin_key, "GET", f"status{query}", None, _TIMEOUT_S))
+@dataclass(frozen=True, slots=True)
+class AdminTarget:
+    """The service, and what of it a command is for."""
+
+    url: str
+    admin_key: str | None
+    model: str | None
+    replica: str | None
+    timeout_s: float
 
 
-@ctl.command()
+@ctl.callback()
+def common_options(
+    context: typer.Context,
+    url: Annotated[str, typer.Option(help="Address of the service.")] = f"http://127.0.0.1:{DEFAULT_PORT}",
+    admin_key: Annotated[
+        str | None,
+        typer.Option(help="Admin key of the service.", envvar="PENSTOCK_ADMIN_KEY", show_default=False),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Which model.", show_default="the only one")] = None,
+    replica: Annotated[
+        str | None, typer.Option(help="A single replica, by its id.", show_default="all")
+    ] = None,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            help="Seconds to wait for replicas. The change is still applied in the background afterwards."
+        ),
+    ] = 300.0,
+) -> None:
+    context.obj = AdminTarget(url, admin_key, model, replica, timeout)
+
+
+@ctl.command(epilog=_EPILOG)
+def status(
+    context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show the desired and the actual state of every replica."""
+    target: AdminTarget = context.obj
+    if target.replica is not None:
+        fail("ctl", ConfigError("--replica has no effect on `ctl status`; leave it out."))
+    query = f"?model={quote(target.model, safe='')}" if target.model else ""
+    found = _request(target, "GET", f"status{query}", None)
+    if as_json:
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        _show_status(found)
+
+
+@ctl.command(epilog=_EPILOG)
 def sleep(
-    url: Url = _URL,
-    admin_key: AdminKey = None,
-    model: Model = None,
-    replica: Replica = None,
-    timeout: Timeout = _TIMEOUT_S,
+    context: typer.Context,
     level: Annotated[
-        int, typer.Option(min=1, max=2, help="1 keeps what makes waking up fast, 2 keeps nothing.")
-    ] = 1,
+        Literal["1", "2"],
+        typer.Option(help="1 keeps what makes waking up fast, such as weights in memory; 2 keeps nothing."),
+    ] = "1",
     mode: Mode = "wait",
 ) -> None:
-    """Give the engine's memory back; it takes no requests until `wakeup`."""
-    _perform("sleep", url, admin_key, model, replica, timeout, level=level, mode=mode)
+    """Free the engine's memory; it takes no requests until `wakeup`."""
+    _perform(context.obj, "sleep", level=int(level), mode=mode)
 
 
-@ctl.command()
+@ctl.command(epilog=_EPILOG)
 def pause(
-    url: Url = _URL,
-    admin_key: AdminKey = None,
-    model: Model = None,
-    replica: Replica = None,
-    timeout: Timeout = _TIMEOUT_S,
+    context: typer.Context,
     mode: Mode = "keep",
-    clear_cache: Annotated[bool, typer.Option("--clear-cache", help="Forget what was computed.")] = False,
+    clear_cache: Annotated[bool, typer.Option("--clear-cache", help="Clear the prefix cache.")] = False,
 ) -> None:
-    """Make no more tokens until `resume`; memory stays as it is."""
-    _perform("pause", url, admin_key, model, replica, timeout, mode=mode, clear_cache=clear_cache)
+    """Stop generating tokens until `resume`; memory stays allocated."""
+    _perform(context.obj, "pause", mode=mode, clear_cache=clear_cache)
 
 
-def _plain(operation: str, does: str) -> None:
-    """A command for an operation without arguments of its own."""
+def _add_plain(operation: str, help: str) -> None:
+    """Adds a command for an operation without arguments."""
 
-    def command(
-        url: Url = _URL,
-        admin_key: AdminKey = None,
-        model: Model = None,
-        replica: Replica = None,
-        timeout: Timeout = _TIMEOUT_S,
-    ) -> None:
-        _perform(operation, url, admin_key, model, replica, timeout)
+    def command(context: typer.Context) -> None:
+        _perform(context.obj, operation)
 
-    ctl.command(operation.replace("_", "-"), help=does)(command)
+    ctl.command(operation.replace("_", "-"), help=help, epilog=_EPILOG)(command)
 
 
-_plain("wakeup", "End a sleep.")
-_plain("resume", "End a pause.")
-_plain("reset_prefix_cache", "Forget what was computed of prompts.")
-_plain("start_profile", "Begin to record where time goes; the engine's `profiler_config` says how.")
-_plain("stop_profile", "Write what was recorded.")
+_add_plain("wakeup", "End a sleep.")
+_add_plain("resume", "End a pause.")
+_add_plain("reset_prefix_cache", "Clear the prefix cache.")
+_add_plain("start_profile", "Start a profile, as the engine's `profiler_config` says.")
+_add_plain("stop_profile", "Stop the profile and write it.")
 
 
-@ctl.command()
+@ctl.command(epilog=_EPILOG)
 def rpc(
+    context: typer.Context,
     method: Annotated[str, typer.Argument(help="Method of the engine's workers.")],
     arguments: Annotated[
-        list[str] | None, typer.Argument(help="Its arguments, each as JSON, or `name=JSON`.")
+        list[str] | None, typer.Argument(help="Its arguments, each as JSON or as `name=JSON`.")
     ] = None,
-    url: Url = _URL,
-    admin_key: AdminKey = None,
-    model: Model = None,
-    replica: Replica = None,
-    timeout: Timeout = _TIMEOUT_S,
 ) -> None:
-    """Call a method of every worker, and show what each gave."""
-    args, kwargs = _read_arguments(arguments or [])
-    limits = {"method": method, "timeout": timeout, "args": args, "kwargs": kwargs}
-    _perform("collective_rpc", url, admin_key, model, replica, timeout, **limits)
+    """Call a method of every worker and show what each returned."""
+    args, kwargs = _parse_arguments(arguments or [])
+    target: AdminTarget = context.obj
+    _perform(target, "collective_rpc", method=method, timeout=target.timeout_s, args=args, kwargs=kwargs)
 
 
-@ctl.command()
+@ctl.command(epilog=_EPILOG)
 def shift(
-    model: Annotated[str, typer.Argument(help="Whose requests.")],
-    application: Annotated[str, typer.Argument(help="Application that has the model, too.")],
-    url: Url = _URL,
-    admin_key: AdminKey = None,
-    timeout: Timeout = _TIMEOUT_S,
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help="Model whose traffic to move.")],
+    application: Annotated[str, typer.Argument(help="Serve application to send it to.")],
 ) -> None:
-    """Send a model's requests to another application's replicas; the service's own name is the way back."""
-    _perform("shift", url, admin_key, model, None, timeout, application=application)
+    """Send a model's requests to another application's replicas; the service's own name moves them back."""
+    target: AdminTarget = context.obj
+    if target.model is not None or target.replica is not None:
+        fail("ctl", ConfigError("--model and --replica have no effect on `ctl shift`; leave them out."))
+    _perform(target, "shift", model=model, application=application)
 
 
-@ctl.command()
+@ctl.command(epilog=_EPILOG)
 def update_weights(
-    source: Annotated[str, typer.Argument(help="Folder with weights, that every node sees.")],
-    version: Annotated[str, typer.Argument(help="A name for them, which answers will carry.")],
-    url: Url = _URL,
-    admin_key: AdminKey = None,
-    model: Model = None,
-    replica: Replica = None,
-    timeout: Timeout = _TIMEOUT_S,
+    context: typer.Context,
+    source: Annotated[str, typer.Argument(help="Folder with the weights, visible to every node.")],
+    version: Annotated[str, typer.Argument(help="A name for them, which responses carry.")],
     mode: Mode = "wait",
 ) -> None:
-    """Take other weights of the same shapes."""
-    _perform(
-        "update_weights", url, admin_key, model, replica, timeout, source=source, version=version, mode=mode
-    )
+    """Load other weights of the same shapes."""
+    _perform(context.obj, "update_weights", source=source, version=version, mode=mode)
 
 
-def _perform(
-    operation: str,
-    url: str,
-    admin_key: str | None,
-    model: str | None,
-    replica: str | None,
-    timeout_s: float,
-    **arguments: Any,
-) -> None:
-    whom = {"model": model, "replica": replica, "timeout_s": timeout_s}
-    body = arguments | {name: value for name, value in whom.items() if value is not None}
-    found = _asked(url, admin_key, "POST", operation, body, timeout_s)
+def _perform(target: AdminTarget, operation: str, **arguments: Any) -> None:
+    """Prints the outcome of each replica and exits."""
+    scope = {"model": target.model, "replica": target.replica, "timeout_s": target.timeout_s}
+    body = {name: value for name, value in scope.items() if value is not None} | arguments
+    found = _request(target, "POST", operation, body)
     for replica_id, outcome in found["replicas"].items():
-        said = f"failed: {outcome['error']}" if "error" in outcome else _said(outcome.get("result"))
-        print(f"{found['model']}  {replica_id}  {said}")
+        text = f"failed: {outcome['error']}" if "error" in outcome else _result(outcome.get("result"))
+        print(f"{found['model']}  {replica_id}  {text}")
     if not found["replicas"]:
-        print(f"{found['model']}  has no replica now; those that come are told.")
+        print(f"{found['model']}  has no replicas now; those that start later apply the change.")
     sys.exit(0 if found["ok"] else _FAILED)
 
 
-def _said(result: Any) -> str:
+def _result(result: Any) -> str:
     return "done" if result is None else result if isinstance(result, str) else json.dumps(result)
 
 
@@ -186,75 +214,43 @@ def _show_status(found: dict[str, Any]) -> None:
         print(f"{model}  desired: {_state(state['desired'])}")
         for replica_id, one in state["replicas"].items():
             role = f"{one['role']}, " if "role" in one else ""
-            what = f"{role}{one['actual']}, weights {one['weights']}"
+            actual = f"{role}{one['actual']}, weights {one['weights']}"
             desired = "" if one["reached"] else f"; desired: {_state(one['desired'])}"
             error = f"; failed: {one['error']}" if "error" in one else ""
-            print(f"  {replica_id}  {what}{desired}{error}")
+            print(f"  {replica_id}  {actual}{desired}{error}")
 
 
 def _state(desired: dict[str, Any]) -> str:
     return f"{desired['state']}, weights {desired['weights']} (version {desired['version']})"
 
 
-def _read_arguments(words: list[str]) -> tuple[list[Any], dict[str, Any]]:
+def _parse_arguments(words: list[str]) -> tuple[list[Any], dict[str, Any]]:
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for word in words:
-        name, sign, text = word.partition("=")
-        named = bool(sign) and name.isidentifier()
+        name, equals, text = word.partition("=")
+        is_named = bool(equals) and name.isidentifier()
         try:
-            value = json.loads(text if named else word)
+            value = json.loads(text if is_named else word)
         except ValueError as error:
-            fail("ctl", ConfigError(f"{word!r} is no JSON ({error}); a text is written '\"text\"'."))
-        if named:
+            fail("ctl", ConfigError(f"{word!r} is not valid JSON ({error}). Quote strings: '\"x\"'."))
+        if is_named:
             kwargs[name] = value
         else:
             args.append(value)
     return args, kwargs
 
 
-def _asked(
-    url: str, admin_key: str | None, method: str, path: str, body: dict[str, Any] | None, timeout_s: float
-) -> dict[str, Any]:
-    """The answer of the service; what goes wrong ends the command with a sentence."""
+def _request(target: AdminTarget, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+    """The service's response; an error ends the command with a sentence."""
+    from penstock.cli.client.service import Service
+
     try:
-        return _answer(url, admin_key, method, path, body, timeout_s)
+        service = Service(target.url, target.admin_key, key_hint=_KEY_HINT)
+        return service.json(method, f"/admin/{path}", body, timeout_s=target.timeout_s + _SLACK_S)
+    except NotFound as error:
+        if "path" in str(error):
+            error = NotFound("The service has no admin endpoints: start it with PENSTOCK_ADMIN_KEY set.")
+        fail("ctl", error)
     except Error as error:
         fail("ctl", error)
-
-
-def _answer(
-    url: str, admin_key: str | None, method: str, path: str, body: dict[str, Any] | None, timeout_s: float
-) -> dict[str, Any]:
-    parts = parsed(url)
-    connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    where = f"{parts.path}/admin/{path}"
-    headers = {"content-type": "application/json"}
-    if admin_key:
-        headers["authorization"] = f"Bearer {admin_key}"
-    try:
-        with closing(connect(parts.netloc, timeout=timeout_s + _SLACK_S)) as connection:
-            connection.request(method, where, json.dumps(body) if body is not None else None, headers)
-            answer = connection.getresponse()
-            status, content = answer.status, answer.read()
-    except (OSError, HTTPException) as error:
-        raise Unavailable(
-            f"Nothing answers at {url} ({error}). Start a service with `penstock serve`, "
-            "or name another with --url."
-        ) from error
-    return _read(status, content)
-
-
-def _read(status: int, content: bytes) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads(content)
-    except ValueError as error:
-        raise Error(f"What answers there is no Penstock: status {status}.") from error
-    if "error" not in found:
-        return found
-    message = str(found["error"].get("message", found["error"]))
-    if status == Unauthorized.status:
-        raise Unauthorized(f"{message} The admin key is PENSTOCK_ADMIN_KEY, or --admin-key.")
-    if status == NotFound.status and "path" in message:
-        raise NotFound("The service has no admin endpoints: start it with PENSTOCK_ADMIN_KEY set.")
-    raise Error(message)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from penstock.cli.models.faults import faults
 from penstock.cli.models.placement import placement_of
@@ -14,30 +16,50 @@ from penstock.errors import ConfigError
 _BAD_CONFIG = 2
 
 
-def check(files: Sequence[str]) -> int:
-    """Exit code: 0 when `files` can be served, 2 when they have faults, which go to stderr.
+def check(files: Sequence[str], *, as_json: bool = False) -> int:
+    """Exit code: 0 when `files` can be served, 2 when they have mistakes, which go to stderr.
 
     Raises: EngineStartFailed when the engine is installed but cannot be asked.
     """
     applications, problems, notices = faults(files)
+    placed: list[dict[str, Any]] = []
     for file, application in applications:
         try:
-            _print(file, application)
+            placed.append(_application(file, application))
         except ConfigError as error:  # a placement that cannot work
             problems += error.problems or [str(error)]
-    _tell(problems, notices)
+    if as_json:
+        found = {"applications": placed, "mistakes": problems, "not_checked": list(notices)}
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        for application in placed:
+            _print(application)
+        _print_mistakes(problems, notices)
     return _BAD_CONFIG if problems else 0
 
 
-def _print(file: str, application: Application) -> None:
-    print(file)
+def _application(file: str, application: Application) -> dict[str, Any]:
+    """What `--json` prints of one application. Raises: ConfigError when a placement cannot work."""
     gateway = application.args.gateway
-    port = gateway.port or "no port of its own (8000 under `penstock serve`)"
-    _row(1, "gateway", f"{gateway.host}, {port}; {'one API key' if gateway.api_key else 'any API key'}")
-    for config in application.args.llm_configs:
-        _row(1, "model", config.model_id)
-        for half in halves(config):
-            for name, text in placement_of(half):
+    return {
+        "file": file,
+        "gateway": {"host": gateway.host, "port": gateway.port, "api_key": gateway.api_key is not None},
+        "models": [
+            {"model": config.model_id, "deployments": [dict(placement_of(half)) for half in halves(config)]}
+            for config in application.args.llm_configs
+        ],
+    }
+
+
+def _print(application: Mapping[str, Any]) -> None:
+    print(application["file"])
+    gateway = application["gateway"]
+    port = gateway["port"] or "no port of its own (8000 under `penstock serve`)"
+    _row(1, "gateway", f"{gateway['host']}, {port}; {'one API key' if gateway['api_key'] else 'any API key'}")
+    for model in application["models"]:
+        _row(1, "model", model["model"])
+        for deployment in model["deployments"]:
+            for name, text in deployment.items():
                 _row(2, name, text)
 
 
@@ -45,7 +67,7 @@ def _row(depth: int, name: str, text: str) -> None:
     print(f"{'  ' * depth}{name:<{18 - 2 * depth}}{text}")
 
 
-def _tell(problems: Sequence[str], notices: Sequence[str]) -> None:
+def _print_mistakes(problems: Sequence[str], notices: Sequence[str]) -> None:
     for notice in notices:
         print(f"Not checked: {notice}")
     if not problems:

