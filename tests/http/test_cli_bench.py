@@ -19,15 +19,15 @@ from served import Served, until
 
 from penstock.asgi import Receive, Scope, Send
 from penstock.bench.load.client import Client
-from penstock.bench.load.conversations import Writer
-from penstock.bench.load.driver import Drive, Plan
+from penstock.bench.load.conversations import RequestWriter
+from penstock.bench.load.driver import LevelRun, LoadPlan
 from penstock.bench.load.workers import Measured
 from penstock.bench.report.command import Files, measure
 from penstock.bench.run.figures import Figures
 from penstock.bench.run.figures import figures as figures_of
 from penstock.bench.run.probe import probe
 from penstock.bench.run.session import Result, Watcher, run
-from penstock.bench.run.settings import Settings, Words
+from penstock.bench.run.settings import BenchOptions, BenchSettings
 from penstock.errors import ConfigError, Error, ModelNotFound, Unauthorized, Unavailable
 
 pytestmark = pytest.mark.parity("S30")
@@ -51,13 +51,13 @@ SMALL: dict[str, Any] = {
 
 async def measured(url: str, **words: Any) -> Result:
     """A run as one worker does it, in this process."""
-    settings = Settings.of(Words(url, **{**SMALL, **words}))
+    settings = BenchSettings.of(BenchOptions(url, **{**SMALL, **words}))
     found = await probe(settings)
     result, client = Result(settings, found.work, found.notes), Client(settings.target)
-    plan = Plan(settings.target, found.work, settings.timeout_s, settings.think_s)
+    plan = LoadPlan(settings.target, found.work, settings.timeout_s, settings.think_s)
     for level in settings.levels:
         seen = Measured(level, time.monotonic())
-        drive = Drive(plan, Writer(found.work), client, level, seen.start)
+        drive = LevelRun(plan, RequestWriter(found.work), client, level, seen.start)
         await drive.run()
         seen.outcomes = drive.outcomes
         result.levels.append((figures_of(seen, settings.slo), seen))
@@ -67,7 +67,7 @@ async def measured(url: str, **words: Any) -> Result:
 
 async def measured_by_processes(url: str, **words: Any) -> Result:
     """A run as the command does it."""
-    settings = Settings.of(Words(url, **{**SMALL, **words}))
+    settings = BenchSettings.of(BenchOptions(url, **{**SMALL, **words}))
     return await asyncio.to_thread(run, settings, Watcher())
 
 
@@ -316,8 +316,8 @@ async def test_service_that_vanishes_refuses(served: Served):
             if measured.outcomes:
                 loop.call_soon_threadsafe(begun.set)
 
-    words = Words(url, concurrency="1", seconds=1.0, warmup=0.0, input="16", output="4")
-    running = asyncio.create_task(asyncio.to_thread(run, Settings.of(words), Seen()))
+    words = BenchOptions(url, concurrency="1", seconds=1.0, warmup=0.0, input="16", output="4")
+    running = asyncio.create_task(asyncio.to_thread(run, BenchSettings.of(words), Seen()))
     await begun.wait()
     await served.port.close(grace_s=0.0)
     (figures,) = (await running).figures
@@ -421,7 +421,9 @@ def _certificate(folder: Path) -> ssl.SSLContext:
 async def test_command_writes_table_json_page_and_records(
     served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    words = Words(await simulator(served), requests=4, concurrency="1,2", warmup=0.0, input="16", output="4")
+    words = BenchOptions(
+        await simulator(served), requests=4, concurrency="1,2", warmup=0.0, input="16", output="4"
+    )
     files = Files(tmp_path / "b.json", tmp_path / "b.html", tmp_path / "b.jsonl")
     assert await asyncio.to_thread(measure, words, files) == 0
     out = capsys.readouterr().out
@@ -441,7 +443,7 @@ async def test_command_writes_table_json_page_and_records(
 async def test_exit_code_is_1_when_all_failed_or_errors_count(tmp_path: Path):
     async def code(answer: Callable[..., Any], **more: bool) -> int:
         async with service(answer) as url:
-            words = Words(url, requests=2, concurrency="1", warmup=0.0)
+            words = BenchOptions(url, requests=2, concurrency="1", warmup=0.0)
             return await asyncio.to_thread(measure, words, Files(), **more)
 
     assert await code(refuse) == 1

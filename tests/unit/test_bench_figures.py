@@ -7,8 +7,8 @@ import numpy
 import pytest
 
 from penstock.bench.load.arrivals import Level
-from penstock.bench.load.client_health import Strain
-from penstock.bench.load.outcome import UNFINISHED, Outcome, Timing, pack, unpack
+from penstock.bench.load.client_health import WorkerStrain
+from penstock.bench.load.outcome import UNFINISHED, RequestOutcome, RequestTiming, pack, unpack
 from penstock.bench.load.workers import Measured
 from penstock.bench.report.series import distributions, first_tokens, over_time
 from penstock.bench.report.table import remarks
@@ -18,7 +18,7 @@ from penstock.bench.run.slo import SLO
 TEN_S = Level(0, concurrency=1, warmup_s=2.0, seconds=10.0)
 
 
-def outcome(due: float, *events: float, tokens: int | None = -1, **more: Any) -> Outcome:
+def outcome(due: float, *events: float, tokens: int | None = -1, **more: Any) -> RequestOutcome:
     """An answer whose events came at these seconds; by default a token each."""
     fixed: dict[str, Any] = {
         "due": due,
@@ -30,10 +30,10 @@ def outcome(due: float, *events: float, tokens: int | None = -1, **more: Any) ->
         "completion_tokens": len(events) if tokens == -1 else tokens,
         "counted": due >= 2.0,
     }
-    return Outcome(**{**fixed, **more})
+    return RequestOutcome(**{**fixed, **more})
 
 
-def seen(*outcomes: Outcome, level: Level = TEN_S, slo: str | None = None, **more: Any) -> Figures:
+def seen(*outcomes: RequestOutcome, level: Level = TEN_S, slo: str | None = None, **more: Any) -> Figures:
     measured = Measured(level, 0.0, list(outcomes), **more)
     return figures(measured, SLO.parse(slo) if slo else None)
 
@@ -48,18 +48,18 @@ def test_percentiles_are_those_of_numpy() -> None:
 
 def test_latencies_count_from_the_time_at_which_a_request_was_due() -> None:
     late = outcome(3.0, 5.0, 5.5, sent=4.5)
-    assert Timing.of(late).ttft == pytest.approx(2.0)
-    assert Timing.of(late).e2e == pytest.approx(2.5)
+    assert RequestTiming.of(late).ttft == pytest.approx(2.0)
+    assert RequestTiming.of(late).e2e == pytest.approx(2.5)
 
 
 def test_merged_tokens_do_not_make_a_token_cheaper() -> None:
     one_by_one, merged = outcome(3, 4, 5, 6, 7, 8), outcome(3, 4, 8, tokens=5)
-    assert Timing.of(one_by_one).tpot == Timing.of(merged).tpot == pytest.approx(1.0)
+    assert RequestTiming.of(one_by_one).tpot == RequestTiming.of(merged).tpot == pytest.approx(1.0)
     assert seen(merged).tokens_per_event == pytest.approx(2.5)
 
 
 def test_answer_of_one_token_has_a_ttft_and_no_gap() -> None:
-    timing = Timing.of(outcome(3, 4))
+    timing = RequestTiming.of(outcome(3, 4))
     assert (timing.ttft, timing.gaps, timing.tpot) == (1.0, [], None)
 
 
@@ -144,7 +144,11 @@ def test_level_without_a_single_answer_has_figures_too() -> None:
 
 
 def test_busy_or_starved_client_is_told() -> None:
-    calm, busy, starved = Strain(0.2, (0.0005,) * 9), Strain(0.95, ()), Strain(0.2, (0.05,) * 9)
+    calm, busy, starved = (
+        WorkerStrain(0.2, (0.0005,) * 9),
+        WorkerStrain(0.95, ()),
+        WorkerStrain(0.2, (0.05,) * 9),
+    )
     assert remarks(seen(outcome(3, 4), strains=[calm])) == []
     assert "bottleneck" in remarks(seen(outcome(3, 4), strains=[calm, busy]))[0]
     assert "waited for a core" in remarks(seen(outcome(3, 4), strains=[starved]))[0]

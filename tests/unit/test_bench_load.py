@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from penstock.bench.load.arrivals import Level, arrivals
-from penstock.bench.load.conversations import Form, Work, Writer
+from penstock.bench.load.conversations import RequestFormat, RequestWriter, Workload
 from penstock.bench.load.lengths import Length
 from penstock.bench.load.target import Target
-from penstock.bench.load.text import Ruler, Tape
+from penstock.bench.load.text import TextSource, TokenScale
 from penstock.bench.load.trace import read_trace
-from penstock.bench.run.settings import Settings, Words
+from penstock.bench.run.settings import BenchOptions, BenchSettings
 from penstock.bench.run.slo import SLO
 from penstock.errors import ConfigError
 
@@ -25,17 +25,17 @@ def drawn(text: str) -> list[int]:
     return [length.draw(random) for _ in range(20_000)]
 
 
-def work(**changes: Any) -> Work:
+def work(**changes: Any) -> Workload:
     fixed: dict[str, Any] = {
-        "form": Form("m"),
+        "form": RequestFormat("m"),
         "salt": "s",
         "input": Length.parse("40", ""),
         "output": Length.parse("8", ""),
     }
-    return Work(**{**fixed, **changes})
+    return Workload(**{**fixed, **changes})
 
 
-def bodies(writer: Writer, index: int, *answers: str, level: int = 0) -> list[dict[str, Any]]:
+def bodies(writer: RequestWriter, index: int, *answers: str, level: int = 0) -> list[dict[str, Any]]:
     conversation = writer.conversation(index, level)
     asked = [next(conversation), *(conversation.send(answer) for answer in answers)]
     return [json.loads(request.body) for request in asked]
@@ -69,13 +69,13 @@ def test_unreadable_length_names_its_option_and_the_forms(text: str) -> None:
 
 
 def test_texts_of_different_requests_share_no_beginning() -> None:
-    tape = Tape("salt")
+    tape = TextSource("salt")
     beginnings = {tape.cut(100, str(i))[:48] for i in range(500)}
     assert len(beginnings) == 500
 
 
 def test_text_has_as_many_words_as_asked_however_many() -> None:
-    tape = Tape("salt")
+    tape = TextSource("salt")
     assert [len(tape.cut(words, "x").split()) for words in (1, 12, 13, 700, 300_000)] == [
         1,
         12,
@@ -86,14 +86,16 @@ def test_text_has_as_many_words_as_asked_however_many() -> None:
 
 
 def test_ruler_finds_tokens_of_a_word_and_of_the_template() -> None:
-    ruler = Ruler.of((32, 32 * 2 + 9), (160, 160 * 2 + 9))
+    ruler = TokenScale.of((32, 32 * 2 + 9), (160, 160 * 2 + 9))
     assert (ruler.tokens_per_word, ruler.overhead, ruler.exact) == (2.0, 9.0, True)
     assert ruler.words(100) == 50
 
 
 def test_every_run_has_new_texts_of_the_same_lengths() -> None:
     first, second = (
-        bodies(Writer(work(salt=salt, input=Length.parse("10-90", ""))), 3)[0]["messages"][0]["content"]
+        bodies(RequestWriter(work(salt=salt, input=Length.parse("10-90", ""))), 3)[0]["messages"][0][
+            "content"
+        ]
         for salt in ("a", "b")
     )
     assert first != second
@@ -101,18 +103,18 @@ def test_every_run_has_new_texts_of_the_same_lengths() -> None:
 
 
 def test_later_turns_hold_the_conversation_so_far() -> None:
-    _, last = bodies(Writer(work(turns=2)), 0, "the answer")
+    _, last = bodies(RequestWriter(work(turns=2)), 0, "the answer")
     assert [message["role"] for message in last["messages"]] == ["user", "assistant", "user"]
     assert last["messages"][1]["content"] == "the answer"
 
 
 def test_completions_continue_their_own_text() -> None:
-    first, last = bodies(Writer(work(form=Form("m", chat=False), turns=2)), 0, " and so")
+    first, last = bodies(RequestWriter(work(form=RequestFormat("m", chat=False), turns=2)), 0, " and so")
     assert last["prompt"].startswith(first["prompt"] + " and so ")
 
 
 def test_conversations_share_their_prefix_only() -> None:
-    writer = Writer(work(shared_prefix=200))
+    writer = RequestWriter(work(shared_prefix=200))
     (one,), (other,) = bodies(writer, 0), bodies(writer, 1)
     assert one["messages"][0] == other["messages"][0]
     assert len(one["messages"][0]["content"].split()) == 200
@@ -120,25 +122,27 @@ def test_conversations_share_their_prefix_only() -> None:
 
 
 def test_every_level_has_prefixes_of_its_own() -> None:
-    writer = Writer(work(shared_prefix=200))
+    writer = RequestWriter(work(shared_prefix=200))
     (one,), (other,) = bodies(writer, 0, level=0), bodies(writer, 0, level=1)
     assert one["messages"][0] != other["messages"][0]
 
 
 def test_there_are_as_many_prefixes_as_asked() -> None:
-    writer = Writer(work(shared_prefix=20, prefixes=3))
+    writer = RequestWriter(work(shared_prefix=20, prefixes=3))
     assert len({bodies(writer, i)[0]["messages"][0]["content"] for i in range(50)}) == 3
 
 
 def test_request_asks_for_usage_and_an_exact_length() -> None:
-    (body,) = bodies(Writer(work()), 0)
+    (body,) = bodies(RequestWriter(work()), 0)
     assert body["stream_options"] == {"include_usage": True}
     assert (body["max_tokens"], body["ignore_eos"], body["stream"]) == (8, True, True)
 
 
 def test_own_requests_keep_what_they_say_and_come_round_again() -> None:
     own = (b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}', b'{"messages": []}')
-    writer = Writer(work(bodies=own, output=None, form=Form("m", ignore_eos=False, more={"top_k": 1})))
+    writer = RequestWriter(
+        work(bodies=own, output=None, form=RequestFormat("m", ignore_eos=False, more={"top_k": 1}))
+    )
     (body,) = bodies(writer, 2)
     assert body["messages"][0]["content"] == "hi"
     assert (body["max_tokens"], body["model"], body["top_k"]) == (5, "m", 1)
@@ -205,7 +209,7 @@ def test_trace_can_be_played_faster(tmp_path: Path) -> None:
 
 def test_prompts_of_a_trace_share_the_blocks_that_it_names(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text(MOONCAKE)
-    writer = Writer(work(trace=read_trace(tmp_path / "t.jsonl")))
+    writer = RequestWriter(work(trace=read_trace(tmp_path / "t.jsonl")))
     (one,), (other,) = (bodies(writer, i) for i in (0, 1))
     texts = [body["messages"][0]["content"] for body in (one, other)]
     assert texts[0][: 4 * 512] == texts[1][: 4 * 512]
@@ -266,14 +270,14 @@ def test_unreadable_slo_says_how_to_write_it(text: str) -> None:
 )
 def test_contradictory_and_unreadable_options_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
-        Settings.of(Words("http://host", **wrong))
+        BenchSettings.of(BenchOptions("http://host", **wrong))
 
 
 def test_without_options_sixteen_users_ask_for_half_a_minute() -> None:
-    (level,) = Settings.of(Words("http://host")).levels
+    (level,) = BenchSettings.of(BenchOptions("http://host")).levels
     assert (level.concurrency, level.seconds, level.warmup_s, level.conversations) == (16, 30.0, 3.0, None)
 
 
 def test_requests_of_several_turns_become_conversations() -> None:
-    (level,) = Settings.of(Words("http://host", requests=10, turns=4)).levels
+    (level,) = BenchSettings.of(BenchOptions("http://host", requests=10, turns=4)).levels
     assert (level.conversations, level.seconds) == (3, None)

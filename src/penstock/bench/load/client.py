@@ -42,7 +42,7 @@ class Unreachable(OSError):
     """No connection. `str` is the kind of failure, the cause says more."""
 
 
-class Connection(asyncio.Protocol):
+class LoadConnection(asyncio.Protocol):
     """One connection; one exchange at a time."""
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ class Client:
     def __init__(self, target: Target) -> None:
         self._target = target
         self._tls = target.tls_context()
-        self._idle: list[Connection] = []
+        self._idle: list[LoadConnection] = []
 
     async def ask(self, head: bytes, body: bytes, reader: Reader) -> None:
         """Sends and reads until the answer's end. head: from `Target.head`.
@@ -174,18 +174,18 @@ class Client:
             connection.abort()
         self._idle.clear()
 
-    def _kept(self) -> Connection | None:
+    def _kept(self) -> LoadConnection | None:
         while self._idle:
             if (connection := self._idle.pop()).open:
                 return connection
         return None
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> LoadConnection:
         loop, target = asyncio.get_running_loop(), self._target
         try:
             async with asyncio.timeout(_CONNECT_S):
                 _, connection = await loop.create_connection(
-                    Connection, target.host, target.port, ssl=self._tls
+                    LoadConnection, target.host, target.port, ssl=self._tls
                 )
         except OSError as error:
             raise Unreachable(next(kind for errors, kind in _KINDS if isinstance(error, errors))) from error

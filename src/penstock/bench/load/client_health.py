@@ -10,14 +10,14 @@ _BEAT_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Strain:
+class WorkerStrain:
     """One worker's measured time. cpu: share of one core. lags_s: how late each beat of the loop was."""
 
     cpu: float
     lags_s: tuple[float, ...]
 
 
-class Pulse:
+class LagProbe:
     """Beats from its making on; what is before `begin` (monotonic clock) is not counted."""
 
     def __init__(self, begin: float) -> None:
@@ -34,8 +34,8 @@ class Pulse:
             await asyncio.sleep(_BEAT_S)
             self._lags.append(max(0.0, time.monotonic() - due))
 
-    def end(self) -> Strain:
+    def end(self) -> WorkerStrain:
         self._task.cancel()
         began, spent = self._from
         wall_s = time.monotonic() - began
-        return Strain((time.process_time() - spent) / wall_s if wall_s else 0.0, tuple(self._lags))
+        return WorkerStrain((time.process_time() - spent) / wall_s if wall_s else 0.0, tuple(self._lags))

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from penstock.bench.load.lengths import Length
-from penstock.bench.load.text import Ruler, Tape
+from penstock.bench.load.text import TextSource, TokenScale
 from penstock.bench.load.trace import HASH_BLOCK_TOKENS, Arrival
 
 
@@ -31,7 +31,7 @@ Conversation = Generator[Request, str, None]
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class RequestFormat:
     """How requests are worded for one service. limit: its name for the most tokens of an answer."""
 
     model: str
@@ -58,10 +58,10 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Workload:
     """What workers need to write the same requests. Of `bodies`, `trace` and lengths, the first counts."""
 
-    form: Form
+    form: RequestFormat
     salt: str
     input: Length
     output: Length | None
@@ -69,18 +69,18 @@ class Work:
     shared_prefix: int = 0
     prefixes: int = 1
     seed: int = 0
-    ruler: Ruler = field(default_factory=Ruler)
+    ruler: TokenScale = field(default_factory=TokenScale)
     bodies: tuple[bytes, ...] = ()
     trace: tuple[Arrival, ...] = ()
 
 
-class Writer:
+class RequestWriter:
     """Writes the conversations of a work. Making one takes 50 ms: its tape is written anew."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Workload) -> None:
         self._work = work
         self._form = work.form
-        self._tape = Tape(work.salt)
+        self._tape = TextSource(work.salt)
 
     def conversation(self, index: int, level: int = 0) -> Conversation:
         """Number `index` of a level: lengths are the same in every level, texts are not."""

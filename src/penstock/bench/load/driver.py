@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from penstock.bench.load.arrivals import WARMING, Level, arrivals
 from penstock.bench.load.client import Client, NotHTTP, Unreachable
-from penstock.bench.load.conversations import Request, Work, Writer
-from penstock.bench.load.outcome import UNFINISHED, Outcome
+from penstock.bench.load.conversations import Request, RequestWriter, Workload
+from penstock.bench.load.outcome import UNFINISHED, RequestOutcome
 from penstock.bench.load.stream import Stream
 from penstock.bench.load.target import Target
 
@@ -18,25 +18,27 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoadPlan:
     """What a worker knows from the beginning. It does share `index` of `shares` of every level."""
 
     target: Target
-    work: Work
+    work: Workload
     timeout_s: float
     think_s: float = 0.0
     index: int = 0
     shares: int = 1
 
 
-class Drive:
+class LevelRun:
     """A level that starts at `start`, in seconds of the monotonic clock.
 
     outcomes: of all requests that have ended, until somebody takes them away.
     """
 
-    def __init__(self, plan: Plan, writer: Writer, client: Client, level: Level, start: float) -> None:
-        self.outcomes: list[Outcome] = []
+    def __init__(
+        self, plan: LoadPlan, writer: RequestWriter, client: Client, level: Level, start: float
+    ) -> None:
+        self.outcomes: list[RequestOutcome] = []
         self.open = 0
         self._plan, self._writer, self._client = plan, writer, client
         self._head = plan.target.head("POST", plan.work.form.path)
@@ -130,7 +132,7 @@ class Drive:
 
     async def _ask(
         self, request: Request, turn: int, counted: bool, due: float | None
-    ) -> tuple[Outcome, str]:
+    ) -> tuple[RequestOutcome, str]:
         stream, sent = Stream(keep_text=self._plan.work.turns > 1), time.monotonic()
         error, detail = UNFINISHED, ""
         self.open += 1
@@ -163,10 +165,10 @@ class Drive:
         return stream.error(), stream.detail
 
 
-def _outcome(request: Request, stream: Stream, error: str, detail: str) -> Outcome:
+def _outcome(request: Request, stream: Stream, error: str, detail: str) -> RequestOutcome:
     usage = stream.usage
     cached = usage.prompt_tokens_details if usage else None
-    return Outcome(
+    return RequestOutcome(
         due=0.0,
         sent=0.0,
         ended=stream.ended_at or time.monotonic(),

@@ -11,7 +11,7 @@ UNFINISHED = "unfinished"
 """The run was stopped before the answer was complete: neither good nor failed."""
 
 
-class Outcome(msgspec.Struct, array_like=True):
+class RequestOutcome(msgspec.Struct, array_like=True):
     """One request. Times are seconds of the machine's monotonic clock, the same in all its processes.
 
     due:    when it was to be sent; waiting in the client counts as the user's waiting.
@@ -51,7 +51,7 @@ class Outcome(msgspec.Struct, array_like=True):
         return self.event_count() if self.completion_tokens is None else self.completion_tokens
 
 
-class Timing(msgspec.Struct, frozen=True):
+class RequestTiming(msgspec.Struct, frozen=True):
     """The latencies of one good request, in seconds. Gaps are between events, `tpot` is per token."""
 
     ttft: float
@@ -60,7 +60,7 @@ class Timing(msgspec.Struct, frozen=True):
     tpot: float | None
 
     @classmethod
-    def of(cls, outcome: Outcome) -> Timing:
+    def of(cls, outcome: RequestOutcome) -> RequestTiming:
         """Of an outcome with at least one event."""
         times = outcome.times()
         tokens = outcome.tokens()
@@ -74,12 +74,12 @@ class Timing(msgspec.Struct, frozen=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(list[Outcome])
+_decoder = msgspec.msgpack.Decoder(list[RequestOutcome])
 
 
-def pack(outcomes: list[Outcome]) -> bytes:
+def pack(outcomes: list[RequestOutcome]) -> bytes:
     return _encoder.encode(outcomes)
 
 
-def unpack(packed: bytes) -> list[Outcome]:
+def unpack(packed: bytes) -> list[RequestOutcome]:
     return _decoder.decode(packed)

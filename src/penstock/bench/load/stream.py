@@ -14,7 +14,7 @@ _MOST_DETAIL = 200  # characters of what a service says about an error
 _MOST_BODY = 64 * 1024
 
 
-class Said(msgspec.Struct):
+class Delta(msgspec.Struct):
     """A piece of an answer. Reasoning and calls of tools are tokens like any other."""
 
     content: str | None = None
@@ -26,7 +26,7 @@ class Said(msgspec.Struct):
 class Choice(msgspec.Struct):
     """One choice of an event, of either endpoint."""
 
-    delta: Said | None = None
+    delta: Delta | None = None
     text: str | None = None
     finish_reason: str | None = None
 

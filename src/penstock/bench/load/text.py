@@ -23,7 +23,7 @@ _NEW_WORDS = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Ruler:
+class TokenScale:
     """How long text is, in tokens. overhead: what the chat template adds to the first message.
 
     exact: whether the service told it; else a word is taken for a token.
@@ -34,7 +34,7 @@ class Ruler:
     exact: bool = False
 
     @classmethod
-    def of(cls, short: tuple[int, int], long: tuple[int, int]) -> Ruler:
+    def of(cls, short: tuple[int, int], long: tuple[int, int]) -> TokenScale:
         """From two texts: (words, tokens by the service's count)."""
         (words, tokens), (more_words, more_tokens) = short, long
         slope = (more_tokens - tokens) / (more_words - words)
@@ -45,7 +45,7 @@ class Ruler:
         return max(1, round(tokens / self.tokens_per_word))
 
 
-class Tape:
+class TextSource:
     """Much text, of which pieces are cut. Texts that begin anew share no prefix, so no cache helps them."""
 
     def __init__(self, salt: str) -> None:

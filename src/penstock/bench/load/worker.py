@@ -19,9 +19,9 @@ import uvloop
 
 from penstock.bench.load.arrivals import Level
 from penstock.bench.load.client import Client
-from penstock.bench.load.client_health import Pulse, Strain
-from penstock.bench.load.conversations import Writer
-from penstock.bench.load.driver import Drive, Plan
+from penstock.bench.load.client_health import LagProbe, WorkerStrain
+from penstock.bench.load.conversations import RequestWriter
+from penstock.bench.load.driver import LevelRun, LoadPlan
 from penstock.bench.load.outcome import pack
 
 _REPORT_S = 0.2
@@ -49,10 +49,10 @@ class Report:
 
     outcomes: bytes
     open: int = 0
-    strain: Strain | None = None
+    strain: WorkerStrain | None = None
 
 
-def main(plan: Plan, pipe: Pipe) -> None:
+def main(plan: LoadPlan, pipe: Pipe) -> None:
     """The process. Ctrl-C in the terminal is the parent's business; without a parent there is none."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -61,7 +61,7 @@ def main(plan: Plan, pipe: Pipe) -> None:
         uvloop.run(_serve(plan, pipe))
 
 
-async def _serve(plan: Plan, pipe: Pipe) -> None:
+async def _serve(plan: LoadPlan, pipe: Pipe) -> None:
     worker = Worker(plan, pipe)
     runs: asyncio.Queue[Run] = asyncio.Queue()
     loop = asyncio.get_running_loop()
@@ -82,7 +82,7 @@ async def _serve(plan: Plan, pipe: Pipe) -> None:
     threading.Thread(target=hear, daemon=True).start()
     gc.collect()
     gc.freeze()  # a look at everything that was imported would be a pause in somebody's stream
-    pipe.send(Report(pack([]), strain=Strain(0.0, ())))
+    pipe.send(Report(pack([]), strain=WorkerStrain(0.0, ())))
     while True:
         await worker.run(await runs.get())
 
@@ -90,16 +90,16 @@ async def _serve(plan: Plan, pipe: Pipe) -> None:
 class Worker:
     """Runs its share of levels, one after the other."""
 
-    def __init__(self, plan: Plan, pipe: Pipe) -> None:
+    def __init__(self, plan: LoadPlan, pipe: Pipe) -> None:
         self._plan, self._pipe = plan, pipe
-        self._writer, self._client = Writer(plan.work), Client(plan.target)
-        self._drive: Drive | None = None
+        self._writer, self._client = RequestWriter(plan.work), Client(plan.target)
+        self._drive: LevelRun | None = None
         self._stopped = False
 
     async def run(self, run: Run) -> None:
         """One level; reports go to the parent meanwhile, and the last of them when all answers have ended."""
-        drive = self._drive = Drive(self._plan, self._writer, self._client, run.level, run.start)
-        pulse = Pulse(run.start + run.level.warmup_s)
+        drive = self._drive = LevelRun(self._plan, self._writer, self._client, run.level, run.start)
+        pulse = LagProbe(run.start + run.level.warmup_s)
         reporter = asyncio.create_task(self._report_often(drive))
         if not self._stopped:
             await drive.run()
@@ -113,11 +113,11 @@ class Worker:
         if self._drive is not None:
             self._drive.stop()
 
-    async def _report_often(self, drive: Drive) -> None:
+    async def _report_often(self, drive: LevelRun) -> None:
         while True:
             await asyncio.sleep(_REPORT_S)
             self._report(drive)
 
-    def _report(self, drive: Drive, strain: Strain | None = None) -> None:
+    def _report(self, drive: LevelRun, strain: WorkerStrain | None = None) -> None:
         outcomes, drive.outcomes = drive.outcomes, []
         self._pipe.send(Report(pack(outcomes), drive.open, strain))

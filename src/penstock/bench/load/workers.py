@@ -15,9 +15,9 @@ from typing import Any
 import psutil
 
 from penstock.bench.load.arrivals import Level
-from penstock.bench.load.client_health import Strain
-from penstock.bench.load.driver import Plan
-from penstock.bench.load.outcome import Outcome, unpack
+from penstock.bench.load.client_health import WorkerStrain
+from penstock.bench.load.driver import LoadPlan
+from penstock.bench.load.outcome import RequestOutcome, unpack
 from penstock.bench.load.worker import Report, Run, Stop, main
 from penstock.errors import Error
 
@@ -32,17 +32,17 @@ class Measured:
 
     level: Level
     start: float
-    outcomes: list[Outcome] = field(default_factory=list[Outcome])
-    strains: list[Strain] = field(default_factory=list[Strain])
+    outcomes: list[RequestOutcome] = field(default_factory=list[RequestOutcome])
+    strains: list[WorkerStrain] = field(default_factory=list[WorkerStrain])
     machine_cpu: float = 0.0
     open: int = 0
     stopped: bool = False
 
 
-class Crew:
+class LoadWorkers:
     """Worker processes for one plan. Close it."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: LoadPlan) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._pipes: list[Pipe] = []
         self._processes: list[BaseProcess] = []

@@ -13,7 +13,7 @@ from penstock.bench.report.progress import Screen
 from penstock.bench.report.record import to_json, write_records
 from penstock.bench.report.table import print_tables
 from penstock.bench.run.session import Result, run
-from penstock.bench.run.settings import Settings, Words
+from penstock.bench.run.settings import BenchOptions, BenchSettings
 from penstock.errors import ConfigError
 
 _STOPPED = 130  # what a shell gives for SIGINT
@@ -28,12 +28,12 @@ class Files:
     records: Path | None = None
 
 
-def measure(words: Words, files: Files, *, fail_on_errors: bool = False) -> int:
+def measure(words: BenchOptions, files: Files, *, fail_on_errors: bool = False) -> int:
     """Exit code: 1 when no request succeeded, or one failed and that is to count; 130 when it was stopped.
 
     Raises: Error when nothing could be measured at all.
     """
-    settings = Settings.of(words)
+    settings = BenchSettings.of(words)
     writers: list[tuple[Path | None, Callable[[Result, Path], object]]] = [
         (files.json, lambda result, path: path.write_text(json.dumps(to_json(result), indent=1) + "\n")),
         (files.html, lambda result, path: path.write_text(to_html(result))),

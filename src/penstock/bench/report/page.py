@@ -18,7 +18,7 @@ from penstock.bench.report.series import distributions, first_tokens, over_time
 from penstock.bench.report.table import COMPARED, HEAD, cells, client, compared, remarks, rows, summary, title
 from penstock.bench.run.figures import Figures
 from penstock.bench.run.session import Result
-from penstock.bench.run.settings import Words
+from penstock.bench.run.settings import BenchOptions
 
 
 def to_html(result: Result) -> str:
@@ -63,7 +63,7 @@ def _data(figures: Figures, measured: Measured) -> dict[str, Any]:
 
 def _options(options: dict[str, Any]) -> str:
     """What was said, as it would be written again."""
-    unsaid = {one.name: one.default for one in fields(Words)}
+    unsaid = {one.name: one.default for one in fields(BenchOptions)}
     said = {name: value for name, value in options.items() if value != unsaid[name]}
     words = [f"--{name.replace('_', '-')} {value}" for name, value in said.items() if name != "url"]
     return " ".join([options["url"], *words])

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from penstock.bench.load.arrivals import Level
-from penstock.bench.load.outcome import UNFINISHED, Outcome
+from penstock.bench.load.outcome import UNFINISHED, RequestOutcome
 from penstock.bench.load.workers import Measured
 from penstock.bench.run.figures import Figures
 from penstock.bench.run.session import Result, Watcher
@@ -79,9 +79,9 @@ class Tally:
     def __init__(self) -> None:
         self.good = self.failed = self.counted = 0
         self._seen = 0
-        self._recent: list[Outcome] = []
+        self._recent: list[RequestOutcome] = []
 
-    def take(self, outcomes: list[Outcome]) -> None:
+    def take(self, outcomes: list[RequestOutcome]) -> None:
         for outcome in outcomes[self._seen :]:
             self.good += outcome.good
             self.failed += not outcome.good and outcome.error != UNFINISHED

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import __version__
-from penstock.bench.load.outcome import Outcome, Timing
+from penstock.bench.load.outcome import RequestOutcome, RequestTiming
 from penstock.bench.run.figures import BUSY, LATE_S, Figures, Spread
 from penstock.bench.run.session import Result
 
@@ -88,8 +88,8 @@ def _spread(spread: Spread | None, scale: float = 1.0) -> dict[str, float] | Non
     return {name: value if name == "count" else value * scale for name, value in asdict(spread).items()}
 
 
-def _request(outcome: Outcome, start: float) -> dict[str, Any]:
-    timing = Timing.of(outcome) if outcome.good else None
+def _request(outcome: RequestOutcome, start: float) -> dict[str, Any]:
+    timing = RequestTiming.of(outcome) if outcome.good else None
     return {
         "due_s": outcome.due - start,
         "sent_s": outcome.sent - start,
@@ -109,5 +109,5 @@ def _request(outcome: Outcome, start: float) -> dict[str, Any]:
     }
 
 
-def _gaps(outcome: Outcome) -> Iterator[float]:
+def _gaps(outcome: RequestOutcome) -> Iterator[float]:
     return (later - earlier for earlier, later in pairwise(outcome.times()))

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from penstock.bench.load.outcome import UNFINISHED, Outcome, Timing
+from penstock.bench.load.outcome import UNFINISHED, RequestOutcome, RequestTiming
 from penstock.bench.load.workers import Measured
 from penstock.bench.run.figures import Figures, percentile
 
@@ -73,7 +73,7 @@ def over_time(measured: Measured, figures: Figures) -> Series:
 
 
 def _spread_over(
-    outcome: Outcome, tokens: list[float], gaps: list[list[float]], bin_of: Callable[[float], int]
+    outcome: RequestOutcome, tokens: list[float], gaps: list[list[float]], bin_of: Callable[[float], int]
 ) -> None:
     weight = outcome.tokens() / outcome.event_count()
     before: float | None = None
@@ -85,7 +85,7 @@ def _spread_over(
         before = at
 
 
-def _open(outcomes: Sequence[Outcome], moments: Sequence[float]) -> list[int]:
+def _open(outcomes: Sequence[RequestOutcome], moments: Sequence[float]) -> list[int]:
     """Requests under way at each moment, in ascending order."""
     changes = sorted([(o.due, 1) for o in outcomes] + [(o.ended, -1) for o in outcomes])
     found: list[int] = []
@@ -114,7 +114,7 @@ def first_tokens(measured: Measured, figures: Figures) -> Points:
 
 def distributions(measured: Measured) -> dict[str, list[list[float]]]:
     """By latency: values in ms, ascending, and the share of requests (or gaps) that are no slower."""
-    timings = [Timing.of(outcome) for outcome in measured.outcomes if outcome.good and outcome.counted]
+    timings = [RequestTiming.of(outcome) for outcome in measured.outcomes if outcome.good and outcome.counted]
     return {
         "ttft": _distribution(timing.ttft for timing in timings),
         "itl": _distribution(gap for timing in timings for gap in timing.gaps),

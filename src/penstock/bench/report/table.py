@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.bench.run.figures import BUSY, LATE_S, Failure, Figures, Spread
+from penstock.bench.run.figures import BUSY, LATE_S, FailureGroup, Figures, Spread
 from penstock.bench.run.session import Result
 
 _WIDTH = 110
@@ -58,7 +58,7 @@ def summary(figures: Figures, result: Result) -> list[str]:
     return lines + [f"Failed     {_failure(failure)}" for failure in figures.failures]
 
 
-def _failure(failure: Failure) -> str:
+def _failure(failure: FailureGroup) -> str:
     example = f": {failure.example}" if failure.example else ""
     when = "in the answer" if failure.begun else "before any text"
     return f"{failure.count} x {failure.kind} {when}{example}"

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock.bench.load.arrivals import Level
-from penstock.bench.load.outcome import UNFINISHED, Outcome, Timing
+from penstock.bench.load.outcome import UNFINISHED, RequestOutcome, RequestTiming
 from penstock.bench.load.workers import Measured
 from penstock.bench.run.slo import SLO
 
@@ -54,7 +54,7 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailureGroup:
     """Requests that failed alike. begun: some text had come before."""
 
     kind: str
@@ -64,7 +64,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Strain:
+class ClientStrain:
     """The client itself. cpu: of its busiest worker, as share of a core; machine_cpu: of all cores.
 
     late_s: how long after it was due a request was sent; None in a closed loop, where that is the same.
@@ -101,8 +101,8 @@ class Figures:
     tpot: Spread | None
     e2e: Spread | None
     kept: int | None
-    failures: tuple[Failure, ...]
-    strain: Strain
+    failures: tuple[FailureGroup, ...]
+    strain: ClientStrain
     stopped: bool
 
     @property
@@ -116,7 +116,7 @@ def figures(measured: Measured, slo: SLO | None) -> Figures:
     counted = [outcome for outcome in measured.outcomes if outcome.counted]
     good = [outcome for outcome in counted if outcome.good]
     failed = [outcome for outcome in counted if not outcome.good and outcome.error != UNFINISHED]
-    timings = [Timing.of(outcome) for outcome in good]
+    timings = [RequestTiming.of(outcome) for outcome in good]
     begin, end = window(measured, counted)
     seconds = max(end - begin, 1e-9)
     complete = [outcome for outcome in measured.outcomes if outcome.good]
@@ -150,7 +150,7 @@ def figures(measured: Measured, slo: SLO | None) -> Figures:
     )
 
 
-def window(measured: Measured, counted: Sequence[Outcome]) -> tuple[float, float]:
+def window(measured: Measured, counted: Sequence[RequestOutcome]) -> tuple[float, float]:
     """The measured time: as the level says, or from the first counted request to the end of the last."""
     level = measured.level
     begin, limit = measured.start + level.warmup_s, level.limit_s
@@ -161,7 +161,7 @@ def window(measured: Measured, counted: Sequence[Outcome]) -> tuple[float, float
     return min((outcome.due for outcome in counted), default=begin), last
 
 
-def _output_tokens(complete: Sequence[Outcome], begin: float, end: float) -> float:
+def _output_tokens(complete: Sequence[RequestOutcome], begin: float, end: float) -> float:
     """Tokens that came in the window; an event stands for its request's tokens per event."""
     total = 0.0
     for outcome in complete:
@@ -170,25 +170,25 @@ def _output_tokens(complete: Sequence[Outcome], begin: float, end: float) -> flo
     return total
 
 
-def _input_tokens(complete: Sequence[Outcome], begin: float, end: float) -> int:
+def _input_tokens(complete: Sequence[RequestOutcome], begin: float, end: float) -> int:
     return sum(o.prompt_tokens or 0 for o in complete if begin <= o.times()[0] <= end)
 
 
-def _cached(good: Sequence[Outcome]) -> float | None:
+def _cached(good: Sequence[RequestOutcome]) -> float | None:
     """Share of prompt tokens that the service says it had in its cache; None when it says nothing."""
     told = [o for o in good if o.cached_tokens is not None and o.prompt_tokens]
     return _ratio(sum(o.cached_tokens or 0 for o in told), sum(o.prompt_tokens or 0 for o in told))
 
 
-def _failures(failed: Sequence[Outcome]) -> tuple[Failure, ...]:
+def _failures(failed: Sequence[RequestOutcome]) -> tuple[FailureGroup, ...]:
     counts = Counter((outcome.error, bool(outcome.events)) for outcome in failed)
     examples = {(outcome.error, bool(outcome.events)): outcome.detail for outcome in reversed(failed)}
-    return tuple(Failure(*key, count, examples[key]) for key, count in counts.most_common())
+    return tuple(FailureGroup(*key, count, examples[key]) for key, count in counts.most_common())
 
 
-def _strain(measured: Measured, counted: Sequence[Outcome]) -> Strain:
+def _strain(measured: Measured, counted: Sequence[RequestOutcome]) -> ClientStrain:
     closed = measured.level.concurrency is not None
-    return Strain(
+    return ClientStrain(
         workers=len(measured.strains),
         cpu=max((strain.cpu for strain in measured.strains), default=0.0),
         lag_s=Spread.of(lag for strain in measured.strains for lag in strain.lags_s),

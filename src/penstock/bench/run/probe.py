@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 
 from penstock.bench.load.client import Client, NotHTTP, Unreachable
-from penstock.bench.load.conversations import Form, Work
+from penstock.bench.load.conversations import RequestFormat, Workload
 from penstock.bench.load.stream import Body, Stream
 from penstock.bench.load.target import Target
-from penstock.bench.load.text import Ruler, Tape
-from penstock.bench.run.settings import Settings
+from penstock.bench.load.text import TextSource, TokenScale
+from penstock.bench.run.settings import BenchSettings
 from penstock.errors import ConfigError, Error, ModelNotFound, Unauthorized, Unavailable
 
 _TRIAL_TOKENS = 4
@@ -39,11 +39,11 @@ class _Cards(msgspec.Struct):
 class Found:
     """The work as this service can be asked it. notes: what the user should know about it."""
 
-    work: Work
+    work: Workload
     notes: tuple[str, ...]
 
 
-async def probe(settings: Settings) -> Found:
+async def probe(settings: BenchSettings) -> Found:
     """Asks for the models and for one or two short answers.
 
     Raises: Error that says what to do.
@@ -69,7 +69,7 @@ async def probe(settings: Settings) -> Found:
         client.close()
 
 
-async def _found(client: Client, settings: Settings) -> Found:
+async def _found(client: Client, settings: BenchSettings) -> Found:
     model, work = settings.model, settings.work
     cards = await _models(client, settings.target, needed=model is None)
     card = next((card for card in cards if model in (None, card.id)), None)
@@ -97,14 +97,14 @@ async def _models(client: Client, target: Target, *, needed: bool) -> Sequence[_
     return ()
 
 
-async def _tried(client: Client, target: Target, work: Work, notes: list[str]) -> Found:
+async def _tried(client: Client, target: Target, work: Workload, notes: list[str]) -> Found:
     """The work in the richest wording that the service takes, and with its own measure of a word."""
     first, work = await _first_answer(client, target, work, notes)
     if not work.bodies and first is not None:
         second, _ = await _ask(client, target, work, _TRIAL_WORDS[1])
         told = second.usage.prompt_tokens if second.usage else None
         if told is not None:
-            work = replace(work, ruler=Ruler.of((_TRIAL_WORDS[0], first), (_TRIAL_WORDS[1], told)))
+            work = replace(work, ruler=TokenScale.of((_TRIAL_WORDS[0], first), (_TRIAL_WORDS[1], told)))
     if not work.bodies and not work.ruler.exact:
         notes.append(
             "The service does not count prompt tokens: a word is taken for one, so lengths are rough."
@@ -113,8 +113,8 @@ async def _tried(client: Client, target: Target, work: Work, notes: list[str]) -
 
 
 async def _first_answer(
-    client: Client, target: Target, work: Work, notes: list[str]
-) -> tuple[int | None, Work]:
+    client: Client, target: Target, work: Workload, notes: list[str]
+) -> tuple[int | None, Workload]:
     """Prompt tokens of a good answer, as told, and the work in the wording that got it."""
     refused = ""
     for form in _wordings(work.form):
@@ -138,7 +138,7 @@ async def _first_answer(
     raise Error(f"{target.url}{work.form.path} failed at a trial request: {refused}")
 
 
-def _wordings(form: Form) -> list[Form]:
+def _wordings(form: RequestFormat) -> list[RequestFormat]:
     """From all that we would like to the least, for services that refuse what they do not know."""
     forms = [form, replace(form, ignore_eos=False)]
     if form.chat:
@@ -147,9 +147,9 @@ def _wordings(form: Form) -> list[Form]:
     return [one for i, one in enumerate(forms) if one not in forms[:i]]
 
 
-async def _ask(client: Client, target: Target, work: Work, words: int) -> tuple[Stream, str]:
+async def _ask(client: Client, target: Target, work: Workload, words: int) -> tuple[Stream, str]:
     asked: Mapping[str, Any]
-    text = Tape(f"trial {work.salt}").cut(words, str(words))
+    text = TextSource(f"trial {work.salt}").cut(words, str(words))
     if work.bodies:
         # the last: it is asked latest, and a cache may hold it from now on
         asked = msgspec.json.decode(work.bodies[-1], type=dict[str, Any])
@@ -167,7 +167,7 @@ def _id(card: _Card | None) -> str:
     return card.id
 
 
-def _refuse_too_long(work: Work, context: int | None) -> None:
+def _refuse_too_long(work: Workload, context: int | None) -> None:
     if context is None or work.bodies:
         return
     if work.trace:

@@ -12,20 +12,20 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from penstock.bench.load.arrivals import Level
-from penstock.bench.load.conversations import Work
-from penstock.bench.load.driver import Plan
-from penstock.bench.load.workers import Crew, Measured
+from penstock.bench.load.conversations import Workload
+from penstock.bench.load.driver import LoadPlan
+from penstock.bench.load.workers import LoadWorkers, Measured
 from penstock.bench.run.figures import Figures, figures
 from penstock.bench.run.probe import probe
-from penstock.bench.run.settings import Settings
+from penstock.bench.run.settings import BenchSettings
 
 
 @dataclass(slots=True)
 class Result:
     """Everything that a report is made of."""
 
-    settings: Settings
-    work: Work
+    settings: BenchSettings
+    work: Workload
     notes: tuple[str, ...]
     begun_at: float = field(default_factory=time.time)
     levels: list[tuple[Figures, Measured]] = field(default_factory=list[tuple[Figures, Measured]])
@@ -48,27 +48,27 @@ class Watcher:
     def end(self, figures: Figures) -> None: ...
 
 
-def run(settings: Settings, watcher: Watcher) -> Result:
+def run(settings: BenchSettings, watcher: Watcher) -> Result:
     """Raises: Error when the service cannot be asked at all. Ctrl-C ends it with what was seen so far."""
     found = asyncio.run(probe(settings))
     result = Result(settings, found.work, found.notes)
     watcher.found(result)
-    plan = Plan(
+    plan = LoadPlan(
         settings.target, found.work, settings.timeout_s, think_s=settings.think_s, shares=settings.workers
     )
-    crew = Crew(plan)
+    workers = LoadWorkers(plan)
     try:
-        crew.ready()
-        with _stopped_by_signals(crew.stop):
+        workers.ready()
+        with _stopped_by_signals(workers.stop):
             for level in settings.levels:
                 watcher.begin(level)
-                measured = crew.run(level, watcher.look)
+                measured = workers.run(level, watcher.look)
                 result.levels.append((figures(measured, settings.slo), measured))
                 watcher.end(result.figures[-1])
                 if measured.stopped:
                     break
     finally:
-        crew.close()
+        workers.close()
     return result
 
 

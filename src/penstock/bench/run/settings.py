@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from penstock.bench.load.arrivals import Level
-from penstock.bench.load.conversations import Form, Work
+from penstock.bench.load.conversations import RequestFormat, Workload
 from penstock.bench.load.lengths import Length
 from penstock.bench.load.target import Target
 from penstock.bench.load.trace import Arrival, read_trace
@@ -26,7 +26,7 @@ _RATE_PER_WORKER = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class BenchOptions:
     """The options as they were written; None where nothing was."""
 
     url: str
@@ -59,21 +59,21 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class BenchSettings:
     """A run as it can be carried out, but for what `probe` finds out. model: None for the service's first."""
 
     target: Target
     model: str | None
-    work: Work
+    work: Workload
     levels: tuple[Level, ...]
     slo: SLO | None
     timeout_s: float
     think_s: float
     workers: int
-    words: Words = field(repr=False)
+    words: BenchOptions = field(repr=False)
 
     @classmethod
-    def of(cls, words: Words) -> Settings:
+    def of(cls, words: BenchOptions) -> BenchSettings:
         """Raises: ConfigError."""
         _refuse_contradictions(words)
         target = Target.parse(words.url, words.api_key, verify=not words.insecure)
@@ -92,7 +92,7 @@ class Settings:
         )
 
 
-def _refuse_contradictions(words: Words) -> None:
+def _refuse_contradictions(words: BenchOptions) -> None:
     loads = {"--concurrency": words.concurrency, "--rate": words.rate, "--trace": words.trace}
     _refuse_two(loads)
     _refuse_two({"--prompts": words.prompts, "--trace": words.trace, "--input": words.input})
@@ -113,16 +113,16 @@ def _refuse_two(options: Mapping[str, object]) -> None:
         raise ConfigError(f"{given[0]} and {given[1]} exclude each other; leave one out.")
 
 
-def _work(words: Words, trace: tuple[Arrival, ...]) -> Work:
+def _work(words: BenchOptions, trace: tuple[Arrival, ...]) -> Workload:
     own = words.prompts is not None
-    form = Form(
+    form = RequestFormat(
         model="",
         chat=words.endpoint == "chat",
         ignore_eos=(not own) if words.ignore_eos is None else words.ignore_eos,
         more=_object(words.body, "--body") if words.body else {},
     )
     output = words.output or (None if own else OUTPUT)
-    return Work(
+    return Workload(
         form=form,
         salt=secrets.token_hex(8),
         input=Length.parse(words.input or INPUT, "--input"),
@@ -136,7 +136,7 @@ def _work(words: Words, trace: tuple[Arrival, ...]) -> Work:
     )
 
 
-def _bodies(path: Path, form: Form) -> tuple[bytes, ...]:
+def _bodies(path: Path, form: RequestFormat) -> tuple[bytes, ...]:
     """A file's requests, one JSON object a line."""
     needed = "messages" if form.chat else "prompt"
     try:
@@ -160,7 +160,7 @@ def _object(text: str, where: str) -> dict[str, Any]:
         raise ConfigError(f'{where} must be a JSON object, like {{"temperature": 0}} ({error}).') from error
 
 
-def _levels(words: Words) -> tuple[Level, ...]:
+def _levels(words: BenchOptions) -> tuple[Level, ...]:
     count = words.conversations
     if words.requests is not None:
         count = math.ceil(words.requests / words.turns)

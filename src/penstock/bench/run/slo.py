@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from penstock.bench.load.outcome import Timing
+from penstock.bench.load.outcome import RequestTiming
 from penstock.errors import ConfigError
 
 NAMES = ("ttft", "itl", "tpot", "e2e")
@@ -34,12 +34,12 @@ class SLO:
             limits[match[1]] = float(match[2]) * (1e-3 if match[3] == "ms" else 1.0)
         return cls(tuple(limits.items()), text)
 
-    def kept(self, timing: Timing) -> bool:
+    def kept(self, timing: RequestTiming) -> bool:
         """Whether a complete answer kept every limit. An answer of one token has no gap to be too long."""
         return all(_keeps(timing, name, limit) for name, limit in self.limits)
 
 
-def _keeps(timing: Timing, name: str, limit: float) -> bool:
+def _keeps(timing: RequestTiming, name: str, limit: float) -> bool:
     if name == "ttft":
         return timing.ttft <= limit
     if name == "e2e":

@@ -186,9 +186,9 @@ def bench(
     ] = False,
 ) -> None:
     from penstock.bench.report.command import Files, measure
-    from penstock.bench.run.settings import Words
+    from penstock.bench.run.settings import BenchOptions
 
-    words = Words(
+    words = BenchOptions(
         url=url,
         model=model,
         api_key=api_key,
