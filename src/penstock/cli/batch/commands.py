@@ -348,17 +348,17 @@ def status(
     sys.exit(code)
 
 
-def _start(output: str, *, limits: Any, prices: Any, **asked: Any) -> None:
-    from penstock.cli.batch.run import STOP_S, Asked
+def _start(output: str, *, limits: Any, prices: Any, **options: Any) -> None:
+    from penstock.cli.batch.run import STOP_S, BatchRun
     from penstock.cli.batch.run import run as work
     from penstock.cli.process import guard
     from penstock.data.job.report import Limits, Prices
 
     seconds, tokens, failures = limits
     price = Prices(prices[0] or 0.0, prices[1] or 0.0) if any(p is not None for p in prices) else None
-    asked["limits"] = Limits(seconds, tokens, failures)
-    whole = Asked(_absolute_url(output), prices=price, **asked)
-    code = guard.guarded(partial(work, whole), stop_s=STOP_S)
+    options["limits"] = Limits(seconds, tokens, failures)
+    batch_run = BatchRun(_absolute_url(output), prices=price, **options)
+    code = guard.guarded(partial(work, batch_run), stop_s=STOP_S)
     if code - 128 in set(signal.Signals) - set(guard.STOPS):
         name = signal.Signals(code - 128).name
         print(

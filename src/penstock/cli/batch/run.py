@@ -1,4 +1,4 @@
-"""`penstock batch` inside its guard: plan, run, report; and the state of a job that anybody may ask for."""
+"""`penstock batch` inside its guard: plans, runs and reports a job; and shows the state of any job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.cli.models.engine_arguments import read_engine_words
 from penstock.cli.models.options import ACCELERATOR_KINDS, Arguments
 from penstock.cli.models.plan import make_plan
 from penstock.cli.process.failure import reason
-from penstock.cli.process.output import Output, kept
+from penstock.cli.process.output import Output, redirect_output
 from penstock.config import LLMConfig
 from penstock.data.job import manifest
 from penstock.data.job.api import make_worker_pool
@@ -44,8 +44,8 @@ _ONE_SIGNAL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What the user wrote about one run. order: None to go on as it was begun."""
+class BatchRun:
+    """The options of one run. spec: None to continue the job of `output`."""
 
     output: str
     spec: JobSpec | None = None
@@ -59,18 +59,18 @@ class Asked:
     verbose: bool = False
 
 
-def run(asked: Asked, told: int) -> int:
+def run(batch_run: BatchRun, signals_fd: int) -> int:
     """Exit code: 0 when the output is there; 3 when a limit stopped it, 128 + signal when a signal did, 1 for
-    a failure, 2 for what cannot be done as asked. Other than 0, it comes with a sentence on stderr.
+    a failure, 2 for options that cannot be followed. Other than 0, it comes with a sentence on stderr.
     """
     try:
         folder = Path(tempfile.mkdtemp(prefix="penstock-batch-"))
-        output = kept(None if asked.verbose else folder / "batch.log")
+        output = redirect_output(None if batch_run.verbose else folder / "batch.log")
     except OSError as error:
-        print(f"penstock batch: no log can be written: {_of_system(error)}. Set TMPDIR.", file=sys.stderr)
+        print(f"penstock batch: no log can be written: {_os_error(error)}. Set TMPDIR.", file=sys.stderr)
         return _FAILED
     try:
-        code = _run(asked, told, output)
+        code = _run(batch_run, signals_fd, output)
     except Exception as error:
         code = _explain(error, output)
     if code != _FAILED:
@@ -79,36 +79,38 @@ def run(asked: Asked, told: int) -> int:
     return code
 
 
-def _run(asked: Asked, told: int, output: Output) -> int:
-    spec, before = _spec(asked)
-    if asked.report is not None and not Path(asked.report).absolute().parent.is_dir():
-        raise ConfigError(f"--report {asked.report}: there is no folder '{Path(asked.report).parent}'.")
-    if (done := finished_report(before, spec, retry_failed=asked.retry_failed)) is not None:
-        print(f"penstock batch: '{asked.output}' is finished; nothing was run.", file=output.err)
-        return _ended(asked, done, output, whole=False)
+def _run(batch_run: BatchRun, signals_fd: int, output: Output) -> int:
+    spec, before = _spec(batch_run)
+    if batch_run.report is not None and not Path(batch_run.report).absolute().parent.is_dir():
+        raise ConfigError(
+            f"--report {batch_run.report}: there is no folder '{Path(batch_run.report).parent}'."
+        )
+    if (done := finished_report(before, spec, retry_failed=batch_run.retry_failed)) is not None:
+        print(f"penstock batch: '{batch_run.output}' is finished; nothing was run.", file=output.err)
+        return _ended(batch_run, done, output, whole=False)
     config = config_of(spec.engines)
     pool = make_worker_pool(
-        spec.engines, config, kind=spec.kind, api_key=asked.api_key, verbose=asked.verbose
+        spec.engines, config, kind=spec.kind, api_key=batch_run.api_key, verbose=batch_run.verbose
     )
     with Meter(output.err) as meter:
         job = Job(
             spec,
             pool,
-            limits=asked.limits,
+            limits=batch_run.limits,
             listener=meter,
-            prices=asked.prices,
-            retry_failed=asked.retry_failed,
+            prices=batch_run.prices,
+            retry_failed=batch_run.retry_failed,
         )
-        done = asyncio.run(_signalled(job, told, meter))
-    return _ended(asked, done, output)
+        done = asyncio.run(_signalled(job, signals_fd, meter))
+    return _ended(batch_run, done, output)
 
 
-def _ended(asked: Asked, done: JobReport, output: Output, *, whole: bool = True) -> int:
+def _ended(batch_run: BatchRun, done: JobReport, output: Output, *, whole: bool = True) -> int:
     """Shows the report. Gives the exit code."""
     print("\n".join(shown(done, whole=whole)), file=output.out)
-    if asked.report is not None:
-        Path(asked.report).write_bytes(msgspec.json.format(msgspec.json.encode(done)) + b"\n")
-    code = _code(done, fail_on_errors=asked.fail_on_errors)
+    if batch_run.report is not None:
+        Path(batch_run.report).write_bytes(msgspec.json.format(msgspec.json.encode(done)) + b"\n")
+    code = _code(done, fail_on_errors=batch_run.fail_on_errors)
     if code:
         print(f"penstock batch: {_why(done)}", file=output.err)
     return code
@@ -124,30 +126,30 @@ def _why(done: JobReport) -> str:
     return f"{how_many} (they are in '{done.files[-1]}'){example}"
 
 
-def _spec(asked: Asked) -> tuple[JobSpec, manifest.JobManifest | None]:
+def _spec(batch_run: BatchRun) -> tuple[JobSpec, manifest.JobManifest | None]:
     """What to run, and what is there of it. Raises: ConfigError."""
-    spec = asked.spec
+    spec = batch_run.spec
     if spec is None:
-        spec = Job.load_spec(asked.output)
-        if asked.engines is not None:
-            spec = msgspec.structs.replace(spec, engines=asked.engines)
+        spec = Job.load_spec(batch_run.output)
+        if batch_run.engines is not None:
+            spec = msgspec.structs.replace(spec, engines=batch_run.engines)
         manifest.check_resumable(spec)
     before = manifest.read(spec.journal)
-    if before is not None and asked.spec is not None:
+    if before is not None and batch_run.spec is not None:
         check_continuation(before.spec, spec)
     return spec, before
 
 
-async def _signalled(job: Job, told: int, meter: Meter) -> JobReport:
-    """Runs the job; each byte of `told` is a signal, its end that of the guard."""
+async def _signalled(job: Job, signals_fd: int, meter: Meter) -> JobReport:
+    """Runs the job; each byte of `signals_fd` is a signal, its end that of the guard."""
     last = -_ONE_SIGNAL_S
 
     def hear() -> None:
         nonlocal last
-        heard = os.read(told, 1)
+        heard = os.read(signals_fd, 1)
         name = signal.Signals(heard[0]).name if heard else signal.Signals.SIGTERM.name
         if not heard:
-            asyncio.get_running_loop().remove_reader(told)
+            asyncio.get_running_loop().remove_reader(signals_fd)
         if time.monotonic() - last > _ONE_SIGNAL_S:
             last = time.monotonic()
             again = job.stop.requested
@@ -155,7 +157,7 @@ async def _signalled(job: Job, told: int, meter: Meter) -> JobReport:
             if not again:
                 meter.on_message("Stopping; rows that run have 30 s to end. Ctrl-C again ends them.")
 
-    asyncio.get_running_loop().add_reader(told, hear)
+    asyncio.get_running_loop().add_reader(signals_fd, hear)
     return await job.run()
 
 
@@ -177,26 +179,26 @@ def _explain(error: Exception, output: Output) -> int:
 
 
 def sentence(error: Exception) -> str:
-    """What a user reads of an error, of ours or of anybody's."""
+    """What users read of any error."""
     if isinstance(error, EngineStartFailed):
         return reason(str(error))
     if isinstance(error, Error):
         return str(error)
     if isinstance(error, OSError):
-        return f"{_of_system(error)}. What has ended is kept: the same command goes on."
+        return f"{_os_error(error)}. What has ended is kept: the same command goes on."
     return (
         f"a fault of Penstock's own: {type(error).__name__}: {error}. What has ended is kept: the same "
         "command goes on, unless it meets the same fault."
     )
 
 
-def _of_system(error: OSError) -> str:
+def _os_error(error: OSError) -> str:
     why = error.strerror or str(error) or type(error).__name__
     return f"'{error.filename}': {why}" if error.filename else why
 
 
 def config_of(engines: EngineSpec) -> LLMConfig | None:
-    """The config of engines of one's own, with their arguments read. Raises: ConfigError."""
+    """The config of engines that the job starts, with their arguments read. Raises: ConfigError."""
     if engines.url is not None or engines.app is not None:
         return None
     words = engines.cli_args

@@ -1,7 +1,7 @@
-"""The terminal as the command keeps it for itself, while foreign code writes to a log file instead.
+"""Keeps the terminal for the command itself; foreign code writes to a log file instead.
 
 Ray, Serve and their C++ parts print as they please, also when they end. File descriptors 1 and 2 therefore
-lead to the log, and what the user shall read goes to copies of the original ones.
+lead to the log, and what users read goes to copies of the original ones.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TextIO
 
 
-class Outlet(io.TextIOWrapper):
-    """Text that goes to a descriptor; a terminal or pipe that is gone is no reason to stop serving."""
+class TerminalWriter(io.TextIOWrapper):
+    """Writes text to a descriptor and ignores errors: serving goes on when the terminal or pipe is gone."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__(
@@ -51,9 +51,9 @@ class Output:
         os.write(2, f"{text}\n".encode(errors="replace"))
 
 
-def kept(log: Path | None) -> Output:
+def redirect_output(log: Path | None) -> Output:
     """Copies of stdout and stderr; what is written to the originals goes to `log` from now on."""
-    output = Output(Outlet(os.dup(1)), Outlet(os.dup(2)), log)
+    output = Output(TerminalWriter(os.dup(1)), TerminalWriter(os.dup(2)), log)
     _append(output.err.fileno())
     if log is not None:
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

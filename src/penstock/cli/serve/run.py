@@ -26,7 +26,7 @@ from penstock.cli.models.options import Arguments
 from penstock.cli.models.plan import ServePlan
 from penstock.cli.process import guard
 from penstock.cli.process.failure import reason
-from penstock.cli.process.output import Output, kept
+from penstock.cli.process.output import Output, redirect_output
 from penstock.cli.serve import startup
 from penstock.cli.serve.display import Display, Plain, display_on
 from penstock.cli.serve.greeting import greeting
@@ -44,7 +44,7 @@ _LEFT_ON_CLUSTER = "The application may still be on the cluster: see `serve stat
 
 @dataclass(frozen=True, slots=True)
 class Signalled:
-    """The user, or who runs us, wants the end."""
+    """The user or a supervisor asks for the end."""
 
     signum: int
 
@@ -52,19 +52,19 @@ class Signalled:
 Event = startup.Event | progress.Step | Signalled
 
 
-def run(plan: ServePlan, arguments: Arguments, told: int) -> int:
+def run(plan: ServePlan, arguments: Arguments, signals_fd: int) -> int:
     """Serves until a signal comes.
 
     Exit code: 0 after serving, 128 + signal before it, 1 for a failure, 2 for a bad config.
     """
     folder = Path(tempfile.mkdtemp(prefix="penstock-serve-"))
-    output = kept(None if arguments.verbose else folder / "serve.log")
+    output = redirect_output(None if arguments.verbose else folder / "serve.log")
     reader = progress.ProgressReader(folder / "progress")
     os.environ |= {progress.ENVIRONMENT: str(reader.path), progress.LOG_ENVIRONMENT: output.err_path}
     command = _Command(plan, arguments, output)
     command.take_signals()
     threading.Thread(target=_forward_steps, args=(reader, command.inbox), daemon=True).start()
-    threading.Thread(target=_forward_signals, args=(told, command), daemon=True).start()
+    threading.Thread(target=_forward_signals, args=(signals_fd, command), daemon=True).start()
     code = command.run()
     if code != _FAILED:
         shutil.rmtree(folder, ignore_errors=True)
@@ -174,7 +174,7 @@ class _Command:
         print(f"penstock serve: {text}", file=self._output.err)
         if self._output.log is not None and not isinstance(error, ConfigError):
             where = f" Ray's own logs: {self._steps.log_dir}." if self._steps.log_dir else ""
-            print(f"The whole story: {self._output.log}.{where}", file=self._output.err)
+            print(f"Full log: {self._output.log}.{where}", file=self._output.err)
 
 
 class _Labels:
@@ -214,8 +214,8 @@ def _forward_steps(reader: progress.ProgressReader, inbox: queue.SimpleQueue[Eve
             inbox.put(step)
 
 
-def _forward_signals(told: int, command: _Command) -> None:
-    while signum := os.read(told, 1):
+def _forward_signals(signals_fd: int, command: _Command) -> None:
+    while signum := os.read(signals_fd, 1):
         command.signalled(signum[0])
     adopt_orphans()  # the guard was killed: this process takes over
     command.signalled(signal.SIGTERM)
