@@ -1,5 +1,6 @@
 """Worker processes that send requests and time each event of the responses.
 
 workers (the parent's side), worker (a process), driver (one level), arrivals, trace, lengths, text,
-conversations (what to send), target, client (HTTP), stream (events), outcome (a request's record), client_health.
+conversations (what to send), target, client (HTTP), stream (events), outcome (record of a request),
+client_health.
 """
