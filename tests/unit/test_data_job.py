@@ -283,6 +283,52 @@ async def test_answers_of_another_model_are_not_taken_over(spec):
     assert (await job(other).run()).run_generated_tokens > 0
 
 
+def engines_from_python(source: str = "s", **kwargs) -> EngineSpec:
+    loading = {"model_id": "m", "model_source": source}
+    config = {"model_loading_config": loading, "engine_kwargs": kwargs}
+    return EngineSpec(cli_args=("m", source), config=config)
+
+
+OTHER_ENGINES = [
+    (EngineSpec(cli_args=("m",)), EngineSpec(cli_args=("m", "--revision", "b")), "other engine arguments"),
+    (EngineSpec(cli_args=("m", "--dtype=half")), EngineSpec(cli_args=("m",)), "other engine arguments"),
+    (
+        engines_from_python(),
+        engines_from_python("t"),
+        "the model 'm' from 's', not the model 'm' from 't'",
+    ),
+    (engines_from_python(), engines_from_python(quantization="fp8"), "other engine arguments"),
+]
+
+
+@pytest.mark.parametrize(("began", "now", "why"), OTHER_ENGINES)
+async def test_answers_by_other_engine_arguments_are_not_taken_over(spec, began, now, why: str):
+    first = spec([{"prompt": "x", "seed": 1}], "one.jsonl", engines=began)
+    await job(first).run()
+    other = spec([], "two.jsonl", engines=now, reuse_from=first.output)
+    assert (await job(other).run()).run_generated_tokens > 0
+    with pytest.raises(ConfigError, match=f"was begun with {why}"):
+        check_continuation(first, msgspec.structs.replace(first, engines=now))
+
+
+@pytest.mark.parametrize(
+    ("began", "now"),
+    [
+        (
+            EngineSpec(cli_args=("m", "--max-num-seqs", "9")),
+            EngineSpec(cli_args=("m", "--no-enforce-eager")),
+        ),
+        (engines_from_python(max_num_seqs=4), engines_from_python(tensor_parallel_size=2)),
+    ],
+)
+async def test_answers_by_an_engine_of_another_size_are_taken_over(spec, began, now):
+    first = spec([{"prompt": "x", "seed": 1}], "one.jsonl", engines=began)
+    await job(first).run()
+    other = spec([], "two.jsonl", engines=now, reuse_from=first.output)
+    assert (await job(other).run()).run_generated_tokens == 0
+    check_continuation(first, msgspec.structs.replace(first, engines=now))
+
+
 async def test_a_limit_runs_the_first_rows_only(spec):
     asked = spec(texts(30), limit=7)
     done = await job(asked).run()

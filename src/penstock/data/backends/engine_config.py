@@ -23,7 +23,7 @@ _RUNNERS: Mapping[Kind, Mapping[str, str]] = {
 
 _ADAPTERS = {"dynamic_lora_loading_path", "adapters"}
 _HOOKS = ("preprocessor", "preprocessor_options", "postprocessor", "postprocessor_options")
-_SPEED_ONLY = frozenset(
+SPEED_ONLY = frozenset(
     {
         "block_size",
         "cpu_offload_gb",
@@ -67,6 +67,6 @@ def engine_identity(config: LLMConfig) -> dict[str, object]:
         "model": config.model_loading_config.model_dump(),
         "engine": config.engine_name,
         "adapters": config.lora_config and config.lora_config.model_dump(include=_ADAPTERS),
-        "engine_kwargs": {name: str(value) for name, value in kwargs.items() if name not in _SPEED_ONLY},
+        "engine_kwargs": {name: str(value) for name, value in kwargs.items() if name not in SPEED_ONLY},
         **{name: str(getattr(hook, "__qualname__", hook)) for name, hook in hooks.items()},
     }

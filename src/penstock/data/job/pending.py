@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from penstock.data.job.prefix import PendingRow, prompt_prefix
-from penstock.data.job.spec import EngineSpec, JobSpec
+from penstock.data.job.spec import JobSpec
 from penstock.data.journal.index import Index
 from penstock.data.journal.segment import Entry
 from penstock.data.results.outcome import SKIPPED, Failure, Outcome
@@ -126,7 +126,7 @@ class RequestBuilder:
         if spec.template is not None:
             self._template = PromptTemplate(spec.template, kind=spec.kind, system=spec.system, chat=spec.chat)
         self.columns = self._template.columns if self._template is not None else frozenset[str]()
-        self._salt = msgspec.json.encode((spec.kind, _answered_by(spec.engines)))
+        self._salt = msgspec.json.encode((spec.kind, spec.engines.fingerprint.decode()))
 
     def pending_row(self, row: InputRow) -> PendingRow | None:
         """The row with its request; None for a row to skip, where all columns in --prompt are empty.
@@ -149,10 +149,3 @@ class RequestBuilder:
         if self._spec.reuse == "exact" and not is_deterministic(request):
             return None
         return request_digest(request, self._salt)
-
-
-def _answered_by(engines: EngineSpec) -> tuple[str | None, ...]:
-    """Identity of the model or service, part of the key: answers of another model are never reused."""
-    if engines.cli_args:
-        return (*engines.cli_args, engines.engine)
-    return ("served", engines.model) if engines.model else (engines.url, engines.app, engines.deployment)

@@ -153,9 +153,12 @@ def finished_report(before: JobManifest | None, spec: JobSpec, *, retry_failed: 
 
 def check_continuation(before: JobSpec, spec: JobSpec) -> None:
     """Raises: ConfigError when `spec` would continue a job with other options than it began with."""
-    if (began := before.engines.identity) != (now := manifest.redacted(spec).engines.identity):
+    began, now = before.engines, manifest.redacted(spec).engines
+    if began.fingerprint != now.fingerprint:
+        is_other = began.identity != now.identity
+        what = f"{began.identity}, not {now.identity}" if is_other else "other engine arguments"
         raise ConfigError(
-            f"'{spec.output}' was begun with {began}, not {now}, and would hold answers of both. If that is "
+            f"'{spec.output}' was begun with {what}, and would hold answers of both. If that is "
             "meant, say so by `penstock batch resume`; else name another output."
         )
     if before.limit is not None and spec.limit is not None and spec.limit < before.limit:
