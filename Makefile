@@ -17,7 +17,7 @@ help:
 	@echo "make check     set up, then format, lint, types, directions of imports, features without a test"
 	@echo "make models    set up, then the small models that tests use"
 	@echo "make bench     set up, then the benchmarks, beside vllm serve and Ray Serve LLM"
-	@echo "make docs      write the generated pages of docs/ anew"
+	@echo "make docs      set up, then the generated pages of docs/, and the manual in build/site"
 	@echo "make sglang    set up, then an environment in which tests run SGLang on a CPU"
 	@echo "make clean     remove everything that set-up and runs made"
 
@@ -74,9 +74,14 @@ fast-models: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks.online $(ARGS)
 
+# The site needs no network once the extra `docs` is installed.
+docs: export NO_MKDOCS_2_WARNING := 1
 docs: $(READY)
+	@$(BIN)/python -c "import material, mkdocs, mkdocstrings_handlers.python" 2>/dev/null || \
+		$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
 	$(BIN)/python -m scripts.configuration_page > docs/reference/configuration.md
 	$(BIN)/python -m tests.features
+	$(BIN)/python -m mkdocs build --strict
 
 sglang: $(READY)
 	@scripts/sglang
