@@ -37,7 +37,7 @@ class Adapted:
 
     @property
     def store(self) -> Store:
-        return self.server._store()
+        return self.server._adapters
 
     async def chat(self, question: str, adapter: str = "", **more: Any) -> httpx.Response:
         named = f"{MODEL_ID}:{adapter}" if adapter else MODEL_ID
