@@ -10,6 +10,8 @@ import msgspec
 import pytest
 from bucket import s3_server
 
+from penstock.data.backends.protocol import Response
+from penstock.data.execution.retry import classify_response
 from penstock.data.journal.index import Index
 from penstock.data.journal.segment import Entry, Segment, encode_entry, next_run
 from penstock.data.journal.segment_reader import JournalBroken, outcomes_in
@@ -293,3 +295,11 @@ def test_runs_are_counted_beyond_four_digits(tmp_path: Path):
 def test_an_answer_taken_from_another_job_counts_as_reused(tmp_path: Path):
     write(tmp_path, "0001-driver", Entry(0, ok(), reused=True), Entry(1, ok()))
     assert index(tmp_path).reused == 1
+
+
+@pytest.mark.parametrize("body", [b'{"a": "x\ny"}', b'{"a": "x\x01y"}'])
+def test_an_answer_with_raw_control_characters_is_no_answer(body: bytes):
+    """Else it would break its line of the journal."""
+    end = classify_response(Response(200, body), 1)
+    assert end.failure is not None
+    assert (end.failure.code, encode_entry(Entry(0, end)).count(b"\n")) == ("bad_answer", 1)

@@ -242,3 +242,21 @@ async def test_a_row_that_died_with_an_engine_goes_to_another_one():
     assert taken(found, "b-1", 1) == [0]
     found.requeue_crashed("b-1")
     assert sorted(taken(found, "a-2", 9)) == [0, 2, 3]
+
+
+async def test_rows_that_are_read_no_more_are_let_go():
+    """Their files and threads end with the reading, not when somebody forgets them."""
+    let_go = []
+
+    def rows():
+        try:
+            yield from map(waiting, range(10_000))
+        finally:
+            let_go.append(True)
+
+    queue = Queue(rows(), look_ahead=10)
+    filling = asyncio.create_task(queue.read_ahead())
+    await queue.changed()
+    queue.close()
+    await filling
+    assert let_go

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -211,3 +212,13 @@ def test_large_rows_of_parquet_are_read_a_few_at_a_time(tmp_path: Path):
     found = find_input([str(tmp_path / "a.parquet")]).rows()
     assert next(found).number == 0
     assert pa.total_allocated_bytes() - before < 75 << 20
+
+
+def test_a_packed_file_is_closed_with_its_reading(tmp_path: Path):
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"a": 1}\n' * 1000))
+    reading = find_input([str(path)]).rows()
+    next(reading)
+    reading.close()
+    links = [Path(f"/proc/self/fd/{one}") for one in os.listdir("/proc/self/fd")]
+    assert path not in [one.resolve() for one in links if one.is_symlink()]

@@ -284,3 +284,11 @@ def test_truth_values_of_a_csv_file_are_those_of_json(tmp_path: Path):
 def test_rows_of_many_bytes_are_written_a_few_at_a_time():
     taken = [len(some) for some in batched({"picture": b"x" * (1 << 20)} for _ in range(150))]
     assert max(taken) <= 64
+
+
+def test_small_rows_of_parquet_are_in_one_group(tmp_path: Path):
+    rows = 5000
+    (tmp_path / "in.jsonl").write_text('{"a": 1}\n' * rows)
+    written(tmp_path, "in.jsonl", "out.parquet", [ok()] * rows)
+    metadata = pq.ParquetFile(tmp_path / "out.parquet").metadata
+    assert (metadata.num_rows, metadata.num_row_groups) == (rows, 1)

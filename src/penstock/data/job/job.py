@@ -90,7 +90,12 @@ class Job:
             self._manifest = await asyncio.to_thread(self._open, now)
             inputs = [part.url for part in self._manifest.source.parts]
             self._listener.on_start(self.spec.output, inputs, self._manifest.total)
-            reason = await self._run_rows(lock)
+            other = await asyncio.to_thread(_reused_index, self.spec, self._spool / "other")
+            try:
+                reason = await self._run_rows(lock, other)
+            finally:
+                if other is not None:
+                    await asyncio.to_thread(other.close)
             return await self._finish(reason, lock)
 
     @asynccontextmanager
@@ -133,14 +138,13 @@ class Job:
         """Raises: ConfigError when the input changed since its rows were numbered."""
         check_same(self._manifest.source, find_job_input(self.spec))
 
-    async def _run_rows(self, lock: JobLock) -> str:
-        """FINISHED, or the reason of the stop."""
+    async def _run_rows(self, lock: JobLock, other: Index | None) -> str:
+        """FINISHED, or the reason of the stop. other: the index whose answers are reused."""
         for number in range(_PASSES):
             if number:
                 await asyncio.to_thread(self._check_input)
             index = await self._index()
             retry = self._retry_failed and number == 0
-            other = await asyncio.to_thread(_reused_index, self.spec, self._spool / "other")
             rows = PendingRows(self.spec, self._manifest.source, index, other, retry=retry)
             self.stats.total = self._within_limit(self._manifest.total)
             self.stats.before = rows.ended_before()

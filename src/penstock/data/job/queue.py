@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from penstock.data.job.prefix import PendingRow, PrefixGroups
@@ -165,6 +165,8 @@ class Queue:
         except Exception as error:
             self.error = error
         finally:
+            if isinstance(self._rows, Generator):  # closes its files and threads now
+                await asyncio.to_thread(self._rows.close)
             self._read = True
             self.wake()
 

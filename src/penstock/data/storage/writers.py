@@ -104,9 +104,15 @@ class Parquet:
 
         columns, mixed = schema
         with pq.ParquetWriter(file, columns) as writer:
+            group: list[Any] = []  # tables of one row group
             for some in batched(rows):
                 arrays = [_column(field, some, field.name in mixed) for field in columns]
-                writer.write_table(pa.Table.from_arrays(arrays, schema=columns))
+                group.append(pa.Table.from_arrays(arrays, schema=columns))
+                if sum(table.nbytes for table in group) >= _BATCH_BYTES:
+                    writer.write_table(pa.concat_tables(group))
+                    group = []
+            if group:
+                writer.write_table(pa.concat_tables(group))
 
     def with_json_column(self, schema: Any, column: str) -> Any:
         import pyarrow as pa

@@ -1,0 +1,29 @@
+"""The driver's end of an actor, before there is one."""
+
+from unittest.mock import Mock
+
+import pytest
+
+from penstock.config import LLMConfig
+from penstock.data.execution.retry import RetryPolicy
+from penstock.data.job import ray_workers
+from penstock.data.job.ray_workers import RayActorPool
+from penstock.data.storage.paths import storage_path
+
+
+async def test_an_actor_that_cannot_be_made_leaves_no_placement_group(tmp_path, monkeypatch):
+    removed = Mock()
+    made = Mock()
+    made.options.return_value.remote.side_effect = ValueError("No such resource.")
+    monkeypatch.setattr(ray_workers, "placement_group", Mock(return_value="group"))
+    monkeypatch.setattr(ray_workers, "PlacementGroupSchedulingStrategy", Mock())
+    monkeypatch.setattr(ray_workers, "remove_placement_group", removed)
+    monkeypatch.setattr(ray_workers.ray, "remote", Mock(return_value=made))
+    config = LLMConfig(
+        model_loading_config={"model_id": "m"},
+        placement_group_config={"bundles": [{"CPU": 1}], "strategy": "PACK"},
+    )
+    worker = RayActorPool(config, 1).make_worker(storage_path(tmp_path), "0001-engine-1", RetryPolicy())
+    with pytest.raises(ValueError, match="No such resource"):
+        await worker.start(Mock())
+    removed.assert_called_once_with("group")
