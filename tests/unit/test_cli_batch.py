@@ -90,7 +90,7 @@ def test_time_left_follows_from_the_last_seconds():
     stats.add(RowCompleted(20, "failed", "poison_row"))
     pace.note(2.1, stats)
     told = "21 of 100 rows · 10.0 rows/s · 48 tok/s · 0:07 left · failed: 1 poison_row"
-    assert pace.told(stats) == told
+    assert pace.text(stats) == told
 
 
 def test_a_report_says_what_to_do_next():

@@ -35,7 +35,7 @@ class Reader(Protocol):
 
 
 class NotHTTP(ConnectionError):
-    """What came back is no HTTP."""
+    """The response is not HTTP."""
 
 
 class Unreachable(OSError):
@@ -86,7 +86,7 @@ class LoadConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._fail(NotHTTP(f"The answer is no HTTP: {error}."))
+            self._fail(NotHTTP(f"The response is not HTTP: {error}."))
         except httptools.HttpParserUpgrade:
             self._fail(NotHTTP("The service wants another protocol than HTTP."))
 

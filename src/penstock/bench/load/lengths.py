@@ -39,7 +39,7 @@ class Length:
         elif match := _SPREAD.fullmatch(text):
             found = cls(match[1], float(match[2]), float(match[3]))
         if found is None:
-            raise ConfigError(f"{option} {text!r} is no length in tokens; write {_FORMS}.")
+            raise ConfigError(f"{option} {text!r} is not a length in tokens; write {_FORMS}.")
         if found.low < 1 or (found.kind == "even" and found.high < found.low):
             raise ConfigError(f"{option} {text!r} must be at least 1 token, the lower bound first.")
         return found

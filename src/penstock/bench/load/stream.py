@@ -14,7 +14,7 @@ _MOST_DETAIL = 200  # characters of what a service says about an error
 _MOST_BODY = 64 * 1024
 
 
-class Delta(msgspec.Struct):
+class ChoiceDelta(msgspec.Struct):
     """A piece of an answer. Reasoning and calls of tools are tokens like any other."""
 
     content: str | None = None
@@ -26,7 +26,7 @@ class Delta(msgspec.Struct):
 class Choice(msgspec.Struct):
     """One choice of an event, of either endpoint."""
 
-    delta: Delta | None = None
+    delta: ChoiceDelta | None = None
     text: str | None = None
     finish_reason: str | None = None
 
@@ -162,7 +162,7 @@ class Stream:
 
 
 class Body:
-    """Reads an answer that is no stream."""
+    """Reads a response that is not a stream."""
 
     def __init__(self) -> None:
         self.status = 0

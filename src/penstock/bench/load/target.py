@@ -33,7 +33,7 @@ class Target:
             port = parts.port or (443 if tls else 80)
         except ValueError as error:
             raise ConfigError(
-                f"{url!r} is no address of a service; give one like http://host:8000."
+                f"{url!r} is not the address of a service; write one like http://host:8000."
             ) from error
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
             raise ConfigError("The API key holds characters that no HTTP header may have.")

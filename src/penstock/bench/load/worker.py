@@ -66,20 +66,20 @@ async def _serve(plan: LoadPlan, pipe: Pipe) -> None:
     runs: asyncio.Queue[Run] = asyncio.Queue()
     loop = asyncio.get_running_loop()
 
-    def heed(word: Run | Stop) -> None:
+    def obey(word: Run | Stop) -> None:
         if isinstance(word, Stop):
             worker.stop()
         else:
             runs.put_nowait(word)
 
-    def hear() -> None:  # a thread, because an event loop would make the pipe non-blocking, for `send` too
+    def receive() -> None:  # a thread, because an event loop would make the pipe non-blocking, for `send` too
         while True:
             try:
-                loop.call_soon_threadsafe(heed, pipe.recv())
+                loop.call_soon_threadsafe(obey, pipe.recv())
             except (EOFError, OSError):
                 os._exit(0)
 
-    threading.Thread(target=hear, daemon=True).start()
+    threading.Thread(target=receive, daemon=True).start()
     gc.collect()
     gc.freeze()  # a look at everything that was imported would be a pause in somebody's stream
     pipe.send(Report(pack([]), strain=WorkerStrain(0.0, ())))

@@ -58,7 +58,7 @@ class Screen(Watcher):
         if self._live:
             self._tally.take(measured.outcomes)
             share = _share(measured.level, time.monotonic() - measured.start, self._tally.counted)
-            seen = self._tally.told(time.monotonic(), measured.open)
+            seen = self._tally.text(time.monotonic(), measured.open)
             self._progress.update(self._task, completed=share, seen=seen)
 
     def end(self, figures: Figures) -> None:
@@ -90,14 +90,14 @@ class Tally:
                 self._recent.append(outcome)
         self._seen = len(outcomes)
 
-    def told(self, now: float, open_: int) -> str:
+    def text(self, now: float, open_: int) -> str:
         self._recent = [outcome for outcome in self._recent if outcome.ended > now - _RECENT_S]
-        told = [f"{self.good} good", f"{self.failed} failed", f"{open_} open"]
+        parts = [f"{self.good} good", f"{self.failed} failed", f"{open_} open"]
         if self._recent:
             ttfts = sorted(outcome.times()[0] - outcome.due for outcome in self._recent)
             rate = sum(outcome.tokens() for outcome in self._recent) / _RECENT_S
-            told += [f"{rate:,.0f} tok/s", f"TTFT {1e3 * ttfts[len(ttfts) // 2]:,.0f} ms"]
-        return " · ".join(told)
+            parts += [f"{rate:,.0f} tok/s", f"TTFT {1e3 * ttfts[len(ttfts) // 2]:,.0f} ms"]
+        return " · ".join(parts)
 
 
 def _share(level: Level, elapsed_s: float, counted: int) -> float:

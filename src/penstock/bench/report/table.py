@@ -84,18 +84,18 @@ def remarks(figures: Figures) -> list[str]:
 
 
 def client(figures: Figures) -> str:
-    """The client's own part, always told."""
+    """The client's own load; always shown."""
     strain = figures.strain
-    told = [f"{strain.workers} workers" if strain.workers > 1 else "1 worker", f"{strain.cpu:.0%} of a core"]
+    parts = [f"{strain.workers} workers" if strain.workers > 1 else "1 worker", f"{strain.cpu:.0%} of a core"]
     if strain.lag_s:
-        told.append(
+        parts.append(
             f"loop late by {1e3 * strain.lag_s.p50:.1f} ms (p50), {1e3 * strain.lag_s.p99:.1f} ms (p99)"
         )
     if strain.late_s:
-        told.append(
+        parts.append(
             f"sent late by {1e3 * strain.late_s.p50:.1f} ms (p50), {1e3 * strain.late_s.p99:.1f} ms (p99)"
         )
-    return ", ".join([*told, f"machine {strain.machine_cpu:.0%} busy"])
+    return ", ".join([*parts, f"machine {strain.machine_cpu:.0%} busy"])
 
 
 def rows(figures: Figures) -> list[tuple[str, Spread, float]]:

@@ -102,9 +102,9 @@ async def _tried(client: Client, target: Target, work: Workload, notes: list[str
     first, work = await _first_answer(client, target, work, notes)
     if not work.bodies and first is not None:
         second, _ = await _ask(client, target, work, _TRIAL_WORDS[1])
-        told = second.usage.prompt_tokens if second.usage else None
-        if told is not None:
-            work = replace(work, ruler=TokenScale.of((_TRIAL_WORDS[0], first), (_TRIAL_WORDS[1], told)))
+        counted = second.usage.prompt_tokens if second.usage else None
+        if counted is not None:
+            work = replace(work, ruler=TokenScale.of((_TRIAL_WORDS[0], first), (_TRIAL_WORDS[1], counted)))
     if not work.bodies and not work.ruler.exact:
         notes.append(
             "The service does not count prompt tokens: a word is taken for one, so lengths are rough."
@@ -115,7 +115,7 @@ async def _tried(client: Client, target: Target, work: Workload, notes: list[str
 async def _first_answer(
     client: Client, target: Target, work: Workload, notes: list[str]
 ) -> tuple[int | None, Workload]:
-    """Prompt tokens of a good answer, as told, and the work in the wording that got it."""
+    """Prompt tokens of a good answer, as the service counts, and the work in the wording that got it."""
     refused = ""
     for form in _wordings(work.form):
         stream, error = await _ask(client, target, replace(work, form=form), _TRIAL_WORDS[0])
@@ -124,8 +124,8 @@ async def _first_answer(
                 notes.append("The service does not know ignore_eos: answers may be shorter than asked.")
             if stream.usage is None:
                 notes.append("The service gives no usage: events are counted instead of tokens.")
-            told = stream.usage.prompt_tokens if stream.usage else None
-            return told, replace(work, form=form)
+            counted = stream.usage.prompt_tokens if stream.usage else None
+            return counted, replace(work, form=form)
         refused = refused or (f"{error}: {stream.detail}" if stream.detail else error)
         if stream.status in _LOCKED:
             raise _unauthorized(stream.status, stream.detail)

@@ -40,7 +40,7 @@ class Result:
 
 
 class Watcher:
-    """Is told what goes on. This one does not care."""
+    """Follows a run; this one ignores it."""
 
     def found(self, result: Result) -> None: ...
     def begin(self, level: Level) -> None: ...
@@ -49,7 +49,7 @@ class Watcher:
 
 
 def run(settings: BenchSettings, watcher: Watcher) -> Result:
-    """Raises: Error when the service cannot be asked at all. Ctrl-C ends it with what was seen so far."""
+    """Raises: Error when the service cannot be used at all. Ctrl-C ends the run with the results so far."""
     found = asyncio.run(probe(settings))
     result = Result(settings, found.work, found.notes)
     watcher.found(result)

@@ -28,7 +28,7 @@ class SLO:
             match = _TARGET.fullmatch(part.strip())
             if match is None or match[1] not in NAMES:
                 raise ConfigError(
-                    f"--slo {part.strip()!r} is no target; write name=limit with a unit, like "
+                    f"--slo {part.strip()!r} is not a target; write name=limit with a unit, like "
                     f"ttft=200ms,itl=30ms. Names are {', '.join(NAMES)}."
                 )
             limits[match[1]] = float(match[2]) * (1e-3 if match[3] == "ms" else 1.0)

@@ -61,11 +61,11 @@ class Meter(ProgressListener):
         self._pace.note(now, stats)
         if self._task is not None:
             done = stats.before + stats.completed
-            seen = self._pace.told(stats)
+            seen = self._pace.text(stats)
             self._progress.update(self._task, total=stats.total, completed=done, seen=seen)
         elif stats.completed and now - self._lined > _LINE_S:
             self._lined = now
-            self.on_message(self._pace.told(stats))
+            self.on_message(self._pace.text(stats))
 
     def on_message(self, text: str) -> None:
         self._console.print(text, markup=False, soft_wrap=True)
@@ -82,17 +82,17 @@ class Pace:
         while self._seen[0][0] < now - _RECENT_S:
             self._seen.popleft()
 
-    def told(self, stats: RunStats) -> str:
+    def text(self, stats: RunStats) -> str:
         rows_per_s, tokens_per_s = self._speed()
         done = stats.before + stats.completed
         of = f" of {stats.total:,}" if stats.total is not None else ""
-        told = [f"{done:,}{of} rows", f"{rows_per_s:,.1f} rows/s", f"{tokens_per_s:,.0f} tok/s"]
+        parts = [f"{done:,}{of} rows", f"{rows_per_s:,.1f} rows/s", f"{tokens_per_s:,.0f} tok/s"]
         if stats.total is not None and rows_per_s:
-            told.append(f"{_clock((stats.total - done) / rows_per_s)} left")
+            parts.append(f"{_clock((stats.total - done) / rows_per_s)} left")
         if stats.errors:
             most = stats.errors.most_common(_MOST_KINDS)
-            told.append("failed: " + ", ".join(f"{count:,} {kind}" for kind, count in most))
-        return " · ".join(told)
+            parts.append("failed: " + ", ".join(f"{count:,} {kind}" for kind, count in most))
+        return " · ".join(parts)
 
     def _speed(self) -> tuple[float, float]:
         if len(self._seen) < 2:

@@ -117,7 +117,7 @@ def _ended(batch_run: BatchRun, done: JobReport, output: Output, *, whole: bool 
 
 
 def _why(done: JobReport) -> str:
-    """Why a job that has ended by itself is no success."""
+    """Why a job that has ended by itself did not succeed."""
     if done.ended != manifest.FINISHED:
         rows = "Rows" if done.waiting is None else f"{done.waiting:,} rows"
         return f"stopped ({done.ended}); {rows} are left. Go on: penstock batch resume {done.output}"
@@ -144,7 +144,7 @@ async def _signalled(job: Job, signals_fd: int, meter: Meter) -> JobReport:
     """Runs the job; each byte of `signals_fd` is a signal, its end that of the guard."""
     last = -_ONE_SIGNAL_S
 
-    def hear() -> None:
+    def receive() -> None:
         nonlocal last
         heard = os.read(signals_fd, 1)
         name = signal.Signals(heard[0]).name if heard else signal.Signals.SIGTERM.name
@@ -157,7 +157,7 @@ async def _signalled(job: Job, signals_fd: int, meter: Meter) -> JobReport:
             if not again:
                 meter.on_message("Stopping; rows that run have 30 s to end. Ctrl-C again ends them.")
 
-    asyncio.get_running_loop().add_reader(signals_fd, hear)
+    asyncio.get_running_loop().add_reader(signals_fd, receive)
     return await job.run()
 
 

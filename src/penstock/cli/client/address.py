@@ -17,6 +17,6 @@ def parsed(url: str) -> SplitResult:
         plain = url.isprintable() and " " not in url
         if plain and parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
             return parts._replace(path=parts.path.rstrip("/").removesuffix("/v1"))
-    except ValueError:  # a port that is no number, half an IPv6 address
+    except ValueError:  # a port that is not a number, half an IPv6 address
         pass
-    raise ConfigError(f"{url!r} is no address of a service; give one like http://host:8000.")
+    raise ConfigError(f"{url!r} is not the address of a service; write one like http://host:8000.")

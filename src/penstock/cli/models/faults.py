@@ -25,23 +25,23 @@ def faults(files: Sequence[str]) -> tuple[list[tuple[str, Application]], list[st
     """
     applications: list[tuple[str, Application]] = []
     problems: list[str] = []
-    asked: list[LLMConfig] = []
+    configs: list[LLMConfig] = []
     for file in files:
         try:
             found = load_applications(file)
         except ConfigError as error:
             problems += error.problems or [str(error)]
-            asked += _readable_models(file)
+            configs += _readable_models(file)
         else:
             applications += [(file, application) for application in found]
-            asked += [config for application in found for config in application.args.llm_configs]
+            configs += [config for application in found for config in application.args.llm_configs]
     if sys.stderr.isatty():
         print("Asking the engines about their arguments ...", file=sys.stderr)
-    findings = check_arguments(asked)
-    problems += [*findings.problems, *_policy_problems(asked)]
-    for config in asked:
+    findings = check_arguments(configs)
+    problems += [*findings.problems, *_policy_problems(configs)]
+    for config in configs:
         problems += [*hooks.problems(config), *callback.problems(config)]
-    return applications, problems, [*findings.notices, *_not_here(asked)]
+    return applications, problems, [*findings.notices, *_not_here(configs)]
 
 
 def _not_here(configs: Sequence[LLMConfig]) -> list[str]:
@@ -93,7 +93,7 @@ def _readable_models(file: str) -> list[LLMConfig]:
         try:
             models.append(LLMConfig.parse({"model_loading_config": {"model_id": file}, **kept}, place))
         except ConfigError:
-            continue  # told already
+            continue  # already in `problems`
     return models
 
 

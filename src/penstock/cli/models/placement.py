@@ -1,4 +1,4 @@
-"""What a config would place where, in words. Computed from the config; no cluster is asked."""
+"""Describes where a config would be placed. Computed from the config; needs no cluster."""
 
 from __future__ import annotations
 

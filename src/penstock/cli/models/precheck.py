@@ -1,4 +1,4 @@
-"""What can be told of a plan before Ray starts: mistakes that would else cost a minute."""
+"""Checks a plan before Ray starts: mistakes that would otherwise cost a minute."""
 
 from __future__ import annotations
 

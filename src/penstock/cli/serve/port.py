@@ -1,4 +1,4 @@
-"""Two questions asked before anything is imported or started that takes seconds.
+"""Two checks before anything that takes seconds is imported or started.
 
 Whether the public port is free: the gateway asks again when it opens it (`serve.port`; that room brings Ray).
 Whether a Ray cluster answers: Ray itself would try for ever.

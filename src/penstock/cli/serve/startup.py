@@ -82,7 +82,7 @@ Tell = Callable[[Event], None]
 
 
 class Steps:
-    """Start, wait for `stop`, end. Everything that happens is told."""
+    """Starts the service, waits for `stop`, ends it. Reports each step as an event."""
 
     def __init__(self, plan: ServePlan, *, address: str | None, name: str, verbose: bool, tell: Tell) -> None:
         self._plan, self._address, self._name, self._verbose = plan, address, name, verbose
@@ -95,7 +95,7 @@ class Steps:
         threading.Thread(target=self._run, name="steps", daemon=True).start()
 
     def stop(self) -> None:
-        """Asks for the end; `Stopped` is told when it is reached."""
+        """Asks for the end; `Stopped` is the last event."""
         self._stop.set()
 
     @property
@@ -156,15 +156,15 @@ class Steps:
             self._tell(Note(_SLOW_WORKERS.format(niceness)))
 
     def _wait_until_serving(self, cluster: Cluster, plan: ServePlan) -> None:
-        told: set[str] = set()
+        shown: set[str] = set()
         gateway = Service(base_url(plan.gateway))
         while not self._stop.wait(_LOOK_S):
             state = cluster.state(self._name)
             for message in state.messages:
                 if state.status in _OVER or EngineStartFailed.__name__ in message:
                     raise EngineStartFailed("\n".join(state.messages))
-                if reason(message) not in told:
-                    told.add(reason(message))
+                if reason(message) not in shown:
+                    shown.add(reason(message))
                     self._tell(Note(reason(message)))
             if state.status == "RUNNING" and gateway.is_healthy():
                 self._tell(Ended(SERVICE))
@@ -190,7 +190,7 @@ class Steps:
 
 
 def _import_builders() -> None:
-    """A second of imports while Ray starts. What fails here fails again, and is told, where it is needed."""
+    """A second of imports while Ray starts. An import that fails here fails again where it is needed."""
     import penstock.serve.builders  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 
