@@ -76,7 +76,7 @@ def run(settings: BenchSettings, watcher: Watcher) -> Result:
 def _stopped_by_signals(stop: Callable[[], None]) -> Generator[None]:
     """The first Ctrl-C or SIGTERM calls `stop`; a second one is what it always is."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals are the main thread's; whoever runs us beside it has his own way to stop
+        yield  # only the main thread gets signals; callers on other threads stop it otherwise
         return
     signals = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(signum) for signum in signals]
