@@ -199,3 +199,16 @@ def test_the_kinds_of_failures_come_with_an_example(tmp_path: Path, command):
     code, out, err = command(*words)
     assert (code, "1 x invalid_request: The prompt names the column 'text'" in out) == (1, True), err
     assert "--retry-failed" not in out
+
+
+def test_no_key_goes_to_a_url_that_somebody_else_wrote(tmp_path: Path, command, monkeypatch):
+    put(tmp_path / "in.jsonl", '{"text": ""}\n')
+    out = tmp_path / "out.jsonl"
+    words = (tmp_path / "in.jsonl", "-o", out, "--prompt", "{text}", *NOWHERE, "--model", "a")
+    assert command(*words)[0] == 0
+    assert command("resume", out, "--api-key", "k")[0] == 0
+    monkeypatch.setattr(os, "geteuid", lambda: os.stat(out).st_uid + 1)
+    assert command("resume", out)[0] == 0
+    code, _, err = command("resume", out, "--api-key", "k")
+    assert (code, "add --url http://127.0.0.1:9;" in err) == (2, True), err
+    assert command("resume", out, "--api-key", "k", *NOWHERE)[0] == 0

@@ -796,3 +796,19 @@ async def test_an_input_by_a_signed_url_is_read_by_it(tmp_path: Path, monkeypatc
     assert (await job(asked).run()).ok == 1
     assert set(opened) == {"memory://signed.jsonl?sig=s3cret"}
     assert b"s3cret" not in (asked.journal / "job.json").read()
+
+
+async def test_the_journal_of_another_job_is_closed_in_the_end(spec):
+    first = spec([{"prompt": "x", "seed": 1}], "one.jsonl")
+    await job(first).run()
+    await job(spec([], "two.jsonl", reuse_from=first.output)).run()
+    links = [Path(f"/proc/self/fd/{one}") for one in os.listdir("/proc/self/fd")]
+    assert not [one for one in links if one.is_symlink() and "one.jsonl.journal" in os.readlink(one)]
+
+
+async def test_rows_of_strangers_read_no_files(spec, tmp_path: Path):
+    content = [{"type": "image", "image": str(tmp_path / "secret")}]
+    asked = spec([{"messages": [{"role": "user", "content": content}]}], read_files=False)
+    assert (await job(asked).run()).failed == 1
+    (failed,) = read(str(tmp_path / "out.failed.jsonl"))
+    assert "files are not read here" in failed["error"]["message"]

@@ -203,6 +203,14 @@ def run(
             rich_help_panel=_ROWS,
         ),
     ] = False,
+    no_read_files: Annotated[
+        bool,
+        typer.Option(
+            "--no-read-files",
+            help="Refuse rows that name files or buckets. For rows from untrusted sources.",
+            rich_help_panel=_ROWS,
+        ),
+    ] = False,
     attempts: Annotated[
         int,
         typer.Option(help="Attempts for a row that is refused temporarily.", min=1, rich_help_panel=_LIMITS),
@@ -259,6 +267,7 @@ def run(
             group_prefixes=not no_group_prefixes,
             reuse=reuse,
             reuse_from=reuse_from,
+            read_files=not no_read_files,
             max_attempts=attempts,
             deadline_s=deadline,
             limit=limit,

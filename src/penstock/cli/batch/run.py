@@ -132,12 +132,33 @@ def _spec(batch_run: BatchRun) -> tuple[JobSpec, manifest.JobManifest | None]:
     if spec is None:
         spec = Job.load_spec(batch_run.output)
         if batch_run.engines is not None:
-            spec = msgspec.structs.replace(spec, engines=batch_run.engines)
+            engines = _with_model(batch_run.engines, spec.engines)
+            spec = msgspec.structs.replace(spec, engines=engines)
+        elif batch_run.api_key is not None:
+            _check_key_recipient(spec)
         manifest.check_resumable(spec)
     before = manifest.read(spec.journal)
     if before is not None and batch_run.spec is not None:
         check_continuation(before.spec, spec)
     return spec, before
+
+
+def _with_model(given: EngineSpec, before: EngineSpec) -> EngineSpec:
+    """The engines for the rest of the job. The same service goes on with the same model and concurrency."""
+    if given.url is None or given.url != before.url:
+        return given
+    return msgspec.structs.replace(given, model=given.model or before.model, concurrency=before.concurrency)
+
+
+def _check_key_recipient(spec: JobSpec) -> None:
+    """A key is sent to the URL in a journal only if this user wrote the journal. Raises: ConfigError."""
+    url, journal = spec.engines.url, spec.journal
+    if url is None or (journal.is_local and os.stat(journal.url).st_uid == os.geteuid()):
+        return
+    raise ConfigError(
+        f"The API key would be sent to {url}, which the journal '{journal.url}' names, and others may have "
+        f"written that. If it is right, add --url {url}; else unset PENSTOCK_API_KEY."
+    )
 
 
 async def _signalled(job: Job, signals_fd: int, meter: Meter) -> JobReport:

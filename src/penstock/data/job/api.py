@@ -55,6 +55,7 @@ def batch(
     limit: int | None = None,
     reuse: Reuse = "exact",
     reuse_from: str | None = None,
+    read_files: bool = True,
     attempts: int = 3,
     deadline_s: float | None = None,
     limits: Limits | None = None,
@@ -96,6 +97,7 @@ def batch(
         limit=limit,
         reuse=reuse,
         reuse_from=None if reuse_from is None else absolute(reuse_from),
+        read_files=read_files,
         max_attempts=attempts,
         deadline_s=deadline_s,
     )

@@ -107,6 +107,7 @@ class JobSpec(
     is_openai_batch: input lines are in OpenAI's batch format. template: a prompt with columns in braces.
     chat: whether the prompt becomes a chat message. defaults: request fields for rows that do not set them.
     reuse: which answers also serve identical requests (`is_deterministic`).
+    read_files: whether to read files that rows name; False for rows from untrusted sources.
     part_rows: input rows per file of an output folder.
     """
 
@@ -128,6 +129,7 @@ class JobSpec(
     deadline_s: float | None = None
     limit: int | None = None
     part_rows: int = 50_000
+    read_files: bool = True
 
     @property
     def output_path(self) -> StoragePath:
@@ -142,4 +144,5 @@ class JobSpec(
         return self.output_path.with_added_suffix(".journal")
 
     def task(self) -> Task:
-        return Task(kind=self.kind, model=self.engines.model, token_ids=False)
+        model, read_files = self.engines.model, self.read_files
+        return Task(kind=self.kind, model=model, token_ids=False, read_files=read_files)
