@@ -58,3 +58,8 @@ def test_a_server_that_is_down_is_told(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")  # the port of "discard"
     with pytest.raises(DownloadFailed, match="cannot be read: the server cannot be reached"):
         sources.fetch("gs://models/of/clerk", tries=1)
+
+
+def test_one_file_is_read_by_both_names_of_a_bucket():
+    assert sources.read("gs://models/of/poet/adapter_config.json") == b"{}"
+    assert sources.read("gcs://models/of/poet/adapter_config.json") == b"{}"

@@ -157,3 +157,8 @@ def test_an_upload_that_breaks_leaves_no_half_of_a_file(s3, url: str, tmp_path: 
     with pytest.raises(Unavailable, match="cannot be written"):
         storage_path(url).upload(tmp_path / "whole")
     assert not storage_path(url).exists()
+
+
+def test_both_names_of_googles_buckets_are_one(monkeypatch):
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "127.0.0.1:9")
+    assert storage_path("gcs://jobs/a").url == storage_path("gs://jobs/a").url == "gs://jobs/a"
