@@ -132,7 +132,7 @@ async def test_who_finds_all_places_in_use_waits_for_the_next_that_is_free(tmp_p
 async def test_one_that_is_always_in_use_makes_room_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(store, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(store, "_IDLE_WAIT_S", 0.01)
     async with keeping(tmp_path, max_num_adapters_per_replica=1) as kept:
         async with kept.adapters.use("a"):
             other = asyncio.create_task(kept.use("b"))

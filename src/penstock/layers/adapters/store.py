@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 _FAILURE_KEPT_S = 5.0  # an adapter that failed is not tried again before
 _ROOM_WAIT_S = 30.0  # for a place, while requests use all of them
-_PATIENCE_S = 1.0  # then one that is always in use has to go with the requests that it has
+_IDLE_WAIT_S = 1.0  # then an adapter in constant use is evicted with its requests
 _RETRY_AFTER_S = 5.0
 
 
@@ -235,7 +235,7 @@ class Store:
         self._freed.clear()
         self._wanted = True
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(_IDLE_WAIT_S):
                 await self._freed.wait()
         except TimeoutError:
             for version in self._evictable()[:1]:
