@@ -14,7 +14,7 @@ help:
 	@echo "make test-all  set up, then all tests"
 	@echo "make fuzz      set up, then odd requests, bytes and batch jobs for MINUTES=30"
 	@echo "make coverage  set up, then the lines of src/ that the fast tier runs (FULL=1: all tests)"
-	@echo "make check     set up, then format, lint, types, directions of imports, features without a test"
+	@echo "make check     set up, then format, lint, types, directions of imports, features without a test, the manual"
 	@echo "make models    set up, then the small models that tests use"
 	@echo "make bench     set up, then the benchmarks, beside vllm serve and Ray Serve LLM"
 	@echo "make docs      set up, then the generated pages of docs/, and the manual in build/site"
@@ -58,12 +58,14 @@ coverage: $(READY)
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report --skip-covered --sort=miss
 
+SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/python -m pytest -q tests/unit/test_directions.py
 	$(BIN)/python -m tests.features --check
+	$(SITE)
 
 models: $(READY)
 	@$(BIN)/python -m recipes all
@@ -74,14 +76,10 @@ fast-models: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks.online $(ARGS)
 
-# The site needs no network once the extra `docs` is installed.
-docs: export NO_MKDOCS_2_WARNING := 1
 docs: $(READY)
-	@$(BIN)/python -c "import material, mkdocs, mkdocstrings_handlers.python" 2>/dev/null || \
-		$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
-	$(BIN)/python -m scripts.configuration_page > docs/reference/configuration.md
+	$(BIN)/python -m scripts.reference_pages
 	$(BIN)/python -m tests.features
-	$(BIN)/python -m mkdocs build --strict
+	$(SITE)
 
 sglang: $(READY)
 	@scripts/sglang

@@ -1,7 +1,7 @@
 """How much one request may ask for: the table of limits, and where vLLM's app is held to it.
 
 What is above one of them would hold up everybody else for longer than a moment. The same table is in
-`docs/reference/endpoints.md`. Importing this file imports vLLM.
+`docs/reference/limits.md`. Importing this file imports vLLM.
 """
 
 from __future__ import annotations
