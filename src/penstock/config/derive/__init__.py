@@ -1,1 +1,3 @@
-"""derive"""
+"""What follows from a config: `accelerators`, `placement`, `data_parallel`, `serve_options`, `prefill`,
+`server_class`.
+"""

@@ -1,1 +1,1 @@
-"""loading"""
+"""From paths, mappings or objects to configs: `load`, `serving_args`, `yaml_source` (keeps lines)."""

@@ -1,1 +1,3 @@
-"""messages"""
+"""Errors of a config as sentences: `problems`, with `location`, `type_names`, `annotations`, `redact`;
+`notices`.
+"""

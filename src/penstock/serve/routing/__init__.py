@@ -9,6 +9,6 @@ from penstock.serve.fleet.candidates import Candidates
 from penstock.serve.routing.policy import Pick, Policy, RoutingRequest
 from penstock.serve.routing.registry import policy
 
-Asked = RoutingRequest  # its name in version 0.1
+Asked = RoutingRequest  # its earlier name
 
 __all__ = ["Asked", "Candidates", "Pick", "Policy", "RoutingRequest", "policy"]
