@@ -25,7 +25,7 @@ class FileWriter(Protocol):
         ...
 
     def write(self, file: IO[bytes], rows: Iterable[Record], schema: Any) -> None:
-        """Raises: Misfit, when all rows must be written again with another schema."""
+        """Raises: TypeMismatch, when all rows must be written again with another schema."""
         ...
 
     def with_json_column(self, schema: Any, column: str) -> Any:
@@ -156,7 +156,7 @@ def _size(value: Any) -> int:
 
 
 def _column(field: Any, rows: list[Record], as_json: bool) -> Any:
-    """An Arrow array. Raises: Misfit."""
+    """An Arrow array. Raises: TypeMismatch."""
     import pyarrow as pa
 
     values = [_json(row.get(field.name)) if as_json else _arrow(row.get(field.name)) for row in rows]
