@@ -1,8 +1,8 @@
-"""vLLM's worker on CPU for one of several engines that share a model's experts. Named by `worker_cls`.
+"""vLLM's CPU worker for one of several engines that share a model's experts. Named by `worker_cls`.
 
-Engines of a gang hand each other the tokens of their batches, of which each has another number. vLLM's
-communicator for CPUs knows no such exchange; here it is one of equal shapes, which Gloo has. And vLLM's
-kernel for CPUs takes every expert for its own: it reads beyond its weights where another engine has one.
+Engines of a gang exchange the tokens of their batches, each a different number. vLLM's CPU communicator
+cannot do that; here rows are padded to equal shapes, which Gloo supports. And vLLM's CPU kernel treats every
+expert as local: it reads beyond its weights for an expert of another engine.
 
 Work-around for vLLM 0.32: https://github.com/vllm-project/vllm/issues/57837. Remove when `CpuCommunicator`
 has `all_gatherv` and `reduce_scatterv`, and `CPUUnquantizedExperts` heeds `expert_map`.
@@ -25,7 +25,7 @@ Tensors = torch.Tensor | list[torch.Tensor]
 
 
 class ExpertWorker(StageWorker):
-    """As its base; communicators exchange rows of unequal number, the kernel leaves others' experts out."""
+    """Its communicators exchange different numbers of rows; its kernel skips other engines' experts."""
 
     def init_device(self) -> None:
         communicator: Any = CpuCommunicator
@@ -37,7 +37,7 @@ class ExpertWorker(StageWorker):
 
 
 def _of_own_experts(apply: Callable[..., None]) -> Callable[..., None]:
-    """With its own experts' numbers, which count from 0. Others, -1 in `expert_map`, weigh nothing."""
+    """Maps to local expert numbers, from 0. Experts of other engines, -1 in `expert_map`, get weight 0."""
     named = inspect.signature(apply)
 
     def own(*args: Any, **kwargs: Any) -> None:
@@ -52,7 +52,7 @@ def _of_own_experts(apply: Callable[..., None]) -> Callable[..., None]:
 
 
 def all_gatherv(self: Any, input_: Tensors, dim: int = 0, sizes: Sequence[int] | None = None) -> Tensors:
-    """The rows of all, in the order of their ranks. sizes: how many each has; None for as many as here."""
+    """The rows of all ranks, in rank order. sizes: rows per rank; None for as many as here."""
     assert dim == 0, "vLLM gathers rows"
     if isinstance(input_, list):
         return [_gathered(self, tensor, sizes) for tensor in input_]
@@ -71,7 +71,7 @@ def _gathered(communicator: Any, rows: torch.Tensor, sizes: Sequence[int] | None
 def reduce_scatterv(
     self: Any, input_: torch.Tensor, dim: int = -1, sizes: Sequence[int] | None = None
 ) -> torch.Tensor:
-    """Of the sum over all, the rows of this one."""
+    """This rank's rows of the sum over all ranks."""
     assert dim == 0, "vLLM scatters rows"
     counts = sizes or [len(input_) // self.world_size] * self.world_size
     total = input_.clone(memory_format=torch.contiguous_format)

@@ -1,7 +1,8 @@
-"""vLLM's worker on CPU for a stage of a pipeline.
+"""vLLM's CPU worker for a pipeline stage.
 
-What a stage receives from the one before it needs a buffer, which vLLM's warm-up makes; with an eager model
-and a KV cache of a given size vLLM skips that, and the first request ends the engine. Named by `worker_cls`.
+A stage needs a buffer for what it receives from the previous one. vLLM allocates it during warm-up, which it
+skips for an eager model with a fixed KV cache size; then the first request ends the engine. Named by
+`worker_cls`.
 
 Work-around for vLLM 0.32. Remove when its runner for CPUs makes `intermediate_tensors` without a warm-up.
 """
@@ -15,7 +16,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 
 class StageWorker(CPUWorker):
-    """As its base, with the buffer from the start."""
+    """A CPU worker that has the buffer from the start."""
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)

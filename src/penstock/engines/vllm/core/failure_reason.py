@@ -1,7 +1,7 @@
 """Why an engine failed, in its own words. Light: it runs before vLLM is imported.
 
-vLLM's front learns only that "engine core initialization failed, see root cause above"; the cause is an
-exception in another process. That process leaves it in a file that we name in its environment.
+vLLM's front-end learns only that "engine core initialization failed, see root cause above"; the cause is an
+exception in another process. That process writes it to a file named in its environment.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LONGEST = 1500
 
 
 def describe(error: BaseException) -> str:
-    """What `error` says, on one line; of pydantic's errors what is wrong, without a dump of the values."""
+    """The message of `error`, on one line; of pydantic's errors what is wrong, without a dump of the values."""
     details = cast("Callable[[], list[dict[str, Any]]] | None", getattr(error, "errors", None))
     text = "; ".join(str(detail["msg"]) for detail in details()) if callable(details) else str(error)
     text = " ".join(text.replace("Value error, ", "").split())
@@ -32,7 +32,7 @@ def describe(error: BaseException) -> str:
 
 
 class Recorder(logging.Handler):
-    """Keeps the last exception that vLLM logs as an error, which need not be the end of anything."""
+    """Records the last exception that vLLM logs as an error, which may not be fatal."""
 
     def __init__(self, file: Path) -> None:
         super().__init__(logging.ERROR)
@@ -45,12 +45,14 @@ class Recorder(logging.Handler):
 
 
 def leave(error: BaseException) -> None:
-    """As `write`, in the file that the environment names."""
+    """As `write`, to the file named in the environment."""
     write(Path(os.environ[ENVIRONMENT]), error)
 
 
 def write(file: Path, error: BaseException) -> None:
-    """Leave in `file` what ends the process; one that points elsewhere gives way to what was logged."""
+    """Writes to `file` why the process ends; an error that only points elsewhere gives way to what was
+    logged.
+    """
     if _ELSEWHERE.search(describe(error)) and (cause := read(logged(file))):
         file.write_text(cause)
     else:
@@ -58,14 +60,14 @@ def write(file: Path, error: BaseException) -> None:
 
 
 def _write(file: Path, error: BaseException) -> None:
-    """An error that points elsewhere does not replace what it points to."""
+    """An error that only points elsewhere does not replace the one that it points to."""
     text = describe(error)
     if not (_ELSEWHERE.search(text) and read(file)):
         file.write_text(text)
 
 
 def read(file: Path) -> str | None:
-    """The reason that was left in `file`."""
+    """The reason recorded in `file`."""
     try:
         return file.read_text() or None
     except FileNotFoundError:
@@ -73,24 +75,24 @@ def read(file: Path) -> str | None:
 
 
 def logged(file: Path) -> Path:
-    """Beside `file`, where errors are kept that vLLM only logs."""
+    """The file beside `file` for errors that vLLM only logs."""
     return file.with_name(f"{file.name}-logged")
 
 
 def clear(file: Path) -> None:
-    """Of what another process has left there."""
+    """Removes what another process recorded there."""
     file.unlink(missing_ok=True)
     logged(file).unlink(missing_ok=True)
 
 
 def forget() -> None:
-    """Remove the folder of the file, which holds the engine's sockets, too: nobody is left to ask."""
+    """Removes the file's folder with the engine's sockets; nobody reads them any more."""
     if file := os.environ.get(ENVIRONMENT):
         shutil.rmtree(Path(file).parent, ignore_errors=True)
 
 
 def record() -> None:
-    """From now on, leave what vLLM logs in the file that the environment names."""
+    """Records from now on what vLLM logs as errors, in the file named in the environment."""
     log = logging.getLogger("vllm")
     if (file := os.environ.get(ENVIRONMENT)) and not any(
         isinstance(known, Recorder) for known in log.handlers

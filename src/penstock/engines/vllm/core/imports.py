@@ -1,4 +1,4 @@
-"""How vLLM is imported: without the garbage collector, which keeps looking at modules and finds nothing."""
+"""Imports vLLM without garbage collection, which would scan modules repeatedly and find nothing."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Generator[None]:
-    """No collection inside; what was made stays out of later ones. Importing vLLM takes 3.7 s instead of 5.3.
+    """No collection inside; objects created inside are exempt from later ones. Importing vLLM takes 3.7 s
+    instead of 5.3.
 
-    vLLM's core collects by hand a dozen times while it starts and stops: over its imports, 0.2 s each.
+    vLLM's core collects explicitly a dozen times while it starts and stops: with its imports, 0.2 s each.
     """
     was_enabled = gc.isenabled()
     gc.disable()

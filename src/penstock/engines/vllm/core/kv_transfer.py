@@ -1,4 +1,4 @@
-"""What an engine needs whose KV cache others fetch, or that fetches theirs: a name, and a door for that."""
+"""Prepares an engine for KV cache transfer, as sender or receiver: a unique engine id and a port."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _UNRELEASED = "UCX_RCACHE_MAX_UNRELEASED"
 
 
 def check(vllm_config: Any) -> None:
-    """Raises: EngineStartFailed when what the connector stands on is not installed."""
+    """Raises: EngineStartFailed when a package that the connector needs is not installed."""
     transfer = vllm_config.kv_transfer_config
     if transfer is not None and _uses_nixl(transfer) and find_spec("nixl") is None:
         raise EngineStartFailed(
@@ -27,12 +27,11 @@ def check(vllm_config: Any) -> None:
 
 
 def prepared(vllm_config: Any, held: ExitStack) -> dict[str, str]:
-    """Variables for a core that is about to start. What the user has set stays.
+    """Environment variables for a core that is about to start. The user's own values win.
 
-    held: until the core is ready, so that nobody else gets the port that it is told.
+    held: until the core is ready, so that no other process takes its port.
 
-    Each core is an engine of its own to the others, also one that takes the place of another: they keep what
-    they know of an engine's memory for ever.
+    Each core gets its own engine id, a replacement too: peers cache an engine's memory layout for ever.
     """
     transfer = vllm_config.kv_transfer_config
     if transfer is None:
@@ -43,7 +42,7 @@ def prepared(vllm_config: Any, held: ExitStack) -> dict[str, str]:
         ours |= {
             nixl_progress.RESTS: "1",
             _UNRELEASED: "1024",
-        }  # vLLM sets it as long as nobody has imported NIXL
+        }  # vLLM sets it unless NIXL is already imported
     return {name: value for name, value in ours.items() if name not in os.environ}
 
 
@@ -52,7 +51,7 @@ def _uses_nixl(transfer: Any) -> bool:
 
 
 def _free_port(held: ExitStack) -> int:
-    """For one who binds it as ZeroMQ does, with SO_REUSEADDR: to all others it is taken while it is held."""
+    """A port held for a process that binds it with SO_REUSEADDR, as ZeroMQ does; to all others it is taken."""
     door = held.enter_context(socket.socket())
     door.bind(("", 0))
     door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,8 +1,8 @@
-"""The engine core's process, seen from its owner: start it, order, wait until it is ready, stop it.
+"""The engine core process, seen from its owner: start it, configure it, wait until it is ready, stop it.
 
-vLLM would start it itself, but only once it has imported everything here, and would have it import all of it
-again. Started first, it imports while we do: 4 s less. And it is our child: its end is seen at once, its
-reason is known. The handshake is vLLM's own, as between a front and cores that it did not start.
+vLLM would start it only after importing everything here, and the core would then import it all again. Started
+first, it imports while we do, which saves 4 s. As our child, its end is seen at once and its reason is known.
+The handshake is vLLM's own for cores that the front-end did not start.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.errors import EngineDead
 from penstock.request_context import Gang
 
 _GRACE_S = 5.0
-_WORKERS_S = 1.0  # they end when their core has
+_WORKERS_S = 1.0  # they end when their core does
 _LINGER_MS = 500
 _MODULE = "penstock.engines.vllm.core.process"
 
@@ -33,9 +33,9 @@ class Core:
     """A child process that runs, or is about to run, vLLM's engine core."""
 
     def __init__(self, folder: Path, gang: Gang | None = None) -> None:
-        """Start it. Call it in the event loop, before the imports that it shall overlap.
+        """Starts it. Call it in the event loop, before the imports to overlap with.
 
-        folder: for its sockets. A core that takes the place of another one has the same, and the same front.
+        folder: for its sockets. A replacement core gets the same folder and the same front-end.
         """
         self._gang = gang
         self._loop = asyncio.get_running_loop()
@@ -48,7 +48,7 @@ class Core:
             [sys.executable, "-P", "-m", _MODULE], stdin=subprocess.PIPE, env=self._environment()
         )
         self.ended: asyncio.Future[str] = self._loop.create_future()
-        """What ended it, once it has ended."""
+        """The reason, once it has ended."""
         self._watch = os.pidfd_open(self._process.pid)
         self._loop.add_reader(self._watch, self._on_end)
 
@@ -57,32 +57,32 @@ class Core:
         return self._process.pid
 
     def kill(self) -> None:
-        """At once, and what is below it, in whatever state they are."""
+        """Kills it and its descendants at once."""
         process_tree.kill_tree(self._process)
 
     @property
     def input_address(self) -> str:
-        """Where the front listens for the core's ready message, and sends requests."""
+        """Where the front-end listens for the core's ready message and sends requests."""
         return self._address("input")
 
     @property
     def output_address(self) -> str:
-        """Where the front receives what the core made."""
+        """Where the front-end receives outputs."""
         return self._address("output")
 
     def order(self, vllm_config: Any, executor_class: type[Any]) -> bytes:
-        """What it is to run, as `obey` takes it."""
+        """The config to run, as `obey` takes it."""
         order = {
             "vllm_config": vllm_config,
             "executor_class": executor_class,
             "handshake_address": self._address("handshake"),
-            # vLLM adds to it for its workers while it makes the config.
+            # vLLM adds to it for its workers while it builds the config.
             "environment": {**os.environ, **kv_transfer.prepared(vllm_config, self._held)},
         }
         return bytes(ForkingPickler.dumps(order))
 
     def obey(self, order: bytes) -> None:
-        """Tell it what to run. Blocks until it has read the order.
+        """Sends it the config to run. Blocks until it has read it.
 
         Raises: EngineDead when it has ended.
         """
@@ -94,7 +94,7 @@ class Core:
             raise EngineDead("The engine's process has ended.") from error
 
     async def ready(self) -> None:
-        """Answer its handshake; returns when the model is loaded.
+        """Completes the handshake; returns when the model is loaded.
 
         Raises: EngineDead when it ends before that; `ended` says why.
         """
@@ -128,7 +128,7 @@ class Core:
                     leads = said
 
     async def _welcome(self, leads: dict[str, Any] | None) -> bytes:
-        """Where the core finds its front and, in a gang, what the first core leads. leads: in the first."""
+        """Addresses of the front-end and, in a gang, of the coordinator. leads: in the first core."""
         import msgspec
         from vllm.v1.engine.utils import EngineHandshakeMetadata, EngineZmqAddresses
 
@@ -137,7 +137,7 @@ class Core:
         return msgspec.msgpack.encode(EngineHandshakeMetadata(addresses, shared["parallel_config"]))
 
     def tell_front(self) -> None:
-        """Send the front what a dying core would send, for one that could not: all requests end. Blocks."""
+        """Sends the front-end the message of a dying core on its behalf: all requests end. Blocks."""
         import zmq
         from vllm.v1.engine.core import EngineCoreProc
 
@@ -147,12 +147,12 @@ class Core:
             output.send(EngineCoreProc.ENGINE_CORE_DEAD)
 
     def reason(self) -> str | None:
-        """What ended it, as it has left it; while it starts also what was logged."""
+        """Why it ended, as it recorded; during a start also what was logged."""
         found = reason.read(self._reason_file)
         return found if found or self._is_ready else reason.read(reason.logged(self._reason_file))
 
     async def stop(self) -> None:
-        """End it and every process below it. Safe to call twice."""
+        """Ends it and its descendants. Idempotent."""
         if not self.ended.done():
             below = process_tree.descendants(self.pid)
             self._process.terminate()

@@ -1,7 +1,7 @@
-"""What the first core of a gang does for all: vLLM's coordinator, and the store where they agree on ports.
+"""What the first core of a gang runs for all: vLLM's coordinator, and the store where they agree on ports.
 
-vLLM's own launcher runs the one in a process and keeps the other itself. Here both are threads of the first
-core: they are idle while it computes, and end with it, as the gang does. Only `core` imports this file: it
+vLLM's own launcher runs the coordinator as a process and keeps the store itself. Here both are threads of the
+first core: idle while it computes, they end with it, as the gang does. Only `core` imports this file: it
 imports vLLM.
 """
 
@@ -18,7 +18,7 @@ from vllm.utils.network_utils import get_tcp_uri
 from vllm.v1.engine.coordinator import DPCoordinatorProc
 
 LEADS = "LEADS"
-"""The status of its message, beside those of vLLM's handshake."""
+"""The status of its message, in addition to those of vLLM's handshake."""
 
 _FROM_THE_FIRST = (
     "data_parallel_master_ip",
@@ -26,11 +26,13 @@ _FROM_THE_FIRST = (
     "_data_parallel_master_port_list",
     "_coord_store_port",
 )
-"""What all cores of a gang take from the first one's configuration, as in vLLM's own handshake."""
+"""What all cores of a gang copy from the first one's configuration, as in vLLM's own handshake."""
 
 
 def lead(vllm_config: Any, handshake_address: str) -> Any:
-    """Begins both, and tells this core's owner where. Gives the store, to be kept while cores may start."""
+    """Starts both and sends their addresses to this core's owner. Returns the store; keep it while cores may
+    start.
+    """
     parallel = vllm_config.parallel_config
     host = parallel.data_parallel_master_ip
     store = create_tcp_store(host, 0, is_master=True, world_size=-1, wait_for_workers=False)
@@ -52,7 +54,7 @@ def lead(vllm_config: Any, handshake_address: str) -> Any:
 
 
 def _coordinate(size: int, host: str) -> tuple[str, str, str]:
-    """Where the coordinator publishes to fronts, hears cores, and publishes to cores."""
+    """Runs the coordinator, with addresses to publish to front-ends, hear from cores and publish to cores."""
     hears, tells = multiprocessing.Pipe(duplex=False)
     anywhere = get_tcp_uri(host, 0)
     threading.Thread(

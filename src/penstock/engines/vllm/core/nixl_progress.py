@@ -1,7 +1,7 @@
-"""NIXL's progress thread, made to rest between two looks for work. Light: every process of vLLM imports it.
+"""Makes NIXL's progress thread sleep between polls. Light: every process of vLLM imports it.
 
-NIXL has it look without a pause, which is right where cores are many. On a CPU it takes a core away from the
-model: prompts took twice as long. Its delay is an option of NIXL that its Python part sets to 0.
+By default it polls without a pause, which is right where cores are many. On a CPU it takes a core away from
+the model: prompts took twice as long. The delay is an option of NIXL that its Python package sets to 0.
 
 Work-around for the Python package of NIXL 1.5. Remove when `nixl_agent_config` takes the delay.
 """
@@ -15,13 +15,13 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 RESTS = "_PENSTOCK_NIXL_RESTS"
-"""Set in the environment of an engine whose thread shall rest."""
+"""Set in the environment of an engine whose progress thread should sleep between polls."""
 
-_DELAY_US = 100  # 4 % of a core; as much as 1,000
+_DELAY_US = 100  # 4 % of a core; 1,000 costs as much
 
 
 def rest() -> None:
-    """Call it before vLLM makes NIXL's agent. Safe to call again."""
+    """Call it before vLLM creates NIXL's agent. Idempotent."""
     from nixl._api import nixl_agent
 
     bindings = getattr(sys.modules[nixl_agent.__module__], "nixlBind", None)

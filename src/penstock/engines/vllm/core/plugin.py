@@ -1,8 +1,7 @@
 """vLLM calls `register` in every process that it starts (entry point group `vllm.general_plugins`).
 
-In processes that belong to one of our engines it ties the process to the engine's owner, leaves the reason of
-a failure where the owner finds it, and lets NIXL rest on a CPU. In all others it does nothing. Light: vLLM is
-not imported here.
+In processes of our engines it ties the process to the engine's owner, records the reason of a failure where
+the owner finds it, and slows NIXL's polling on a CPU. Elsewhere it does nothing. Light: does not import vLLM.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ OWNER = "_PENSTOCK_ENGINE_OWNER"
 
 
 def register() -> None:
-    """Safe to call again: vLLM does, and its log must have been set up for the reason to be recorded."""
+    """Idempotent, since vLLM calls it repeatedly. The reason is recorded once vLLM's logging is set up."""
     owner = os.environ.get(OWNER)
     if owner is None:
         return

@@ -31,18 +31,18 @@ def main() -> None:
     status = run(order)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    os._exit(
-        status
-    )  # taking the interpreter down, with all that vLLM imported, takes 2 s and frees nothing more
+    os._exit(status)  # tearing down the interpreter with all of vLLM takes 2 s and frees nothing more
 
 
 def run(order: Mapping[str, Any]) -> int:
-    """vLLM's core, until it is told to stop. Gives the process's exit status; leaves a failure's reason."""
+    """Runs vLLM's core until it is stopped. Returns the process's exit status; records the reason of a
+    failure.
+    """
     from vllm.v1.engine import core
 
     from penstock.engines.vllm.core.token_buffer import GatheringCore, GatheringMember
 
-    # `run_engine_core` makes one of whatever has these names.
+    # `run_engine_core` looks up its classes by these names.
     core.EngineCoreProc, core.DPEngineCoreProc = GatheringCore, GatheringMember
     parallel = order["vllm_config"].parallel_config
     try:
@@ -55,7 +55,7 @@ def run(order: Mapping[str, Any]) -> int:
             log_stats=True,
             dp_rank=parallel.data_parallel_rank,
         )
-        del store  # it was there for as long as cores may start
+        del store  # needed only while cores may start
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 0
     except Exception as error:
@@ -71,7 +71,7 @@ def _lead(order: Mapping[str, Any]) -> Any:
 
 
 def _import_ahead() -> None:
-    """What every model needs; the model's own class follows from the order."""
+    """Imports what every model needs; the model's own class follows from the config."""
     from vllm.platforms import current_platform
 
     import_module("vllm.v1.engine.core")

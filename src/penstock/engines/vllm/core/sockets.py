@@ -1,8 +1,7 @@
-"""vLLM's core that does not go deaf: the two threads between its sockets and its queues.
+"""An engine core that survives requests it cannot decode, and ends when one of its socket threads does.
 
-A request that the input thread cannot decode is answered with an error. If one of the threads ends all the
-same, no request would ever be answered, so the process ends with it. Only `core` imports this file: it
-imports vLLM.
+A request that the input thread cannot decode is answered with an error. Without either thread no request
+would ever be answered, so the process ends with it. Only `core` imports this file: it imports vLLM.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ log = init_logger("vllm.penstock.sockets")
 
 
 class Unreadable(EngineCoreRequest):
-    """Stands for a request that cannot be decoded, under its id."""
+    """Stands for a request that could not be decoded, under its id."""
 
     error: Exception | None = None
 
 
 class Decoder(MsgpackDecoder):
-    """As its base, but a request that cannot be decoded is `Unreadable`."""
+    """Decodes requests; one that it cannot decode becomes `Unreadable`."""
 
     def decode(self, bufs: Any) -> Any:
         try:
@@ -45,10 +44,10 @@ core.MsgpackDecoder = Decoder  # pyright: ignore[reportPrivateImportUsage]
 
 
 class AttentiveCore(EngineCoreProc):
-    """Its base, and its process ends with either of its threads."""
+    """An engine core whose process ends with either of its socket threads."""
 
     def preprocess_add_request(self, request: EngineCoreRequest) -> Any:
-        """Of what this raises the base makes an answer to the request."""
+        """What this raises, the base turns into an error for the request."""
         if isinstance(request, Unreadable):
             raise ValueError("The request cannot be decoded.") from request.error
         return super().preprocess_add_request(request)
@@ -56,24 +55,24 @@ class AttentiveCore(EngineCoreProc):
     def process_input_sockets(self, *args: Any, **kwargs: Any) -> NoReturn:
         try:
             super().process_input_sockets(*args, **kwargs)
-        except BaseException as error:  # nothing else sees what ends a thread
+        except BaseException as error:  # nothing else notices the end of a thread
             _end("takes requests", error)
 
     def process_output_sockets(self, *args: Any, **kwargs: Any) -> None:
         try:
             super().process_output_sockets(*args, **kwargs)
-        except BaseException as error:  # nothing else sees what ends a thread
+        except BaseException as error:  # nothing else notices the end of a thread
             _end("gives answers", error)
 
     def _send_engine_dead(self) -> None:
-        """The base calls it while it handles what ends the core; the front, once told, asks for that."""
+        """The base calls it while it handles a fatal error; the front-end then asks for the reason."""
         if (error := sys.exception()) is not None:
             failure_reason.leave(error)
         super()._send_engine_dead()
 
 
 def _end(what: str, error: BaseException) -> NoReturn:
-    """Of the process, now: the front sees it, and says why."""
+    """Ends the process now: the front-end notices and reports why."""
     log.error("The thread that %s has failed.", what, exc_info=error)
     failure = RuntimeError(f"the core's thread that {what} failed: {failure_reason.describe(error)}")
     failure_reason.leave(failure)

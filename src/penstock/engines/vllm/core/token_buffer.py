@@ -1,8 +1,8 @@
-"""vLLM's core that tells its front of an answer in few pieces, where nobody reads along.
+"""An engine core that sends the tokens of non-streaming requests in groups of 16.
 
-A request whose caller wants the whole answer only costs the front as much for each token as a stream does:
-a message, its decoding, a step of the statistics. Here its tokens wait in the core until there are some.
-Only `core` imports this file: it imports vLLM.
+Sent one by one, each token of such a request costs the front-end as much as a streamed one: a message, its
+decoding, an update of the statistics. Here they are buffered in the core. Only `core` imports this file: it
+imports vLLM.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from vllm.v1.request import Request
 from penstock.engines.vllm.core.sockets import AttentiveCore
 
 _PIECE = 16
-"""Tokens. Of the cost of each a sixteenth stays; counters of tokens lag by so many for each request."""
+"""Tokens. Cuts the cost per token to a sixteenth; token counters lag by up to this much per request."""
 
 _FRONT = 0
-"""vLLM's number of the only front that a core of ours has."""
+"""vLLM's index of the front-end; our cores have only one."""
 
 Outputs = dict[int, EngineCoreOutputs]
 
 
 class Gathered:
-    """Token ids of open requests that the front has not been told of."""
+    """Token ids of open requests that were not sent to the front-end yet."""
 
     def __init__(self) -> None:
         self._held: dict[str, list[int]] = {}
 
     def open(self, request: Request) -> None:
-        """Gathers for it from now on, if it may wait."""
+        """Starts to buffer the request's tokens, if they may wait."""
         if _may_wait(request):
             self._held[request.request_id] = []
 
     def drop(self, request_ids: Iterable[str]) -> None:
-        """Of requests whose caller is gone."""
+        """Forgets aborted requests."""
         for request_id in request_ids:
             self._held.pop(request_id, None)
 
     def passing(self, outputs: Iterable[EngineCoreOutput]) -> list[EngineCoreOutput]:
-        """Those of a step that go to the front now, with all that was held before them."""
+        """The outputs of a step to send now, with all tokens buffered before them."""
         return [output for output in outputs if self._passes(output)]
 
     def _passes(self, output: EngineCoreOutput) -> bool:
@@ -62,14 +62,14 @@ class Gathered:
         return True
 
     def rest(self) -> list[EngineCoreOutput]:
-        """All that is held, which is not any more."""
+        """Takes out everything buffered."""
         told = [EngineCoreOutput(request_id, held) for request_id, held in self._held.items() if held]
         self._held = {request_id: [] for request_id in self._held}
         return told
 
 
 class GatheringCore(AttentiveCore):
-    """Its base, with fewer outputs."""
+    """An engine core that sends fewer outputs."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._gathered = Gathered()
@@ -93,12 +93,13 @@ class GatheringCore(AttentiveCore):
         return outputs and self._fewer(outputs), executed
 
     def pause_scheduler(self, mode: PauseMode = "abort", clear_cache: bool = True) -> Future[Any] | None:
-        """What was made before belongs before: an answer that is cut off here has all its tokens, and the
-        weights that made them are those of now."""
+        """Flushes the buffer first: requests aborted here keep all their tokens, and these carry the version
+        of the weights that made them.
+        """
         if rest := self._gathered.rest():
             told = EngineCoreOutputs(outputs=rest, weight_version=self.get_weight_version())
             self.output_queue.put_nowait((_FRONT, told))
-        if mode == "abort":  # of every request
+        if mode == "abort":  # aborts all requests
             self._gathered = Gathered()
         return super().pause_scheduler(mode, clear_cache)
 
@@ -109,11 +110,11 @@ class GatheringCore(AttentiveCore):
 
 
 class GatheringMember(GatheringCore, DPEngineCoreProc):
-    """The same for a core of a gang, which steps with the others: its first base goes before its second."""
+    """The same for a core of a gang, which steps with the others. The order of the bases matters."""
 
 
 def _may_wait(request: Request) -> bool:
-    """Whether its answer is told at its end, and its end does not hang on a text that only the front sees."""
+    """FINAL_ONLY, no stop strings, no logprobs: nothing the front-end must see token by token."""
     params = request.sampling_params
     return (
         _KNOWS_OUTPUTS
@@ -127,19 +128,19 @@ def _may_wait(request: Request) -> bool:
 
 _KNOWS_OUTPUTS = set(EngineCoreOutput.__struct_fields__) == {
     *("request_id", "new_token_ids"),
-    # Looked at below.
+    # Checked by `_is_plain`.
     *("finish_reason", "events", "prefill_stats", "new_logprobs", "new_sampling_mask", "routed_experts"),
     "num_nans_in_logits",
-    # With the first output or the last one.
+    # Only with the first or the last output.
     *("new_prompt_logprobs_tensors", "prompt_token_id_logprobs", "pooling_output", "stop_reason"),
     *("kv_transfer_params", "ec_transfer_params", "trace_headers", "mm_cache_miss_hashes"),
     "spec_decode_metrics",
 }
-"""Another vLLM may tell more with each token, which must not wait or be lost."""
+"""False for a vLLM with more output fields, which must not be delayed or lost."""
 
 
 def _is_plain(output: EngineCoreOutput) -> bool:
-    """Token ids and nothing else."""
+    """Whether it holds token ids and nothing else."""
     return (
         output.finish_reason is None
         and output.events is None

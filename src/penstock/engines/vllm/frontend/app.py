@@ -1,7 +1,6 @@
-"""vLLM's front in the replica's process: its configuration, AsyncLLM, and its own OpenAI app around it.
+"""vLLM's front-end in the replica's process: its configuration, AsyncLLM, and its OpenAI app.
 
-Importing this file imports vLLM, which takes seconds: `engine` does it in a thread, after the core was
-started.
+Importing this file imports vLLM, which takes seconds: `engine` does it in a thread, after starting the core.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from penstock.errors import EngineStartFailed
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What will be served, checked by vLLM's own rules; nothing is loaded yet."""
+    """What will be served, validated by vLLM; nothing is loaded yet."""
 
     engine_args: AsyncEngineArgs
     frontend_args: FrontendArgs
@@ -50,8 +49,8 @@ class Plan:
 
 
 def plan(engine_arguments: Mapping[str, Any], frontend_arguments: Mapping[str, Any]) -> Plan:
-    """Raises: what vLLM raises for arguments and models that it does not take."""
-    envs.disable_envs_cache()  # of an engine that was here before
+    """Raises: what vLLM raises for arguments and models that it rejects."""
+    envs.disable_envs_cache()  # of an earlier engine in this process
     engine_args = AsyncEngineArgs(**engine_arguments)
     frontend_args = FrontendArgs(**frontend_arguments)
     validate_parsed_serve_args(_namespace(engine_args, frontend_args))
@@ -68,14 +67,14 @@ def plan(engine_arguments: Mapping[str, Any], frontend_arguments: Mapping[str, A
 
 
 def download(plan: Plan) -> None:
-    """Fetch the weights, or find that they are here. The core would do it, too, silently while it loads."""
+    """Downloads the weights unless they are local. The core would do it, too, silently while it loads."""
     from vllm.model_executor.model_loader import get_model_loader
 
     get_model_loader(plan.vllm_config.load_config).download_model(plan.vllm_config.model_config)
 
 
 def import_rest(plan: Plan) -> None:
-    """What the front needs once the core is ready, done while the core loads the model."""
+    """Imports what the front-end needs once the core is ready, while the core loads the model."""
     import_module("vllm.entrypoints.launchers.api_server.app_state")
     import_module("vllm.entrypoints.launchers.app")
     import_module("penstock.engines.vllm.media.connector")  # registers itself
@@ -84,7 +83,7 @@ def import_rest(plan: Plan) -> None:
 
 
 def connect(plan: Plan, input_address: str, output_address: str, latest: Scheduled) -> TimedLLM:
-    """AsyncLLM in front of a core that is ready; its scheduler's numbers are kept in `latest`."""
+    """AsyncLLM connected to a core that is ready; its scheduler's numbers are stored in `latest`."""
 
     def logger(_config: VllmConfig, _index: int) -> SchedulerLogger:
         return SchedulerLogger(latest)
@@ -98,7 +97,7 @@ def connect(plan: Plan, input_address: str, output_address: str, latest: Schedul
         stat_loggers=[logger],
         client_addresses={"input_address": input_address, "output_address": output_address},
     )
-    llm.engine_core.input_socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # for a core after this one
+    llm.engine_core.input_socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # for a replacement core
     return llm
 
 
@@ -123,12 +122,12 @@ async def build_app(llm: AsyncLLM, plan: Plan) -> FastAPI:
     hold_arguments(app.state)
     answer_texts(app)
     take_prepared(llm.renderer, llm.model_config)
-    envs.enable_envs_cache()  # else each request reads the environment dozens of times, as vLLM's core knows
-    app.state.server = SimpleNamespace(should_exit=False)  # vLLM's handlers of a dead engine set it
+    envs.enable_envs_cache()  # else each request reads the environment dozens of times; vLLM's core does the same
+    app.state.server = SimpleNamespace(should_exit=False)  # vLLM's dead-engine handlers set it
     return app
 
 
 def _namespace(engine_args: AsyncEngineArgs, frontend_args: FrontendArgs) -> Namespace:
-    """What vLLM's command line would hand to its server."""
+    """The namespace that vLLM's command line would pass to its server."""
     command = {"headless": False, "api_server_count": 1, "grpc": False}
     return Namespace(**{**command, **vars(frontend_args), **vars(engine_args)})

@@ -1,8 +1,8 @@
-"""Requests of our own reach vLLM's endpoints without the layers that stand there for HTTP.
+"""Sends Penstock's own requests to vLLM's endpoints without FastAPI's routing and middleware.
 
-Of some 3 ms that a short answer costs the front, a fifth is FastAPI's: 44 routes are matched, dependencies
-solved, a second set of HTTP metrics kept. What vLLM's endpoint gets here, and what it answers, is the same. A
-body that its form refuses goes the long way and is refused there.
+A short answer costs the front-end some 3 ms, a fifth of it FastAPI's: matching 44 routes, solving
+dependencies, a second set of HTTP metrics. The endpoint gets and returns the same here. A body that fails
+validation goes through FastAPI and is rejected there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PATHS = (
     "/classify",
     "/score",
 )
-"""The busy ones: JSON in, a `Response` out."""
+"""The busy endpoints: JSON in, a `Response` out."""
 
 _HTTP_ONLY = {
     "starlette.middleware.cors.CORSMiddleware",
@@ -41,7 +41,7 @@ _HTTP_ONLY = {
     "prometheus_fastapi_instrumentator.middleware.PrometheusInstrumentatorMiddleware",
     "vllm.entrypoints.speech_to_text.realtime.metrics.WebSocketMetricsMiddleware",
 }
-"""Middleware that a request of ours has no use for. With any other, all go the long way."""
+"""Middleware that our own requests do not need. With any other, all requests go through vLLM's app."""
 
 _PARSED = "penstock.asked"
 _FAILED = 500
@@ -80,7 +80,7 @@ class DirectRoutes:
             return await self._long(scope, _replay(body, receive), send)
         try:
             request = from_json(body)
-        except ValueError as error:  # half a surrogate, too, which Python's own reader takes
+        except ValueError as error:  # includes lone surrogates, which Python's own parser accepts
             raise BadRequest(f"The request body is not valid JSON: {error}.") from None
         if len(body) > 2 * limits.MOST_ITEMS:  # each takes two bytes at least
             limits.check_items(scope["path"], request)
@@ -88,14 +88,14 @@ class DirectRoutes:
         if form is not None:
             try:
                 scope[_PARSED] = form.validate_python(request)
-            except Exception:  # whatever vLLM's forms raise
+            except Exception:  # whatever vLLM's validators raise
                 form = None
         if form is None:
             return await self._long(scope, _replay(body, receive), send)
         return await self._short(scope, receive, send)
 
     async def _long(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Through vLLM's app, which answers 500 where a form of its own fails on what it was given.
+        """Goes through vLLM's app, which answers 500 where its own validation crashes on the input.
 
         Raises: BadRequest in place of such a 500.
         """
@@ -129,7 +129,7 @@ class DirectRoutes:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """`receive` for an app that has not seen the body yet."""
+    """`receive` that replays the body to an app that has not read it."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def received() -> Message:
@@ -146,7 +146,7 @@ def _is_json(scope: Scope) -> bool:
 
 
 def _is_ours(scope: Scope) -> bool:
-    """Whether nothing in it is for those layers: of a browser's page it is told who may read the answer."""
+    """Whether the request needs none of those layers: a browser's needs CORS headers."""
     return TRUSTED in scope.get("extensions", ()) and b"origin" not in dict(scope["headers"])
 
 

@@ -1,6 +1,6 @@
-"""The endpoints that a model has in vLLM's application, for errors about one that it lacks.
+"""The endpoints that a model has in vLLM's application, for errors about missing ones.
 
-vLLM gives a model the routes of its task and leaves out the others, as if there were no such path at all.
+vLLM mounts only the routes of a model's task; others look like unknown paths.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _VARIANTS = (
     "/v1/chat/completions/batch",
     "/generative_scoring",
 )
-"""Less known names and companions of these."""
+"""Less known names and relatives of these."""
 
 
 def absence(model_id: str, routes: Iterable[Any]) -> Absent:
-    """Gives for a path the error that it is none of this model's, or None when it is one."""
+    """A function from a path to the error that this model lacks it, or to None when it has it."""
     paths = {route.path for route in routes}
     answered = [path for path in _OF_TASKS if path in paths]
 

@@ -1,9 +1,8 @@
-"""The fast lane: chunks of a plain stream without building each of them from vLLM's response classes.
+"""Fast path: chunks of a plain stream without building each one from vLLM's response classes.
 
-It stands where vLLM's generators of chunks stood, and still calls them: they make the first chunks and the
-last ones, count, and answer errors. In between, where chunks differ by nothing but their text, the lane puts
-each text into the frame that it found in vLLM's own chunk. A stream that shows no frame is vLLM's from
-beginning to end.
+Wraps vLLM's chunk generators, which still make the first and last chunks, count tokens, and report errors. In
+between, where chunks differ only in their text, it puts each text into the frame found in vLLM's own chunk. A
+stream that shows no such frame stays vLLM's throughout.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ Outputs = AsyncGenerator[Any, None]
 
 _CHAT_LABEL, _COMPLETION_LABEL = '"delta":{"content":', '"text":'
 _PLAIN_END = re.compile(r'\}?(,"\w+":null)+\}\]\}\n\n')
-"""After the text nothing but nulls: no logprobs, no token ids, no usage, no end."""
+"""Only nulls after the text: no logprobs, no token ids, no usage, no finish reason."""
 
 
 def open_lanes(state: Any) -> None:
-    """Gives the chats and completions in the state of vLLM's app their lanes."""
+    """Installs the fast path for chats and completions in the state of vLLM's app."""
     chat = getattr(state, "openai_serving_chat", None)
     if chat is not None and chat.parser_cls is None and _quiet(chat):
         chat.chat_completion_stream_generator = _chat(chat.chat_completion_stream_generator)
@@ -66,7 +65,7 @@ def _quiet(serving: Any) -> bool:
 
 
 def _is_one(request: Any) -> bool:
-    """An echo may look like the first text of the answer, which comes after it."""
+    """Not with echo, whose prompt may look like the first text of the response."""
     return request.n in (None, 1) and not request.use_beam_search and not request.echo
 
 
@@ -96,7 +95,7 @@ async def _stream(fed: _Fed, own: Chunks, label: str) -> Chunks:
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """What stands before and after the text in each chunk."""
+    """The bytes before and after the text in each chunk."""
 
     head: bytes
     tail: bytes
@@ -106,7 +105,7 @@ class _Frame:
 
 
 def _frame(chunk: str | bytes, label: str, text: str | None) -> _Frame | None:
-    """That of a chunk which carries `text` and nothing else that changes."""
+    """The frame of a chunk that carries `text` and nothing else that changes."""
     if text is None:
         return None
     head, found, tail = str(chunk).partition(label + to_json(text).decode())
@@ -116,10 +115,10 @@ def _frame(chunk: str | bytes, label: str, text: str | None) -> _Frame | None:
 
 
 class _Fed:
-    """The engine's outputs on their way to vLLM's generator, which need not see what the lane has sent."""
+    """Feeds the engine's outputs to vLLM's generator, without those that the fast path has sent."""
 
     def __init__(self, outputs: Outputs) -> None:
-        """outputs: of `RequestOutput`, or of pairs of an index and one, as for completions."""
+        """outputs: of `RequestOutput`, or, for completions, pairs of an index and one."""
         self.outputs = outputs
         self.text: str | None = None
         self._token_ids: list[int] = []
@@ -139,7 +138,7 @@ class _Fed:
         return item
 
     async def middle(self) -> AsyncGenerator[str, None]:
-        """Texts of the outputs up to the last one, which is kept for vLLM's generator, as is an error."""
+        """Texts of the outputs up to the last one, which is left for vLLM's generator, as is an error."""
         try:
             async for item in self.outputs:
                 output = _output(item)
@@ -153,16 +152,16 @@ class _Fed:
             self._error = error
 
     def skip(self, output: RequestOutput) -> str:
-        """The text of an output that vLLM's generator will not see."""
+        """The text of an output that vLLM's generator does not see."""
         self._token_ids += output.outputs[0].token_ids
         return output.outputs[0].text
 
 
 class _Tap:
-    """Sends outputs by the shortcut as the engine hands them over, without waking their request's task.
+    """Sends outputs straight from the engine's output handler, without waking the request's task.
 
-    The last one, an error, and all while the reader is behind take the usual way: into the collector, which
-    merges them, and out of it by the task.
+    The last output, errors, and everything while the reader is slow take the usual path: through the
+    collector, which merges them, and the task.
     """
 
     def __init__(self, taken: RequestOutputCollector, fed: _Fed, frame: _Frame, way: Shortcut) -> None:
@@ -177,10 +176,10 @@ class _Tap:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        del self._taken.put  # the method of its class is found again
+        del self._taken.put  # restores the method of its class
 
     async def send(self, text: str) -> None:
-        """For the task. What comes while it waits goes into the collector: it comes after."""
+        """Called by the task. Outputs that arrive meanwhile go into the collector, to be sent afterwards."""
         self._flows = False
         await self._way.room()
         self._flows = self._way.push(self._frame.around(text))
@@ -191,7 +190,9 @@ class _Tap:
             RequestOutputCollector.put(self._taken, output)
 
     def _pushed(self, output: RequestOutput) -> bool:
-        """False when it could not be: its task meets the fault. Here it would end every request's outputs."""
+        """False when sending failed: the task meets the error. Raised here, it would end all requests'
+        outputs.
+        """
         try:
             flows = self._way.push(self._frame.around(output.outputs[0].text))
         except Exception:

@@ -1,8 +1,7 @@
-"""A tool call that a request forces has arguments that fit the tool's schema.
+"""Makes the arguments of a forced tool call match the tool's schema.
 
-vLLM holds only tools with `strict` to their schemas. Of others it makes sure that a call comes, but its
-arguments may be any JSON, where clients expect an object, and fail. Only importing `app` imports this file:
-it imports vLLM.
+vLLM enforces the schema only for tools with `strict`. For others it enforces a call, but its arguments may be
+any JSON, where clients expect an object, and fail. Only importing `app` imports this file: it imports vLLM.
 
 Work-around for vLLM 0.32. Remove when it holds a forced call to its tool's schema, `strict` or not.
 """
@@ -18,13 +17,13 @@ from penstock.engines.vllm.frontend import limits, structured_output
 
 
 def hold_arguments(state: Any) -> None:
-    """Of chats and messages in the state of vLLM's app."""
+    """For chats and messages in the state of vLLM's app."""
     for serving in ("openai_serving_chat", "anthropic_serving_messages"):
         limits.before(state, serving, "create_chat_completion", be_strict)
 
 
 def be_strict(request: Any) -> None:
-    """Where a call is forced, about tools that do not say whether they are `strict`, and can be."""
+    """Sets `strict` where a call is forced, on tools that leave it open and allow it."""
     if request.tool_choice in (None, "none", "auto"):
         return
     functions = [tool.function for tool in request.tools or () if tool.function.parameters]

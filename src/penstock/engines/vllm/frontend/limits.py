@@ -1,6 +1,6 @@
-"""How much one request may ask for: the table of limits, and where vLLM's app is held to it.
+"""Limits on what one request may ask for, and where vLLM's app enforces them.
 
-What is above one of them would hold up everybody else for longer than a moment. The same table is in
+A request beyond one of them would stall all others for more than a moment. The same table is in
 `docs/reference/limits.md`. Importing this file imports vLLM.
 """
 
@@ -18,11 +18,11 @@ MOST_ANSWERS = 512
 """Prompts of a completion times its `n`; conversations of a batch of chats."""
 
 MOST_TEXT = 1 << 20
-"""Characters of what `/tokenize` is given, and tokens of what `/detokenize` is."""
+"""Characters of input to `/tokenize`; tokens of input to `/detokenize`."""
 
 MOST_PROPERTIES = 2_000
 MOST_VALUES = 5_000
-"""Of all `enum` in a JSON schema together, or of a `choice`."""
+"""Values of all `enum`s in a JSON schema together, or of a `choice`."""
 
 MOST_FORM = 1 << 17
 """Characters of a JSON schema, a structural tag or a choice."""
@@ -30,21 +30,22 @@ MOST_FORM = 1 << 17
 MOST_GRAMMAR = 1 << 14
 MOST_LITERAL = 1 << 13
 MOST_REGEX = 1 << 12
-"""Characters of a grammar, of one text in a schema or a choice, of a regex or pattern: what they cost grows
-with the square of it and worse."""
+"""Characters of a grammar, of one string in a schema or choice, of a regex or pattern: the cost grows at
+least with the square.
+"""
 
 MOST_ITEMS = 50_000
-"""Members of all objects and lists of a request together, token ids not counted."""
+"""Members of all objects and lists of a request together, without token ids."""
 
 _IDS = frozenset({"prompt", "prompt_token_ids", "tokens", "input"})
 _ITEMS_ONLY = ("/v1/chat/", "/v1/responses", "/v1/messages")
-"""Whose fields hold no token ids."""
+"""Endpoints whose fields hold no token ids."""
 
 Answer = Callable[..., Awaitable[Any]]
 
 
 def hold(state: Any) -> None:
-    """Gives the servings in the state of vLLM's app their limits."""
+    """Applies the limits to the handlers in the state of vLLM's app."""
     before(state, "openai_serving_completion", "create_completion", _check_completion)
     before(state, "openai_serving_chat_batch", "create_batch_chat_completion", _check_chats)
     before(state, "serving_tokenization", "create_tokenize", _check_text)
@@ -65,7 +66,7 @@ def check_form(asked: Any) -> None:
 
 
 def check_items(path: str, request: Any) -> None:
-    """request: as JSON. Raises: BadRequest for more than can be looked at in a moment."""
+    """request: parsed JSON. Raises: BadRequest for more than can be checked in a moment."""
     waiting, count = [request], 0
     if isinstance(request, dict) and not path.startswith(_ITEMS_ONLY):
         fields = cast("dict[str, Any]", request)
@@ -84,7 +85,7 @@ def check_items(path: str, request: Any) -> None:
 
 
 def _is_ids(value: Any) -> bool:
-    """One prompt's, or several prompts'."""
+    """Token ids of one prompt or of several."""
     if not isinstance(value, list):
         return False
     value = cast("list[Any]", value)
@@ -98,7 +99,7 @@ def _check_schema(schema: Any) -> None:
         try:
             schema = json.loads(schema)
         except ValueError:
-            return  # its parser reports that
+            return  # its parser reports this
     properties = values = characters = 0
     for part in _parts(schema):
         characters += 2
@@ -132,7 +133,7 @@ def _parts(schema: Any) -> Iterator[Any]:
 
 
 def before(state: Any, name: str, method: str, check: Callable[[Any], None]) -> None:
-    """Has the method of a serving in the state of vLLM's app call `check` with the request first."""
+    """Calls `check` with the request before a handler's method in the state of vLLM's app."""
     serving = getattr(state, name, None)
     if serving is None:
         return

@@ -1,8 +1,8 @@
-"""Where a prompt that the user's preprocessor made takes the place of the one that vLLM would make.
+"""Substitutes a prompt from the user's preprocessor for the one that vLLM would render.
 
-vLLM's servings render a request's messages or text, then do all the rest: sampling, tools, streams, usage.
-Only that one step is replaced, and only for what bears the prepared prompt's sign, so that vLLM's own probes
-of the chat template stay what they are.
+vLLM's handlers render a request's messages or text, then do all the rest: sampling, tools, streams, usage.
+Only the rendering is replaced, and only for requests with a prepared prompt's placeholder, so that vLLM's own
+probes of the chat template are unaffected.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ Render = Callable[..., Awaitable[Any]]
 _NO_PLACE = re.compile(r"mm_items\['(\w+)'\]\[(\d+)\]")
 
 _OURS = ("mm_processor_kwargs", "media_io_kwargs")
-"""What a request may say about its own media says nothing about a prompt that has its media already."""
+"""Request fields about its own media, which do not apply to a prompt that has its media already."""
 
 
 def parsed(model_config: Any, prompt: Prompt) -> Any:
-    """A user's prompt as vLLM reads it.
+    """A user's prompt in vLLM's parsed form.
 
-    qwen-vl-utils gives `fps` as a list with a number for each video, which model cards hand on as it is;
-    transformers takes one number now, and none where there is no video.
-    Raises: BadRequest for what the core could not decode; what vLLM raises for what it refuses.
+    qwen-vl-utils gives `fps` as a list with a number per video, which model cards pass on as it is;
+    transformers takes one number now, and none without a video.
+    Raises: BadRequest for what the core could not decode; what vLLM raises for what it rejects.
     """
     _check(prompt)
     if isinstance(prompt, Mapping):
@@ -50,7 +50,7 @@ def parsed(model_config: Any, prompt: Prompt) -> Any:
 
 
 def _check(prompt: Prompt) -> None:
-    """vLLM takes True for a token id, and anything for a salt."""
+    """vLLM accepts True as a token id, and any type as a cache salt."""
     ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else prompt
     if isinstance(ids, list):
         try:
@@ -63,7 +63,7 @@ def _check(prompt: Prompt) -> None:
 
 
 def take_prepared(renderer: Any, model_config: Any) -> None:
-    """Makes `renderer`, which all of vLLM's servings share, look for prepared prompts."""
+    """Makes `renderer`, shared by all of vLLM's handlers, look for prepared prompts."""
     render_chat, render_text = renderer.render_chat_async, _placed(renderer.render_cmpl_async)
 
     async def chat(
@@ -82,7 +82,7 @@ def take_prepared(renderer: Any, model_config: Any) -> None:
         return await engine_inputs(ours, tok_params, more)
 
     async def engine_inputs(ours: PreparedPrompt, tok_params: Any, more: Mapping[str, Any]) -> Any:
-        """As `generate` would read the prompt, within the limits of the request."""
+        """The prompt as `generate` would read it, within the limits of the request."""
         if tok_params is not None:
             usual = renderer.default_cmpl_tok_params.add_special_tokens
             tok_params = replace(tok_params, add_special_tokens=usual)
@@ -96,12 +96,12 @@ def take_prepared(renderer: Any, model_config: Any) -> None:
 
 
 def _placed(render: Render) -> Render:
-    """`render`, of whose faults one is the prompt's."""
+    """`render`, with an error about the prompt itself translated."""
 
     async def rendered(*args: Any, **kwargs: Any) -> Any:
         try:
             return await render(*args, **kwargs)
-        except AssertionError as error:  # how vLLM says it
+        except AssertionError as error:  # vLLM's wording
             if (match := _NO_PLACE.search(str(error))) is None:
                 raise
             modality, number = match[1], int(match[2]) + 1
@@ -123,7 +123,7 @@ def refuse_unprepared() -> None:
 
 
 def _refuse_signs(conversations: Sequence[Any]) -> None:
-    """A response that was kept has its prompt's sign in place of what was said: nothing can follow it.
+    """Rejects follow-ups to a stored response that holds a placeholder in place of its input.
 
     Raises: VLLMValidationError.
     """

@@ -1,7 +1,7 @@
-"""Reasoning streamed in deltas of several tokens: the same as in deltas of one.
+"""Streams reasoning correctly when a delta holds several tokens.
 
-When the front is busy, vLLM merges outputs that wait for it. Several of its reasoning parsers then take the
-mark that begins thoughts for a part of them, or lose what came before it. Importing this file imports vLLM.
+When the front-end is busy, vLLM merges waiting outputs. Several of its reasoning parsers then treat the start
+marker as part of the reasoning, or lose the text before it. Importing this file imports vLLM.
 
 Work-around for vLLM 0.32: https://github.com/vllm-project/vllm/issues/55195. Remove when that is closed.
 """
@@ -16,12 +16,12 @@ from vllm.reasoning import ReasoningParser, ReasoningParserManager
 
 
 def read_alone(name: str) -> None:
-    """From now on the parser of that name gets the mark that begins thoughts in a delta of its own."""
+    """Makes the parser of that name get the start marker in a delta of its own."""
     if name not in ReasoningParserManager.list_registered():
-        return  # vLLM says so itself
+        return  # vLLM reports it itself
     given: Any = ReasoningParserManager.get_reasoning_parser(name)
     if given.engine_based_streaming or given.__module__ == __name__:
-        return  # the first find marks by themselves
+        return  # the first one finds markers itself
 
     class Alone(given):
         def extract_reasoning_streaming(
@@ -47,7 +47,9 @@ def read_alone(name: str) -> None:
 
 
 def cut(parser: ReasoningParser, text: str, ids: Sequence[int]) -> Iterator[tuple[str, list[int]]]:
-    """The delta before, at and after each mark; whole where its text shows fewer marks than its ids."""
+    """Splits the delta before, at and after each marker; keeps it whole if its text shows fewer markers than
+    its ids.
+    """
     mark = parser.reasoning_start_str
     mark_id = parser.vocab.get(mark) if mark else None
     rest = list(ids)

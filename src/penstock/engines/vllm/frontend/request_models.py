@@ -1,7 +1,7 @@
-"""The forms of vLLM's endpoints: what turns JSON into their requests, and which field one fails on.
+"""Parses JSON into the request models of vLLM's endpoints, and names the field at fault.
 
-Validators of vLLM's own look into values before their types are checked, and what they then raise comes out
-as a 500. Of each wrong item of a list they tell why it is of none of the forms that it may have: of thousands
+Some of vLLM's validators look into values before their types are checked, and what they raise becomes a 500.
+For each wrong item of a list pydantic reports why it fits no member of the union: with thousands of items,
 that takes minutes. Importing this file imports vLLM.
 
 Work-around for vLLM 0.32. Remove when it answers wrong values with 400, and wrong lists at once.
@@ -40,11 +40,11 @@ _FORMS: tuple[Any, ...] = (
     *(PoolingRequest, ResponsesRequest, ScoringRequest, TokenizeRequest),
 )
 _REFUSALS = (ValidationError, VLLMClientError, NotImplementedError)
-"""What is no fault of the form."""
+"""Errors that are no crash of a validator."""
 
 
 def models(form: Any) -> Iterator[type[BaseModel]]:
-    """The models that a request of this form may be of."""
+    """The models that a request of this type may have."""
     if isinstance(form, type) and issubclass(form, BaseModel):
         yield form
     for part in typing.get_args(form):
@@ -52,10 +52,10 @@ def models(form: Any) -> Iterator[type[BaseModel]]:
 
 
 def fail_at_first_item() -> None:
-    """From now on a list in a request fails at its first wrong item. Call it before vLLM's app is built.
+    """Makes validation of a list stop at its first wrong item. Call it before vLLM's app is built.
 
-    The models within a form are changed as well: a form's validator is built from the validators that these
-    have, once they are complete. Those of the openai package are complete from their first use on.
+    Nested models are changed as well: a model's validator is built from theirs once they are complete. Those
+    of the openai package are complete from their first use on.
     """
     waiting = [model for form in _FORMS for model in models(form)]
     changed, seen = set[Any](), set[int]()
@@ -77,7 +77,7 @@ def fail_at_first_item() -> None:
 
 
 def _parts(schema: Any, seen: set[int]) -> Iterator[dict[str, Any]]:
-    """The mappings in a core schema that have not been seen."""
+    """The mappings in a core schema that were not visited yet."""
     if id(schema) in seen or not isinstance(schema, dict | list | tuple):
         return
     seen.add(id(schema))
@@ -91,15 +91,15 @@ def _parts(schema: Any, seen: set[int]) -> Iterator[dict[str, Any]]:
 
 
 def of(endpoint: Callable[..., Any]) -> TypeAdapter[Any]:
-    """What turns JSON into the endpoint's request."""
+    """The parser from JSON to the endpoint's request."""
     return TypeAdapter(typing.get_type_hints(endpoint, include_extras=True)["request"])
 
 
 def blame(endpoint: Callable[..., Any], body: bytes) -> None:
-    """For a request that failed. Raises: BadRequest that names the field, where its form fails on it, too."""
+    """Call it for a request that failed. Raises: BadRequest naming the field, if validation fails, too."""
     try:
         form, fields = of(endpoint), from_json(body)
-    except (KeyError, ValueError):  # it has no form, or the body is no JSON
+    except (KeyError, ValueError):  # it has no model, or the body is not JSON
         return
     if not isinstance(fields, dict) or _outcome(form, fields) != "failed":
         return
@@ -108,7 +108,7 @@ def blame(endpoint: Callable[..., Any], body: bytes) -> None:
         name: _outcome(form, {other: value for other, value in fields.items() if other != name})
         for name in fields
     }
-    # Without a field that must be there the form refuses the rest, whatever is wrong with it.
+    # A missing field hides whatever else is wrong with the rest.
     suspects = [name for name, outcome in without.items() if outcome == "read"]
     missed = [name for name, outcome in without.items() if outcome == "refused"]
     suspects += sorted(missed, key=lambda name: not isinstance(fields[name], dict | list))
@@ -124,6 +124,6 @@ def _outcome(form: TypeAdapter[Any], fields: Any) -> Literal["read", "refused", 
             AnthropicServingMessages.to_chat_completion_request(request)
     except _REFUSALS:
         return "refused"
-    except Exception:  # whatever comes of a value that was not looked at
+    except Exception:  # a validator crashed on an unchecked value
         return "failed"
     return "read"

@@ -1,7 +1,7 @@
-"""The store of vLLM's Responses endpoint, kept within limits, under ids that say in which replica it lies.
+"""A bounded store for vLLM's Responses endpoint, with ids that name the replica.
 
-vLLM's own store is off unless an environment name is set, and then grows for ever. Here it is on, as OpenAI's
-clients expect, and the oldest responses make room for new ones.
+vLLM's own store is off unless an environment variable is set, and then grows without limit. Here it is on, as
+OpenAI's clients expect, and the oldest responses are evicted.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from penstock.request_context import current_replica
 
 MOST_RESPONSES = 1000
 MOST_BYTES = 256 << 20
-"""Of the requests' bodies: what a response keeps is mainly its conversation, images included."""
+"""Of request bodies: most of a stored response is its conversation, images included."""
 
 
 def keep_responses(state: Any) -> None:
-    """Gives the Responses endpoint in the state of vLLM's app its store, when the model has that endpoint."""
+    """Installs the store in the Responses endpoint of vLLM's app, when the model has that endpoint."""
     serving = getattr(state, "openai_serving_responses", None)
     if serving is not None:
         Kept(serving)
 
 
 class Kept:
-    """Stands before one serving's `create_responses`."""
+    """Wraps one handler's `create_responses`."""
 
     def __init__(self, serving: Any) -> None:
         self._serving = serving
@@ -36,11 +36,11 @@ class Kept:
         serving.create_responses = self.create
 
     async def create(self, request: Any, raw_request: Any = None) -> Any:
-        """The id is ours, whatever the body says: a client's own could replace another's response."""
+        """Always sets our own id: a client's could overwrite another's response."""
         if request.stream or request.background:
             structured_output.verify(
                 self._serving, request
-            )  # vLLM looks at it only when the answer has begun
+            )  # vLLM checks it only after the response has begun
         self._recall(request)
         request.request_id = new_id(current_replica.get())
         if request.store:
@@ -48,7 +48,7 @@ class Kept:
         return await self._create(request, raw_request)
 
     def _recall(self, request: Any) -> None:
-        """The calls of the previous response go before their results: vLLM passes on its text alone."""
+        """Puts the previous response's tool calls before their results: vLLM passes on only its text."""
         before = self._serving.response_store.get(request.previous_response_id)
         if before is None or self._serving.use_harmony or isinstance(request.input, str):
             return

@@ -1,4 +1,4 @@
-"""What the scheduler said about itself after its last step."""
+"""The scheduler's statistics after its last step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 @dataclass(slots=True)
 class Scheduled:
-    """Units: requests; kv_usage as a share from 0 to 1. steps: how often it has said so."""
+    """Units: requests; kv_usage as a share from 0 to 1. steps: number of reports so far."""
 
     steps: int = 0
     running: int = 0
@@ -19,7 +19,7 @@ class Scheduled:
 
 
 class SchedulerLogger(StatLoggerBase):
-    """vLLM's hook for own statistics: keeps the last numbers in `latest`."""
+    """vLLM's hook for custom statistics: stores the last numbers in `latest`."""
 
     def __init__(self, latest: Scheduled) -> None:
         self._latest = latest
@@ -35,4 +35,4 @@ class SchedulerLogger(StatLoggerBase):
         self._latest.kv_usage = scheduler_stats.kv_cache_usage
 
     def log_engine_initialized(self) -> None:
-        """Nothing to say."""
+        """Logs nothing."""

@@ -1,7 +1,7 @@
-"""What is wrong with a schema, regex, grammar or structural tag, in one sentence for the client.
+"""Explains to the client in one sentence what is wrong with a schema, regex, grammar or structural tag.
 
-vLLM checks them with xgrammar before the engine sees them, but keeps xgrammar's reason to itself, or tells it
-with the lines of xgrammar's source. Only importing `app` imports this file: it imports vLLM.
+vLLM checks them with xgrammar before the engine sees them, but hides xgrammar's reason, or shows it with
+lines of xgrammar's source. Only importing `app` imports this file: it imports vLLM.
 
 Work-around for vLLM 0.32. Remove when its errors say what xgrammar refused, without xgrammar's source lines.
 """
@@ -29,13 +29,13 @@ _PREFIX = re.compile(r"^Invalid structural tag error: ")
 
 
 def tell_reasons() -> None:
-    """From now on vLLM's checks say why."""
+    """Makes vLLM's checks give the reason from now on."""
     backend_xgrammar.validate_xgrammar_grammar = check
     protocol.validate_structural_tag_payload = check_tag
 
 
 def verify_messages(state: Any) -> None:
-    """For the Messages endpoint in the state of vLLM's app: its streams make one error of every other."""
+    """Verifies up front for the Messages endpoint in the state of vLLM's app: its streams garble such errors."""
     serving = getattr(state, "anthropic_serving_messages", None)
     if serving is None:
         return
@@ -50,7 +50,7 @@ def verify_messages(state: Any) -> None:
 
 
 def verify(serving: Any, request: Any) -> None:
-    """As the engine would verify the request's parameters. Raises: what it would raise then."""
+    """Verifies the request's parameters as the engine would. Raises: what the engine would raise."""
     params = request.to_sampling_params(1, serving.default_sampling_params)
     config = serving.engine_client.vllm_config
     params.verify(
@@ -62,7 +62,7 @@ def verify(serving: Any, request: Any) -> None:
 
 
 def check(params: SamplingParams) -> None:
-    """As vLLM's. Raises: VLLMValidationError with the reason."""
+    """As vLLM's check. Raises: VLLMValidationError with the reason."""
     asked: Any = params.structured_outputs
     if asked is None:
         return
@@ -77,13 +77,13 @@ def check(params: SamplingParams) -> None:
 
 
 def _check_end(asked: Any) -> None:
-    """xgrammar takes a schema that no answer can satisfy, and the engine fails at its first token."""
+    """xgrammar accepts a schema that no output can satisfy; the engine then fails at its first token."""
     schema: Any = asked.json
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
         except ValueError:
-            return  # its parser reports that
+            return  # its parser reports this
     if isinstance(schema, dict) and _is_endless(schema, schema, {}):
         raise VLLMValidationError(
             "The JSON schema cannot be used: it refers to itself before it says anything: no answer fits it."
@@ -91,7 +91,9 @@ def _check_end(asked: Any) -> None:
 
 
 def _is_endless(part: Any, schema: Any, found: dict[str, bool]) -> bool:
-    """Whether every way through it leads back to it. found: for references; those on the way lead back."""
+    """Whether every path through it recurses without end. found: references on the path; meeting one again is
+    recursion.
+    """
     if not isinstance(part, dict):
         return False
     part = cast("dict[str, Any]", part)
@@ -110,7 +112,7 @@ def _is_endless(part: Any, schema: Any, found: dict[str, bool]) -> bool:
 
 
 def _target(reference: str, schema: Any) -> Any:
-    """What a reference into the same schema names; None for any other."""
+    """The target of a reference into the same schema; None for any other."""
     first, *names = reference.split("/")
     found = schema if first == "#" else None
     for name in names:
@@ -119,7 +121,7 @@ def _target(reference: str, schema: Any) -> Any:
 
 
 def check_tag(payload: Any, *, parameter: str) -> None:
-    """As vLLM's, which is called while a request is read. Raises: VLLMValidationError with the reason."""
+    """As vLLM's check, called while the request is parsed. Raises: VLLMValidationError with the reason."""
     try:
         _check_tag(payload, parameter=parameter)
     except VLLMValidationError as error:
@@ -147,7 +149,7 @@ def _beyond(schema: Any) -> str:
 
 
 def _part_beyond(schema: Any, where: str) -> tuple[str, dict[str, Any]]:
-    """The smallest part that xgrammar does not take."""
+    """The smallest part that xgrammar rejects."""
     inside = cast("dict[str, Any]", schema).items() if isinstance(schema, dict) else enumerate(schema)
     for name, part in inside:
         if isinstance(part, dict | list) and _is_beyond({"": part}):

@@ -1,7 +1,7 @@
-"""AsyncLLM that lets a request's times be asked for, at no cost for its tokens, and that has a gate.
+"""AsyncLLM with timings per request, at no cost per token, and with a gate for requests.
 
-vLLM keeps one record of times per request and writes into it as the request goes on; here it is found once,
-when the request is taken. Only importing `frontend.app` imports this file: it imports vLLM.
+vLLM keeps one record of timings per request and updates it as the request runs; here it is looked up once,
+when the request is added. Only importing `frontend.app` imports this file: it imports vLLM.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from penstock.engines.vllm.frontend.prepared_prompts import refuse_unprepared
 from penstock.request_context import EngineTimings, report_timings
 
 collector: ContextVar[RequestOutputCollector | None] = ContextVar("collector", default=None)
-"""Of the request that the running task has handed to the engine last."""
+"""Of the request that the running task added to the engine last."""
 
 
 class TimedLLM(AsyncLLM):
-    """As its base, which calls `add_request` for every request, generating or pooling."""
+    """AsyncLLM, which calls `add_request` for every request, generating or pooling."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -51,7 +51,7 @@ class TimedLLM(AsyncLLM):
         return taken
 
     async def _add_request(self, request: EngineCoreRequest, *args: Any, **kwargs: Any) -> None:
-        """The base registers a request before it encodes it: one that cannot be sent would stay for ever."""
+        """The base registers a request before encoding it: one that cannot be sent would stay for ever."""
         try:
             await super()._add_request(request, *args, **kwargs)
         except BaseException:
@@ -59,7 +59,7 @@ class TimedLLM(AsyncLLM):
             raise
 
     def _stats(self, request_id: str) -> RequestStateStats | None:
-        """None when statistics are off. Of a request for several outputs, the first one's."""
+        """None when statistics are off. For a request with several outputs, the first one's."""
         processor = self.output_processor
         parent = processor.parent_requests.get(request_id)
         child_id = min(parent.child_requests, default=request_id) if parent else request_id
@@ -68,7 +68,7 @@ class TimedLLM(AsyncLLM):
 
 
 def spent(stats: RequestStateStats) -> EngineTimings:
-    """Instants of the core's clock become durations; 0 stands there for what has not happened."""
+    """Turns the core's timestamps into durations; 0 for what has not happened."""
     if not stats.scheduled_ts:
         return EngineTimings()
     queue_s = stats.scheduled_ts - stats.queued_ts

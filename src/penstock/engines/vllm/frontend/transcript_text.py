@@ -1,6 +1,6 @@
-"""Transcriptions and translations in the form `text`: the text alone, as OpenAI's clients expect it.
+"""Transcriptions and translations as `text`: plain text, as OpenAI's clients expect it.
 
-vLLM takes that form and answers it in JSON.
+vLLM accepts that format and answers in JSON.
 
 Work-around for vLLM 0.32: https://github.com/vllm-project/vllm/issues/49095. Remove when that is closed.
 """
@@ -22,11 +22,11 @@ _CREATES = {
 
 
 class _Text(Exception):
-    """An answer on its way through vLLM's route, which returns JSON and events only."""
+    """A response on its way through vLLM's route, which returns JSON and events only."""
 
 
 def answer_texts(app: FastAPI) -> None:
-    """Gives vLLM's app that form, where its model hears."""
+    """Adds the format to vLLM's app, if its model takes audio."""
     routes: list[Any] = [route for route in app.routes if getattr(route, "path", None) in _CREATES]
     for route in routes:
         name, create = _CREATES[route.path]
