@@ -1,4 +1,4 @@
-"""`callback_config`: the user's own steps around the preparation of a node, in the replica's process.
+"""`callback_config`: the user's hooks around node initialization, in the replica's process.
 
 The class has the names that users of `ray.serve.llm` know; `prepared` calls its methods, in their order.
 """
@@ -29,9 +29,9 @@ AFTER_INIT = "on_after_node_init"
 class CallbackCtx:
     """What methods may change; each replica has its own.
 
-    run_init_node: whether Penstock fetches files; if not, the model is on this node already, or its hub id
-    is left to the engine. model_source: a source in place of the config's. model_files: which of its files
-    are fetched, patterns such as `*.json` or a function of all names. custom_data: the user's own.
+    run_init_node: whether Penstock fetches files; if not, the model is on this node already, or its hub id is
+    left to the engine. model_source: a source in place of the config's. model_files: which of its files to
+    fetch: patterns such as `*.json`, or a function of all names. custom_data: the user's own.
     """
 
     run_init_node: bool = True
@@ -41,9 +41,9 @@ class CallbackCtx:
 
 
 class CallbackBase:
-    """Steps around the preparation of a node; override what you need, each as a plain method or `async`.
+    """Hooks around node initialization; override what you need, each as a plain method or `async`.
 
-    Environment variables that they set are seen by the engine and all of its processes.
+    Environment variables that they set reach the engine and all of its processes.
     """
 
     def __init__(
@@ -60,19 +60,19 @@ class CallbackBase:
         self.ctx = CallbackCtx(**(ctx_kwargs or {}))
 
     def on_before_node_init(self) -> Any:
-        """First of all: nothing is fetched, no engine is imported."""
+        """Called first: nothing is fetched yet, no engine imported."""
 
     def on_before_download_model_files_distributed(self) -> Any:
-        """Before the model's files are fetched; not called when nothing will be."""
+        """Called before the model's files are fetched; not called when none will be."""
 
     def on_after_node_init(self) -> Any:
-        """The files are here; the engine is started next."""
+        """Called when the files are here; the engine starts next."""
 
 
 def made(config: LLMConfig) -> CallbackBase | None:
-    """The callback of a config, which is the class's to name.
+    """An instance of the config's callback class.
 
-    Raises: EngineStartFailed when it cannot be imported or made.
+    Raises: EngineStartFailed when it cannot be imported or created.
     """
     wanted = config.callback_config
     if wanted is None or wanted.callback_class is None:
@@ -80,14 +80,14 @@ def made(config: LLMConfig) -> CallbackBase | None:
     try:
         found, stops = _imported(wanted.callback_class), wanted.raise_error_on_callback
         return found(llm_config=config, raise_error_on_callback=stops, **wanted.callback_kwargs)
-    except Exception as error:  # importing and making are the user's own code
+    except Exception as error:  # runs the user's code
         raise _failed(config, _name(wanted.callback_class), "cannot be made", error) from error
 
 
 async def call(callback: CallbackBase | None, config: LLMConfig, method: str) -> None:
-    """Runs one method, where there is a callback; plain ones in a thread.
+    """Runs one method, if there is a callback; plain ones in a thread.
 
-    Raises: EngineStartFailed when it fails, unless the config says that its failures are only logged.
+    Raises: EngineStartFailed when it fails, unless the config says to only log failures.
     """
     if callback is None:
         return
@@ -105,7 +105,7 @@ async def call(callback: CallbackBase | None, config: LLMConfig, method: str) ->
 
 
 def problems(config: LLMConfig) -> list[str]:
-    """A sentence, with its place, when the callback's class is not to be found here."""
+    """A sentence, with its place in the config, when the callback's class cannot be found here."""
     wanted = config.callback_config
     if wanted is None or wanted.callback_class is None:
         return []

@@ -1,4 +1,4 @@
-"""Checks `engine_kwargs` by the engine that will take them, before anything starts. Imports no engine."""
+"""Checks `engine_kwargs` against their engine, before anything starts. Imports no engine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_arguments(configs: Sequence[LLMConfig]) -> Findings:
 
 
 def options_form(engine_name: str) -> type[StrictModel] | None:
-    """The form of an engine's `engine_kwargs`, where it is ours; None for vLLM, which has its own."""
+    """The model of an engine's `engine_kwargs`, where it is ours; None for vLLM, which has its own."""
     path = _FORMS.get(engine_name)
     if path is None:
         return None

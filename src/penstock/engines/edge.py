@@ -1,7 +1,7 @@
-"""The edge of a foreign HTTP application: what leaves it as an error leaves in our envelope.
+"""Wraps an engine's HTTP application: its errors leave in our envelope.
 
-It looks at statuses and at the first bytes of each piece of a stream, never into an event that is no error:
-it costs less than a microsecond per token. It knows ASGI, and no engine.
+It looks at statuses and at the first bytes of each piece of a stream, never into an event that is not an
+error: it costs less than a microsecond per token. Knows ASGI, and no engine.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Heard = Callable[[bytes, int | None], Error]
 
 
 def _unknown(path: str) -> Error | None:
-    """No better error."""
+    """Has no better error."""
 
 
 class Edge:
     """ASGI around `app`.
 
-    death: gives the reason once the engine has died: then every failure is that.
-    absent: gives for a path that was not found a better error, if there is one.
-    heard: what an answer of the app with this body and status means; without a status, an error event.
+    death: the reason once the engine has died; every failure is reported as that.
+    absent: from a path that was not found to a better error, if there is one.
+    heard: the error that a response with this body and status means; without a status, an error event.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Edge:
 
 
 class _Answer:
-    """One answer on its way out."""
+    """One response on its way out."""
 
     def __init__(
         self, send: Send, death: Callable[[], str | None], absent: Absent, heard: Heard, path: str
@@ -95,7 +95,7 @@ class _Answer:
             await self._collect(message)
 
     async def fail(self, error: Error) -> None:
-        """The app raised: end the answer, if it has not ended."""
+        """The app raised: ends the response, unless it has ended."""
         if self._begun and not self._ended:
             await self._break_off(error)
         elif not self._begun and not self._ended:
@@ -108,7 +108,9 @@ class _Answer:
             self._refusal = message
 
     async def _pass(self, message: Message) -> None:
-        """The start waits for the first bytes: a stream that begins with an error has not begun."""
+        """Holds the start until the first bytes: a stream that begins with an error can still become a
+        status.
+        """
         if self._start_held is not None:
             start, self._start_held = self._start_held, None
             await self._send(start)
@@ -133,7 +135,7 @@ class _Answer:
         await self._send({"type": "http.response.body", "body": body})
 
     async def _break_off(self, error: Error) -> None:
-        """After the first byte: the error is the stream's last event, whatever the app still sends."""
+        """After the first byte: sends the error as the stream's last event and ignores the rest from the app."""
         if self._start_held is not None:
             return await self._refuse(error, [])
         self._ended = True
@@ -145,7 +147,7 @@ class _Answer:
 
 
 def _log_failure(status: int, body: bytes) -> None:
-    """What clients do not get to see."""
+    """Logs what clients do not get to see."""
     if status >= 500:
         log.error(
             "The engine answered with status %d: %s", status, body[:_LOGGED_BYTES].decode(errors="replace")

@@ -1,7 +1,7 @@
-"""Errors of OpenAI-speaking servers in our words: what a body, or a stream's error event, of theirs means.
+"""Translates errors of OpenAI-compatible servers, from bodies and from error events of streams.
 
-A client's mistake keeps the server's sentence, which says what is allowed. Of a failure on our side nothing
-leaves the process but its status.
+A client's mistake keeps the server's message, which says what is allowed. Of a failure on our side nothing
+but its status leaves the process.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _KINDS: dict[int, type[Error]] = {
 }
 
 _CODES: dict[str, type[Error]] = {kind.code: kind for kind in (ModelNotFound, PromptTooLong)}
-"""OpenAI's own codes, which some servers give."""
+"""OpenAI's own codes, which some servers return."""
 
 
 def heard(body: bytes, status: int | None = None) -> Error:
-    """What an answer with this status and body means; without a status, what a stream's error event does."""
+    """The error that a response with this status and body means; without a status, a stream's error event."""
     if status is None:
         body = body[body.find(b"data: ") + len(b"data: ") :].partition(b"\n")[0]
         status = _status(body)
@@ -59,7 +59,7 @@ def heard(body: bytes, status: int | None = None) -> Error:
 
 
 def error(status: int, message: str, param: str | None) -> Error:
-    """What a server's message with this status means."""
+    """The error for a server's message with this status."""
     message = _sentence(message, param)
     facts = {"param": param} if param else {}
     if status in (400, 422):
@@ -73,7 +73,7 @@ def error(status: int, message: str, param: str | None) -> Error:
 
 
 def said(body: bytes) -> tuple[str, str | None]:
-    """The message of a server's error, and the field of the request that it names."""
+    """The message of a server's error, and the request field that it names."""
     found = _decode(body)
     told = found.get("error", found)
     if not isinstance(told, dict):
@@ -86,7 +86,7 @@ def said(body: bytes) -> tuple[str, str | None]:
 
 
 def _of_fields(details: list[Any]) -> tuple[str, str | None]:
-    """FastAPI's own form: what is wrong with each field, without what the request held there."""
+    """FastAPI's own format: what is wrong with each field, without the request's values."""
     faults = [
         (".".join(str(part) for part in detail.get("loc", ())[1:]), str(detail.get("msg", "is not valid")))
         for detail in details
@@ -97,7 +97,7 @@ def _of_fields(details: list[Any]) -> tuple[str, str | None]:
 
 
 def _sentence(message: str, param: str | None) -> str:
-    """The server's sentence without the Python around it, and without what the request held."""
+    """The server's message without Python's wrapping, and without the request's values."""
     if _PYDANTIC.match(message):
         found = [one or other for one, other in _PYDANTIC_SAYS.findall(message)]
         message = f"{param or 'The request'}: {'; '.join(dict.fromkeys(found)) or 'is not valid'}."
@@ -106,7 +106,7 @@ def _sentence(message: str, param: str | None) -> str:
 
 
 def _param(error: dict[str, Any]) -> str | None:
-    """A form's fields are named as FastAPI finds them, `body.file`."""
+    """FastAPI reports form fields as `body.file`."""
     param = error.get("param")
     return param.removeprefix("body.") if isinstance(param, str) else None
 

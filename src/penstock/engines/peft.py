@@ -1,7 +1,7 @@
-"""Adapters on disk, in PEFT's format: what is wrong with one, found before an engine reads it.
+"""Validates adapters on disk, in PEFT's format, before an engine reads them.
 
-An engine that is told to use a broken adapter may die of it, or take one of another model and answer
-nonsense. Nothing here loads a tensor: a header is a few kilobytes. Imports no engine.
+An engine that loads a broken adapter may crash, or accept one of another model and produce nonsense. Nothing
+here loads a tensor: a header is a few kilobytes. Imports no engine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WEIGHTS = "adapter_model.safetensors"
 _PICKLED = (
     "adapter_model.bin",
     "adapter_model.pt",
-)  # left to the engine: their shapes cannot be seen cheaply
+)  # left to the engine: their shapes are not cheap to read
 
 _HEADER_LIMIT_BYTES = 100 << 20
 _LORA = re.compile(r"^(?:base_model\.model\.)?(.+)\.lora_([AB])\.weight$")
@@ -30,7 +30,7 @@ class Broken(ValueError):
 
 
 def declared(folder: Path) -> dict[str, Any]:
-    """What `adapter_config.json` says. Raises: Broken."""
+    """The contents of `adapter_config.json`. Raises: Broken."""
     try:
         said = json.loads((folder / CONFIG).read_bytes())
     except OSError as error:
@@ -43,9 +43,9 @@ def declared(folder: Path) -> dict[str, Any]:
 
 
 def check(folder: Path, max_rank: int, base: Shapes) -> None:
-    """base: tensors of the model that it is for, by name; nothing where they are not known.
+    """base: tensors of the base model, by name; empty where unknown.
 
-    Raises: Broken with the first thing that is wrong.
+    Raises: Broken with the first problem.
     """
     config = declared(folder)
     kind = config.get("peft_type", "LORA")
@@ -64,7 +64,7 @@ def check(folder: Path, max_rank: int, base: Shapes) -> None:
 
 
 def shapes(file: Path) -> dict[str, tuple[int, ...]]:
-    """Tensors of a safetensors file by name. Raises: Broken when it is none, is cut off or not readable."""
+    """Tensors of a safetensors file by name. Raises: Broken when it is not one, is truncated or not readable."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
@@ -87,7 +87,7 @@ def shapes(file: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _rank(config: Mapping[str, Any]) -> int:
-    """The highest that any layer may have."""
+    """The highest rank that any layer may have."""
     pattern = config.get("rank_pattern") or {}
     more: list[Any] = [*cast("dict[str, Any]", pattern).values()] if isinstance(pattern, dict) else [None]
     ranks: list[Any] = [config.get("r"), *more]
@@ -123,8 +123,8 @@ def _check_tensors(layers: Mapping[str, Mapping[str, tuple[int, ...]]], rank: in
 
 
 def _kind(name: str) -> str:
-    """Equal for the same layer of each block. A kind that the base does not have may only be named otherwise
-    there, by another version of transformers, or be tied to another layer: the engine sees to it.
+    """Equal for the same layer of each block. A kind that the base lacks may only have another name there,
+    from another version of transformers, or be tied to another layer: that is left to the engine.
     """
     return re.sub(r"\d+", "#", name)
 

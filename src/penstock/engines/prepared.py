@@ -1,6 +1,6 @@
-"""A node made ready for a model, before an engine looks at it: the user's own steps, and the files.
+"""Prepares a node for a model before its engine starts: the user's callbacks, and the files.
 
-Every engine begins its start with it; those that read weights have them fetched.
+Every engine starts with it; those that read weights have them fetched.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _TELL_S = 5.0
 
 
 async def prepared(config: LLMConfig, progress: Progress, *, fetch: bool = True) -> LLMConfig:
-    """The config with folders of this node; at once when there is nothing to do.
+    """The config with folders on this node; at once when there is nothing to do.
 
-    Raises: EngineStartFailed with what could not be fetched, or which step of the user's failed, and why.
+    Raises: EngineStartFailed with what could not be fetched, or which callback failed, and why.
     """
     steps = callback.made(config)
     await callback.call(steps, config, callback.BEFORE_INIT)
@@ -52,7 +52,7 @@ async def _fetched(config: LLMConfig, files: sources.Only, progress: Progress) -
 
 
 class _Told:
-    """Tells progress of bytes now and then, from the download's threads; ends them when nobody waits."""
+    """Reports bytes now and then, from the download's threads; ends them when nobody waits."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress, self._loop = progress, asyncio.get_running_loop()

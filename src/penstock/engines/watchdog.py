@@ -1,8 +1,8 @@
-"""Tells when an engine's processes are there and do nothing.
+"""Detects an engine whose processes are alive but make no progress.
 
-An engine that died is seen by its end; one that stands still is not. How long it may stand still depends on
-what is seen of its processes: stopped ones do not come back, one that uses no CPU may wait for a device, one
-that computes may be busy with a prompt of a million tokens, or compile.
+An engine that died is noticed by its end; a stuck one is not. How long it may stall depends on its processes:
+stopped ones do not come back, one that uses no CPU may wait for a device, one that computes may be busy with
+a prompt of a million tokens, or compile.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import psutil
 log = logging.getLogger(__name__)
 
 STOPPED_S = 2.5
-"""Of SIGSTOP, of a debugger that was left."""
+"""After SIGSTOP, or in a debugger."""
 
 IDLE_S = 18.0
 """Without a step and without any CPU time, while there is work. With `PROBE_S` before it less than 30 s."""
 
 STUCK_S = 600.0
-"""Without a step, while there is work; it computes, whatever it is."""
+"""Without a step, while there is work, although it uses CPU."""
 
 PROBE_S = 10.0
-"""After so long without a step, an idle engine is given work: seldom enough to leave its device at rest."""
+"""After this long without a step, an idle engine is probed: seldom enough to leave its device at rest."""
 
 _LOOK_S = 0.25
 _LATE_S = 4 * _LOOK_S
-_FAMILY_S = 10.0  # how often its children are looked for
+_FAMILY_S = 10.0  # how often its children are listed
 
 
 class Watchdog:
@@ -46,10 +46,10 @@ class Watchdog:
         resting: Callable[[], bool] = lambda: False,
         workers_elsewhere: bool = False,
     ) -> None:
-        """pid: of its process; None while it has none, when it may stand still.
-        steps: another number after each step. working: whether it has something to do.
-        probe: a little work for an idle one. resting: whether it shall stand still: it is only looked at.
-        workers_elsewhere: whether what computes is not below `pid`.
+        """pid: of its process; None while it has none and may be still.
+        steps: changes after each step. working: whether it has something to do.
+        probe: a little work for an idle one. resting: whether it is paused: it is only observed.
+        workers_elsewhere: whether the processes that compute are not below `pid`.
         """
         self._pid = pid
         self._steps = steps
@@ -60,7 +60,7 @@ class Watchdog:
         self._probing: asyncio.Task[object] | None = None
 
     async def stalled(self) -> str:
-        """Returns what was seen, as soon as it stands still; never, while it goes on."""
+        """Returns the reason as soon as the engine is stuck; never, while it makes progress."""
         try:
             return await self._watch()
         finally:
@@ -74,7 +74,7 @@ class Watchdog:
             await asyncio.sleep(_LOOK_S)
             now, pid = time.monotonic(), self._pid()
             was_late, looked = now - looked > _LATE_S, now
-            if was_late or pid is None or family.pid != pid:  # we were held up ourselves, or it is a new one
+            if was_late or pid is None or family.pid != pid:  # we were delayed, or it is a new engine
                 family = family if family.pid == pid else _Family(pid)
                 ran = stepped = computed = now
             if pid is None:
@@ -104,7 +104,7 @@ class Watchdog:
         return self._probing is not None or self._working()
 
     def _is_answered(self) -> bool:
-        """Whether an answer to our probe has come; an error is one, too."""
+        """Whether our probe was answered; an error counts, too."""
         if self._probing is None or not self._probing.done():
             return False
         probing, self._probing = self._probing, None
@@ -114,7 +114,7 @@ class Watchdog:
 
 
 class _Family:
-    """A process and those below it."""
+    """A process and its descendants."""
 
     def __init__(self, pid: int | None) -> None:
         self.pid = pid
@@ -125,7 +125,7 @@ class _Family:
         return any(_status(member) == psutil.STATUS_STOPPED for member in self._found())
 
     def cpu_s(self) -> float:
-        """Of all of them, with children that have ended."""
+        """CPU time of all of them, with children that have ended."""
         return sum(_cpu_s(member) for member in self._found())
 
     def _found(self) -> list[psutil.Process]:

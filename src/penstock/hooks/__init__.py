@@ -1,6 +1,6 @@
 """The user's own code around a model: `preprocessor` and `postprocessor` of a config.
 
-It knows neither Ray nor HTTP nor an engine: the replica, a deployment of its own and batch call the same.
+Knows neither Ray nor HTTP nor an engine: replicas, hook deployments and batch call the same code.
 """
 
 from penstock.hooks.context import Context

@@ -1,4 +1,4 @@
-"""What a hook may know beside the request, if it takes a second argument."""
+"""What a hook can learn beside the request, if it takes a second argument."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from penstock.config import LLMConfig
 
 authors_ask: ContextVar[bool] = ContextVar("authors_ask", default=False)
-"""Whether the running task asks for the hooks' own author, as batch does: what fails is told, not hidden."""
+"""Whether the hooks' own author runs this task, as in batch: failures are shown, not hidden."""
 
 
 @dataclass(frozen=True, slots=True)

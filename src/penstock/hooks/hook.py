@@ -1,4 +1,4 @@
-"""A hook, ready to be called: plain functions in threads, coroutines on the loop, faults in our words."""
+"""A loaded hook: plain functions run in threads, coroutines on the loop, errors are translated."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Hook:
     """`await hook(value, context)`. One for a replica or an actor, whatever the number of requests."""
 
     def __init__(self, config: LLMConfig, field: str) -> None:
-        """field: `preprocessor` or `postprocessor`. Raises: ConfigError when it cannot be made."""
+        """field: `preprocessor` or `postprocessor`. Raises: ConfigError when it cannot be created."""
         self._field = field
         self._ask = loading.made(config, field)
         self._takes_context = loading.takes_two(self._ask)
@@ -32,9 +32,9 @@ class Hook:
         self._threads = Threads(field)
 
     async def __call__(self, value: Any, context: Context) -> Any:
-        """What the user's code returns.
+        """The user's result.
 
-        Raises: BadRequest with the text of its ValueError; Error, which tells nothing, for anything else.
+        Raises: BadRequest with the text of its ValueError; Error, without details, for anything else.
         """
         try:
             if self._waits:
@@ -45,7 +45,7 @@ class Hook:
             raise self.fault(error, context) from error
 
     def now(self, value: Any, context: Context) -> Any:
-        """The same without a thread, for what comes many times a second; a coroutine is given as it is.
+        """The same without a thread, for calls many times a second; returns a coroutine as it is.
 
         Raises: what the user's code raises.
         """
@@ -61,7 +61,8 @@ class Hook:
 
 
 def fault(what: str, error: Exception, request_id: str, *, clients: bool = True) -> Error:
-    """`error` of the user's code as an answer. What is no client's fault only the log and the author see.
+    """The response error for `error` of the user's code. Unless the client caused it, only the log and the
+    author see details.
 
     clients: a ValueError is about what the client sent.
     """

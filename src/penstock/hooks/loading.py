@@ -1,4 +1,4 @@
-"""From what a config names to a callable: imported, and made when it is a class."""
+"""Loads a hook from its name in a config: imports it, and instantiates a class."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 PREPROCESSOR, POSTPROCESSOR = "preprocessor", "postprocessor"
 
 _CODE = {"working_dir", "py_modules", "py_executable", "pip", "uv", "conda", "image_uri", "container"}
-"""What in a runtime_env makes other modules importable."""
+"""Keys of a runtime_env that make other modules importable."""
 
 
 def made(config: LLMConfig, field: str) -> Callable[..., Any]:
-    """The callable of `field`; a class is made, with its `arguments` and, if it takes one, the `llm_config`.
+    """The callable of `field`; a class is instantiated with its `arguments` and, if it takes one, the
+    `llm_config`.
 
-    Raises: ConfigError with its place when it cannot be imported or made.
+    Raises: ConfigError with its place when it cannot be imported or created.
     """
     where = config.location / field
     named = getattr(config, field)
@@ -31,12 +32,12 @@ def made(config: LLMConfig, field: str) -> Callable[..., Any]:
         given = _given(found, _arguments(config, field), config)
         _check(found, given)
         return found(**given) if isinstance(found, type) else found
-    except Exception as error:  # importing and making are the user's own code
+    except Exception as error:  # runs the user's code
         raise ConfigError(where.says(f"{_shown(named)} cannot be made: {_why(error)}.")) from error
 
 
 def problems(config: LLMConfig) -> list[str]:
-    """A sentence, with its place, for every hook that cannot be found, made or called. Makes none.
+    """A sentence, with its place, for every hook that cannot be found, created or called. Creates none.
 
     What a runtime_env brings to the replicas need not be here.
     """
@@ -47,15 +48,15 @@ def problems(config: LLMConfig) -> list[str]:
         try:
             hook = _imported(named) if isinstance(named, str) else named
             _check(hook, _given(hook, _arguments(config, field), config))
-        except Exception as error:  # importing is the user's own code
+        except Exception as error:  # runs the user's code
             if isinstance(error, ImportError) and _brings_code(config, field):
-                continue  # it may be there when the replica starts; what is not there then, is told then
+                continue  # it may exist when the replica starts; if not, that is reported then
             found.append((config.location / field).says(f"{_shown(named)} cannot be used: {_why(error)}."))
     return found
 
 
 def takes_two(ask: Callable[..., Any]) -> bool:
-    """Whether it wants the context, too."""
+    """Whether it takes the context, too."""
     kinds = [parameter.kind for parameter in inspect.signature(ask).parameters.values()]
     places = [kind for kind in kinds if kind in (inspect.Parameter.POSITIONAL_ONLY, _PLACED)]
     return len(places) >= 2 or inspect.Parameter.VAR_POSITIONAL in kinds
@@ -80,7 +81,7 @@ def _arguments(config: LLMConfig, field: str) -> Mapping[str, Any]:
 
 
 def _given(found: Any, arguments: Mapping[str, Any], config: LLMConfig) -> dict[str, Any]:
-    """What a class is made with."""
+    """Constructor arguments of a class."""
     if not isinstance(found, type):
         if arguments:
             raise TypeError("`arguments` are for a class, and this is none")
@@ -90,7 +91,7 @@ def _given(found: Any, arguments: Mapping[str, Any], config: LLMConfig) -> dict[
 
 
 def _check(found: Any, given: Mapping[str, Any]) -> None:
-    """Raises: TypeError for what cannot be made with `given`, or called with a request."""
+    """Raises: TypeError for what cannot be created with `given`, or called with a request."""
     called = found
     if isinstance(found, type):
         inspect.signature(found).bind(**given)
@@ -107,7 +108,7 @@ def _check(found: Any, given: Mapping[str, Any]) -> None:
 
 
 def _check_places(called: Any, before: int) -> None:
-    """before: places that are not ours, such as `self`."""
+    """before: leading parameters that the caller does not fill, such as `self`."""
     signature = inspect.signature(called)
     for count in (1, 2):
         try:

@@ -1,4 +1,4 @@
-"""What a preprocessor's return value means: an edited request, or a prompt for the engine."""
+"""Interprets a preprocessor's return value: an edited request, or a prompt for the engine."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ SAMPLING = frozenset(
         "watermarking",
     }
 )
-"""Parameters that engines know. Others pass, unless they look like one of these."""
+"""Parameters that engines know. Unknown ones pass, unless they look like one of these."""
 
 _ALIKE = 0.8
 _INPUTS = ("messages", "prompt", "input")
@@ -89,7 +89,7 @@ _ENGINE_ONLY = ("multi_modal_data", "prompt_token_ids")
 
 @dataclass(frozen=True, slots=True)
 class Meant:
-    """The request to go on with; the engine prompt that stands in for its input, if there is one.
+    """The request to continue with; the engine prompt that replaces its input, if there is one.
 
     sampling: parameters beside that prompt, by the names of chat completions.
     """
@@ -100,7 +100,7 @@ class Meant:
 
 
 def meant(returned: Any, request: Mapping[str, Any]) -> Meant:
-    """Reads what the preprocessor returned for `request`.
+    """Interprets what the preprocessor returned for `request`.
 
     Raises: TypeError saying what a preprocessor may return.
     """
@@ -129,7 +129,9 @@ def is_prompt(value: Mapping[str, Any]) -> bool:
 
 
 def _plain(prompt: Mapping[str, Any]) -> Mapping[str, Any]:
-    """With token ids as engines take them, whatever a tokenizer made (an array, a tensor); the rest as is."""
+    """With token ids as engines take them, whatever a tokenizer returned (an array, a tensor); the rest
+    unchanged.
+    """
     ids = prompt.get("prompt_token_ids")
     if ids is None:
         return prompt

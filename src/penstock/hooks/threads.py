@@ -1,4 +1,4 @@
-"""Where plain functions of the user's run: threads of their own, so that none of ours wait for theirs."""
+"""Threads for the user's plain functions, so that ours never wait for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Threads:
         self._pool: ThreadPoolExecutor | None = None
 
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What it returns, called in the context of the running task."""
+        """The function's result, called in the context of the running task."""
         if self._pool is None:
             most = min(32, (os.cpu_count() or 1) + 4)  # Python's own default
             self._pool = ThreadPoolExecutor(most, self._name)
@@ -28,7 +28,7 @@ class Threads:
 
 
 def _called(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Raises: RuntimeError for what would end the event loop, or block its caller for ever."""
+    """Raises: RuntimeError for an exception that would end the event loop, or block its caller for ever."""
     try:
         return function(*arguments)
     except (StopIteration, SystemExit) as error:

@@ -1,5 +1,5 @@
-"""What stands before an engine's own HTTP application, in a replica and in batch alike.
+"""ASGI layers before an engine's HTTP application, in a replica and in batch alike.
 
-Each layer is ASGI around ASGI. A request passes adapters first, then prefill by other replicas, then the
-user's postprocessor and preprocessor, then `/v1/generate`. They know no server and no fleet.
+A request passes adapters first, then prefill by other replicas, then the user's postprocessor and
+preprocessor, then `/v1/generate`. They know no server and no fleet.
 """

@@ -1,7 +1,7 @@
 """`POST /v1/generate`: the engine's own `generate` over HTTP, token ids or text in, token ids and text out.
 
-A layer before the engine's app that knows no engine: sampling parameters pass untouched, and what an engine
-adds becomes an event by one encoding. Pictures, videos and sounds go by chats, or by handle.
+A layer before the engine's app that knows no engine: sampling parameters pass unchanged, and a delta becomes
+an event by one encoding. Images, videos and audio go by chats, or by handle.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     user: str | None = None
 
     def engine_prompt(self) -> Prompt:
-        """Raises: BadRequest when it is not one of the two."""
+        """Raises: BadRequest unless exactly one of the two is given."""
         if (self.prompt is None) == (self.prompt_token_ids is None):
             raise BadRequest(f"{PATH} wants either `prompt`, a text, or `prompt_token_ids`.", param="prompt")
         given: dict[str, Any] = {"cache_salt": self.cache_salt} if self.cache_salt else {}
@@ -58,7 +58,9 @@ class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class GenerateOutput(msgspec.Struct):
-    """One output, or what a step added to it. logprobs: for each token itself, then the likeliest others."""
+    """One output, or what a step added to it. logprobs: for each token the token itself, then the likeliest
+    others.
+    """
 
     index: int
     text: str
@@ -82,7 +84,7 @@ class GenerateUsage(msgspec.Struct):
 
 
 class GenerateResponse(msgspec.Struct):
-    """A whole answer; at a stream's end one without outputs."""
+    """A whole response; at a stream's end one without outputs."""
 
     id: str
     outputs: list[GenerateOutput]
@@ -144,7 +146,7 @@ async def _gather(answer: GenerateResponse, deltas: AsyncGenerator[Delta, None],
 
 
 async def _stream(answer: GenerateResponse, deltas: AsyncGenerator[Delta, None], send: Send) -> None:
-    """An event for each delta, then one with the counts; an error after the first is the last of them."""
+    """An event for each delta, then one with the counts; an error after the first event becomes the last one."""
     begun = False
     try:
         async for delta in deltas:
@@ -186,6 +188,6 @@ def _read(body: bytes) -> GenerateRequest:
 
 
 def _id(scope: Scope) -> str:
-    """From the request's own id, which the gateway has set."""
+    """The request's own id, which the gateway has set."""
     given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
     return f"gen-{given.decode('latin-1')}" if given else f"gen-{uuid.uuid4().hex}"

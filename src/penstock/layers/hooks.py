@@ -1,4 +1,4 @@
-"""How a replica asks the user's hooks, and what it tells them of a request."""
+"""How a replica calls the user's hooks, and what they learn of a request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KEY = "penstock.context"
 
 
 def context_of(scope: Scope, config: LLMConfig) -> Context:
-    """One for a request, however many layers ask for it."""
+    """The context of a request, shared by all layers."""
     if _KEY not in scope:
         fields = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         scope[_KEY] = Context(config, scope["path"], fields.get("x-request-id", ""), fields)

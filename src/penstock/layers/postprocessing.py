@@ -1,7 +1,7 @@
-"""The layer in which the user's postprocessor stands behind the engine's app; only models with one have it.
+"""Runs the user's postprocessor on responses of the engine's app; only models with one have this layer.
 
-It sees a finished answer as a dict, and of a stream each event's. Its streams leave the fast lane: every
-event is parsed and written anew, which costs some ten microseconds and what the user's code takes.
+It gets a finished response as a dict, and each event of a stream. Its streams leave the fast path: every
+event is parsed and encoded again, which costs some ten microseconds plus the user's code.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STREAM, _JSON = b"text/event-stream", b"application/json"
 _DATA = b"data: "
 _ERRORS = (b'data: {"error"', b"event: error")
 _KEPT = "/v1/responses/resp_"
-"""An answer that is asked for again is the engine's own again."""
+"""A stored response that is retrieved is the engine's original."""
 
 
 class Postprocessing:
@@ -44,7 +44,7 @@ class Postprocessing:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not _is_answer(scope):
             return await self._app(scope, receive, send)
-        shortcut.set(None)  # else pieces of a stream would pass by
+        shortcut.set(None)  # else pieces of a stream would bypass the layer
         answer = _Answer(send, self._hook, context_of(scope, self._config))
         running = asyncio.ensure_future(self._app(scope, receive, answer.send))
         try:
@@ -58,7 +58,7 @@ class Postprocessing:
 
 
 class _Answer:
-    """One answer on its way through the hook. failed: done when the hook broke a stream off."""
+    """One response on its way through the hook. failed: done when the hook broke a stream off."""
 
     def __init__(self, send: Send, hook: Hook, context: Context) -> None:
         self._send = send
@@ -70,7 +70,7 @@ class _Answer:
         self.failed = asyncio.get_running_loop().create_future()
 
     async def send(self, message: Message) -> None:
-        """For the engine's app."""
+        """`send` for the engine's app."""
         await self._take(message)
 
     async def _begin(self, message: Message) -> None:
@@ -114,7 +114,7 @@ class _Answer:
             await self._send({"type": "http.response.body", "body": body, "more_body": not last})
 
     async def _event(self, event: bytes) -> bytes:
-        """One event anew; nothing where the hook gives None. Errors and `[DONE]` stay as they are."""
+        """One event, processed; nothing where the hook returns None. Errors and `[DONE]` pass unchanged."""
         head, found, data = event.partition(_DATA)
         if not found or not data.startswith(b"{") or event.startswith(_ERRORS):
             return event + b"\n\n"
@@ -124,7 +124,7 @@ class _Answer:
         return b"" if given is None else head + _DATA + msgspec.json.encode(_answer(given)) + b"\n\n"
 
     async def _break_off(self, error: Error) -> None:
-        """The stream's last event; the engine's app is ended."""
+        """Sends the stream's last event and ends the engine's app."""
         await self._send({"type": "http.response.body", "body": form(self._context.path).event(error)})
         self.failed.set_result(None)
         await asyncio.Event().wait()  # for the end of this task

@@ -1,8 +1,8 @@
-"""The layer of a decode replica before its engine: long prompts are computed by prefill replicas.
+"""The layer of a decode replica before its engine: prefill replicas compute long prompts.
 
-A prefill replica gets the same request with one token to make, so that both halves make the same prompt of
-it. What it answers says where the prompt's KV cache lies; this replica's engine fetches it. Whatever goes
-wrong there, the prompt is computed here.
+A prefill replica gets the same request with one token to make, so that both build the same prompt. Its
+response says where the prompt's KV cache lies, and this replica's engine fetches it. If anything fails there,
+the prompt is computed here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.layers.adapters import adapter_of
 log = logging.getLogger(__name__)
 
 WHERE = "kv_transfer_params"
-"""The field, of requests and answers, that says where a KV cache lies: vLLM's name."""
+"""The field of requests and responses that locates a KV cache: vLLM's name."""
 
 _ASKING: Mapping[str, Any] = {"do_remote_decode": True, "do_remote_prefill": False}
 _ONE_TOKEN: Mapping[str, Mapping[str, Any]] = {
@@ -30,13 +30,13 @@ _ONE_TOKEN: Mapping[str, Mapping[str, Any]] = {
     "/v1/messages": {"max_tokens": 1},
 }
 _ONLY_HERE = ("stream_options", "min_tokens")
-"""They do not fit an answer of one token in one piece."""
+"""They do not fit a non-streaming response of one token."""
 _PARAMETERS = ("sampling_params", "extra_args", "vllm_xargs")
-"""Fields of requests, one within the other, that reach the engine as they are."""
+"""Nested fields of requests that reach the engine unchanged."""
 _BYTES_PER_TOKEN = 4
 
 Ask = Callable[[Scope, bytes], Awaitable[bytes | None]]
-"""Has a prefill replica answer this body, in the place of that of the scope; None when none can."""
+"""Has a prefill replica answer this body, in place of the scope's own; None when none can."""
 
 
 class Prefill:
@@ -66,7 +66,7 @@ class Prefill:
         return await self._app(*asgi.with_body(scope, receive, body), send)
 
     def _pays(self, request: Mapping[str, Any], body_bytes: int) -> bool:
-        """Whether the prompt is long, and one that is read by one sequence alone: a cache is fetched once."""
+        """Whether the prompt is long enough, and read by only one sequence: a cache is fetched once."""
         prompt = request.get("prompt")
         if isinstance(prompt, list):
             tokens = cast("list[Any]", prompt)
@@ -94,7 +94,7 @@ class Prefill:
 
 
 def forget(request: dict[str, Any]) -> bool:
-    """Takes out where a client says that a cache lies: an engine would fetch it. Whether it said so."""
+    """Removes a client's own KV cache location, which an engine would fetch. Whether there was one."""
     said = False
     for name in list(request):
         if name == WHERE:
@@ -106,6 +106,6 @@ def forget(request: dict[str, Any]) -> bool:
 
 
 def for_prefill(path: str, request: Mapping[str, Any]) -> dict[str, Any]:
-    """The request that has its prompt computed and kept. path: an endpoint's."""
+    """The request that computes and stores the prompt's KV cache. path: an endpoint's."""
     rest = {name: value for name, value in request.items() if name not in _ONLY_HERE}
     return {**rest, **_ONE_TOKEN[path], "stream": False, WHERE: _ASKING}

@@ -1,7 +1,7 @@
-"""The layer in which the user's preprocessor stands before the engine's app; only models with one have it.
+"""Runs the user's preprocessor before the engine's app; only models with one have this layer.
 
-An edited request goes on in the place of the client's. A prompt for the engine goes on beside it, as the very
-objects that the user made (`engine.prepared`), and the request then holds a sign where its input was.
+An edited request replaces the client's. A prompt for the engine travels beside the request, as the user's own
+objects (`engine.prepared`), and the request then holds a placeholder where its input was.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _OWN_NAMES: Mapping[str, Mapping[str, str]] = {
     "/v1/responses": {"max_tokens": "max_output_tokens"},
     "/v1/messages": {"stop": "stop_sequences"},
 }
-"""Where an endpoint calls a sampling parameter otherwise than chat completions do."""
+"""Endpoints with other names for a sampling parameter than chat completions."""
 
 
 class Preprocessing:
@@ -79,7 +79,7 @@ class Preprocessing:
         try:
             body = await asgi.read_body(receive)
             request = asgi.parsed(body)
-            if request is not None:  # else the engine's app says what is wrong with it
+            if request is not None:  # the engine's app reports what is wrong with it
                 found = await asgi.while_connected(receive, self._meant(scope, request))
                 body = _encoded(found, context_of(scope, self._config))
         except asgi.ClientGone:
@@ -90,7 +90,7 @@ class Preprocessing:
 
     async def _meant(self, scope: Scope, request: Mapping[str, Any]) -> Meant:
         context = context_of(scope, self._config)
-        returned = await self._ask(dict(request), context)  # a copy: the user's code may change what it gets
+        returned = await self._ask(dict(request), context)  # a copy: the user's code may change its argument
         try:
             found = meant(returned, request)
             if found.prompt is not None and scope["path"] not in GENERATING:
@@ -112,7 +112,7 @@ def _encoded(found: Meant, context: Context) -> bytes:
     """The request for the engine's app. Sets `prepared` for the running task where there is a prompt."""
     try:
         return msgspec.json.encode(found.request if found.prompt is None else _replaced(found, context.path))
-    except Exception as error:  # whatever the user's code put there
+    except Exception as error:  # whatever the user's code returned
         raise _useless(error, context) from error
 
 

@@ -1,4 +1,4 @@
-"""All layers of a model in their order, before a replica's engine as before one in batch."""
+"""All layers of a model in order, the same before an engine in a replica and in batch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def stacked(
     postprocessor: Hook | None,
     prefill: Ask | None = None,
 ) -> ASGIApp:
-    """The app of `engine`, which has been started, behind those layers that the model has."""
+    """The app of a started `engine`, behind the layers that the model has."""
     app: ASGIApp = Generation(engine.app(), engine)
     if preprocessor is not None:
         app = Preprocessing(app, preprocessor, config)
@@ -36,5 +36,5 @@ def stacked(
     if prefill is not None and config.prefill is not None:
         app = Prefill(
             app, prefill, config.model_id, config.prefill.min_prompt_tokens
-        )  # before the hooks: the other half has them, too
+        )  # before the hooks, which run in the prefill replica, too
     return app if adapters is None else Layer(app, adapters)

@@ -1,6 +1,6 @@
-"""The child process, seen from its owner: start it, hear what it says, see its end at once, stop it.
+"""The child process, seen from its owner: start it, read its output, notice its end at once, stop it.
 
-Between the two stands the `keeper`. It knows nothing of HTTP.
+The `keeper` stands between the two. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 class Child:
-    """A command that runs; make it in the event loop."""
+    """A running command; create it in the event loop."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], grace_s: float) -> None:
-        """Start it. grace_s: from SIGTERM to SIGKILL."""
+        """Starts it. grace_s: from SIGTERM to SIGKILL."""
         self._loop = asyncio.get_running_loop()
         self._grace_s = grace_s
         self._tail = b""
         self.ended: asyncio.Future[str] = self._loop.create_future()
-        """Why it has ended, once it has."""
+        """The reason, once it has ended."""
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", keeper.__name__],
             stdin=subprocess.PIPE,
@@ -62,21 +62,21 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of the keeper; the command and what it started are below it."""
+        """Of the keeper; the command and its children are below it."""
         return self._process.pid
 
     def kill(self) -> None:
-        """At once, and all that is below it, in whatever state they are."""
+        """Kills it and its descendants at once."""
         kill_tree(self._process)
 
     def last_words(self) -> str:
-        """The last lines of what it has printed."""
+        """The last lines of its output."""
         text = _COLOUR.sub("", self._tail.decode(errors="replace"))
         lines = [line.rstrip() for line in text.splitlines() if line.strip()]
         return "\n".join(lines[-_SHOWN_LINES:])[-_SHOWN_CHARACTERS:]
 
     async def stop(self) -> None:
-        """End it and every process below it. Safe to call twice."""
+        """Ends it and its descendants. Idempotent."""
         if not self.ended.done():
             self._process.terminate()
             await asyncio.wait({self.ended}, timeout=self._grace_s + _KEEPER_S)
@@ -85,7 +85,7 @@ class Child:
             await asyncio.wait({self.ended})
 
     def _hear(self) -> bool:
-        """What it prints goes where we print, and the last of it is kept. False when there is no more now."""
+        """Copies its output to ours and keeps the last lines. False when there is no more for now."""
         try:
             said = os.read(self._output, _READ_BYTES)
         except BlockingIOError:
@@ -100,7 +100,7 @@ class Child:
     def _on_end(self) -> None:
         self._loop.remove_reader(self._watch)
         os.close(self._watch)
-        _kill_group(self._process.pid)  # while nobody else can have its number: it is not waited for yet
+        _kill_group(self._process.pid)  # before it is reaped, so that its number cannot be reused
         status = self._process.wait()
         while self._hear():
             pass
@@ -112,7 +112,7 @@ class Child:
 
 
 def _kill_group(pid: int) -> None:
-    """What a keeper leaves that was killed itself."""
+    """Kills what is left when the keeper itself was killed."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):

@@ -21,7 +21,7 @@ _TOKEN_ID = re.compile(r"token_id:(\d+)")
 
 
 def body(model: str, prompt: Prompt, params: Mapping[str, Any]) -> dict[str, Any]:
-    """The request for a stream. What of it a server does not know (token ids are vLLM's), it ignores.
+    """The body of a streaming request. Servers ignore fields that they do not know (token ids are vLLM's).
 
     Raises: Unsupported for a prompt with more than text or token ids; BadRequest for one without.
     """
@@ -50,7 +50,7 @@ def prompt_fields(prompt: Prompt) -> dict[str, Any]:
 
 
 def check_room(prompt: Prompt, window: int | None) -> None:
-    """Some servers cut `max_tokens` to what is left, and then say that 0 is too few.
+    """Some servers cut `max_tokens` to the room left, and then reject 0 as too few.
 
     Raises: PromptTooLong for token ids that leave no room for one more; a text is the server's to count.
     """
@@ -97,7 +97,7 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 
 
 class CompletionReader:
-    """One stream on its way to deltas. The last delta of an output waits for the usage, which comes last."""
+    """Turns one stream into deltas. The last delta of an output waits for the usage, which comes last."""
 
     def __init__(self, outputs: int) -> None:
         self._unfinished = set(range(outputs))
@@ -106,7 +106,7 @@ class CompletionReader:
         self._cached_tokens = 0
 
     def add(self, data: bytes) -> list[Delta]:
-        """What an event adds. Raises: msgspec.DecodeError."""
+        """Deltas of an event. Raises: msgspec.DecodeError."""
         chunk = _decode(data)
         if chunk.usage is not None:
             self._count(chunk.usage)
@@ -120,7 +120,7 @@ class CompletionReader:
         return [replace(delta, **counts) for delta in self._last]
 
     def cut(self) -> list[Delta]:
-        """Last deltas, when the stream was ended by us."""
+        """Last deltas, when we ended the stream."""
         aborted = [
             Delta("", (), index, "abort", self._prompt_tokens, self._cached_tokens)
             for index in sorted(self._unfinished)
@@ -149,7 +149,7 @@ class CompletionReader:
 
 
 def _logprobs(told: _Logprobs) -> tuple[tuple[Logprob, ...], ...] | None:
-    """Where the server names tokens by their ids; None where it gives their texts only."""
+    """Logprobs where the server gives token ids; None where it gives only texts."""
     tops = told.top_logprobs or [None] * len(told.tokens)
     rows = [
         _row(token, logprob, top or {})

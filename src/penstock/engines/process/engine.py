@@ -1,7 +1,7 @@
 """ProcessEngine: the Engine protocol over any child process that speaks OpenAI HTTP.
 
-Requests pass the gate, then go by `wire` to the child. It is asleep when there is no child; what it feels is
-what is open here, and what the child's own gauges said last.
+Requests pass the gate, then go by `wire` to the child. A sleeping engine has no child; its load is the
+requests open here plus the child's own gauges when last read.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _RETRY_AFTER_S = 5.0
 
 
 class _Cut(Unavailable):
-    """A request was ended because the engine was put to sleep."""
+    """The request was ended because the engine was put to sleep."""
 
 
 class ProcessEngine(EngineControl):
@@ -159,7 +159,7 @@ class ProcessEngine(EngineControl):
         return frozenset(self._adapters)
 
     async def check_health(self) -> None:
-        """Asks the child, too, unless it sleeps or wakes up."""
+        """Also probes the child, unless the engine sleeps or wakes up."""
         self._refuse_dead()
         wire = self._wire
         if wire is None:
@@ -178,7 +178,7 @@ class ProcessEngine(EngineControl):
         return self._death
 
     def load(self) -> Load:
-        """What is open is known here; how much of it waits in the child, since its gauges were last read."""
+        """Open requests are counted here; how many of them wait comes from the last read of the gauges."""
         inside, seen = self._gate.inside, self._gauges
         if seen is None or not inside:
             return Load(inside, self._gate.waiting)
@@ -231,7 +231,7 @@ class ProcessEngine(EngineControl):
     # -- for the relay
 
     def names(self, adapter: str | None) -> ModelNames:
-        """Of the model, or of an adapter by its own name."""
+        """The names of the model, or of an adapter."""
         model_id = self._config.model_id
         if adapter is None:
             return ModelNames(model_id, self.options.served_model_name or model_id)
@@ -239,7 +239,8 @@ class ProcessEngine(EngineControl):
 
     @asynccontextmanager
     async def at_work(self, *, waits: bool = True) -> AsyncGenerator[Wire]:
-        """The way to the child, for one request. waits: through a sleep, else it is refused meanwhile.
+        """The connection to the child, for one request. waits: through a sleep; otherwise it is rejected
+        then.
 
         Raises: EngineDead; Unavailable, also when sleep ends the request; Error when the child breaks it off.
         """
@@ -264,7 +265,7 @@ class ProcessEngine(EngineControl):
     # -- the child's life
 
     async def _run(self, progress: Progress) -> None:
-        """A child that has made a token. Raises: EngineStartFailed, and there is none."""
+        """Starts a child that has made a token. Raises: EngineStartFailed, leaving no child."""
         port = self.options.port or _free_port()
         try:
             await self._run_at(port, progress)
@@ -315,7 +316,7 @@ class ProcessEngine(EngineControl):
             await self._load(wire, adapter, path)
 
     async def _end(self) -> None:
-        """Without a child; what is open in it ends."""
+        """Ends the child and its open requests."""
         child, self._child = self._child, None
         wire, self._wire = self._wire, None
         for task in (self._looking, self._guarding):
@@ -328,7 +329,7 @@ class ProcessEngine(EngineControl):
             await child.stop()
 
     def _on_end(self, child: Child, why: str) -> None:
-        """Unless we have ended it, this is death."""
+        """The engine's death, unless we ended the child."""
         if child is not self._child or self._refusal is not None:
             return
         self._refuse("The engine behind this replica is gone.")
@@ -336,8 +337,9 @@ class ProcessEngine(EngineControl):
         self._died.set()
 
     async def _guard(self, child: Child, wire: Wire) -> None:
-        """Ends a child that stands still. What it is doing is not known, and a slow client may hold it up:
-        it only has to answer."""
+        """Kills a child that is stuck. Its progress is unknown, and a slow client may stall it: it only has
+        to answer.
+        """
         watchdog = Watchdog(
             lambda: child.pid,
             steps=lambda: 0,
@@ -359,7 +361,7 @@ class ProcessEngine(EngineControl):
             raise EngineDead("The engine is not running.")
 
     async def _breakage(self) -> Error:
-        """What it means that a connection broke."""
+        """The error that a broken connection means."""
         if self._child is not None:
             await asyncio.wait({self._child.ended}, timeout=readiness.DYING_S)
         if self._refusal is not None:
@@ -374,7 +376,7 @@ class ProcessEngine(EngineControl):
         return EngineStartFailed(f"Model '{self._config.model_id}' cannot start: {why.rstrip('.')}.{said}")
 
     async def _look(self, wire: Wire) -> None:
-        """Reads the child's gauges now and then, while there is something to see."""
+        """Reads the child's gauges periodically while requests are open."""
         while self._gauges is not None:
             await self._gate.busy()
             await asyncio.sleep(_LOOK_S)
@@ -390,7 +392,7 @@ class ProcessEngine(EngineControl):
     # -- adapters
 
     def _loaded(self, adapter: str | None) -> str | None:
-        """The same. Raises: ModelNotFound when it is not loaded."""
+        """The adapter itself. Raises: ModelNotFound when it is not loaded."""
         if adapter is not None and adapter not in self._adapters:
             raise ModelNotFound(f"The adapter '{plain_name(adapter)}' is not loaded.", param="model")
         return adapter
@@ -416,7 +418,7 @@ def _free_port() -> int:
 
 
 def _is_listening(port: int) -> bool:
-    """Whether somebody does."""
+    """Whether a process listens there."""
     with socket.socket() as probe:
         return probe.connect_ex((_HOST, port)) == 0
 

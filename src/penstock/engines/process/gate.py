@@ -1,4 +1,4 @@
-"""Before the child: requests wait here while it sleeps, and are counted while they are with it."""
+"""A gate before the child: requests wait here while it sleeps, and are counted while it serves them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Gate:
 
     @asynccontextmanager
     async def passed(self) -> AsyncGenerator[None]:
-        """Waits until it is open; inside until the end of the block."""
+        """Waits until the gate is open; counted as inside until the end of the block."""
         self.waiting += 1
         try:
             await self._opened.wait()
@@ -45,9 +45,9 @@ class Gate:
         self._opened.set()
 
     async def empty(self) -> None:
-        """Returns when nobody is inside."""
+        """Returns when no request is inside."""
         await self._empty.wait()
 
     async def busy(self) -> None:
-        """Returns when somebody is inside."""
+        """Returns when a request is inside."""
         await self._busy.wait()

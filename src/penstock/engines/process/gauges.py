@@ -1,4 +1,4 @@
-"""What a child's /metrics says of its load, under the names that vLLM, SGLang and llama.cpp give it."""
+"""Reads a child's load from its /metrics, under the names of vLLM, SGLang and llama.cpp."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """Units: requests; kv_usage as a share from 0 to 1; kv_tokens in tokens, None where nothing tells."""
+    """Units: requests; kv_usage as a share from 0 to 1; kv_tokens in tokens, None where not reported."""
 
     running: int
     waiting: int
@@ -18,7 +18,7 @@ class Gauges:
 
 
 def read(text: str) -> Gauges | None:
-    """None when there are none of these names. Of several samples of a gauge counts are summed."""
+    """None when none of these names occur. Counts are summed over several samples of a gauge."""
     running = _values(_RUNNING, text)
     if not running:
         return None
@@ -48,7 +48,7 @@ def _values(pattern: re.Pattern[str], text: str) -> list[float]:
 
 
 def _in_blocks(text: str) -> int | None:
-    """vLLM tells the size of its cache as blocks, in labels."""
+    """vLLM reports its cache size as blocks, in labels."""
     found = [dict(_LABEL.findall(labels)) for labels in _BLOCKS.findall(text)]
     sizes = [int(one["block_size"]) * int(one["num_gpu_blocks"]) for one in found if len(one) == 2]
     return sum(sizes) or None

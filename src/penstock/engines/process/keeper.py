@@ -31,7 +31,7 @@ NOT_RUN = 127
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _KILL_S = 5.0
 
-_prctl = ctypes.CDLL(None).prctl  # found before a fork, where nothing may be imported
+_prctl = ctypes.CDLL(None).prctl  # looked up before a fork, after which nothing may be imported
 
 
 def main() -> int:
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def _watch(command: subprocess.Popen[bytes], owner: int, told: int, grace_s: float) -> int:
-    """Until it, or the owner, has ended; on a signal it is asked to end, and its time is limited."""
+    """Waits until the command or the owner has ended; a signal asks the command to end within its grace time."""
     ended = os.pidfd_open(command.pid)
     poll = select.poll()
     for descriptor in (owner, ended, told):

@@ -1,4 +1,4 @@
-"""What a user says about a child process: `engine_kwargs` of an `llm_engine: process` model."""
+"""Options of a child process: `engine_kwargs` of an `llm_engine: process` model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.config.messages.problems import unknown
 from penstock.config.schema.strict import StrictModel
 
 PLACEHOLDERS = ("api_key", "host", "model", "model_id", "port", "python")
-"""What stands in braces in `command` and `environment`, and is replaced when the child is started."""
+"""Names in braces in `command` and `environment`, replaced when the child is started."""
 
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 """A bare word in braces; JSON in an argument has quotes there."""
@@ -51,7 +51,7 @@ class ProcessOptions(StrictModel):
 
     @property
     def wants_model(self) -> bool:
-        """Whether it is told where the model lies."""
+        """Whether the child needs the model's location."""
         return any("{model}" in text for text in (*self.command, *self.environment.values()))
 
     @model_validator(mode="after")

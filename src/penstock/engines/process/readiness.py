@@ -1,4 +1,4 @@
-"""The first questions to a child: is it up, does it make tokens, how long is its window."""
+"""Probes a new child: is it up, does it make tokens, how long is its context window."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TOKENS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}),
     ("/v1/embeddings", {"input": "a"}),
 )
-"""One of them is what a model is for."""
+"""Requests for one token or an embedding; a model serves at least one of them."""
 
 
 class NotReady(Exception):
@@ -33,11 +33,11 @@ class NotReady(Exception):
 
 
 async def unless_ended(child: Child, work: Coroutine[Any, Any, None]) -> None:
-    """Does `work`. Raises: NotReady when the child ends before that."""
+    """Runs `work`. Raises: NotReady when the child ends first."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait({task, child.ended}, return_when=asyncio.FIRST_COMPLETED)
-        if isinstance(task.done() and task.exception(), BROKEN):  # perhaps because it ends
+        if isinstance(task.done() and task.exception(), BROKEN):  # perhaps because it is ending
             await asyncio.wait({child.ended}, timeout=DYING_S)
         if child.ended.done():
             raise NotReady(child.ended.result())

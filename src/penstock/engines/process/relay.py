@@ -1,7 +1,7 @@
-"""The child's HTTP as an ASGI app: requests go to it as they came, answers come back as it makes them.
+"""Relays the child's HTTP as an ASGI app: requests unchanged, responses as the child sends them.
 
-Bodies are not looked into, unless the child calls the model by another name or a preprocessor made the
-prompt. What it answers as an error becomes our envelope in `engines.edge`, which stands around this.
+Bodies are not parsed, unless the child knows the model by another name or a preprocessor made the prompt.
+`engines.edge`, which wraps this app, turns the child's errors into our envelope.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ _ERROR_WITHIN = re.compile(rb'\n(?=data: \{"error"|event: error)')
 
 @dataclass(frozen=True, slots=True)
 class ModelNames:
-    """What one request's model is called by clients, and what by the child."""
+    """The name of one request's model for clients, and for the child."""
 
     ours: str
     childs: str
 
     def in_answer(self, piece: bytes) -> bytes:
-        """`piece`, whole lines or a whole body, with our name. In generated text quotes are escaped."""
+        """`piece`, whole lines or a whole body, in the clients' name. Generated text has escaped quotes."""
         field = re.compile(rb'("(?:model|id|root)"\s*:\s*)' + re.escape(msgspec.json.encode(self.childs)))
         return field.sub(lambda found: found[1] + msgspec.json.encode(self.ours), piece)
 
 
 class RelayTarget(Protocol):
-    """What the relay asks of the engine."""
+    """What the relay needs from the engine."""
 
     def at_work(self, *, waits: bool) -> AbstractAsyncContextManager[Wire]: ...
 
@@ -58,7 +58,7 @@ class RelayTarget(Protocol):
 
 
 class Relay:
-    """ASGI over the child of one engine."""
+    """The ASGI app in front of one engine's child."""
 
     def __init__(self, engine: RelayTarget) -> None:
         self._engine = engine
@@ -111,7 +111,7 @@ async def _whole(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 
 async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Whole lines as they come; an event that is an error begins a piece of its own."""
+    """Whole lines as they arrive; an error event begins a piece of its own."""
     async for piece in lines(answer):
         error = _ERROR_WITHIN.search(piece)
         if error is None:
@@ -122,13 +122,13 @@ async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 
 def _asked(body: bytes, names: ModelNames, adapted: bool, ours: PreparedPrompt | None) -> bytes:
-    """The body that the child gets. Raises: Unsupported for a prepared prompt that it cannot take."""
+    """The body to send to the child. Raises: Unsupported for a prepared prompt that it cannot take."""
     if names.ours == names.childs and ours is None:
         return body
     try:
         fields = msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return body  # an upload, or what the child refuses in its own words
+        return body  # an upload, or invalid: the child reports that itself
     if adapted or fields.get("model") == names.ours:
         fields["model"] = names.childs
     if ours is not None:
@@ -142,7 +142,7 @@ def _asked(body: bytes, names: ModelNames, adapted: bool, ours: PreparedPrompt |
 
 
 def _target(scope: Scope) -> str:
-    """Path and query as they stand in the request."""
+    """Path and query as in the request."""
     path = cast("bytes", scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
     query = cast("bytes", scope.get("query_string", b"")).decode("latin-1")
     return f"{path}?{query}" if query else path
@@ -154,7 +154,7 @@ def _for_child(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
 
 
 def _without(headers: Iterable[tuple[bytes, bytes]], dropped: Iterable[str]) -> list[tuple[bytes, bytes]]:
-    """Headers that travel on, with names in lower case; those that `connection` names do not either."""
+    """Headers to forward, names in lower case, without those that `connection` lists."""
     found = [(name.lower(), value) for name, value in headers]
     hops = [value.decode("latin-1").lower() for name, value in found if name == b"connection"]
     never = {*dropped, *(word.strip() for words in hops for word in words.split(","))}

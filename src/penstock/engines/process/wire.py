@@ -1,6 +1,7 @@
-"""HTTP between us and one child: requests as they are, answers as they come.
+"""HTTP to one child: requests unchanged, responses as they arrive.
 
-A client that goes away, a closed stream and `close` end the connection, which ends the request in the child.
+A client that disconnects, a closed stream and `close` end the connection, which ends the request in the
+child.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from penstock.engines import foreign
 Headers = Mapping[str, str] | Iterable[tuple[str, str]]
 
 BROKEN = (aiohttp.ClientError, ConnectionError)
-"""What is raised when the child cannot be reached, or breaks off."""
+"""Raised when the child cannot be reached, or breaks off."""
 
-_CONNECT_S = 10.0  # to a listener on this node whose queue is full
-_IDLE_S = 1.0  # servers end idle connections after 2 s and more: a request must not meet that
+_CONNECT_S = 10.0  # for a listener on this node whose queue is full
+_IDLE_S = 1.0  # below servers' idle timeouts of 2 s and more: a request must not meet one
 _HEADERS_BYTES = 1 << 16
 
 
@@ -51,9 +52,9 @@ class Wire:
         body: bytes = b"",
         headers: Headers = (),
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """The answer, whose head has come. target: path and query, quoted as in a request.
+        """The response, once its head has arrived. target: path and query, quoted as in a request.
 
-        Raises: one of BROKEN, here and while the answer is read.
+        Raises: one of BROKEN, here and while the response is read.
         """
         answer = await self._head(method, self._origin + target, body, headers)
         self._open.add(answer)
@@ -68,7 +69,7 @@ class Wire:
             self._open.discard(answer)
 
     async def _head(self, method: str, url: str, body: bytes, headers: Headers) -> aiohttp.ClientResponse:
-        """The answer as soon as its head is here. aiohttp's own `close` wakes nobody who waits for one."""
+        """The response once its head is here. aiohttp's own `close` does not wake those who wait for one."""
         if self._closed.done():
             raise _ended()
 
@@ -119,7 +120,7 @@ class Wire:
                         yield data
 
     async def close(self) -> None:
-        """Ends every connection, and with it what is open. Safe to call twice."""
+        """Ends every connection, and with it all open requests. Idempotent."""
         if not self._closed.done():
             self._closed.set_result(None)
         for answer in tuple(self._open):
@@ -131,7 +132,7 @@ JSON: Mapping[str, str] = {"content-type": "application/json"}
 
 
 def _drop(asking: asyncio.Future[aiohttp.ClientResponse]) -> None:
-    """Nobody wants the answer any more, if it comes."""
+    """Discards the response if it still arrives."""
 
     def close(asked: asyncio.Future[aiohttp.ClientResponse]) -> None:
         if not asked.cancelled() and asked.exception() is None:
@@ -146,7 +147,7 @@ def _ended() -> ConnectionResetError:
 
 
 async def lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """The body as it comes, in pieces of whole lines."""
+    """The body as it arrives, in pieces of whole lines."""
     rest = b""
     async for piece in answer.content.iter_any():
         end = piece.rfind(b"\n") + 1

@@ -1,4 +1,4 @@
-"""SGLang's `/generate` as `Engine.generate` tells it: a prompt into a body, events into deltas."""
+"""Converts between `Engine.generate` and SGLang's `/generate`: a prompt into a body, events into deltas."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _logprobs(meta: _Meta) -> tuple[tuple[Logprob, ...], ...] | None:
 
 
 def _of_token(own: Candidate, top: Sequence[Candidate]) -> tuple[Logprob, ...]:
-    """The token that was taken, then the likeliest others."""
+    """The sampled token first, then the likeliest others."""
     ranks = {token_id: rank for rank, (_, token_id, _) in enumerate(top, 1)}
     others = [one for one in top if one[1] != own[1]]
     return tuple(

@@ -1,7 +1,7 @@
-"""SGLangEngine: SGLang's own HTTP server as a child process, and what it has beyond OpenAI's endpoints.
+"""SGLangEngine: SGLang's own HTTP server as a child process, with features beyond OpenAI's endpoints.
 
-Its process, the relay of its endpoints and its sleep are `ProcessEngine`'s. `generate` goes by SGLang's
-/generate, which gives token ids; control goes by its endpoints of control; what it feels by its /v1/loads.
+Its process, relay and sleep are `ProcessEngine`'s. `generate` uses SGLang's /generate, which returns token
+ids; control uses its control endpoints; load comes from its /v1/loads.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class SGLangEngine(ProcessEngine):
     ) -> AsyncGenerator[Delta, None]:
         adapter = self._loaded(adapter or using_adapter.get())
         sampling, beside = parameters.native(params, seeds=self.seeds)
-        rid = uuid.uuid4().hex  # SGLang refuses one that runs already
+        rid = uuid.uuid4().hex  # SGLang refuses one that already runs
         asked = {
             **deltas.prompt_fields(prompt),
             **beside,
@@ -110,7 +110,7 @@ class SGLangEngine(ProcessEngine):
             self._held.pop(rid, None)
 
     def load(self) -> Load:
-        """What is open is known here; how it fares, since SGLang was last asked."""
+        """Open requests are counted here; the rest is from SGLang's last report."""
         felt = super().load()
         if not felt.running + felt.waiting:
             return felt
@@ -218,11 +218,11 @@ class SGLangEngine(ProcessEngine):
             log.warning("SGLang answered %s with status %d: %s", path, status, message)
             raise BadRequest(message) if status == 400 else errors.heard(body, status)
 
-    # -- what it feels
+    # -- load
 
     @asynccontextmanager
     async def at_work(self, *, waits: bool = True) -> AsyncGenerator[Wire]:
-        """As its base. What was seen while there was work says nothing of the next one's."""
+        """As its base. Load seen during earlier work says nothing about the next."""
         try:
             async with super().at_work(waits=waits) as wire:
                 yield wire
@@ -241,7 +241,7 @@ class SGLangEngine(ProcessEngine):
     # -- for the front
 
     def known(self, path: str) -> frozenset[str]:
-        """Fields of the requests to `path`, as SGLang's own description has them."""
+        """Fields of the requests to `path`, from SGLang's API description."""
         return self._known[path]
 
     def adapter_of(self, model: str) -> str | None:
@@ -254,7 +254,7 @@ class SGLangEngine(ProcessEngine):
         return name
 
     async def abort(self, ids: list[str]) -> None:
-        """Ends requests in SGLang, which notices a client's end late when it does not stream."""
+        """Aborts requests in SGLang, which notices a disconnect late when it does not stream."""
         wire = self._wire
         if wire is None:
             return
@@ -308,7 +308,7 @@ class SGLangEngine(ProcessEngine):
                 raise NotReady(f"it answered {path} with status {status}: {foreign.said(body)[0]}")
 
     def _before(self) -> list[tuple[str, Mapping[str, Any]]]:
-        """What makes a new process what the last one was."""
+        """Restores the state of the last process in a new one."""
         weights = [("/update_weights_from_disk", _update(*self._weights, "wait"))] if self._weights else []
         return [*weights, *([("/pause_generation", {"mode": "in_place"})] if self._paused else [])]
 
@@ -342,6 +342,6 @@ def _update(source: Path, version: str, mode: PauseMode) -> Mapping[str, Any]:
 
 
 def _message(body: bytes) -> str:
-    """What an operation that failed says of it."""
+    """The message of a failed operation."""
     said: dict[str, Any] = msgspec.json.decode(body) if body.startswith(b"{") else {}
     return str(said.get("error_message") or foreign.said(body)[0])

@@ -1,4 +1,4 @@
-"""SGLang's errors in our words, where they differ from those of other servers."""
+"""Translates SGLang's errors where they differ from those of other servers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`engine_kwargs` of an `llm_engine: sglang` model as the command line of SGLang's server.
 
 They are SGLang's own server arguments under their own names (`mem_fraction_static`, `tp_size`), and a few of
-ours. Which there are and what fits is for SGLang to say: it does so within seconds of its start.
+ours. SGLang itself validates them, within seconds of its start.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _MAX_RANK = 32  # as for vLLM
 _ON_CPU = {"device": "cpu", "sleep_on_idle": True}
-"""Without the second one its scheduler takes a core while there is nothing to do."""
+"""Without the second one its scheduler keeps a core busy while idle."""
 
 _OURS = {
     "model_path": "model_loading_config.model_source",
@@ -32,7 +32,7 @@ _REFUSED = frozenset(
     {"admin_api_key", "api_key", "config", "encoder_only", "fastapi_root_path", "grpc_mode", "host", "port"}
     | {"smg_grpc_mode", "ssl_certfile", "ssl_keyfile", "incremental_streaming_output", "tokenizer_worker_num"}
 )
-"""How the server and its replica speak; not for users to choose."""
+"""Set by Penstock, since the server and its replica depend on them; not for users."""
 
 _NEGATED = frozenset(
     {"dcp_replicate_q_proj", "dllm_fdfo", "enable_decoder_swa_bounded_replay", "enable_dsa_fused_indexer"}
@@ -40,11 +40,11 @@ _NEGATED = frozenset(
     | {"experts_shared_outer_loras", "lora_strict_loading", "mm_enable_dp_encoder", "ple_offload_embedding"}
     | {"speculative_enable_w4a4_mxfp4_megamoe"}
 )
-"""Arguments that are told a `false` as `--no-NAME`; of all others it is the default, and is not told."""
+"""Arguments passed as `--no-NAME` for `false`; for all others `false` is the default and is not passed."""
 
 
 class SGLangOptions(StrictModel):
-    """What is ours among them; all other names are SGLang's server arguments."""
+    """Our own options among them; all other names are SGLang's server arguments."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -79,7 +79,7 @@ def as_process(config: LLMConfig, options: SGLangOptions) -> LLMConfig:
     tokenizer = config.model_loading_config.tokenizer_source
     arguments = {
         "log_level_http": "warning",
-        "load_snapshot_publish_interval": 1,  # steps; by its default, load is told 15 steps late
+        "load_snapshot_publish_interval": 1,  # steps; by default its load is reported 15 steps late
         **(_ON_CPU if on_cpu else {}),
         **(_room(config.lora_config.max_num_adapters_per_replica) if config.lora_config else {}),
         **options.arguments(),
@@ -102,7 +102,7 @@ def as_process(config: LLMConfig, options: SGLangOptions) -> LLMConfig:
 
 
 def _room(adapters: int) -> Mapping[str, Any]:
-    """For so many adapters, and one that is replaced while requests still use it."""
+    """Slots for this many adapters, and one being replaced while requests still use it."""
     return {
         "enable_lora": True,
         "max_loras_per_batch": adapters + 1,

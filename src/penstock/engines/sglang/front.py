@@ -1,7 +1,7 @@
-"""ASGI before the relay: requests in the form that SGLang obeys, and the few answers that differ from vLLM's.
+"""ASGI before the relay: adapts requests to SGLang, and the few responses that differ from vLLM's.
 
-It refuses what SGLang would ignore, knows the model's name, puts prepared prompts in their place, and ends in
-SGLang what a client gave up. It lets through a model's endpoints; those of SGLang's control stay inside.
+It rejects what SGLang would ignore, translates the model's name, inserts prepared prompts, and aborts in
+SGLang what a client gave up. It exposes a model's endpoints; SGLang's control endpoints stay internal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NOT_PUBLIC = frozenset({"/v1/loads", "/v1/systemone"})
 
 
 class FrontTarget(Protocol):
-    """What it asks of the engine."""
+    """What it needs from the engine."""
 
     seeds: bool
 
@@ -119,7 +119,7 @@ class _Once:
         self._body: bytes | None = body
         self._receive = receive
         self.gone = False
-        """Whether its client went away before the answer's end."""
+        """Whether its client disconnected before the response's end."""
 
     async def __call__(self) -> Message:
         if self._body is not None:
@@ -131,7 +131,7 @@ class _Once:
 
 
 class _Tokens:
-    """`send` of answers about tokens, in vLLM's words."""
+    """`send` that rewrites responses about tokens in vLLM's format."""
 
     def __init__(self, send: Send, window: int | None) -> None:
         self._send = send

@@ -1,7 +1,7 @@
-"""Sampling parameters on their way to SGLang: by OpenAI's or vLLM's names, or by SGLang's own.
+"""Sampling parameters for SGLang: by OpenAI's or vLLM's names, or by SGLang's own.
 
-Nothing is dropped in silence: SGLang's HTTP ignores what it does not know, so what it would ignore is refused
-here, with its name. It knows neither HTTP nor the engine.
+Nothing is dropped silently: SGLang's HTTP ignores unknown fields, so they are rejected here by name. Knows
+neither HTTP nor the engine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FORMS = {"json": "json_schema", "regex": "regex", "grammar": "ebnf", "structura
 _ANY_OBJECT = '{"type": "object"}'
 
 _IDLE = {"bad_words": [], "allowed_token_ids": None, "detokenize": True, "use_beam_search": False}
-"""Parameters of vLLM's that SGLang has not, with the values that ask for nothing."""
+"""vLLM parameters that SGLang lacks, with the values that have no effect."""
 
 _NOT_OBEYED = ("best_of", "suffix")
 _WITHOUT_EFFECT = frozenset(
@@ -78,7 +78,7 @@ def in_body(fields: Mapping[str, Any], known: frozenset[str], *, seeds: bool) ->
 
 
 def _given(params: Mapping[str, Any], *, seeds: bool) -> dict[str, Any]:
-    """What is meant: without nulls, and without what asks for nothing."""
+    """The values set: without nulls, and without values that have no effect."""
     given = {
         name: value
         for name, value in params.items()
@@ -108,7 +108,7 @@ def _logprobs(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _form(form: Any) -> dict[str, str]:
-    """vLLM's `structured_outputs` in SGLang's words."""
+    """vLLM's `structured_outputs` in SGLang's terms."""
     if not isinstance(form, Mapping):
         raise BadRequest("structured_outputs must be an object.", param="structured_outputs")
     asked = {

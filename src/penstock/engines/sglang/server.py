@@ -1,4 +1,4 @@
-"""What SGLang's server says of itself: how it fares, and which fields its requests have."""
+"""What SGLang's server reports: its load, and the fields of its requests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Loads(msgspec.Struct):
 
 
 async def felt(wire: Wire) -> tuple[Gauges, int] | None:
-    """What its schedulers feel now, and tokens of prompts that wait; None when it does not answer."""
+    """The current load of its schedulers, and tokens of queued prompts; None when it does not answer."""
     try:
         status, body = await wire.get("/v1/loads?include=core", _FELT_LIMIT_S)
     except (*BROKEN, TimeoutError):

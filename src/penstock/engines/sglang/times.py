@@ -1,4 +1,4 @@
-"""Where SGLang's time for one request went, as its events tell."""
+"""SGLang's timings of one request, from its events."""
 
 from __future__ import annotations
 

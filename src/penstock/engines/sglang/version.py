@@ -1,4 +1,4 @@
-"""Which SGLang this folder was written for, and which one is there."""
+"""The SGLang version that this folder supports, and the one installed."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _LIMIT_S = 30.0
 
 
 def warn_of_another(python: str) -> None:
-    """Where the interpreter `python` has another one. Blocks.
+    """Warns when the interpreter `python` has another version. Blocks.
 
-    An interpreter that cannot say is left to the start, which tells why.
+    If the interpreter cannot tell, the start will fail with the reason.
     """
     try:
         asked = subprocess.run([python, "-c", _ASK], capture_output=True, text=True, timeout=_LIMIT_S)

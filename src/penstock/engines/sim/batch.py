@@ -43,7 +43,7 @@ class Sequence:
     last_token: float | None = None
 
     def spent(self) -> EngineTimings:
-        """Where its time went, until now."""
+        """Its timings so far."""
         if self.scheduled is None:
             return EngineTimings()
         queue_s = self.scheduled - self.arrival
@@ -70,7 +70,7 @@ class CacheCounts:
 
 
 class Batch:
-    """Requests that run and requests that wait. A step takes in no request that comes after it began."""
+    """Running and waiting requests. A step admits no request that arrives after it began."""
 
     def __init__(self, options: SimOptions) -> None:
         self.cache_counts = CacheCounts()
@@ -81,10 +81,10 @@ class Batch:
         self._work: dict[Sequence, int] = {}
         self._now = 0.0
         self.admits = True
-        """Whether waiting requests are let in; running ones go on."""
+        """Whether waiting requests are admitted; running ones go on."""
 
     def submit(self, sequence: Sequence) -> None:
-        """Queue it. Sequences must come in the order of their arrivals."""
+        """Queues it. Sequences must come in the order of their arrivals."""
         self._waiting.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:

@@ -50,7 +50,7 @@ class Chain:
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """A place for `block_size` tokens. hash: of its tokens and all before them, once it is full."""
+    """A block of `block_size` tokens. hash: of its tokens and all before them, once it is full."""
 
     users: int = 1
     hash: int | None = None
@@ -143,7 +143,7 @@ class Cache:
             self._twins.setdefault(hash, []).append(block)
 
     def _unlist(self, block: Block) -> None:
-        """Nobody finds it any more. Another block with the same tokens, computed beside it, remains."""
+        """Removes it from lookup. Another block with the same tokens, computed beside it, remains."""
         assert block.hash is not None
         twins = self._twins.get(block.hash, [])
         if self._known[block.hash] is not block:

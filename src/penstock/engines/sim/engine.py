@@ -1,4 +1,4 @@
-"""SimEngine: the Engine protocol over the scheduler, with the misfortunes that its options ask for.
+"""SimEngine: the Engine protocol over the scheduler, with the failures that its options ask for.
 
 It runs in the replica's process; "the engine died" means that every stream ends with EngineDead and
 `wait_dead` returns, as when a real engine's process is killed.
@@ -191,7 +191,7 @@ class SimEngine(EngineControl):
         self._scheduler.forget()
 
     async def update_weights(self, source: Path, version: str, mode: PauseMode = "wait") -> None:
-        """Any folder will do: what the simulator says does not hang on weights."""
+        """Accepts any folder: the simulator's output does not depend on weights."""
         if not await asyncio.to_thread(source.is_dir):
             raise BadRequest(f"There is no folder {source} with weights.")
         await self._scheduler.pause(mode)
@@ -212,7 +212,7 @@ class SimEngine(EngineControl):
         return self._scheduler.counts
 
     def die(self, reason: str = "The simulated engine died.") -> None:
-        """End as an engine does whose process is killed. It stays dead until it is stopped and started."""
+        """Dies like an engine whose process is killed. It stays dead until it is stopped and started."""
         if not self._died.is_set():
             self._death = reason
             self._died.set()
@@ -222,7 +222,7 @@ class SimEngine(EngineControl):
         return self.options.replies.get(tokens.said) or self.options.reply or tokens.said
 
     def _room(self, tokens: Tokens, params: wire.Params) -> int:
-        """Tokens that the answer may have."""
+        """Tokens left for the response."""
         room = self.options.max_model_len - len(tokens.token_ids)
         if room < 1:
             raise PromptTooLong(

@@ -1,4 +1,4 @@
-"""What a user may say about the simulated engine: `engine_kwargs` of an `llm_engine: sim` model."""
+"""Options of the simulated engine: `engine_kwargs` of an `llm_engine: sim` model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the simulator will say: the whole answer is known before its first token is due."""
+"""Plans the simulator's response: all of it is known before its first token is due."""
 
 from __future__ import annotations
 

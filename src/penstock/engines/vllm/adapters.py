@@ -1,4 +1,4 @@
-"""Adapters in vLLM: those that its core holds, and the register in which its app looks them up.
+"""Adapters in vLLM: those loaded in its core, and the registry in which its app looks them up.
 
 Only importing `frontend.app` imports this file: it imports vLLM.
 """
@@ -23,11 +23,11 @@ from penstock.request_context import using_adapter
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.05  # for the last request of an adapter, where there is one
+_LOOK_S = 0.05  # waits for the last request of an adapter
 
 
 class Register(dict[str, LoRARequest]):
-    """vLLM's map from a request's `model` to its adapter; what a request runs under goes before that."""
+    """vLLM's map from a request's `model` to its adapter; an adapter set for the request takes precedence."""
 
     def __init__(self, model_id: str, others: dict[str, LoRARequest]) -> None:
         """others: adapters that vLLM itself loaded at its start, by the argument `lora_modules`."""
@@ -46,7 +46,7 @@ class Register(dict[str, LoRARequest]):
         return super().__getitem__(model if using is None else self.key(using))
 
     def answer_name(self, lora_request: LoRARequest | None = None) -> str:
-        """What an answer calls its model."""
+        """The model name to show in a response."""
         if lora_request is None:
             return self._model_id
         name = lora_request.lora_name
@@ -54,7 +54,7 @@ class Register(dict[str, LoRARequest]):
 
 
 class LoadedAdapters:
-    """Those of one engine. An adapter is in the core before any request can name it."""
+    """The loaded adapters of one engine. An adapter is in the core before any request can name it."""
 
     def __init__(self, llm: AsyncLLM, model_id: str, models: OpenAIServingModels) -> None:
         self._llm = llm
@@ -70,7 +70,7 @@ class LoadedAdapters:
         return frozenset(self._loaded)
 
     def request(self, name: str | None) -> LoRARequest | None:
-        """What vLLM's calls take. Raises: ModelNotFound when it is not loaded."""
+        """The LoRA request for vLLM's calls. Raises: ModelNotFound when it is not loaded."""
         if name is None:
             return None
         if name not in self._loaded:
@@ -105,14 +105,14 @@ class LoadedAdapters:
             await self._llm.remove_lora(request.lora_int_id)
 
     async def restore(self) -> None:
-        """Gives a core that has none those that are loaded."""
+        """Loads all registered adapters into a new core."""
         for request in self._loaded.values():
             await self._llm.add_lora(request)
 
     def _runs(self, adapter: LoRARequest) -> bool:
-        """Whether a request uses it; a response in the background goes on after its HTTP answer.
+        """Whether a request uses it; a background response goes on after its HTTP response has ended.
 
-        The core would read its files again, and where they are gone it would die.
+        The core would read the adapter's files again, and die where they are gone.
         """
         states = self._llm.output_processor.request_states.values()
         return any(state.lora_name == adapter.lora_name for state in states)
@@ -122,9 +122,9 @@ class LoadedAdapters:
 
     @functools.cached_property
     def _base(self) -> dict[str, tuple[int, ...]]:
-        """Tensors of the model, where its files lie here and can be read; blocks.
+        """The base model's tensors, if its files are local and readable. Blocks.
 
-        Not of a quantized one: how it packs them is the engine's business.
+        Not for a quantized model, which packs them in its own way.
         """
         found: dict[str, tuple[int, ...]] = {}
         if self._llm.model_config.quantization is not None:
@@ -138,7 +138,7 @@ class LoadedAdapters:
         return found
 
     async def _add(self, name: str, request: LoRARequest) -> None:
-        """vLLM loads it in its core; what a failed one left there is removed."""
+        """vLLM loads it in its core; whatever a failed load left there is removed."""
         try:
             await self._llm.add_lora(request)
         except Exception as error:
@@ -157,7 +157,7 @@ def _broken(name: str, why: str) -> AdapterBroken:
 
 
 def _said(error: Any, request: LoRARequest) -> str:
-    """The core's sentence, without the call that failed, and without the folder: no client's business."""
+    """The core's message, without the failed call and the folder, which clients need not know."""
     text = (
         str(error).strip().removeprefix("Call to add_lora method failed: ").replace(request.lora_path, "it")
     )

@@ -1,8 +1,8 @@
-"""What can be done to a vLLM that runs: sleep, pause, caches, profiles, calls of its workers, other weights.
+"""Controls a running vLLM: sleep, pause, caches, profiles, worker calls, new weights.
 
-vLLM's own sleep mode frees a GPU's memory and must have been asked for (`enable_sleep_mode`); there is none
-on CPU. Without it, an engine that sleeps has no core: the front stays, with all that it knows, and waking up
-starts a core behind it. Only importing `frontend.app` imports this file: it imports vLLM.
+vLLM's own sleep mode frees GPU memory and must be enabled (`enable_sleep_mode`); there is none on CPU.
+Without it, a sleeping engine has no core: the front-end stays with all its state, and waking up starts a new
+core behind it. Only importing `frontend.app` imports this file: it imports vLLM.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LOOK_S = 0.02
 
 
 class VLLMControl(EngineControl):
-    """Of one engine that has been started. Each begins when the one before it has ended."""
+    """Controls one started engine. Operations run one after another."""
 
     def __init__(
         self,
@@ -85,16 +85,16 @@ class VLLMControl(EngineControl):
                 raise
 
     async def _empty(self, mode: PauseMode) -> None:
-        """Returns when no request is in the engine; those that come wait at the gate."""
+        """Returns when no request is in the engine; new ones wait at the gate."""
         if mode == "abort":
             await self._llm.pause_generation(mode="abort")
         elif self._paused:
-            await self._llm.resume_generation()  # what stands still could never finish
+            await self._llm.resume_generation()  # paused requests could never finish
         while self._llm.entering or self._llm.get_num_unfinished_requests():  # noqa: ASYNC110 - nothing tells of it
             await asyncio.sleep(_LOOK_S)
 
     async def _go_on(self) -> None:
-        """As before a sleep or a pause that was not completed."""
+        """Resumes, as before a sleep or a pause that was not completed."""
         if self._paused:
             await self._llm.pause_generation(mode="keep", clear_cache=False)
         else:
@@ -105,8 +105,8 @@ class VLLMControl(EngineControl):
             await self._llm.sleep(level, mode="abort")
             self._level = level
         else:
-            await self._llm.renderer.clear_mm_cache_async()  # it counts on what the core remembers
-            self._level = level  # whatever comes of its end
+            await self._llm.renderer.clear_mm_cache_async()  # it relies on the core's state
+            self._level = level  # whatever its end raises
             await self._end_core()
 
     async def wakeup(self) -> None:
@@ -121,7 +121,7 @@ class VLLMControl(EngineControl):
                 await self._llm.wake_up(tags=["weights"])
                 await self._load(self._weights)
                 await self._llm.wake_up(tags=["kv_cache"])
-                await self._adapters.restore()  # to load weights is to forget them
+                await self._adapters.restore()  # loading weights drops them
             else:
                 await self._llm.wake_up()
             if self._paused:
@@ -130,7 +130,7 @@ class VLLMControl(EngineControl):
             self._llm.gate.set()
 
     async def _restore_or_end(self) -> None:
-        """A new core is as the last one was, or there is none. Raises: EngineStartFailed."""
+        """Brings a new core to the last one's state, or ends it. Raises: EngineStartFailed."""
         try:
             await self._answering()
             await self._restore()
@@ -144,7 +144,7 @@ class VLLMControl(EngineControl):
             raise
 
     async def _answering(self) -> None:
-        """What is sent to a new core before it has connected is lost: ask until it answers."""
+        """Retries until a new core answers: what is sent before it has connected is lost."""
         asked: set[asyncio.Task[bool]] = set()
         try:
             while not any(task.done() for task in asked):
@@ -155,7 +155,7 @@ class VLLMControl(EngineControl):
                 task.cancel()
 
     async def _restore(self) -> None:
-        """A new core has the weights of its start, and no adapters."""
+        """A new core has its initial weights and no adapters."""
         if self._weights is not None:
             await self._load(self._weights)
             await self._llm.update_weight_version(self._version)
@@ -258,7 +258,7 @@ class VLLMControl(EngineControl):
         await self._adapters.restore()
 
     async def _load(self, source: Path | None) -> None:
-        """None: those that the engine started with."""
+        """None: the weights that the engine started with."""
         path = str(source) if source is not None else self._llm.model_config.model
         await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": path})
 
@@ -266,7 +266,7 @@ class VLLMControl(EngineControl):
         return bool(self._llm.model_config.enable_sleep_mode)
 
     def _refuse_in_gang(self, what: str) -> None:
-        """vLLM's cores of a gang stop together or not at all: one that is told alone waits for the others."""
+        """Cores of a gang stop together or not at all: one that is stopped alone waits for the others."""
         if self._llm.vllm_config.parallel_config.data_parallel_size > 1:
             raise Unsupported(
                 f"An engine of a gang cannot {what} alone, as the others compute with it. "
@@ -279,7 +279,7 @@ class VLLMControl(EngineControl):
 
 
 def _check_weights(source: Path, current: Path) -> None:
-    """vLLM finds out when it has begun to overwrite the weights that it has."""
+    """vLLM would notice only after it has begun to overwrite the current weights."""
     files = sorted(source.glob("*.safetensors")) if source.is_dir() else []
     if not files:
         raise BadRequest(

@@ -1,4 +1,4 @@
-"""What crosses between `generate` and vLLM: sampling parameters on their way in, deltas on their way out.
+"""Converts between `generate` and vLLM: sampling parameters in, deltas out.
 
 Importing this file imports vLLM.
 """
@@ -20,11 +20,10 @@ from penstock.errors import BadRequest, Error
 
 
 def sampling(params: Mapping[str, Any]) -> SamplingParams:
-    """vLLM's own object from what users write, where `structured_outputs` may be a plain dict.
+    """vLLM's SamplingParams from what users write, where `structured_outputs` may be a plain dict.
 
-    vLLM itself looks at no type here, and its core cannot decode a wrong one.
-    Raises: BadRequest for what is no parameter, or of the wrong type; what vLLM raises for values that it
-    refuses.
+    vLLM checks no types here, and its core cannot decode a wrong one.
+    Raises: BadRequest for an unknown parameter or a wrong type; what vLLM raises for values that it rejects.
     """
     values: dict[str, Any] = dict(params)
     if unknown := [name for name in values if name not in _TYPES]:
@@ -41,7 +40,7 @@ def sampling(params: Mapping[str, Any]) -> SamplingParams:
 
 
 def _misfit(error: msgspec.ValidationError) -> BadRequest:
-    """msgspec's sentence with the name first; it never says what the request holds."""
+    """msgspec's message with the name first; it never quotes the request."""
     fault, _, place = str(error).partition(" - at ")
     found = _FIELD.search(place)
     where = found[1] if found else "sampling_params"
@@ -53,7 +52,7 @@ _FIELD = re.compile(r"`\$\.([^`]+)`")
 _INTERNAL = frozenset(
     {"output_text_buffer_length", "prompt_logprob_start", "prompt_logprob_token_ids", "skip_clone"}
 )
-"""Fields that are vLLM's own, or of which no delta would tell."""
+"""Fields internal to vLLM, or that no delta would show."""
 
 _TYPES = {
     name: kind
@@ -63,11 +62,11 @@ _TYPES = {
 _Typed = msgspec.defstruct(
     "SamplingParams", [(name, kind | msgspec.UnsetType, msgspec.UNSET) for name, kind in _TYPES.items()]
 )
-"""What its core decodes, without the checks and defaults that vLLM's own class adds."""
+"""What the core decodes, without the checks and defaults of vLLM's own class."""
 
 
 def deltas(output: RequestOutput) -> Iterator[Delta]:
-    """One for each output that a step added to. Raises: Error when the engine failed on it."""
+    """One for each output that a step extended. Raises: Error when the engine failed on it."""
     prompt_tokens, cached_tokens = len(output.prompt_token_ids or ()), output.num_cached_tokens or 0
     for one in output.outputs:
         if one.finish_reason == "error":
@@ -89,6 +88,6 @@ def _logprobs(one: CompletionOutput) -> tuple[tuple[Logprob, ...], ...]:
 
 
 def _in_order(token_id: int, candidates: Mapping[int, Candidate]) -> Iterator[Logprob]:
-    """The token that was taken, then the likeliest others."""
+    """The sampled token first, then the likeliest others."""
     for each, found in sorted(candidates.items(), key=lambda item: (item[0] != token_id, item[1].rank or 0)):
         yield Logprob(each, found.logprob, found.rank, found.decoded_token)

@@ -1,7 +1,7 @@
 """VLLMEngine: the Engine protocol over AsyncLLM.
 
-How it starts: the core's process first (`launch`), then, while that imports, vLLM's front here (`front`), in
-a thread, so that the event loop keeps answering. It is ready when it has made one token.
+Start: the core's process first (`core.launch`), then, while that imports, vLLM's front-end here (`frontend`)
+in a thread, so that the event loop keeps responding. The engine is ready when it has made one token.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class VLLMEngine:
         self._gang = gang.get()
         self._core = core = Core(Path(self._folder.name), self._gang)
         self._plan = plan = await asyncio.to_thread(_plan, config, shape, self._gang)
-        if not _is_local(config):  # what vLLM reads in a way of its own
+        if not _is_local(config):  # arguments that vLLM parses in its own way
             progress("download")
             await asyncio.to_thread(_download, plan)
         progress("load")
@@ -136,13 +136,13 @@ class VLLMEngine:
         handler.add_done_callback(lambda _: self._on_front_failed())
 
     def _watch(self, core: Core) -> None:
-        """The end of a core is the engine's death, but for one that `_end_core` has let go."""
+        """The end of a core is the engine's death, unless `_end_core` has released it."""
         core.ended.add_done_callback(
             lambda ended: self._on_death(ended.result()) if core is self._core else None
         )
 
     async def _guard(self, llm: TimedLLM, plan: Plan) -> None:
-        """Ends a core that stands still: what it has begun would never be answered."""
+        """Kills a core that is stuck: its requests would never be answered."""
         scheduled = self._scheduled
         assert scheduled is not None
 
@@ -150,7 +150,7 @@ class VLLMEngine:
             lambda: self._core.pid if self._core is not None and llm.gate.is_set() else None,
             steps=lambda: scheduled.steps,
             working=lambda: bool(llm.get_num_unfinished_requests()),
-            # A forward pass of one engine of a gang would wait for the others.
+            # one core's forward pass in a gang would wait for the others
             probe=partial(llm.collective_rpc, "check_health" if self._gang else "execute_dummy_batch"),
             resting=lambda: self._control.is_paused(),
             workers_elsewhere=plan.executor_class.uses_ray,
@@ -164,10 +164,10 @@ class VLLMEngine:
     async def _end_core(self) -> None:
         core, self._core = self._core, None
         if core is not None:
-            await asyncio.shield(core.stop())  # one that is half stopped answers nobody
+            await asyncio.shield(core.stop())  # a half-stopped core answers no request
 
     async def _begin_core(self) -> None:
-        """A core in place of one that was ended, behind the same front. Raises: EngineStartFailed."""
+        """Starts a replacement core behind the same front-end. Raises: EngineStartFailed."""
         assert self._folder is not None
         self._core = core = Core(Path(self._folder.name), self._gang)
         try:
@@ -178,7 +178,7 @@ class VLLMEngine:
         self._watch(core)
 
     async def _make_one_token(self) -> None:
-        """A model that is no generator has run once in vLLM's own profiling, and is ready."""
+        """A non-generative model has run once in vLLM's profiling and is ready without it."""
         assert self._llm is not None
         if "generate" in await self._llm.get_supported_tasks():
             async with aclosing(self.generate([0], {"max_tokens": 1})) as deltas:
@@ -262,7 +262,7 @@ class VLLMEngine:
         return self._death
 
     def load(self) -> Load:
-        """What is unfinished is known here; how much of it waits is known from the scheduler's last step."""
+        """Unfinished requests are counted here; how many of them wait comes from the last scheduler step."""
         if self._llm is None or self._scheduled is None:
             return Load()
         unfinished = self._llm.get_num_unfinished_requests()
@@ -294,7 +294,7 @@ class VLLMEngine:
         self._on_death(reason or "its core failed, see the log")
 
     def _on_death(self, why: str) -> None:
-        """The core has ended, or is about to; unless we have stopped it, that is death."""
+        """The core has ended, or is about to: the engine's death, unless we stopped it."""
         if self._refusal is not None:
             return
         self._refuse("The engine behind this replica is gone.")
@@ -307,7 +307,7 @@ class VLLMEngine:
         self._refusal = self._refusal or sentence
 
     async def _end_streams(self, llm: TimedLLM, core: Core | None) -> None:
-        """vLLM's front, shut down with requests open, would leave them waiting for ever."""
+        """Ends open streams, which would wait for ever if vLLM's front-end shut down first."""
         handler = llm.output_handler
         if core is None or handler is None or not llm.get_num_unfinished_requests():
             return
@@ -316,14 +316,14 @@ class VLLMEngine:
 
 
 class _NotRunning(EngineControl):
-    """Of an engine that has not been started."""
+    """Stands in for the parts of an engine that was not started."""
 
     def _lacks(self, operation: str) -> NoReturn:
         raise EngineDead("The engine is not running.")
 
 
 class _Queued:
-    """Tokens of prompts in line, counted again only when the last count is old: it visits every request."""
+    """Tokens of queued prompts, recounted only when the last count is old: a count visits every request."""
 
     def __init__(self) -> None:
         self._tokens = 0

@@ -1,4 +1,4 @@
-"""vLLM's errors in our words: from exceptions of its Python calls, and from answers of its application."""
+"""Translates vLLM's errors: exceptions of its Python calls, and error responses of its application."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _TOO_LARGE_AUDIO = "Maximum file size exceeded"
 
 
 def from_exception(error: Exception) -> Error:
-    """What `error`, raised by one of vLLM's calls, means to the caller."""
+    """The Penstock error for `error`, raised by one of vLLM's calls."""
     from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMNotFoundError
     from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -29,7 +29,7 @@ def from_exception(error: Exception) -> Error:
 
 
 def heard(body: bytes, status: int | None = None) -> Error:
-    """As `foreign.heard`, for answers of vLLM's application."""
+    """As `foreign.heard`, for responses of vLLM's application."""
     return _meant(foreign.heard(body, status))
 
 

@@ -1,4 +1,4 @@
-"""Which vLLM this folder was written for: what it uses of vLLM changes between minor versions."""
+"""The vLLM version that this folder supports: what it uses changes between minor versions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Before the engine's app: the adapter that a request is for is loaded, and stays until the answer has ended.
+"""Loads the adapter that a request needs before the engine's app runs, and holds it until the response has
+ended.
 
-Which one it is stands in a header: the gateway sets it, and so do handle methods.
+A header names it: the gateway sets it, and so do handle methods.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Layer:
 
 
 class _Early:
-    """ASGI receive: what came while the adapter was loaded first."""
+    """ASGI receive that first replays what arrived while the adapter was loaded."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -59,7 +60,7 @@ class _Early:
         return self.messages.popleft() if self.messages else await self._receive()
 
     async def unless_gone(self, using: Coroutine[Any, Any, str]) -> str:
-        """What `using` gives. Ends it when the client goes. Raises: ClientGone."""
+        """Enters `using`; cancels it when the client disconnects. Raises: ClientGone."""
         task = asyncio.create_task(using)
         reading = asyncio.create_task(self._read(task))
         try:
@@ -78,12 +79,12 @@ class _Early:
 
 
 def asking_for(adapter: str) -> dict[str, str]:
-    """The header by which a request does."""
+    """The header by which a request names its adapter."""
     return {ADAPTER.decode(): quote(adapter, safe="")}
 
 
 def adapter_of(scope: Scope) -> str:
-    """The name of the adapter that a request is for, "" for the base model."""
+    """The name of a request's adapter, "" for the base model."""
     if scope["type"] == "http":
         for field, value in scope["headers"]:
             if field == ADAPTER:

@@ -1,4 +1,4 @@
-"""Where a model's adapters come from: the names that there are, and each one's files on this node."""
+"""Sources of a model's adapters: the names available, and each one's files on this node."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from penstock.errors import DownloadFailed, Error, ModelNotFound, SourceNotFound
 
 log = logging.getLogger(__name__)
 
-_NAMED = 20  # adapters named in an error
+_NAMED = 20  # names listed in an error
 _NAMES_KEPT_S, _NAMES_WAIT_S = 5.0, 3.0
-"""Requests for unknown names neither list each time nor occupy a thread that fetches."""
+"""Requests for unknown names neither list the source each time nor occupy a download thread."""
 _FETCHES, _LOOKS = 16, 8
-"""Threads. Of their own: downloads that hang must not hold up what else runs in the loop's threads."""
+"""Threads. Dedicated: downloads that hang must not block what else uses the loop's threads."""
 
 
 class Downloader(Protocol):
-    """What `LLMServer(model_downloader=...)` names: a class of this shape."""
+    """The interface of a class given as `LLMServer(model_downloader=...)`."""
 
     def __init__(self, *, download_timeout_s: float | None, max_tries: int) -> None: ...
 
     def load_model_from_config(self, lora_model_id: str, llm_config: LLMConfig) -> Any:
         """The folder on this node that holds adapter `MODEL_ID:NAME`, or an object with it as `local_path`.
 
-        May block, or be a coroutine function. A method `stamp` of the same arguments, if there is one, gives
-        a text that changes with the adapter; without it nothing is refreshed.
+        May block, or be a coroutine function. An optional method `stamp` of the same arguments returns a text
+        that changes with the adapter; without it nothing is refreshed.
         """
         ...
 
@@ -52,14 +52,14 @@ class Brought:
 
 
 class AdapterDownloader:
-    """The usual one: by the sources that `lora_config` names."""
+    """The default: downloads from the sources in `lora_config`."""
 
     def __init__(self, *, download_timeout_s: float | None = None, max_tries: int = 3) -> None:
         self._timeout_s = download_timeout_s
         self._tries = max_tries
 
     def load_model_from_config(self, lora_model_id: str, llm_config: LLMConfig) -> Any:
-        """Gives a `Brought`. Raises: SourceNotFound, DownloadFailed."""
+        """Returns a `Brought`. Raises: SourceNotFound, DownloadFailed."""
         source = _source(lora_model_id, llm_config)
         return Brought(*sources.fetch_with_version(source, timeout_s=self._timeout_s, tries=self._tries))
 
@@ -87,7 +87,7 @@ class Source:
         self._listed: tuple[float, list[str]] = (0.0, [])
 
     async def fetch(self, name: str) -> tuple[Path, str | None]:
-        """Its folder and its stamp. Raises: ModelNotFound with the names that there are, DownloadFailed."""
+        """Its folder and its stamp. Raises: ModelNotFound with the names available, DownloadFailed."""
         own = type(self._downloader).load_model_from_config is not AdapterDownloader.load_model_from_config
         before = await self.stamp(name) if own or not await self._is_listed(name) else None
         found = await self._ask(self._fetching, self._downloader.load_model_from_config, name)
@@ -98,7 +98,7 @@ class Source:
         return None if self._stamp is None else await self._ask(self._looking, self._stamp, name)
 
     async def names(self) -> list[str]:
-        """All that there are, sorted. Raises: SourceNotFound, DownloadFailed."""
+        """All names available, sorted. Raises: SourceNotFound, DownloadFailed."""
         found = set(self._lora.adapters)
         if self._lora.dynamic_lora_loading_path is not None:
             children = functools.partial(sources.children, self._lora.dynamic_lora_loading_path)
@@ -106,12 +106,12 @@ class Source:
         return sorted(name for name in found if re.fullmatch(ADAPTER_NAME, name))
 
     def close(self) -> None:
-        """Waits for no download."""
+        """Does not wait for downloads."""
         for threads in (self._fetching, self._looking, self._naming):
             threads.shutdown(wait=False, cancel_futures=True)
 
     async def _ask(self, threads: ThreadPoolExecutor, method: Any, name: str) -> Any:
-        """What a downloader's method gives; its errors in our words."""
+        """Calls a downloader's method and translates its errors."""
         if not re.fullmatch(ADAPTER_NAME, name):
             raise await self._not_found(name)
         arguments = {"lora_model_id": f"{self._config.model_id}:{name}", "llm_config": self._config}
@@ -138,14 +138,14 @@ class Source:
         return ModelNotFound(f"{base}. There are: {known}{more}.", param="model")
 
     async def _is_listed(self, name: str) -> bool:
-        """Others are new, or nonsense; False where that cannot be known."""
+        """Whether the name is in the source; False where that cannot be known."""
         try:
             return name in await self._known()
         except (Error, TimeoutError):
             return False
 
     async def _known(self) -> list[str]:
-        """Names, as they were a few seconds ago at most. Raises: as `names`; TimeoutError."""
+        """Names, at most a few seconds old. Raises: as `names`; TimeoutError."""
         async with asyncio.timeout(_NAMES_WAIT_S), self._listing:
             if time.monotonic() >= self._listed[0]:
                 names = await self.names()
@@ -154,7 +154,7 @@ class Source:
 
 
 async def _in(threads: ThreadPoolExecutor, call: Callable[[], Any]) -> Any:
-    """What `call` gives in a thread, with the context of who asks."""
+    """Runs `call` in a thread, with the caller's context."""
     context = contextvars.copy_context()
     return await asyncio.get_running_loop().run_in_executor(threads, context.run, call)
 

@@ -1,6 +1,6 @@
-"""The adapters that a replica's engine holds: loaded when asked for, refreshed, evicted when room is needed.
+"""The adapters loaded in a replica's engine: loaded on demand, refreshed, evicted when room is needed.
 
-A request holds the version that it uses: that one stays in the engine until the last such request has ended,
+A request holds the version that it uses, which stays in the engine until the last such request has ended,
 whatever happens to its name meanwhile. Everything runs on one event loop.
 """
 
@@ -23,17 +23,17 @@ from penstock.layers.adapters.source import Source
 
 log = logging.getLogger(__name__)
 
-_FAILURE_KEPT_S = 5.0  # an adapter that failed is not tried again before
-_ROOM_WAIT_S = 30.0  # for a place, while requests use all of them
-_IDLE_WAIT_S = 1.0  # then an adapter in constant use is evicted with its requests
+_FAILURE_KEPT_S = 5.0  # a failed adapter is not retried before
+_ROOM_WAIT_S = 30.0  # for a slot, while requests use all of them
+_IDLE_WAIT_S = 1.0  # then an adapter in constant use is evicted, once its requests have ended
 _RETRY_AFTER_S = 5.0
 
 
 @dataclass(eq=False, slots=True)
 class Version:
-    """An adapter as it was at one time. users: requests that hold it, or wait for it.
+    """One version of an adapter. users: requests that hold it, or wait for it.
 
-    placed: a place in the engine is taken for it.
+    placed: it has taken a slot in the engine.
     """
 
     name: str
@@ -59,25 +59,25 @@ class Store:
         self._limit = config.max_num_adapters_per_replica
         self._changed = changed or (lambda: None)
         self._current: OrderedDict[str, Version] = OrderedDict()
-        """What a request that comes now gets; first the one that was asked for longest ago."""
+        """The version that a new request gets; least recently used first."""
         self._pinned: set[str] = set(config.pinned)
         self._failures: dict[str, tuple[float, Error]] = {}
         self._refreshing: set[str] = set()
         self._numbers = itertools.count(1)
-        self._places = 0  # taken in the engine
+        self._places = 0  # slots taken in the engine
         self._turn = asyncio.Lock()  # of those who want one
         self._wanted = False  # by somebody who waits for it
         self._freed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Loads what is pinned; from now on all are kept fresh. Raises: what loading raises."""
+        """Loads pinned adapters and starts to refresh all. Raises: what loading raises."""
         await asyncio.gather(*map(self.load_adapter, self._config.pinned))
         if self._config.refresh_interval_s is not None:
             self._spawn(self._keep_fresh(self._config.refresh_interval_s))
 
     async def stop(self) -> None:
-        """Ends what is under way. The engine keeps what it has."""
+        """Cancels work in progress. The engine keeps its adapters."""
         tasks = set(self._tasks)
         for task in tasks:
             task.cancel()
@@ -85,13 +85,13 @@ class Store:
             await asyncio.wait(tasks)
         self._source.close()
 
-    # -- what requests do
+    # -- for requests
 
     @asynccontextmanager
     async def use(self, name: str) -> AsyncGenerator[str]:
-        """The engine's name of an adapter, which is loaded as long as this lasts.
+        """The engine's name of an adapter, which stays loaded as long as this lasts.
 
-        Raises: ModelNotFound, AdapterBroken, DownloadFailed, Overloaded when all places stay in use.
+        Raises: ModelNotFound, AdapterBroken, DownloadFailed, Overloaded when all slots stay in use.
         """
         version = self._current.get(name) or self._begin(name)
         self._current.move_to_end(name)
@@ -110,7 +110,7 @@ class Store:
         version = self._current.get(name)
         return version is not None and version.in_engine
 
-    # -- what operators do
+    # -- for operators
 
     async def load_adapter(self, name: str, pin: bool = False) -> None:
         """Loads it, and with `pin` keeps it from being evicted.
@@ -124,13 +124,13 @@ class Store:
                 self._pinned.add(name)
 
     async def unload_adapter(self, name: str) -> None:
-        """Unpins it and takes it out: requests that use it are finished first, later ones load it again."""
+        """Unpins and unloads it: requests that use it finish first, later ones load it again."""
         self._pinned.discard(name)
         if version := self._current.get(name):
             self._retire(version)
 
     def loaded(self) -> tuple[str, ...]:
-        """Names of those in the engine, sorted."""
+        """Names of the loaded adapters, sorted."""
         return tuple(sorted(name for name, version in self._current.items() if version.in_engine))
 
     async def listed(self) -> list[str]:
@@ -162,7 +162,7 @@ class Store:
         self._left(version)  # all who wanted it may have gone
 
     async def _bring(self, version: Version, take_place: Callable[[Version], Awaitable[None]]) -> None:
-        """Fetches it, takes a place, and loads it there."""
+        """Fetches it, takes a slot, and loads it there."""
         began = time.monotonic()
         path, version.stamp = await self._source.fetch(version.name)
         fetched = time.monotonic()
@@ -182,7 +182,7 @@ class Store:
         self._changed()
 
     def _give_up(self, version: Version) -> None:
-        """Nobody waits for it any more: it need not push another one out. What is fetched stays fetched."""
+        """Nobody waits for it any more: it need not evict another one. Its files stay."""
         if version.loading is not None and not (version.users or version.placed):
             version.loading.cancel()
             self._forget(version)
@@ -194,10 +194,10 @@ class Store:
         self._failures.pop(name, None)
         self._failures[name] = now + _FAILURE_KEPT_S, error
 
-    # -- room
+    # -- slots
 
     async def _room(self, version: Version) -> None:
-        """Takes a place, in the order of asking. Raises: Overloaded."""
+        """Takes a slot, first come, first served. Raises: Overloaded."""
         if version.name not in self._pinned and len(self._pinned) >= self._limit:
             raise Overloaded(
                 f"All {self._limit} places for adapters are pinned; '{version.name}' finds none."
@@ -214,13 +214,13 @@ class Store:
             ) from None
 
     async def _spare_room(self, version: Version) -> None:
-        """The same for a version that replaces another: of one place more, and out of turn."""
+        """The same for a version that replaces another: may use the spare slot, out of turn."""
         while not await self._take(self._limit + 1):
             self._freed.clear()
             await self._freed.wait()
 
     async def _take(self, limit: int) -> bool:
-        """Takes a place if there is one, or if one can be made by unloading what nobody uses."""
+        """Takes a slot if one is free, or can be freed by unloading an unused adapter."""
         while self._places >= limit:
             idle = next((version for version in self._evictable() if not version.users), None)
             if idle is None:
@@ -231,7 +231,7 @@ class Store:
         return True
 
     async def _wait_for_place(self) -> None:
-        """After a while one that is always in use has to go, as soon as its requests have ended."""
+        """After a while evicts an adapter in constant use, as soon as its requests have ended."""
         self._freed.clear()
         self._wanted = True
         try:
@@ -244,11 +244,11 @@ class Store:
             self._wanted = False
 
     def _evictable(self) -> list[Version]:
-        """In the order in which they should go."""
+        """In the order of eviction."""
         return [one for one in self._current.values() if one.in_engine and one.name not in self._pinned]
 
     def _left(self, version: Version) -> None:
-        """Who used it, or loaded it, has gone: the last one takes it out if it is not to stay."""
+        """A user or loader has gone: the last one unloads it if it is not to stay."""
         if version.users or not version.in_engine:
             return
         if self._wanted and version.name not in self._pinned:
@@ -257,7 +257,7 @@ class Store:
             self._drop(version)
 
     def _retire(self, version: Version) -> None:
-        """No request that comes from now on gets it."""
+        """New requests do not get it any more."""
         self._forget(version)
         self._left(version)
 
@@ -291,7 +291,7 @@ class Store:
                     self._spawn(self._refresh(version))
 
     async def _refresh(self, version: Version) -> None:
-        """Replaces it if its source has changed; what cannot be loaded replaces nothing."""
+        """Replaces it if its source has changed; a version that fails to load replaces nothing."""
         self._refreshing.add(version.name)
         try:
             stamp = await self._source.stamp(version.name)
@@ -306,7 +306,7 @@ class Store:
         except AdapterBroken as error:
             log.warning("Adapter %s stays, for the newer one is broken: %s", version.key, error)
         except Error as error:
-            version.refused = None  # the next time may be better
+            version.refused = None  # retried next time
             log.warning("Adapter %s may have changed, which cannot be seen: %s", version.key, error)
         else:
             self._replace(version, newer)
@@ -314,7 +314,7 @@ class Store:
             self._refreshing.discard(version.name)
 
     def _replace(self, older: Version, newer: Version) -> None:
-        """Unless the older one has had to go meanwhile: then so has the newer."""
+        """Unless the older version was evicted meanwhile: then the newer is unloaded, too."""
         if self._current.get(newer.name) is older:
             self._current[newer.name] = newer
         self._left(older)

@@ -1,6 +1,6 @@
 """vLLM's arguments: checked without importing vLLM here, and completed by defaults.
 
-`check` asks vLLM in a short process (`question`, `respond`, `schema`, `flags`; `refused` says what Penstock
-does not take) and `answer_cache` keeps what it says. `defaults`, `lora` and `environment` apply at an
+`check` asks vLLM in a short process (`question`, `respond`, `schema`, `flags`; `refused` lists what Penstock
+does not accept) and `answer_cache` stores the answers. `defaults`, `lora` and `environment` apply at an
 engine's start.
 """

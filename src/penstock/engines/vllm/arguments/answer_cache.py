@@ -1,7 +1,7 @@
-"""Keeps vLLM's answers about arguments on disk, by question, Python, pydantic and vLLM.
+"""Caches vLLM's answers about arguments on disk, by question, Python, pydantic and vLLM.
 
-A question takes five seconds on an idle machine, since it imports vLLM: without a cache, `penstock check`
-would take as long each time. Nothing depends on the cache: without its folder all is asked again.
+A question takes five seconds on an idle machine, since it imports vLLM; without a cache, so would each
+`penstock check`. Nothing depends on the cache: without its folder everything is asked again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.config.messages.redact import masked
 
 
 def find(question: str) -> dict[str, Any] | None:
-    """The answer that was kept for this question, of this vLLM."""
+    """The cached answer to this question, of this vLLM."""
     try:
         return json.loads(_file(question).read_text())
     except (OSError, ValueError):
@@ -29,7 +29,7 @@ def find(question: str) -> dict[str, Any] | None:
 
 
 def keep(question: str, answer: dict[str, Any]) -> None:
-    """Keeps an answer, unless it holds a secret."""
+    """Caches an answer, unless it holds a secret."""
     if masked(answer) != answer:
         return
     file = _file(question)

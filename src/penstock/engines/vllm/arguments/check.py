@@ -1,7 +1,7 @@
-"""Asks vLLM about arguments without importing it: one short process for all configs.
+"""Checks arguments with vLLM without importing it here: one short process for all configs.
 
-It takes five seconds and more, so what was answered is kept, and with the first answer comes what numbers,
-names and flags vLLM takes: those that are right are not asked about again, whatever their values.
+It takes five seconds and more, so answers are cached. The first answer includes the schemas of plain
+arguments (numbers, names, flags): valid ones need no further question, whatever their values.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from penstock.errors import EngineStartFailed
 
 _TIME_LIMIT_S = 180.0
 _PLAIN = "plain arguments"
-"""Under which their schemas are kept."""
+"""The cache key of their schemas."""
 
 _ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Problems must be mended before a start; notices say what could not be checked."""
+    """Problems prevent a start; notices say what could not be checked."""
 
     problems: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
 
 
 def check_arguments(configs: Sequence[LLMConfig]) -> Findings:
-    """What vLLM would not take from `engine_kwargs` of these configs, each with its place.
+    """What vLLM rejects in the `engine_kwargs` of these configs, each with its place.
 
     Raises: EngineStartFailed when vLLM is installed but cannot be imported.
     """
@@ -62,7 +62,7 @@ def check_arguments(configs: Sequence[LLMConfig]) -> Findings:
 
 
 def _faults(configs: Sequence[LLMConfig]) -> list[list[tuple[list[str | int], str]]]:
-    """What is wrong with the arguments of each, by path. Asks about those that are not plainly right."""
+    """Problems in the arguments of each, by path. Asks vLLM about those that are not certainly valid."""
     plain = answer_cache.find(_PLAIN) or {}
     doubted = [
         {name: value for name, value in config.engine_kwargs.items() if not _fits(plain.get(name), value)}
@@ -76,7 +76,7 @@ def _faults(configs: Sequence[LLMConfig]) -> list[list[tuple[list[str | int], st
 
 
 def _fits(schema: Any, value: object) -> bool:
-    """Whether the value is right for certain. schema: pydantic's, as JSON; None where there is none."""
+    """Whether the value is certainly valid. schema: pydantic's, as JSON; None where there is none."""
     if schema is None:
         return False
     try:
@@ -87,7 +87,7 @@ def _fits(schema: Any, value: object) -> bool:
 
 
 def _without_experts(configs: Sequence[LLMConfig]) -> list[str]:
-    """Engines that compute together share a model's experts. Asked each time: it is read from the model."""
+    """Engines of a gang share a model's experts. Asked each time: it is read from the model."""
     if not configs:
         return []
     answer = _fresh(

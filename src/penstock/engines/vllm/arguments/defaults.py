@@ -1,4 +1,4 @@
-"""Engine arguments that we choose where the user chooses none, and why."""
+"""Default engine arguments where the user sets none, and why."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ if TYPE_CHECKING:
 _MIB = 1 << 20
 
 _TINY_BYTES = 64 * _MIB
-"""Weights up to this size compute a step in less than the fixed costs around it."""
+"""Up to this size of the weights, a step computes for less time than its fixed costs take."""
 
 
 _TINY_KV_BYTES = 256 * _MIB
-"""Filled with zeros at the start, 1.8 s for each GiB."""
+"""Zero-filled at the start, 1.8 s per GiB."""
 
 _STRUCTURES = {"backend": "xgrammar"}
-"""vLLM's "auto" takes for each request the library that it fits, but its core keeps for ever the one that the
-first request took: what was checked for another then fails in it, or is not held."""
+"""vLLM's "auto" picks a library per request, but its core keeps the one that the first request picked: a
+format checked for another one then fails in it, or is not enforced.
+"""
 
 _KV_SIZES = {"kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override"}
-"""A user who gives one of them has decided."""
+"""A user who sets one of these has chosen the size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
     """What our defaults depend on.
 
-    tiny: the weights are a toy's, such as those of Penstock's own model. adapters: at a time, 0 for none.
+    tiny: the weights are a toy model's, such as Penstock's own. adapters: at a time, 0 for none.
     """
 
     cpu: bool
@@ -61,10 +62,10 @@ def _is_tiny(model_source: str) -> bool:
 def with_defaults(given: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
     """The user's engine arguments and ours, under vLLM's names.
 
-    The executor is always named: inside a placement group vLLM would take "ray" and spread over its bundles.
+    The executor is always set: inside a placement group vLLM would choose "ray" and spread over its bundles.
     """
     defaults: dict[str, Any] = {"distributed_executor_backend": "uni" if shape.workers == 1 else "mp"}
-    defaults["use_tqdm_on_load"] = False  # a log file is no terminal
+    defaults["use_tqdm_on_load"] = False  # a log file is not a terminal
     structures: Any = given.get("structured_outputs_config", {})
     if isinstance(structures, Mapping):
         given = {**given, "structured_outputs_config": {**_STRUCTURES, **structures}}

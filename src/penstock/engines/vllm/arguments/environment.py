@@ -1,4 +1,4 @@
-"""Environment variables that vLLM reads while it is imported. What the user has set stays."""
+"""Environment variables that vLLM reads while it is imported. The user's own values win."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import os
 from penstock.engines.vllm.arguments.defaults import Shape
 
 MEDIA_CONNECTOR = "penstock"
-"""The name of `media.Media` in vLLM's registry of readers of URLs."""
+"""The name of our `MediaConnector` in vLLM's registry."""
 
 _ALWAYS = {
-    "VLLM_MEDIA_CONNECTOR": MEDIA_CONNECTOR,  # vLLM's own fetches whatever a request names
-    "VLLM_MAX_N_SEQUENCES": "128",  # OpenAI's own; vLLM's 16,384 are a minute of the engine's for one request
-    "VLLM_NO_USAGE_STATS": "1",  # a server of our users does not report to third parties
+    "VLLM_MEDIA_CONNECTOR": MEDIA_CONNECTOR,  # vLLM's own fetches any URL that a request names
+    "VLLM_MAX_N_SEQUENCES": "128",  # OpenAI's limit; with vLLM's 16,384 one request takes a minute of the engine
+    "VLLM_NO_USAGE_STATS": "1",  # our users' servers do not report to third parties
     "VLLM_MAX_AUDIO_DECODE_DURATION_S": "3600",  # vLLM's 600 would refuse 25 MB of plain WAV, 13 minutes
-    "VLLM_LOGGING_LEVEL": "WARNING",  # the phases of a start are shown by us
+    "VLLM_LOGGING_LEVEL": "WARNING",  # we show the phases of a start
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a forked child of a Ray actor hides the actor's death from Ray
 }
 _CPU = {
@@ -48,7 +48,7 @@ def prepare(shape: Shape) -> None:
 
 
 def _allow_our_plugin() -> None:
-    """A user's list of allowed plugins would leave the workers without their lifeline."""
+    """A user's list of allowed plugins would leave the workers untied from their owner."""
     allowed = os.environ.get(_PLUGINS)
     if allowed is not None and _OUR_PLUGIN not in allowed.split(","):
         os.environ[_PLUGINS] = ",".join(filter(None, [allowed, _OUR_PLUGIN]))

@@ -52,9 +52,9 @@ def parse(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _keep_json(parser: FlexibleArgumentParser) -> None:
-    """Flags that make a config object keep the JSON that was given; `faults` looks into it.
+    """Makes flags of config objects keep the JSON as given; `faults` validates it.
 
-    vLLM's objects draw ids as they are made, and replicas must not share one.
+    vLLM's objects draw ids when created, and replicas must not share one.
     """
     arguments = engine_arguments()
     for action in parser._actions:  # pyright: ignore[reportPrivateUsage]  # argparse has no public way
@@ -73,8 +73,8 @@ def _json(parse_text: Callable[[str], Any], text: str) -> Any:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """The value as YAML would have it."""
-    if name == "optimization_level":  # the one number that vLLM's parser leaves as text
+    """The value as YAML has it."""
+    if name == "optimization_level":  # the one number that vLLM's parser leaves a string
         return int(value)
     if name == "lora_modules":
         return [dataclasses.asdict(module) for module in value]

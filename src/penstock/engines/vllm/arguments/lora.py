@@ -1,4 +1,4 @@
-"""Room for adapters: engine arguments that follow from `lora_config`, and a user's that contradict it.
+"""LoRA slots: engine arguments that follow from `lora_config`, and user arguments that contradict it.
 
 Imports nothing of vLLM: configs are checked where it is not installed.
 """
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 from penstock.config import LLMConfig
 
 _MAX_RANK = 32
-"""Most adapters have 8 to 32. Each place costs memory by it, full or not: 0.2 GB for a model of 8 B."""
+"""Most adapters have 8 to 32. Each slot costs memory by it, full or not: 0.2 GB for a model of 8 B."""
 
 
 def arguments(given: Mapping[str, Any], adapters: int, cpu: bool) -> dict[str, Any]:
-    """vLLM's, for so many adapters at a time; the user's own go before them."""
+    """vLLM's arguments for this many adapters at a time; the user's own win."""
     in_batch = places(adapters, cpu) if cpu else adapters
     in_memory = max(places(adapters, cpu), given.get("max_loras") or in_batch)
     return {
@@ -29,17 +29,17 @@ def arguments(given: Mapping[str, Any], adapters: int, cpu: bool) -> dict[str, A
 
 
 def raised(given: Mapping[str, Any], adapters: int, cpu: bool) -> dict[str, int]:
-    """The user's own sizes where a CPU needs more: what is written for a GPU runs there, too."""
+    """The user's own sizes, raised where a CPU needs more: configs for a GPU run there, too."""
     least = places(adapters, cpu)
     sizes = {name: given.get(name) for name in ("max_loras", "max_cpu_loras") if cpu}
     return {name: least for name, size in sizes.items() if isinstance(size, int) and size < least}
 
 
 def places(adapters: int, cpu: bool) -> int:
-    """What the engine must keep: the adapters, and one that is replaced while requests still use it.
+    """Slots that the engine needs: the adapters, and one being replaced while requests still use it.
 
     On CPU one more that stays empty: in a batch with adapters vLLM 0.32 gives requests for the base model
-    what is in the last place. Remove when a later version does not.
+    what is in the last slot. Remove when a later version does not.
     """
     return adapters + 1 + cpu
 

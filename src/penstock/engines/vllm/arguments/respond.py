@@ -1,4 +1,4 @@
-"""What `check` starts: `python -m penstock.engines.vllm.arguments.respond` answers one question and ends."""
+"""`python -m penstock.engines.vllm.arguments.respond`, started by `check`: answers one question and exits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM's own view of its arguments: which there are, and what fits.
+"""vLLM's own schema of its arguments: their names, and valid values.
 
 `respond` uses it in a process of its own, because importing vLLM takes seconds and must not happen in the
 user's; the engine itself uses `split`.
@@ -67,7 +67,7 @@ class Argument:
             return TypeAdapter(annotation)
 
     def misfit(self, value: Any) -> str:
-        """The sentence about a value of the wrong type or out of the limits."""
+        """The message about a value of the wrong type or out of the limits."""
         guess = nearest(value, choices(self.annotation)) if isinstance(value, str) else None
         hint = f" Did you mean {guess!r}?" if guess else ""
         return f"is {described(value)}; must be {describe(self.annotation, self.limits)}.{hint}"
@@ -150,9 +150,9 @@ def frontend_arguments() -> dict[str, Argument]:
 
 
 def plain() -> dict[str, Any]:
-    """Pydantic's schemas of arguments that are numbers, names, flags and mappings of such.
+    """Pydantic's schemas of arguments that are numbers, names, flags and mappings of these.
 
-    They are JSON: what fits them can be told without vLLM. Others hold classes of vLLM's.
+    They are JSON: values can be checked without vLLM. Other arguments hold vLLM's classes.
     """
     found: dict[str, Any] = {}
     for name, argument in (frontend_arguments() | engine_arguments()).items():
@@ -198,14 +198,15 @@ def has_experts(model: str, engine_kwargs: Mapping[str, Any]) -> bool | None:
     engine, _ = split(engine_kwargs)
     try:
         return AsyncEngineArgs(model=model, **engine).create_model_config().is_moe
-    except Exception:  # vLLM's, transformers' or the hub's: the replica, which fetches the model, will tell
+    except Exception:  # of vLLM, transformers or the hub: the replica, which fetches the model, reports it
         return None
 
 
 def split(
     engine_kwargs: Mapping[str, Any], place: Location | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Keyword arguments for AsyncEngineArgs and for FrontendArgs, mappings made into vLLM's config objects.
+    """Keyword arguments for AsyncEngineArgs and for FrontendArgs, mappings converted to vLLM's config
+    objects.
 
     Raises: ConfigError with every fault.
     """

@@ -22,7 +22,7 @@ _LONGEST = 1500
 
 
 def describe(error: BaseException) -> str:
-    """The message of `error`, on one line; of pydantic's errors what is wrong, without a dump of the values."""
+    """The message of `error`, on one line; for pydantic errors without a dump of the values."""
     details = cast("Callable[[], list[dict[str, Any]]] | None", getattr(error, "errors", None))
     text = "; ".join(str(detail["msg"]) for detail in details()) if callable(details) else str(error)
     text = " ".join(text.replace("Value error, ", "").split())

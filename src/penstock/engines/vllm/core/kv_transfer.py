@@ -51,7 +51,7 @@ def _uses_nixl(transfer: Any) -> bool:
 
 
 def _free_port(held: ExitStack) -> int:
-    """A port held for a process that binds it with SO_REUSEADDR, as ZeroMQ does; to all others it is taken."""
+    """A port held for a process that binds it with SO_REUSEADDR, as ZeroMQ does; others find it taken."""
     door = held.enter_context(socket.socket())
     door.bind(("", 0))
     door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

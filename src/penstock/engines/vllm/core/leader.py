@@ -54,7 +54,7 @@ def lead(vllm_config: Any, handshake_address: str) -> Any:
 
 
 def _coordinate(size: int, host: str) -> tuple[str, str, str]:
-    """Runs the coordinator, with addresses to publish to front-ends, hear from cores and publish to cores."""
+    """Runs the coordinator; addresses where it publishes to front-ends, hears cores, publishes to cores."""
     hears, tells = multiprocessing.Pipe(duplex=False)
     anywhere = get_tcp_uri(host, 0)
     threading.Thread(

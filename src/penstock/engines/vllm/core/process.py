@@ -1,6 +1,6 @@
 """The engine core's process: `python -m penstock.engines.vllm.core.process`, started by `launch`.
 
-It imports what the core needs while the replica imports vLLM's front, then reads its order from standard
+It imports what the core needs while the replica imports vLLM's front-end, then reads its config from standard
 input and runs vLLM's own core with it. Workers that vLLM spawns import this file as their main module, so it
 stays light.
 """

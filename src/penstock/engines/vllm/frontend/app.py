@@ -122,7 +122,7 @@ async def build_app(llm: AsyncLLM, plan: Plan) -> FastAPI:
     hold_arguments(app.state)
     answer_texts(app)
     take_prepared(llm.renderer, llm.model_config)
-    envs.enable_envs_cache()  # else each request reads the environment dozens of times; vLLM's core does the same
+    envs.enable_envs_cache()  # else each request reads the environment dozens of times; the core does it, too
     app.state.server = SimpleNamespace(should_exit=False)  # vLLM's dead-engine handlers set it
     return app
 

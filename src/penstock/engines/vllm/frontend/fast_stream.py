@@ -65,7 +65,7 @@ def _quiet(serving: Any) -> bool:
 
 
 def _is_one(request: Any) -> bool:
-    """Not with echo, whose prompt may look like the first text of the response."""
+    """Whether it has one output, and no echo that may look like its first text."""
     return request.n in (None, 1) and not request.use_beam_search and not request.echo
 
 

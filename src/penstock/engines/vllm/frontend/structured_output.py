@@ -35,7 +35,7 @@ def tell_reasons() -> None:
 
 
 def verify_messages(state: Any) -> None:
-    """Verifies up front for the Messages endpoint in the state of vLLM's app: its streams garble such errors."""
+    """Verifies up front for vLLM's Messages endpoint, whose streams turn every error into the same one."""
     serving = getattr(state, "anthropic_serving_messages", None)
     if serving is None:
         return
@@ -91,8 +91,8 @@ def _check_end(asked: Any) -> None:
 
 
 def _is_endless(part: Any, schema: Any, found: dict[str, bool]) -> bool:
-    """Whether every path through it recurses without end. found: references on the path; meeting one again is
-    recursion.
+    """Whether every path through it recurses without end. found: results by reference; one still being
+    resolved counts as endless.
     """
     if not isinstance(part, dict):
         return False

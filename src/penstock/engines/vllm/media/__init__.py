@@ -1,1 +1,1 @@
-"""Media that requests name by URL: `connector` is vLLM's way to them, `fetch` reads public addresses only."""
+"""Media that requests name by URL: `connector` plugs into vLLM, `fetch` reads public addresses only."""

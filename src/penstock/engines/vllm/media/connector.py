@@ -1,7 +1,7 @@
-"""Where a request's pictures, videos and sounds come from: data URLs, files, and the network (`fetch`).
+"""Loads a request's images, videos and audio: from data URLs, files, and the network (`fetch`).
 
-vLLM reads them by a `MediaConnector`, which it looks up by the name in `VLLM_MEDIA_CONNECTOR`. This one is
-vLLM's with our client of http(s), and with one sentence to the client about what could not be read.
+vLLM reads them through a `MediaConnector`, looked up by the name in `VLLM_MEDIA_CONNECTOR`. This one is
+vLLM's with our http(s) client, and one sentence to the client about what could not be read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SAID: tuple[tuple[type[Exception], str], ...] = (
 
 @MEDIA_CONNECTOR_REGISTRY.register(MEDIA_CONNECTOR)
 class Media(MediaConnector):
-    """Made anew for each request that has a URL."""
+    """Created for each request that has a URL."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Media(MediaConnector):
     ) -> Any:
         try:
             return await super().load_from_url_async(url, media_io, fetch_timeout=fetch_timeout)
-        except Exception as error:  # decoders raise errors of their own, each its own
+        except Exception as error:  # each decoder raises its own errors
             raise _told(url, error) from error
 
     def load_from_url(self, url: str, media_io: MediaIO[Any], *, fetch_timeout: int | None = None) -> Any:
@@ -67,12 +67,12 @@ class Media(MediaConnector):
 
 @functools.cache
 def _connection(hosts: frozenset[str]) -> CheckedConnection:
-    """One for all requests, so that connections are kept."""
+    """Shared by all requests, so that connections are reused."""
     return CheckedConnection(hosts)
 
 
 def _told(url: str, error: Exception) -> Exception:
-    """What the client is told: everything that fails here is the client's URL, or what lies there."""
+    """The message for the client: whatever fails here is due to the client's URL, or its content."""
     if isinstance(error, VLLMClientError):
         return error
     shown = _shown(url)

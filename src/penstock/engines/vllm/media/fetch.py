@@ -1,8 +1,8 @@
-"""vLLM's client of http(s), with rules about whom a request may have it fetch from.
+"""vLLM's http(s) client, restricted in where a request may have it fetch from.
 
-Without them any client could make the replica read what only the replica can reach: a cloud's metadata
-service, a neighbour's dashboard. An address that is not public is refused when the socket to it is made: by
-then names are resolved and redirects followed, and no later answer of a name server can change it.
+Otherwise any client could make the replica read what only the replica can reach: a cloud's metadata service,
+a neighbour's dashboard. An address that is not public is refused when the socket is created: by then names
+are resolved and redirects followed, and no later DNS answer can change it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ import aiohttp
 from vllm.connections import HTTPConnection
 
 _WITH_IPV4 = (IPv6Network("64:ff9b::/96"), IPv6Network("::/96"))  # in their last 32 bits
-# What some versions of Python, or some clouds, have as addresses of the internet and are none:
-_NOT_PUBLIC = frozenset({IPv4Address("168.63.129.16")})  # Azure's own services for a machine
+# Some versions of Python, or some clouds, treat these as public although they are not:
+_NOT_PUBLIC = frozenset({IPv4Address("168.63.129.16")})  # Azure's services for its virtual machines
 _NOT_PUBLIC_NETWORKS = (IPv6Network("64:ff9b:1::/48"), IPv6Network("fec0::/10"))
 
 
 class Refused(Exception):
-    """A connection that the rules do not allow. Not an OSError: those are tried again."""
+    """A connection that the rules forbid. Not an OSError: those are retried."""
 
 
 def is_public(address: str) -> bool:
-    """Whether `address` is one of the internet's, also when it is an IPv4 address in the clothes of IPv6."""
+    """Whether `address` is public, also when it is an IPv4 address embedded in IPv6."""
     found = ip_address(address)
     found = _inner(found) if isinstance(found, IPv6Address) else found
     if found in _NOT_PUBLIC or any(found in network for network in _NOT_PUBLIC_NETWORKS):
@@ -41,7 +41,7 @@ def is_public(address: str) -> bool:
 
 
 def _inner(address: IPv6Address) -> IPv4Address | IPv6Address:
-    """The IPv4 address that packets to this one end at."""
+    """The IPv4 address where packets to this one end."""
     if any(address in network for network in _WITH_IPV4):
         return IPv4Address(int(address) & 0xFFFF_FFFF)
     tunnelled = address.teredo[1] if address.teredo else None
@@ -49,7 +49,7 @@ def _inner(address: IPv6Address) -> IPv4Address | IPv6Address:
 
 
 class CheckedConnection(HTTPConnection):
-    """vLLM's client of http(s) with our rules: only these `hosts`, or, with none, only public addresses."""
+    """vLLM's http(s) client with our rules: only these `hosts`, or, with none, only public addresses."""
 
     def __init__(self, hosts: Iterable[str] = ()) -> None:
         super().__init__()
@@ -70,14 +70,14 @@ class CheckedConnection(HTTPConnection):
         proxies = await asyncio.to_thread(_proxy_addresses)
         connector = aiohttp.TCPConnector(
             socket_factory=functools.partial(_public_socket, proxies),
-            happy_eyeballs_delay=None,  # it tries addresses in tasks, and would take Refused for their crash
+            happy_eyeballs_delay=None,  # it tries addresses in tasks, and would treat Refused as their crash
         )
         return aiohttp.ClientSession(trust_env=True, connector=connector)
 
     async def _only_named(
         self, request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """For each request of a chain of redirects."""
+        """Checks each request of a redirect chain."""
         if (request.url.host or "") not in self._hosts:
             raise Refused
         return await send(request)
@@ -90,7 +90,7 @@ class CheckedConnection(HTTPConnection):
         allow_redirects: bool = True,
         max_bytes: int | None = None,
     ) -> bytes:
-        """The blocking form, by the other one in a thread: the rules stand in one place."""
+        """The blocking form runs the other one in a thread, so the rules are in one place."""
 
         async def fetch() -> bytes:
             try:
@@ -105,7 +105,7 @@ class CheckedConnection(HTTPConnection):
 
 
 def _proxy_addresses() -> frozenset[tuple[str, int]]:
-    """Of the proxies that the environment names: what they fetch is up to their own rules."""
+    """Addresses of the proxies in the environment, which apply their own rules to what they fetch."""
     found: set[tuple[str, int]] = set()
     for url in getproxies().values():
         parts = urlsplit(url if "//" in url else f"//{url}")
@@ -118,7 +118,7 @@ def _proxy_addresses() -> frozenset[tuple[str, int]]:
 
 
 def _public_socket(proxies: frozenset[tuple[str, int]], info: Sequence[Any]) -> socket.socket:
-    """aiohttp's socket factory: asked with the very address that will be connected to."""
+    """aiohttp's socket factory: called with the very address that it will connect to."""
     family, kind, protocol, _, address = info
     if not is_public(address[0]) and (address[0], address[1]) not in proxies:
         raise Refused
