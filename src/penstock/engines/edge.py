@@ -135,7 +135,7 @@ class _Answer:
         await self._send({"type": "http.response.body", "body": body})
 
     async def _break_off(self, error: Error) -> None:
-        """After the first byte: sends the error as the stream's last event and ignores the rest from the app."""
+        """After the first byte: the error is the stream's last event; ignores the rest from the app."""
         if self._start_held is not None:
             return await self._refuse(error, [])
         self._ended = True

@@ -64,7 +64,7 @@ def check(folder: Path, max_rank: int, base: Shapes) -> None:
 
 
 def shapes(file: Path) -> dict[str, tuple[int, ...]]:
-    """Tensors of a safetensors file by name. Raises: Broken when it is not one, is truncated or not readable."""
+    """Tensors of a safetensors file by name. Raises: Broken when it is none, truncated or unreadable."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:

@@ -146,7 +146,7 @@ async def _gather(answer: GenerateResponse, deltas: AsyncGenerator[Delta, None],
 
 
 async def _stream(answer: GenerateResponse, deltas: AsyncGenerator[Delta, None], send: Send) -> None:
-    """An event for each delta, then one with the counts; an error after the first event becomes the last one."""
+    """An event for each delta, then one with the counts; an error after the first event is the last one."""
     begun = False
     try:
         async for delta in deltas:

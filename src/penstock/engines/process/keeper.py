@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def _watch(command: subprocess.Popen[bytes], owner: int, told: int, grace_s: float) -> int:
-    """Waits until the command or the owner has ended; a signal asks the command to end within its grace time."""
+    """Waits until the command or the owner has ended; on a signal, ends the command within its grace time."""
     ended = os.pidfd_open(command.pid)
     poll = select.poll()
     for descriptor in (owner, ended, told):

@@ -11,7 +11,7 @@ MEDIA_CONNECTOR = "penstock"
 
 _ALWAYS = {
     "VLLM_MEDIA_CONNECTOR": MEDIA_CONNECTOR,  # vLLM's own fetches any URL that a request names
-    "VLLM_MAX_N_SEQUENCES": "128",  # OpenAI's limit; with vLLM's 16,384 one request takes a minute of the engine
+    "VLLM_MAX_N_SEQUENCES": "128",  # OpenAI's limit; vLLM's 16,384 take the engine a minute per request
     "VLLM_NO_USAGE_STATS": "1",  # our users' servers do not report to third parties
     "VLLM_MAX_AUDIO_DECODE_DURATION_S": "3600",  # vLLM's 600 would refuse 25 MB of plain WAV, 13 minutes
     "VLLM_LOGGING_LEVEL": "WARNING",  # we show the phases of a start
