@@ -18,7 +18,7 @@ from penstock.serve.routing.load_bounds import share
 from penstock.serve.routing.policy import Pick
 
 LOAD_TOKENS = 4096
-"""What loading an adapter costs, in tokens of waiting work; docs/serve/adapters.md has figures."""
+"""What loading an adapter costs, in tokens of waiting work; docs/inside/routing.md has figures."""
 
 _WEIGHED = 8  # of those that have it
 _LOOKED_AT = 16  # along the ring

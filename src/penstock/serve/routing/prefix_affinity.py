@@ -21,7 +21,7 @@ from penstock.serve.routing.prefix_index import ENTRIES, EXPIRY_S, Holders, Pref
 
 SAVED = 4
 """Value of a cached prompt token, in tokens of queued work. More than one: recomputing it costs the whole
-fleet, and space in one more cache. docs/serve/routing.md has figures.
+fleet, and space in one more cache. docs/inside/routing.md has figures.
 """
 
 _WEIGHED = 8  # holders at one pick
