@@ -7,15 +7,15 @@ spreads along the ring to another replica when the work of those that have it ou
 
 from __future__ import annotations
 
-import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from penstock.serve.fleet.candidates import Candidates
 from penstock.serve.fleet.replica import Replica
 from penstock.serve.routing.hash_ring import Ring, hash_of
-from penstock.serve.routing.load_bounds import share
-from penstock.serve.routing.policy import Pick
+from penstock.serve.routing.load_bounds import share, some
+from penstock.serve.routing.policy import Pick, RoutingRequest
+from penstock.serve.routing.power_of_two import PowerOfTwo
 
 LOAD_TOKENS = 4096
 """What loading an adapter costs, in tokens of waiting work; docs/inside/routing.md has figures."""
@@ -40,7 +40,7 @@ class AdapterRing:
         if not candidates:
             return None
         holders, best, least = candidates.holders.of(adapter), None, 0
-        for replica in (*saved, *_some(holders)):
+        for replica in (*saved, *some(holders, _WEIGHED)):
             cost = replica.load_tokens - saved.get(replica, 0)
             if (best is None or cost < least) and replica in candidates and replica in holders:
                 best, least = replica, cost
@@ -62,10 +62,14 @@ class AdapterRing:
         return full
 
 
-def _some(replicas: Sequence[Replica]) -> Sequence[Replica]:
-    """Of many, a few neighbours from a random position on."""
-    if len(replicas) <= _WEIGHED:
-        return replicas
-    start = int(random.random() * len(replicas))
-    some = replicas[start : start + _WEIGHED]
-    return [*some, *replicas[: _WEIGHED - len(some)]]
+class AdapterAffinity:
+    """Where the adapter is loaded and least work waits; for the base model, the less busy of two."""
+
+    def __init__(self) -> None:
+        self._adapters = AdapterRing()
+        self._else = PowerOfTwo()
+
+    def pick(self, asked: RoutingRequest, candidates: Candidates, now: float) -> Pick | None:
+        if asked.adapter and (pick := self._adapters.pick(asked.adapter, candidates)):
+            return pick
+        return self._else.pick(asked, candidates, now)

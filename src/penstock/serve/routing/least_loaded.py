@@ -5,11 +5,11 @@ Loading an adapter counts as work.
 
 from __future__ import annotations
 
-import random
 from operator import attrgetter
 
 from penstock.serve.fleet.candidates import Candidates
 from penstock.serve.routing.adapter_affinity import AdapterRing
+from penstock.serve.routing.load_bounds import neighbours
 from penstock.serve.routing.policy import Pick, RoutingRequest
 
 _LOOKED_AT = 32
@@ -27,13 +27,8 @@ class LeastLoaded:
         self._adapters = AdapterRing()
 
     def pick(self, asked: RoutingRequest, candidates: Candidates, now: float) -> Pick | None:
-        count = len(candidates)
-        if not count:
+        if not candidates:
             return None
         if asked.adapter and (pick := self._adapters.pick(asked.adapter, candidates)):
             return pick
-        start = int(random.random() * count)
-        some = candidates[start : start + _LOOKED_AT]
-        if len(some) < _LOOKED_AT:
-            some += candidates[: min(start, _LOOKED_AT - len(some))]
-        return Pick(min(some, key=_load))
+        return Pick(min(neighbours(candidates, _LOOKED_AT), key=_load))

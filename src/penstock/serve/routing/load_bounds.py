@@ -1,4 +1,4 @@
-"""Shared by policies: two replicas at random, and how far affinity may overload one."""
+"""Shared by policies: replicas at random, and how far affinity may overload one."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from penstock.serve.fleet.candidates import Candidates
 from penstock.serve.fleet.replica import Replica
 
 OVER_SHARE = 1.5
-"""A replica gets no request for affinity while its load exceeds this many times the mean,"""
+"""A replica gets no request for affinity while its requests exceed this many times the mean."""
 
 OVER_SPARE = 2
-"""nor while it exceeds `ALWAYS` + this many times the load of an alternative replica."""
+"""Nor while they exceed `ALWAYS` + this many times those of an alternative replica."""
 
 ALWAYS = 4
 """Requests that affinity may always bring to one replica, however idle the others are: an engine runs a
@@ -26,6 +26,18 @@ def two(candidates: Sequence[Replica]) -> tuple[Replica, Replica]:
     first = int(random.random() * count)
     second = (first + 1 + int(random.random() * (count - 1))) % count
     return candidates[first], candidates[second]
+
+
+def neighbours(replicas: Sequence[Replica], most: int) -> Sequence[Replica]:
+    """Up to `most` of them: those from a random position on, then the first ones."""
+    start = int(random.random() * len(replicas))
+    found = replicas[start : start + most]
+    return [*found, *replicas[: min(start, most - len(found))]]
+
+
+def some(replicas: Sequence[Replica], most: int) -> Sequence[Replica]:
+    """All in their order, or `most` neighbours where there are more."""
+    return replicas if len(replicas) <= most else neighbours(replicas, most)
 
 
 def share(candidates: Candidates, spare: Replica | None = None) -> float:

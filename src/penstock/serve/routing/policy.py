@@ -19,7 +19,7 @@ class RoutingRequest(msgspec.Struct, frozen=True, gc=False):
     adapter: the part of the model's name after its base. tokens: of the prompt, estimated from its size.
     session: the client's name of the conversation or user.
     blocks: a hash for each block of the prompt, of all that goes before and the block itself: equal blocks at
-    equal places mean equal prefixes. Where they end is `blocks.ENDS`. In this process only.
+    equal places mean equal prefixes. Where they end is `prefix_hashes.ENDS`. In this process only.
     home: a hash of some beginning of its first turn, the same in every process.
     """
 

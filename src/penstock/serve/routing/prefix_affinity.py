@@ -7,14 +7,13 @@ gateways.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
 
 from penstock.serve.fleet.candidates import Candidates
 from penstock.serve.fleet.replica import Replica
 from penstock.serve.routing.adapter_affinity import AdapterRing
 from penstock.serve.routing.hash_ring import Ring
-from penstock.serve.routing.load_bounds import share, two
+from penstock.serve.routing.load_bounds import share, some, two
 from penstock.serve.routing.policy import Pick, RoutingRequest
 from penstock.serve.routing.prefix_hashes import BYTES_PER_TOKEN, ENDS
 from penstock.serve.routing.prefix_index import ENTRIES, EXPIRY_S, Holders, PrefixIndex
@@ -35,14 +34,14 @@ class PrefixAffinity:
     reads = ("prompt",)
 
     def __init__(self, entries: int = ENTRIES, expiry_s: float = EXPIRY_S) -> None:
-        self.memory = PrefixIndex(entries, expiry_s)
+        self._index = PrefixIndex(entries, expiry_s)
         self._ring = Ring()
         self._adapters = AdapterRing()
 
     def pick(self, asked: RoutingRequest, candidates: Candidates, now: float) -> Pick | None:
         if not candidates:
             return None
-        self.memory.follow(candidates.members)
+        self._index.follow(candidates.members)
         if asked.adapter and (pick := self._pick_for_adapter(asked, candidates)):
             return pick
         spare = _less_loaded(two(candidates))
@@ -68,7 +67,7 @@ class PrefixAffinity:
     def sent(self, asked: RoutingRequest, replica: Replica, now: float) -> None:
         """Remembers."""
         if asked.blocks:
-            self.memory.add(asked.blocks, asked.tokens, replica, now)
+            self._index.add(asked.blocks, asked.tokens, replica, now)
 
     def _homes(self, asked: RoutingRequest, candidates: Candidates, most: float) -> Sequence[Replica]:
         """The prompt's first two replicas on the ring that are candidates."""
@@ -91,11 +90,11 @@ class PrefixAffinity:
         """Replicas that were sent part of the prompt, longest prefix first."""
         seen: Holders = ()
         weighed = levels = 0
-        for i in range(self.memory.known(blocks) - 1, -1, -1):
-            holders = self.memory.holders(blocks[i])
+        for i in range(self._index.known(blocks) - 1, -1, -1):
+            holders = self._index.holders(blocks[i])
             if holders == seen:
                 continue
-            for replica in _some(holders):
+            for replica in some(holders, _WEIGHED):
                 if replica in candidates and replica not in seen:
                     yield replica, _TOKENS[i]
                     weighed += 1
@@ -107,11 +106,3 @@ class PrefixAffinity:
 def _less_loaded(replicas: Sequence[Replica]) -> Replica:
     first, second = replicas
     return second if second.load_tokens < first.load_tokens else first
-
-
-def _some(holders: Holders) -> Holders:
-    """Of many, a few neighbours from a random position on."""
-    if len(holders) <= _WEIGHED:
-        return holders
-    start = int(random.random() * len(holders))
-    return (holders[start:] + holders[:start])[:_WEIGHED]

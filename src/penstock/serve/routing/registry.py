@@ -9,12 +9,13 @@ from typing import Any
 from penstock.config import LLMConfig
 from penstock.config.schema.routing import POLICIES
 from penstock.errors import ConfigError
+from penstock.serve.routing.adapter_affinity import AdapterAffinity
 from penstock.serve.routing.least_loaded import LeastLoaded
 from penstock.serve.routing.policy import Policy
 from penstock.serve.routing.power_of_two import PowerOfTwo
 from penstock.serve.routing.prefix_affinity import PrefixAffinity
 from penstock.serve.routing.round_robin import RoundRobin
-from penstock.serve.routing.session_affinity import AdapterAffinity, SessionAffinity
+from penstock.serve.routing.session_affinity import SessionAffinity
 from penstock.serve.routing.user_policy import UserPolicy
 
 BY_NAME: Mapping[str, Callable[[], Policy]] = {

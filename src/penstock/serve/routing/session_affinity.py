@@ -1,14 +1,13 @@
-"""Affinity by session or by adapter.
+"""Affinity by session.
 
 Sessions use consistent hashing with bounded loads: no state, the same result in every gateway. A replica
 beyond its share passes a session to the next one on the ring, always the same, and gets it back when it has
-room. Adapters go where they are loaded.
+room.
 """
 
 from __future__ import annotations
 
 from penstock.serve.fleet.candidates import Candidates
-from penstock.serve.routing.adapter_affinity import AdapterRing
 from penstock.serve.routing.hash_ring import Ring, hash_of
 from penstock.serve.routing.load_bounds import share
 from penstock.serve.routing.policy import Pick, RoutingRequest
@@ -36,17 +35,4 @@ class SessionAffinity:
             for replica in self._ring.after(hash_of(asked.session), _LOOKED_AT):
                 if replica in candidates and replica.busy + 1 <= most:
                     return Pick(replica, "affinity")
-        return self._else.pick(asked, candidates, now)
-
-
-class AdapterAffinity:
-    """Where the adapter is loaded and least work waits; for the base model, the less busy of two."""
-
-    def __init__(self) -> None:
-        self._adapters = AdapterRing()
-        self._else = PowerOfTwo()
-
-    def pick(self, asked: RoutingRequest, candidates: Candidates, now: float) -> Pick | None:
-        if asked.adapter and (pick := self._adapters.pick(asked.adapter, candidates)):
-            return pick
         return self._else.pick(asked, candidates, now)
