@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.serve.gateway.routes import ENGINE_PATHS, RESERVED, Handler, Route, find
+from penstock.openai.paths import ENGINE_PATHS
+from penstock.serve.gateway.routes import RESERVED, Handler, Route, find
 
 _INTRODUCTION = """\
 # HTTP API

@@ -13,8 +13,8 @@ from served import Replica, Served, chat, until
 
 from penstock.asgi import Receive, Scope, Send
 from penstock.layers.adapters import store
+from penstock.openai.paths import ENGINE_PATHS
 from penstock.serve.gateway.catalogue import ServedModel
-from penstock.serve.gateway.routes import ENGINE_PATHS
 from penstock.transport.link import ADAPTER
 
 pytestmark = pytest.mark.parity("S21", "X14")

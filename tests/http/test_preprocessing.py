@@ -16,8 +16,8 @@ from penstock.hooks import PREPROCESSOR, Hook
 from penstock.layers.generation import Generation
 from penstock.layers.preprocessing import Preprocessing
 from penstock.openai.asgi_response import send_json
+from penstock.openai.paths import ENGINE_PATHS
 from penstock.serve.gateway.catalogue import ServedModel
-from penstock.serve.gateway.routes import ENGINE_PATHS
 
 pytestmark = pytest.mark.parity("X13")
 

@@ -10,26 +10,7 @@ import msgspec
 
 from penstock.data.rows.coerce import invalid_field, parse_json, to_json, truncate, type_name
 from penstock.data.rows.request import RowRequest
-
-PATHS = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/responses",
-    "/v1/messages",
-    "/v1/generate",
-    "/v1/embeddings",
-    "/v2/embed",
-    "/v1/score",
-    "/score",
-    "/v1/rerank",
-    "/v2/rerank",
-    "/rerank",
-    "/classify",
-    "/pooling",
-    "/tokenize",
-    "/detokenize",
-)
-"""Endpoints of docs/reference/endpoints.md with JSON requests and responses."""
+from penstock.openai.paths import BATCH_PATHS
 
 _encode = msgspec.json.Encoder().encode
 
@@ -42,11 +23,11 @@ def parse_batch_line(line: Mapping[str, Any]) -> RowRequest:
     method, url = line.get("method"), line.get("url")
     if method is not None and method != "POST":
         raise invalid_field("method", f"is {truncate(repr(method))}; it must be POST")
-    if url not in PATHS:
-        close = difflib.get_close_matches(str(url), PATHS, 1)
+    if url not in BATCH_PATHS:
+        close = difflib.get_close_matches(str(url), BATCH_PATHS, 1)
         ask = f"did you mean {close[0]}?" if close else "there are"
         raise invalid_field(
-            "url", f"is {truncate(repr(url))}, which is not a batch endpoint; {ask} {', '.join(PATHS)}"
+            "url", f"is {truncate(repr(url))}, which is not a batch endpoint; {ask} {', '.join(BATCH_PATHS)}"
         )
     body = parse_json(line.get("body"), "body")
     if not isinstance(body, Mapping):

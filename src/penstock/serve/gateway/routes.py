@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from penstock.errors import MethodNotAllowed, NotFound
+from penstock.openai.paths import ENGINE_PATHS
 
 
 class Handler(enum.Enum):
@@ -46,40 +47,6 @@ class Route:
         heads = ("HEAD",) if "GET" in self.methods else ()
         return ", ".join((*self.methods, *heads, "OPTIONS"))
 
-
-ENGINE_PATHS = (
-    "/v1/chat/completions",
-    "/v1/chat/completions/batch",
-    "/v1/chat/completions/render",
-    "/v1/chat/completions/derender",
-    "/v1/completions",
-    "/v1/completions/render",
-    "/v1/completions/derender",
-    "/v1/generate",
-    "/v1/responses",
-    "/v1/responses/render",
-    "/v1/messages",
-    "/v1/messages/render",
-    "/v1/messages/count_tokens",
-    "/cohere/v2/chat",
-    "/inference/v1/generate",
-    "/generative_scoring",
-    "/v1/systemone",
-    "/v1/embeddings",
-    "/v2/embed",
-    "/v1/score",
-    "/score",
-    "/v1/rerank",
-    "/v2/rerank",
-    "/rerank",
-    "/classify",
-    "/pooling",
-    "/v1/audio/transcriptions",
-    "/v1/audio/translations",
-    "/tokenize",
-    "/detokenize",
-)
-"""POST endpoints of engines; which of them a model has depends on its task."""
 
 _GET, _POST = ("GET",), ("POST",)
 _FIXED = (

@@ -1,0 +1,42 @@
+"""POST endpoints of engines, for the gateway's routes and for batch files; a model has those of its task."""
+
+from __future__ import annotations
+
+BATCH_PATHS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/generate",
+    "/v1/embeddings",
+    "/v2/embed",
+    "/v1/score",
+    "/score",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/rerank",
+    "/classify",
+    "/pooling",
+    "/tokenize",
+    "/detokenize",
+)
+"""Endpoints of docs/reference/endpoints.md with JSON requests and responses."""
+
+ENGINE_PATHS = (
+    *BATCH_PATHS,
+    "/v1/chat/completions/batch",
+    "/v1/chat/completions/render",
+    "/v1/chat/completions/derender",
+    "/v1/completions/render",
+    "/v1/completions/derender",
+    "/v1/responses/render",
+    "/v1/messages/render",
+    "/v1/messages/count_tokens",
+    "/v1/systemone",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/cohere/v2/chat",
+    "/inference/v1/generate",
+    "/generative_scoring",
+)
+"""All of them."""
