@@ -83,12 +83,12 @@ class PortClaim:
 
     def copy_of(self, slot: _Slot) -> socket.socket | None:
         """A copy of a peer's listening socket; None when it has none yet, or has ended. Blocks."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asked, contextlib.suppress(OSError):
-            asked.settimeout(_ANSWER_S)
-            asked.connect(_address(self._prefix, slot))
-            if _user(asked) == os.getuid():
-                _, files, _, _ = socket.recv_fds(asked, 1, 1)
-                return _own(files[0]) if files else None
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer, contextlib.suppress(OSError):
+            peer.settimeout(_ANSWER_S)
+            peer.connect(_address(self._prefix, slot))
+            if _user(peer) == os.getuid():
+                _, files, _, _ = socket.recv_fds(peer, 1, 1)
+                return _received(files[0]) if files else None
         return None
 
     def close(self) -> None:
@@ -143,7 +143,11 @@ async def _claimed(held: PortClaim, bind: Bind) -> socket.socket:
 def _socket(held: PortClaim, bind: Bind) -> socket.socket:
     for peer in held.peers():
         if (copy := held.copy_of(peer)) is not None:
-            own = bind(True)
+            try:
+                own = bind(True)
+            except BaseException:
+                copy.close()
+                raise
             follows = peer.index == held.slot.index and copy.getsockname() == own.getsockname()
             (own if follows else copy).close()
             return copy if follows else own
@@ -156,7 +160,7 @@ def _taken(prefix: str) -> Iterator[_Slot]:
     return (_Slot(int(slot), int(number)) for slot, number in found)
 
 
-def _own(file: int) -> socket.socket:
+def _received(file: int) -> socket.socket:
     os.set_inheritable(file, False)
     return socket.socket(fileno=file)
 
