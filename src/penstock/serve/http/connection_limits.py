@@ -2,16 +2,20 @@
 
 A connection counts while it waits: it is new, idle, in the middle of a head, or refused. It does not count
 while a request that the app has accepted is open. Limits are per address, so that one client cannot take what
-others need; `limits` has the figures.
+others need; `limits` has the figures. Those that wait are read a few at a time.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import resource
 import sys
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
 from typing import Protocol
+
+from penstock.serve.http import limits
 
 
 class WaitingConnection(Protocol):
@@ -84,6 +88,31 @@ class Connections:
         if connection in peer.waiting:
             del peer.waiting[connection]
             self.waiting -= 1
+
+
+class ReadLimiter:
+    """Limits reads per turn of the event loop, so that thousands of clients at once do not stall streams."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._done = 0  # in this turn
+        self._later: deque[Callable[[], None]] = deque()
+
+    def take(self, work: Callable[[], None]) -> bool:
+        """Calls `work` now or in one of the next turns; returns whether it was now."""
+        if not self._done:
+            self._loop.call_soon(self._next)
+        if self._done >= limits.READS_PER_TURN:
+            self._later.append(work)
+            return False
+        self._done += 1
+        work()
+        return True
+
+    def _next(self) -> None:
+        self._done = 0
+        for _ in range(min(len(self._later), limits.READS_PER_TURN)):
+            self.take(self._later.popleft())
 
 
 def expire(connections: list[WaitingConnection], before: float) -> None:

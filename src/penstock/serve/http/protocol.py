@@ -9,54 +9,26 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
-from collections import deque
-from collections.abc import Callable
 from typing import NoReturn, cast
 
 import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from penstock.serve.http import limits
-from penstock.serve.http.connection_limits import Connections, Peer
+from penstock.serve.http import limits, upgrade
+from penstock.serve.http.connection_limits import Connections, Peer, ReadLimiter
 from penstock.serve.http.direct_writer import EXTENSION, DirectWriter
 from penstock.serve.http.sockets import UNSENT_BYTES
 
 _LINE_BYTES, _FIELD_BYTES, _CHUNK_BYTES = 12, 4, 12  # about what stands around an URL, a field, a chunk
-_FRAMING = (b"content-length", b"transfer-encoding")
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _TOO_LARGE = f"The request's headers are larger than {limits.HEAD_BYTES} bytes, or more than {limits.FIELDS}."
-
-
-class ReadTurns:
-    """Limits reads per turn of the event loop, so that thousands of clients at once do not stall streams."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._done = 0  # in this turn
-        self._later: deque[Callable[[], None]] = deque()
-
-    def take(self, work: Callable[[], None]) -> bool:
-        """Calls `work` now or in one of the next turns; returns whether it was now."""
-        if not self._done:
-            self._loop.call_soon(self._next)
-        if self._done >= limits.READS_PER_TURN:
-            self._later.append(work)
-            return False
-        self._done += 1
-        work()
-        return True
-
-    def _next(self) -> None:
-        self._done = 0
-        for _ in range(min(len(self._later), limits.READS_PER_TURN)):
-            self.take(self._later.popleft())
 
 
 class Config(uvicorn.Config):
     draining = False
     connections: Connections | None = None  # None where clients are trusted
-    turns: ReadTurns
+    reads: ReadLimiter
 
 
 class _Refused(Exception):
@@ -170,7 +142,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """The client has ended its side: whatever it asked, it does not wait for the answer."""
         if self._peer is None:
             return False
-        cast(Config, self.config).turns.take(self.transport.close)
+        cast(Config, self.config).reads.take(self.transport.close)
         return True
 
     def data_received(self, data: bytes) -> None:
@@ -181,7 +153,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._unread += data
         else:
             self._unread = data
-            if not cast(Config, self.config).turns.take(self._take_unread):
+            if not cast(Config, self.config).reads.take(self._take_unread):
                 self.flow.pause_reading()
                 self._connections.accept(self._peer, self)  # it waits for us
 
@@ -234,11 +206,10 @@ class BoundedProtocol(HttpToolsProtocol):
         while True:
             try:
                 return self.parser.feed_data(data)
-            except httptools.HttpParserUpgrade as upgrade:
-                data = data[upgrade.args[0] :]
-                self.parser = httptools.HttpRequestParser(_Rest(self))
-                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-                self.parser.feed_data(_framing(self.headers))
+            except httptools.HttpParserUpgrade as stop:
+                data = data[stop.args[0] :]
+                self.parser = upgrade.parser_after_head(self)
+                self.parser.feed_data(upgrade.framing(self.headers))
 
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= limits.PIPELINED:
@@ -365,40 +336,3 @@ class BoundedProtocol(HttpToolsProtocol):
         self.scope.clear()  # pyright: ignore[reportAttributeAccessIssue]
         self.headers, self.url, self._writers = [], b"", ()
         self.cycle.body = bytearray()
-
-
-class _Rest:
-    """Parser callbacks after a head that is parsed again for its framing alone."""
-
-    def __init__(self, protocol: BoundedProtocol) -> None:
-        self._protocol = protocol
-        self._known = True
-
-    def on_message_begin(self) -> None:
-        if not self._known:
-            self._protocol.on_message_begin()
-
-    def on_url(self, url: bytes) -> None:
-        if not self._known:
-            self._protocol.on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._known:
-            self._protocol.on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        if not self._known:
-            self._protocol.on_headers_complete()
-        self._known = False
-
-    def on_body(self, body: bytes) -> None:
-        self._protocol.on_body(body)
-
-    def on_message_complete(self) -> None:
-        self._protocol.on_message_complete()
-
-
-def _framing(headers: list[tuple[bytes, bytes]]) -> bytes:
-    """A head with nothing but the framing of the body in `headers`."""
-    fields = [b"%b: %b\r\n" % field for field in headers if field[0] in _FRAMING]
-    return b"".join([b"POST / HTTP/1.1\r\n", *fields, b"\r\n"])

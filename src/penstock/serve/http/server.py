@@ -14,9 +14,9 @@ import uvicorn
 from penstock.asgi import ASGIApp
 from penstock.errors import Unavailable
 from penstock.serve.http import limits
-from penstock.serve.http.connection_limits import Connections, expire
+from penstock.serve.http.connection_limits import Connections, ReadLimiter, expire
 from penstock.serve.http.port_sharing import PortClaim, PortGroup, claim
-from penstock.serve.http.protocol import BoundedProtocol, Config, ReadTurns
+from penstock.serve.http.protocol import BoundedProtocol, Config
 from penstock.serve.http.sockets import bind, raise_file_limit
 from penstock.transport.address import KEEP_ALIVE_S
 
@@ -72,7 +72,7 @@ class Port:
             timeout_keep_alive=KEEP_ALIVE_S,
             backlog=_BACKLOG,
         )
-        config.connections, config.turns = connections, ReadTurns()
+        config.connections, config.reads = connections, ReadLimiter()
         sock.listen(_BACKLOG)  # connections wait in the backlog from here on, none is refused
         port = cls(config, sock, claim)
         while not port._server.started:
