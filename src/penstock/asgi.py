@@ -1,7 +1,7 @@
-"""ASGI: its types, and one HTTP exchange as apps of our own handle it.
+"""ASGI: its types, and what Penstock's apps do with one HTTP exchange.
 
-A body is read, put back for the next app, or answered here; work ends when the client goes. Knows no server
-and no engine.
+They read its body, pass it to the next app with another body, and end their work when the client disconnects.
+Knows no server and no engine.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ async def read_body(receive: Receive) -> bytes:
 
 
 def parsed(body: bytes) -> dict[str, Any] | None:
-    """The JSON object in `body`; None when it is none.
+    """The JSON object in `body`; None when it is not one.
 
-    Whatever engines take as one is read here, too (NaN, UTF-16): else a request could pass unseen.
+    Accepts all that engines accept (NaN, UTF-16): otherwise a request could pass unchecked.
     """
     try:
         value = _decode(body)
@@ -73,13 +73,19 @@ def with_body(scope: Scope, receive: Receive, body: bytes) -> tuple[Scope, Recei
     return {**scope, "headers": [*fields, length]}, again
 
 
+async def disconnected(receive: Receive) -> None:
+    """Returns when the client has gone; what it still sends is dropped."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, _Result]) -> _Result:
-    """What `work` gives; it is cancelled when the client goes. The body must have been read.
+    """The result of `work`, which is cancelled when the client goes. The body must have been read.
 
     Raises: ClientGone.
     """
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnect(receive))
+    gone = asyncio.ensure_future(disconnected(receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -106,8 +112,3 @@ def split_events(data: bytes) -> tuple[list[bytes], bytes]:
     """The whole SSE events at the start of `data`, without the blank line that ends each, and the rest."""
     *whole, rest = _EVENT_END.split(data)
     return whole, rest
-
-
-async def _disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

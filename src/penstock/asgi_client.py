@@ -1,7 +1,7 @@
 """Ask an ASGI app without a socket: what handle methods and HTTP clients reach is the same app.
 
-Used by `serve.server` and `data`. It knows ASGI only: no engine, no OpenAI types beyond
-the end of an SSE event.
+Used by `serve.replica` and `data`. It knows ASGI only: no engine, no OpenAI types beyond the end of an SSE
+event.
 """
 
 from __future__ import annotations

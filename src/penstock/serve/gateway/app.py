@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock import errors
-from penstock.asgi import ClientGone, Receive, Scope, Send
+from penstock.asgi import ClientGone, Receive, Scope, Send, lifespan
 from penstock.config import GatewayConfig
 from penstock.serve.fleet.links import ReplicaLinks
 from penstock.serve.fleet.table import Table
@@ -111,7 +111,7 @@ class Gateway:
         if scope["type"] == "http":
             await self._serve(ClientRequest(scope, receive), send)
         elif scope["type"] == "lifespan":
-            await _live(receive, send)
+            await lifespan(receive, send)
         else:
             await send({"type": "websocket.close", "code": 1008})
 
@@ -223,12 +223,3 @@ class Gateway:
             content.drop()
         found = await self._operate(operation, asked)
         await reply.whole(200 if found.get("ok", True) else 502, JSON, admin.shown(found))
-
-
-async def _live(receive: Receive, send: Send) -> None:
-    """ASGI's lifespan protocol: confirms start and shutdown."""
-    while True:
-        message = await receive()
-        await send({"type": f"{message['type']}.complete"})
-        if message["type"] == "lifespan.shutdown":
-            return

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, quote
 
-from penstock.asgi import ClientGone, Receive, Scope
+from penstock.asgi import ClientGone, Receive, Scope, disconnected
 from penstock.errors import BadRequest, Error, MethodNotAllowed, Unauthorized
 from penstock.metrics import RouteMetrics
 from penstock.serve.gateway.response import ClientResponse
@@ -94,8 +94,7 @@ class ClientRequest:
         return self.writer.on_disconnect(gone)
 
     async def _watch(self, gone: Callable[[], None]) -> None:
-        while (await self.receive())["type"] != "http.disconnect":
-            pass
+        await disconnected(self.receive)
         gone()
 
     def _end(self, task: asyncio.Task[object]) -> None:

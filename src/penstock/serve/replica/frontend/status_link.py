@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.asgi import Receive, Send
+from penstock.asgi import Receive, Send, disconnected
 from penstock.engine import Load
 from penstock.engine_control import DEFAULT_WEIGHTS
 from penstock.transport import link
@@ -78,7 +78,7 @@ class StatusLinks:
 
     async def serve(self, gateway: bytes, receive: Receive, send: Send) -> None:
         """Answers a gateway's request for its link, until either side ends it."""
-        gone = asyncio.create_task(_disconnected(receive))
+        gone = asyncio.create_task(disconnected(receive))
         headers = [(b"content-type", b"application/x-ndjson")]
         try:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -120,8 +120,3 @@ class StatusLinks:
 
 async def _send_line(send: Send, message: link.Message) -> None:
     await send({"type": "http.response.body", "body": link.line(message), "more_body": True})
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
