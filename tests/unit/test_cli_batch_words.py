@@ -212,3 +212,20 @@ def test_no_key_goes_to_a_url_that_somebody_else_wrote(tmp_path: Path, command, 
     code, _, err = command("resume", out, "--api-key", "k")
     assert (code, "add --url http://127.0.0.1:9;" in err) == (2, True), err
     assert command("resume", out, "--api-key", "k", *NOWHERE)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("beside", "options"), [({"app": "a"}, ("--deployment", "d")), ({"words": ["m"]}, ("--replicas", "2"))]
+)
+def test_no_option_but_the_url_itself_sends_a_key_there(tmp_path, command, monkeypatch, beside, options):
+    """A forged journal may name an application or a model beside its URL, which is the one that is used."""
+    put(tmp_path / "in.jsonl", '{"text": ""}\n')
+    out = tmp_path / "out.jsonl"
+    assert command(tmp_path / "in.jsonl", "-o", out, "--prompt", "{text}", *NOWHERE)[0] == 0
+    path = tmp_path / "out.jsonl.journal" / "job.json"
+    manifest = json.loads(path.read_text())
+    manifest["order"]["engines"] |= beside
+    path.write_text(json.dumps(manifest))
+    monkeypatch.setattr(os, "geteuid", lambda: os.stat(out).st_uid + 1)
+    code, _, err = command("resume", out, "--api-key", "k", *options)
+    assert (code, "add --url http://127.0.0.1:9;" in err) == (2, True), err

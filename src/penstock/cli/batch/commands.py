@@ -332,6 +332,7 @@ def resume(
     _start(
         output,
         engines=engines,
+        url=url,
         retry_failed=retry_failed,
         limits=(max_seconds, max_total_tokens, max_failures),
         prices=(price_input, price_output),

@@ -45,7 +45,7 @@ _ONE_SIGNAL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class BatchRun:
-    """The options of one run. spec: None to continue the job of `output`."""
+    """The options of one run. spec: None to continue the job of `output`. url: as given to `resume`."""
 
     output: str
     spec: JobSpec | None = None
@@ -53,6 +53,7 @@ class BatchRun:
     limits: Limits | None = None
     prices: Prices | None = None
     report: str | None = None
+    url: str | None = None
     api_key: str | None = None
     retry_failed: bool = False
     fail_on_errors: bool = False
@@ -134,7 +135,7 @@ def _spec(batch_run: BatchRun) -> tuple[JobSpec, manifest.JobManifest | None]:
         if batch_run.engines is not None:
             engines = _with_model(batch_run.engines, spec.engines)
             spec = msgspec.structs.replace(spec, engines=engines)
-        elif batch_run.api_key is not None:
+        if batch_run.api_key is not None and spec.engines.url != batch_run.url:
             _check_key_recipient(spec)
         manifest.check_resumable(spec)
     before = manifest.read(spec.journal)
