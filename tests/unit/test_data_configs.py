@@ -1,7 +1,9 @@
 """Configs of processors: what is wrong with one is said where it is written."""
 
+from typing import Any
+
+import pydantic
 import pytest
-from ray.data.llm import ChatTemplateStageConfig
 
 from penstock.config.messages.notices import warn_once
 from penstock.data import (
@@ -33,11 +35,25 @@ def test_a_wrong_config_says_what_is_wrong(wrong, says):
         vLLMEngineProcessorConfig(**wrong)
 
 
+class RaysStage(pydantic.BaseModel):
+    """What Ray's ChatTemplateStageConfig is, in Ray 2.60: a pydantic model of these fields."""
+
+    enabled: bool = True
+    batch_size: int | None = None
+    concurrency: int | tuple[int, int] | None = None
+    runtime_env: dict[str, Any] | None = None
+    num_cpus: float | None = None
+    memory: float | None = None
+    model_source: str | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
 @pytest.mark.parametrize(
     "stage",
     [
         {"chat_template": "FIXED {{ messages }}", "chat_template_kwargs": {"thinking": False}},
-        ChatTemplateStageConfig(
+        RaysStage(
             chat_template="FIXED {{ messages }}", chat_template_kwargs={"thinking": False}, batch_size=8
         ),
     ],
