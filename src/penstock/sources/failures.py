@@ -146,7 +146,7 @@ def _by_status(error: BaseException) -> FailureCause | None:
 
 
 def _by_text(error: BaseException) -> FailureCause | None:
-    return next((trouble for pattern, trouble in _TEXTS if re.search(pattern, str(error))), None)
+    return next((found for pattern, found in _TEXTS if re.search(pattern, str(error))), None)
 
 
 def _other(error: BaseException) -> FailureCause:

@@ -108,9 +108,7 @@ def children(source: str) -> list[str]:
 def _store(source: str) -> FileSource:
     scheme, is_url = source.partition("://")[0].lower(), "://" in source
     if is_url and scheme in _BUCKETS:
-        from penstock.sources.bucket import (
-            Bucket,  # here, and below: local folders need neither
-        )
+        from penstock.sources.bucket import Bucket  # here, as fsspec below: local folders need neither
 
         return Bucket(source)
     if is_url and scheme not in ("file", "hf"):

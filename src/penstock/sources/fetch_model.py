@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _USUAL_FORMATS = (None, "auto", "hf", "safetensors")
 _OWN_WAYS = {"download_dir", "hf_token", "ignore_patterns"}
-"""Engine arguments by which a user says how the engine itself shall download."""
+"""Engine arguments that say how the engine itself downloads."""
 
 
 def is_here(config: LLMConfig) -> bool:
@@ -36,7 +36,6 @@ def with_local_sources(config: LLMConfig, files: Only = model_files, watch: Watc
     """The same config, with folders of this node in place of sources elsewhere. Downloads what is not here.
 
     files: which of the model's, see `fetch`.
-
     Raises: SourceNotFound, DownloadFailed; what `watch` raises.
     """
     loading, limit_s = config.model_loading_config, config.engine_start_timeout_s

@@ -73,23 +73,23 @@ class ReplicaSet:
                 task.cancel()
             _, tasks = await asyncio.wait(tasks, timeout=_CANCEL_S)
         self._refreshing = self._starting = None
-        members, self._replicas = list(self._replicas.values()), {}
-        await asyncio.gather(*(member.close() for member in members))
+        replicas, self._replicas = list(self._replicas.values()), {}
+        await asyncio.gather(*(replica.close() for replica in replicas))
 
     async def send(self, request: RowRequest) -> Response:
         excluded: set[str] = set()
         while True:
             try:
-                member = await self._choose(excluded)
+                replica = await self._choose(excluded)
             except EngineStartFailed as error:
                 raise Unavailable(str(error)) from error
             try:
-                response = await self._send(member, request)
+                response = await self._send(replica, request)
             except BadRequest as error:
                 return Response(error.status, form(request.path).envelope(error))
             except ConnectFailed as error:
-                log.info("Replica %s cannot be reached: %s", member.id, error)
-                excluded.add(member.id)
+                log.info("Replica %s cannot be reached: %s", replica.id, error)
+                excluded.add(replica.id)
                 continue
             except ConnectionLost as error:
                 raise EngineDead("The replica died while it ran this request.") from error
@@ -98,11 +98,11 @@ class ReplicaSet:
                 return response.to_response()
             if retry != _UNTOUCHED:
                 raise EngineDead("The replica's engine died while it ran this request.")
-            excluded.add(member.id)
+            excluded.add(replica.id)
 
     def load(self) -> Load:
         """Of all replicas together; kv_usage is that of the fullest one."""
-        loads = [member.load() for member in self._ready()] or [Load()]
+        loads = [replica.load() for replica in self._ready()] or [Load()]
         return Load(
             sum(load.running for load in loads),
             sum(load.waiting for load in loads),
@@ -113,36 +113,36 @@ class ReplicaSet:
     def available_slots(self, in_flight: int) -> int:
         if not self._ready():
             return max(0, 1 - in_flight)  # one row, which starts a replica of a deployment scaled to zero
-        unassigned = in_flight - sum(member.in_flight for member in self._replicas.values())
-        return max(0, sum(member.available_slots() for member in self._ready()) - max(0, unassigned))
+        unassigned = in_flight - sum(replica.in_flight for replica in self._replicas.values())
+        return max(0, sum(replica.available_slots() for replica in self._ready()) - max(0, unassigned))
 
     def _ready(self) -> list[ReplicaClient]:
-        return [member for member in self._replicas.values() if member.ready]
+        return [replica for replica in self._replicas.values() if replica.ready]
 
     async def _choose(self, excluded: set[str]) -> ReplicaClient:
         """The one with the most slots. Raises: Unavailable when none takes requests for a while."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_WAIT_S):
-                while not (candidates := [member for member in self._ready() if member.id not in excluded]):
+                while not (candidates := [one for one in self._ready() if one.id not in excluded]):
                     if not self._ready():
                         await self._wait_ready(self._found())
                     else:
                         await self._wait_change(_RETRY_S)
                     excluded.clear()
-                return max(candidates, key=lambda member: (member.available_slots(), -member.busy))
+                return max(candidates, key=lambda replica: (replica.available_slots(), -replica.busy))
         raise Unavailable(f"No replica of application '{self._app_name}' took the request in {_WAIT_S:g} s.")
 
-    async def _send(self, member: ReplicaClient, request: RowRequest) -> HttpResponse:
+    async def _send(self, replica: ReplicaClient, request: RowRequest) -> HttpResponse:
         """Raises: ConnectFailed, ConnectionLost; BadRequest for requests that no replica takes."""
-        assert member.hello is not None
-        own = member.hello.model_id
+        assert replica.hello is not None
+        own = replica.hello.model_id
         named = request.model or own
         if request.prompt is not None:
             raise BadRequest("A deployment does not take an engine prompt; put the input into the body.")
         adapter = named.removeprefix(f"{own}:") if named.startswith(f"{own}:") else None
-        if adapter is not None and not member.takes_adapters:
+        if adapter is not None and not replica.takes_adapters:
             raise BadRequest(f"Model '{own}' takes no adapters: it has no lora_config.", param="model")
-        return await member.send(request.path, with_fields(request.body, {"model": named}), adapter)
+        return await replica.send(request.path, with_fields(request.body, {"model": named}), adapter)
 
     async def _keep_refreshing(self, deployment: serve_lookup.FoundDeployment) -> None:
         while True:
@@ -174,9 +174,10 @@ class ReplicaSet:
             )
 
     async def _drop_lost(self) -> None:
-        for member in [member for member in self._replicas.values() if member.lost and not member.in_flight]:
-            del self._replicas[member.id]
-            await member.close()
+        lost = [replica for replica in self._replicas.values() if replica.lost and not replica.in_flight]
+        for replica in lost:
+            del self._replicas[replica.id]
+            await replica.close()
 
     def _on_change(self) -> None:
         self._change.set()

@@ -113,7 +113,7 @@ class ServeHandle:
 
 
 def method_call(method: str, kwargs: Mapping[str, Any], dtype: str | None = None) -> RowRequest:
-    """A row's call as a request, for `ServeHandle.ask`."""
+    """A row's call as a request, for `ServeHandle.send`."""
     return RowRequest(path=method, body=b"{}", prompt=pickle.dumps((dtype, dict(kwargs))))
 
 

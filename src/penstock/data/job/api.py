@@ -82,8 +82,8 @@ def batch(
         address=address,
     )
     if config is not None:
-        words = (config.model_id, config.model_source)
-        engines = msgspec.structs.replace(engines, cli_args=words, config=_config_as_json(config))
+        cli_args = (config.model_id, config.model_source)
+        engines = msgspec.structs.replace(engines, cli_args=cli_args, config=_config_as_json(config))
     spec = JobSpec(
         inputs=tuple(map(absolute, patterns)),
         output=absolute(output),
@@ -152,7 +152,8 @@ def make_worker_pool(
 ) -> WorkerPool:
     """The pool for `engines`: engines to start, by `config`; a URL; or a running application.
 
-    Raises: ConfigError."""
+    Raises: ConfigError.
+    """
     if engines.url is not None:
         return InProcessPool(lambda: _url_backend(engines, api_key))
     if engines.app is not None:

@@ -98,12 +98,8 @@ class Driver:
         limits: Limits,
         lock: JobLock,
     ) -> None:
-        self._pool, self._journal, self._run_number, self._retry_policy = (
-            pool,
-            journal,
-            run_number,
-            retry_policy,
-        )
+        self._pool, self._journal, self._run_number = pool, journal, run_number
+        self._retry_policy = retry_policy
         self._listener, self._stats, self._stop = listener, stats, stop
         self._limits, self._lock = limits, lock
         self._writing = threading.Lock()
@@ -173,12 +169,12 @@ class Driver:
     def _on_journal_broken(self, error: Error) -> None:
         """On any thread, when the segment cannot be written."""
 
-        def outcome() -> None:
+        def fail() -> None:
             self._errors.append(error)
             self._cancelled.set()
             self._queue.wake()
 
-        self._loop.call_soon_threadsafe(outcome)
+        self._loop.call_soon_threadsafe(fail)
 
     def _count(self, done: RowCompleted, *, reused: bool) -> None:
         def count() -> None:

@@ -72,11 +72,12 @@ class Job:
     @classmethod
     def load_spec(cls, output: str) -> JobSpec:
         """The spec of an existing job, finished or not. Raises: ConfigError when there is none."""
-        asked = JobSpec(inputs=(), output=output)
-        found = manifest.read(asked.journal)
+        journal = JobSpec(inputs=(), output=output).journal
+        found = manifest.read(journal)
         if found is None:
-            at = asked.journal.url
-            raise ConfigError(f"'{output}' has no journal beside it ('{at}'): there is no job to resume.")
+            raise ConfigError(
+                f"'{output}' has no journal beside it ('{journal.url}'): there is no job to resume."
+            )
         return found.spec
 
     async def run(self) -> JobReport:

@@ -92,7 +92,7 @@ _MAY_DIFFER = frozenset(
 
 
 def differing_fields(stored: JobSpec, other: JobSpec) -> list[str]:
-    """Options in which `other` differs from `one`, a stored spec, so that it is another job."""
+    """Options in which `other` differs from the stored spec, so that it is another job."""
     other = redacted(other)
     names = (field for field in JobSpec.__struct_fields__ if field not in _MAY_DIFFER)
     return [name for name in names if getattr(stored, name) != getattr(other, name)]

@@ -87,7 +87,7 @@ class PrefixGroups:
     """
 
     def __init__(self, *, separate: bool = False) -> None:
-        """apart: every row is a group of one."""
+        """separate: every row is a group of one."""
         self._separate = separate
         self._common: int | None = None
         self._by_prefix: dict[bytes | int, PrefixGroup] = {}
@@ -124,6 +124,6 @@ class PrefixGroups:
     def _take(self, group: PrefixGroup, row: PendingRow) -> PendingRow:
         if not group.rows:
             del self._by_prefix[group.key]
-            for worker in [worker for worker, own in self._assigned.items() if own is group]:
+            for worker in [worker for worker, one in self._assigned.items() if one is group]:
                 del self._assigned[worker]
         return row

@@ -48,7 +48,7 @@ class ReusedAnswer:
 class Queue:
     """rows: rows to run, in the order of the input; read on a thread.
 
-    answered: called with rows that need not run, because an identical request was answered in this run.
+    on_reused: called with rows that need not run, because an identical request was answered in this run.
     """
 
     def __init__(

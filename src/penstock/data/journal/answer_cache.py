@@ -48,7 +48,7 @@ class AnswerCache:
             for digest, at in answers_in(file):
                 self._found[digest].append((file, at))
         self._pending: set[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = set()
-        self._segment = Segment(folder, f"pipeline-{uuid.uuid4().hex}", self._broke)
+        self._segment = Segment(folder, f"pipeline-{uuid.uuid4().hex}", self._on_broken)
 
     async def get_or_run(self, key: CacheKey, run: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
         """The stored answer, or that of `run`, which is stored before this returns.
@@ -72,7 +72,7 @@ class AnswerCache:
                 self._pending.discard(pending)
         return outcome
 
-    def _broke(self, error: Error) -> None:
+    def _on_broken(self, error: Error) -> None:
         """On any thread."""
         for loop, stored in list(self._pending):
             _settle(loop, stored, error)

@@ -94,8 +94,8 @@ class Index:
             self._states.extend(bytes(missing))
             self._where.extend([0] * missing)
         if head.tokens:
-            for place, tokens in enumerate(head.tokens):
-                self.tokens[place] += tokens
+            for kind, tokens in enumerate(head.tokens):
+                self.tokens[kind] += tokens
         if self._states[head.row] == _OK:
             return
         state = _OK if head.outcome is None else _STATES[head.outcome.state]

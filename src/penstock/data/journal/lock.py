@@ -146,7 +146,7 @@ class _HeartbeatLock:
             raise _locked_by(path.url, msgspec.json.encode(now))
         self._lost = False
         self._released = threading.Event()
-        self._thread = threading.Thread(target=self._keep_alive, name="claim", daemon=True)
+        self._thread = threading.Thread(target=self._keep_alive, name="heartbeat", daemon=True)
         self._thread.start()
 
     def lost(self) -> bool:

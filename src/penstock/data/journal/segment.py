@@ -66,12 +66,12 @@ def encode_entry(entry: Entry) -> bytes:
 
     Raises: msgspec.DecodeError when its body is not JSON.
     """
-    end = entry.outcome
-    if end is not None and end.body is not None:
-        compact = msgspec.json.format(bytes(end.body), indent=-1)
-        if len(compact) != len(bytes(end.body)):
-            end = msgspec.structs.replace(end, body=msgspec.Raw(compact))
-            entry = msgspec.structs.replace(entry, outcome=end)
+    outcome = entry.outcome
+    if outcome is not None and outcome.body is not None:
+        compact = msgspec.json.format(bytes(outcome.body), indent=-1)
+        if len(compact) != len(bytes(outcome.body)):
+            outcome = msgspec.structs.replace(outcome, body=msgspec.Raw(compact))
+            entry = msgspec.structs.replace(entry, outcome=outcome)
     return _encode(entry) + b"\n"
 
 

@@ -89,7 +89,7 @@ def segments(folder: StoragePath, spool: Path | None = None) -> list[Path]:
     if isinstance(folder, LocalPath):
         return [Path(folder.url) / name for name in names]
     if spool is None:
-        raise AssertionError("a bucket's journal is read by way of a spool")
+        raise AssertionError("a bucket's journal needs a spool")
     return _fetched(folder, names, spool)
 
 

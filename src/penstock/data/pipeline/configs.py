@@ -149,7 +149,7 @@ class vLLMEngineProcessorConfig(ProcessorConfig):
         return self
 
     @model_validator(mode="after")
-    def _tell(self) -> Self:
+    def _warn_without_effect(self) -> Self:
         """Warns of options of Ray's processors that have no effect here."""
         idle = [name for name in _SIZES if getattr(self, name) is not None]
         idle += [name for name in _SWITCHES if getattr(self, name) is False]

@@ -56,7 +56,7 @@ class Task:
     model: that the backend serves, for adapters that rows name.
     alone: it serves no other, so any other name in a row is an adapter's.
     token_ids: whether to request the token ids of prompt and response.
-    read_files: whether to read paths, `file://` and bucket URLs in rows; False for rows of strangers.
+    read_files: whether to read paths, `file://` and bucket URLs in rows; False for untrusted rows.
     roles: allowed in messages; None for any.
     """
 

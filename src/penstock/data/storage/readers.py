@@ -18,7 +18,7 @@ import msgspec
 
 from penstock.data.storage.paths import StoragePath
 from penstock.errors import ConfigError, Error, Unavailable
-from penstock.sources import failures as download_failures
+from penstock.sources import failures
 
 FileFormat = Literal["jsonl", "parquet", "csv"]
 
@@ -70,22 +70,22 @@ def read_rows(where: StoragePath, form: FileFormat, first: int, wanted: Wanted) 
     Where a bucket breaks off, it is opened again and read on after the last row.
     Raises: Unavailable, naming the file that cannot be read.
     """
-    number, failures = first, 0
+    number, failed = first, 0
     while True:
         try:
             for row in _READERS[form](where, first, _from(number, wanted)):
                 after = row.number + 1 if isinstance(row, InputRow) else row
                 if after > number:
-                    number, failures = after, 0
+                    number, failed = after, 0
                     yield row
             return
         except Error:
             raise
         except UNREADABLE as error:
-            failures += 1
-            if where.is_local or failures >= _TRIES or not download_failures.classify(error).retryable:
+            failed += 1
+            if where.is_local or failed >= _TRIES or not failures.classify(error).retryable:
                 raise _unreadable(where, error, number - first) from error
-            time.sleep(download_failures.pause_s(failures))
+            time.sleep(failures.pause_s(failed))
 
 
 def _from(number: int, wanted: Wanted) -> Wanted:
