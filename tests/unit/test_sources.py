@@ -15,7 +15,7 @@ import pytest
 from penstock import sources
 from penstock.data.storage.paths import storage_path
 from penstock.errors import DownloadFailed, SourceNotFound, Unavailable
-from penstock.sources import failures
+from penstock.sources import bucket, failures
 
 
 @pytest.fixture(autouse=True)
@@ -251,3 +251,11 @@ def test_everything_that_is_read_is_tried_again_after_the_same_pauses(monkeypatc
         with pytest.raises((DownloadFailed, Unavailable), match="tries: the connection was lost"):
             read("memory://away")
     assert pauses == [0.5, 1.0, 0.5, 1.0, 2.0]
+
+
+def test_another_region_in_the_environment_makes_another_client(monkeypatch: pytest.MonkeyPatch):
+    for name in bucket.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for region in ("eu-west-1", "us-west-2"):
+        monkeypatch.setenv("AWS_REGION", region)
+        assert bucket.client("s3", "models").region == region

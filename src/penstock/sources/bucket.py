@@ -117,7 +117,7 @@ def _s3(bucket: str) -> Any:  # pyarrow has no types
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     url = urlsplit(endpoint) if endpoint else None
     return fs.S3FileSystem(
-        region=_region(bucket) if url is None else _region_named() or "us-east-1",
+        region=_region_named() or (_region(bucket) if url is None else "us-east-1"),
         scheme=url.scheme if url else None,
         endpoint_override=url.netloc if url else None,
         connect_timeout=_CONNECT_S,
@@ -127,10 +127,10 @@ def _s3(bucket: str) -> Any:  # pyarrow has no types
 
 @cache
 def _region(bucket: str) -> str | None:
-    """The one that the environment names, or the bucket's own, which is asked for once."""
+    """The bucket's own, which is asked for once."""
     try:
-        return _region_named() or fs.resolve_s3_region(bucket)
-    except OSError:  # told by the first real call, with its reason
+        return fs.resolve_s3_region(bucket)
+    except OSError:  # the first real call fails with the reason
         return None
 
 
