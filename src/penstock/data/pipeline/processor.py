@@ -129,10 +129,7 @@ class Processor:
             batch_format="pyarrow",
             batch_size=engine_rows,
             zero_copy_batch=True,
-            compute=_pool(
-                self.config,
-                math.ceil(_OVERSUBSCRIPTION * concurrent / engine_rows),
-            ),
+            compute=_pool(self.config, math.ceil(_OVERSUBSCRIPTION * concurrent / engine_rows)),
             fn_constructor_args=(
                 self._stage.make_backend,
                 self.config.retry_policy,

@@ -113,9 +113,7 @@ def _text_or_ids(given: Fields) -> str | list[int]:
         if name in given:
             return _ids(given[name], name)
     prompt = _plain_ids(given["prompt"])
-    if isinstance(prompt, str):
-        return to_json(prompt, "prompt")
-    if isinstance(prompt, bytes):
+    if isinstance(prompt, str | bytes):
         return to_json(prompt, "prompt")
     if not isinstance(prompt, list):
         raise invalid_field(

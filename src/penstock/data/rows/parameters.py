@@ -185,7 +185,7 @@ def _set(found: Fields, name: str, value: Any, where: str, kind: Kind) -> None:
 
 
 def _renamed(name: str, value: Any, where: str) -> tuple[str, Any]:
-    renamed = (_RENAMED | _RENAMED_IN_GROUPS).get(name, name)
+    renamed = _RENAMED.get(name) or _RENAMED_IN_GROUPS.get(name, name)
     if renamed in _FORMS:
         return "structured_outputs", {renamed: parse_json(value, where) if renamed == "json" else value}
     if renamed == "response_format" and isinstance(value, type):
