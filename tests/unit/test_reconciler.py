@@ -11,10 +11,12 @@ import msgspec
 import pytest
 
 from penstock.config import LLMConfig
+from penstock.engine import Progress, no_progress
 from penstock.engine_control import PauseMode
 from penstock.engines.sim.engine import SimEngine
 from penstock.errors import Unsupported
-from penstock.serve.control.followers import due
+from penstock.serve.control.desired import DesiredStates, Signal
+from penstock.serve.control.followers import Followers, due
 from penstock.serve.control.state import (
     Actual,
     Command,
@@ -24,6 +26,7 @@ from penstock.serve.control.state import (
     Update,
     Weights,
 )
+from penstock.serve.control.store import StateStore
 from penstock.serve.replica import reconciler as module
 from penstock.serve.replica.reconciler import Reconciler
 
@@ -181,6 +184,59 @@ async def test_one_that_shall_sleep_does_not_start_its_engine_until_it_wakes():
         control.want(sleep=0)
         await control.until("ready")
         assert replica.engine.max_model_len() is not None
+
+
+async def test_control_hears_of_a_replica_all_the_while_it_loads(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "FOLLOW_S", 0.01)
+    control, heard, enough = Control(DesiredState()), [], asyncio.Event()
+
+    class Slow(SimEngine):
+        async def start(self, progress: Progress = no_progress) -> None:
+            await enough.wait()
+            await super().start(progress)
+
+    async def follow(told: ReplicaStatus, wait_s: float) -> Update:
+        heard.append(told.actual)
+        if len(heard) == 5:
+            enough.set()
+        return await Control.follow(control, told, wait_s)
+
+    control.follow = follow
+    async with asyncio.timeout(5), following(control, Slow):
+        assert heard[:5] == ["starting"] * 5
+        await control.until("ready")
+
+
+async def test_one_that_loads_as_it_wakes_is_in_transition():
+    control, loaded = Control(DesiredState(version=1, sleep=1)), asyncio.Event()
+
+    class Slow(SimEngine):
+        async def start(self, progress: Progress = no_progress) -> None:
+            await loaded.wait()
+            await super().start(progress)
+
+    async with following(control, Slow):
+        await control.until("asleep")
+        control.want(sleep=0)
+        async with asyncio.timeout(5):
+            while not control.told.in_transition:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0.005)
+        loaded.set()
+        assert not (await control.until("ready")).in_transition
+
+
+async def test_a_replica_that_starts_is_neither_waited_for_nor_takes_others_turn(tmp_path: Path):
+    changed = Signal()
+    desired = DesiredStates(StateStore(tmp_path / "state.sqlite"), changed)
+    followers = Followers(desired, changed)
+    ready, starting = told(), msgspec.structs.replace(told("starting"), replica="b", version=0)
+    for status in (ready, starting):
+        followers.hear("m", status)
+        await followers.update("m", status, 0.0)
+    assert set(followers.living("m")) == {"a", "b"}
+    assert followers.replicas("m", None) == ["a"]
+    wanted = desired.set("m", OTHER)
+    assert (await followers.update("m", ready, 0.0)).desired == wanted
 
 
 async def test_what_could_not_be_reached_is_told_and_tried_again(

@@ -76,6 +76,20 @@ async def test_a_model_that_is_falling_asleep_keeps_its_memory_until_it_sleeps()
     assert fleet.asked[-1] == ("wakeup", "b")
 
 
+async def test_a_model_that_still_loads_keeps_its_memory_until_it_sleeps():
+    fleet = Control("a", "b")
+    await fleet.perform("sleep", "b")
+    fleet.obeys = False
+    fleet.actual["a"] = "starting"
+    await fleet.perform("sleep", "a")
+    with pytest.raises(Unavailable, match="'a' did not go to sleep"):
+        await fleet.turns.wake("b")
+    fleet.obeys = True
+    fleet.actual["a"] = "asleep"
+    await fleet.turns.wake("b")
+    assert fleet.asked[-1] == ("wakeup", "b")
+
+
 async def test_control_forgets_gateways_that_have_ended():
     made = gateways.Gateways(Control(), Signal())
     ended, lives = gateways._Gateway(), gateways._Gateway()

@@ -39,9 +39,11 @@ class _Follower:
 
     @property
     def is_changing(self) -> bool:
-        """Whether it was sent a version that it has neither reached nor failed to reach."""
+        """Whether it serves, and was sent a version that it has neither reached nor failed to reach."""
         status = self.status
-        return status is not None and max(self.sent_version, status.desired.version) > status.version
+        if status is None or status.actual == "starting":
+            return False
+        return max(self.sent_version, status.desired.version) > status.version
 
     def hear(self, status: ReplicaStatus) -> bool:
         """Whether anything but the time since its last request has changed."""
@@ -106,8 +108,11 @@ class Followers:
         return model or names[0]
 
     def replicas(self, model: str, replica: str | None) -> list[str]:
-        """The replicas meant; None is all. Raises: BadRequest for one that the model does not have."""
-        living = list(self.living(model))
+        """The replicas meant; None is all that have started: the others start in the desired state.
+
+        Raises: BadRequest for one that the model does not have.
+        """
+        living = [one for one, status in self.living(model).items() if status.actual != "starting"]
         if replica is not None and replica not in living:
             raise BadRequest(
                 f"Model '{model}' has no replica '{replica}'; it has {', '.join(living) or 'none'}.",

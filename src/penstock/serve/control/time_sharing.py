@@ -88,7 +88,7 @@ class TimeSharing:
         if not self._desired.get(model).sleep:
             return True
         return any(
-            status.in_transition or status.actual not in ("asleep", "starting")
+            status.in_transition or status.actual != "asleep"
             for status in self._followers.living(model).values()
         )
 

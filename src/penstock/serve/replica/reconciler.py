@@ -107,7 +107,11 @@ class Reconciler:
         """
         desired = await self._first(follow) if follow is not None else DesiredState()
         if not desired.sleep:
-            await self._start()
+            reports = self._spawn(self._report_start(follow))
+            try:
+                await self._start()
+            finally:
+                reports.cancel()
             try:
                 await self._reach(desired)
             except Unsupported as error:  # an engine that lacks it can still serve
@@ -121,6 +125,13 @@ class Reconciler:
         except Exception:  # Serve's and Ray's, of a control that is not there yet
             log.warning("Control did not answer within %g s; the replica starts without it.", _FIRST_S)
             return DesiredState()
+
+    async def _report_start(self, follow: Follow | None) -> None:
+        """Control takes a silent replica for gone, and its memory for free. Updates can wait."""
+        while follow is not None:
+            with contextlib.suppress(Exception):  # Serve's and Ray's
+                await follow(self._status("starting"), 0.0)
+            await asyncio.sleep(FOLLOW_S)
 
     async def _start(self) -> None:
         await self._start_engine()
@@ -255,7 +266,7 @@ class Reconciler:
     async def wakeup(self) -> None:
         async with self._lock:
             if not self.started.is_set():
-                await self._start()
+                await self._transition_to("asleep", self._start())
             elif self._control.is_sleeping():
                 await self._transition_to("asleep", self._control.wakeup())
 
