@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from prometheus_client import Counter
 from prometheus_client.metrics import MetricWrapperBase
 
@@ -23,6 +21,12 @@ empty for requests that name no served model or path. What the histograms measur
 |---|---|---|---|
 """
 
+_REASONS = {
+    "penstock_picks": "[routing](../serve/routing.md)",
+    "penstock_connections_closed": "[limits](../reference/limits.md)",
+}
+"""Where the values of a metric's label are explained."""
+
 
 def document() -> str:
     """The whole text."""
@@ -39,7 +43,9 @@ def _row(metric: MetricWrapperBase) -> str:
     [family] = metric.describe()
     name = f"{family.name}_total" if isinstance(metric, Counter) else family.name
     labels = ", ".join(f"`{label}`" for label in metric._labelnames)
-    text = re.sub(r"docs/(\w+)/(\w+)\.md", r"[\2](../\1/\2.md)", family.documentation)
+    text = family.documentation
+    if family.name in _REASONS:
+        text = f"{text.removesuffix('.')}; {_REASONS[family.name]} lists them."
     return f"| `{name}` | {family.type} | {labels} | {text} |\n"
 
 

@@ -140,7 +140,7 @@ class GatewayMetrics:
         )
         self.picks = Counter(
             "penstock_picks",
-            "Replicas picked, by reason; docs/serve/routing.md lists them.",
+            "Replicas picked, by reason.",
             ["model", "outcome"],
             registry=registry,
         )
@@ -168,7 +168,7 @@ class GatewayMetrics:
         )
         self.closed = Counter(
             "penstock_connections_closed",
-            "Connections that the gateway closed, by reason; docs/reference/limits.md lists them.",
+            "Connections that the gateway closed, by reason.",
             ["reason"],
             registry=registry,
         )
