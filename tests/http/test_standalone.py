@@ -38,4 +38,11 @@ async def test_first_requests_share_one_gateway_and_its_stream_count(served: Ser
         assert (await http.post("/v1/chat/completions", json=chat())).status_code == 401
         answer = await http.post("/v1/chat/completions", json=chat(), headers=KEY, timeout=30)
     assert answer.status_code == 200
-    await front.gateway.close()
+    await server.stop()
+
+
+async def test_a_server_that_has_stopped_leaves_no_coroutine_when_it_is_collected(served: Served):
+    server = LLMServer.sync_init(sim_config("m"))
+    server._listener = (await served.replica(join=False)).listener
+    await server.__del__()  # as Serve does
+    assert server.__del__() is None  # as Python does

@@ -220,6 +220,7 @@ class LLMServer:
         if self._listener:
             await self._listener.drain(deadline - time.monotonic())
             await self._listener.close()
+            self._listener = None
         if self._prefill_client:
             await self._prefill_client.close()
         if self._gang_link:
@@ -229,7 +230,7 @@ class LLMServer:
         await self.engine.stop()
 
     def __del__(self) -> Any:
-        """Serve's shutdown hook: Serve awaits what it returns. Outside of Serve, call `stop`."""
+        """Serve's shutdown hook: Serve awaits what it returns. Python calls it, too, after `stop`."""
         return self.stop() if self.__dict__.get("_listener") else None
 
     # -- what the listener asks
