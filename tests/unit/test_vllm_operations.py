@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from penstock.engines.vllm import adapters
 from penstock.engines.vllm.adapters import LoadedAdapters
 from penstock.engines.vllm.control import VLLMControl
 from penstock.engines.vllm.core import token_buffer
+from penstock.errors import EngineDead
 
 
 class LLM:
@@ -75,6 +77,10 @@ async def nothing() -> None: ...
 def alive() -> None: ...
 
 
+def dead() -> None:
+    raise EngineDead("It is gone.")
+
+
 async def test_adapters_are_there_again_after_the_second_level_of_sleep(
     monkeypatch: pytest.MonkeyPatch, tmp_path
 ):
@@ -102,6 +108,24 @@ async def test_a_sleep_that_fails_in_vllm_leaves_its_scheduler_as_it_was(
         await operations.sleep(1, "wait")
     assert (llm.asked[-1], operations.is_sleeping(), operations.is_paused()) == (last, False, paused)
     assert llm.gate.is_set()
+
+
+@pytest.mark.parametrize(
+    ("operation", "arguments"),
+    [
+        *(("sleep", ()), ("wakeup", ()), ("pause", ()), ("resume", ()), ("reset_prefix_cache", ())),
+        *(("start_profile", ()), ("stop_profile", ()), ("collective_rpc", ("check_health",))),
+        ("update_weights", (Path("/"), "v1")),
+    ],
+)
+async def test_a_dead_engine_refuses_every_operation(
+    operation: str, arguments: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+):
+    llm: Any = LLM()
+    operations = VLLMControl(llm, with_adapters(llm, monkeypatch), dead, nothing, nothing)
+    with pytest.raises(EngineDead, match="It is gone"):
+        await getattr(operations, operation)(*arguments)
+    assert llm.asked == []
 
 
 async def test_an_adapter_that_is_asked_for_twice_at_once_is_loaded_once(

@@ -210,6 +210,7 @@ class VLLMControl(EngineControl):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
+        self._refuse_dead()
         self._refuse_asleep()
         try:
             async with asyncio.timeout(timeout):
