@@ -1,6 +1,6 @@
 """Adapters in vLLM: those loaded in its core, and the registry in which its app looks them up.
 
-Only importing `frontend.app` imports this file: it imports vLLM.
+Importing this file imports vLLM.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 vLLM's own sleep mode frees GPU memory and must be enabled (`enable_sleep_mode`); there is none on CPU.
 Without it, a sleeping engine has no core: the front-end stays with all its state, and waking up starts a new
-core behind it. Only importing `frontend.app` imports this file: it imports vLLM.
+core behind it. Importing this file imports vLLM.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What the first core of a gang runs for all: vLLM's coordinator, and the store where they agree on ports.
 
 vLLM's own launcher runs the coordinator as a process and keeps the store itself. Here both are threads of the
-first core: idle while it computes, they end with it, as the gang does. Only `core` imports this file: it
-imports vLLM.
+first core: idle while it computes, they end with it, as the gang does. Importing this file imports vLLM.
 """
 
 from __future__ import annotations

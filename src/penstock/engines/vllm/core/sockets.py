@@ -1,7 +1,7 @@
 """An engine core that survives requests it cannot decode, and ends when one of its socket threads does.
 
 A request that the input thread cannot decode is answered with an error. Without either thread no request
-would ever be answered, so the process ends with it. Only `core` imports this file: it imports vLLM.
+would ever be answered, so the process ends with it. Importing this file imports vLLM.
 """
 
 from __future__ import annotations

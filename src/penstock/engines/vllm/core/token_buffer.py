@@ -1,8 +1,7 @@
 """An engine core that sends the tokens of non-streaming requests in groups of 16.
 
 Sent one by one, each token of such a request costs the front-end as much as a streamed one: a message, its
-decoding, an update of the statistics. Here they are buffered in the core. Only `core` imports this file: it
-imports vLLM.
+decoding, an update of the statistics. Here they are buffered in the core. Importing this file imports vLLM.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Makes the arguments of a forced tool call match the tool's schema.
 
 vLLM enforces the schema only for tools with `strict`. For others it enforces a call, but its arguments may be
-any JSON, where clients expect an object, and fail. Only importing `app` imports this file: it imports vLLM.
+any JSON, where clients expect an object, and fail. Importing this file imports vLLM.
 
 Work-around for vLLM 0.32. Remove when it holds a forced call to its tool's schema, `strict` or not.
 """

@@ -1,7 +1,7 @@
 """Explains to the client in one sentence what is wrong with a schema, regex, grammar or structural tag.
 
 vLLM checks them with xgrammar before the engine sees them, but hides xgrammar's reason, or shows it with
-lines of xgrammar's source. Only importing `app` imports this file: it imports vLLM.
+lines of xgrammar's source. Importing this file imports vLLM.
 
 Work-around for vLLM 0.32. Remove when its errors say what xgrammar refused, without xgrammar's source lines.
 """

@@ -1,7 +1,7 @@
 """AsyncLLM with timings per request, at no cost per token, and with a gate for requests.
 
 vLLM keeps one record of timings per request and updates it as the request runs; here it is looked up once,
-when the request is added. Only importing `frontend.app` imports this file: it imports vLLM.
+when the request is added. Importing this file imports vLLM.
 """
 
 from __future__ import annotations
