@@ -28,9 +28,8 @@ def engine_class(config: LLMConfig) -> type[Engine]:
 
     Raises: ConfigError when that cannot be imported.
     """
-    from penstock.config.schema.settings import (
-        Settings,  # here: engines' own processes import this package, too
-    )
+    # Not above: engines' own processes import this package, too.
+    from penstock.config.schema.settings import Settings
 
     override = Settings.read().engine_cls
     if override is None:

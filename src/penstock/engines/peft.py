@@ -14,10 +14,8 @@ from typing import Any, cast
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
-_PICKLED = (
-    "adapter_model.bin",
-    "adapter_model.pt",
-)  # left to the engine: their shapes are not cheap to read
+_PICKLED = ("adapter_model.bin", "adapter_model.pt")
+"""Left to the engine: their shapes are not cheap to read."""
 
 _HEADER_LIMIT_BYTES = 100 << 20
 _LORA = re.compile(r"^(?:base_model\.model\.)?(.+)\.lora_([AB])\.weight$")

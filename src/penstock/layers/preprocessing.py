@@ -1,7 +1,7 @@
 """Runs the user's preprocessor before the engine's app; only models with one have this layer.
 
 An edited request replaces the client's. A prompt for the engine travels beside the request, as the user's own
-objects (`engine.prepared`), and the request then holds a placeholder where its input was.
+objects (`request_context.prepared_prompt`), and the request then holds a placeholder where its input was.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Preprocessing:
         try:
             body = await asgi.read_body(receive)
             request = asgi.parsed(body)
-            if request is not None:  # the engine's app reports what is wrong with it
+            if request is not None:  # otherwise the engine's app reports the fault
                 found = await asgi.while_connected(receive, self._meant(scope, request))
                 body = _encoded(found, context_of(scope, self._config))
         except asgi.ClientGone:
@@ -109,7 +109,7 @@ class Preprocessing:
 
 
 def _encoded(found: Meant, context: Context) -> bytes:
-    """The request for the engine's app. Sets `prepared` for the running task where there is a prompt."""
+    """The request for the engine's app. Sets `prepared_prompt` for the running task if there is a prompt."""
     try:
         return msgspec.json.encode(found.request if found.prompt is None else _replaced(found, context.path))
     except Exception as error:  # whatever the user's code returned
@@ -120,10 +120,8 @@ def _replaced(found: Meant, path: str) -> Mapping[str, Any]:
     ours = PreparedPrompt(cast("Prompt", found.prompt))
     prepared_prompt.set(ours)
     names = _OWN_NAMES.get(path, {})
-    request, sampling = (
-        found.request,
-        {names.get(name, name): value for name, value in found.sampling.items()},
-    )
+    request = found.request
+    sampling = {names.get(name, name): value for name, value in found.sampling.items()}
     if path == generation.PATH and sampling:
         sampling = {"sampling_params": {**(request.get("sampling_params") or {}), **sampling}}
     return {**request, **sampling, **stand_in(ours, path)}
@@ -131,10 +129,8 @@ def _replaced(found: Meant, path: str) -> Mapping[str, Any]:
 
 def stand_in(ours: PreparedPrompt, path: str) -> dict[str, Any]:
     """The field of a request to `path` that holds the placeholder. path: one of `GENERATING`."""
-    field = GENERATING[path]
-    return {
-        field: [{"role": "user", "content": ours.placeholder}] if field == "messages" else ours.placeholder
-    }
+    field, sign = GENERATING[path], ours.placeholder
+    return {field: [{"role": "user", "content": sign}] if field == "messages" else sign}
 
 
 def _useless(error: Exception, context: Context) -> OwnCodeFailed:

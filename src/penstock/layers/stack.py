@@ -34,7 +34,6 @@ def stacked(
     if postprocessor is not None:
         app = Postprocessing(app, postprocessor, config)
     if prefill is not None and config.prefill is not None:
-        app = Prefill(
-            app, prefill, config.model_id, config.prefill.min_prompt_tokens
-        )  # before the hooks, which run in the prefill replica, too
+        # Before the hooks, which run in the prefill replica, too.
+        app = Prefill(app, prefill, config.model_id, config.prefill.min_prompt_tokens)
     return app if adapters is None else Layer(app, adapters)

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    pass
-from penstock.config import LLMConfig
+    from penstock.config import LLMConfig
 
 _MAX_RANK = 32
 """Most adapters have 8 to 32. Each slot costs memory by it, full or not: 0.2 GB for a model of 8 B."""

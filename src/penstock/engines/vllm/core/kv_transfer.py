@@ -39,10 +39,8 @@ def prepared(vllm_config: Any, held: ExitStack) -> dict[str, str]:
     transfer.engine_id = uuid.uuid4().hex
     ours = {_DOOR_HOST: os.environ.get(HOST, "localhost"), _DOOR_PORT: str(_free_port(held))}
     if vllm_config.device_config.device_type == "cpu" and _uses_nixl(transfer):
-        ours |= {
-            nixl_progress.RESTS: "1",
-            _UNRELEASED: "1024",
-        }  # vLLM sets it unless NIXL is already imported
+        # vLLM sets the second unless NIXL is already imported.
+        ours |= {nixl_progress.RESTS: "1", _UNRELEASED: "1024"}
     return {name: value for name, value in ours.items() if name not in os.environ}
 
 

@@ -38,9 +38,8 @@ class Kept:
     async def create(self, request: Any, raw_request: Any = None) -> Any:
         """Always sets our own id: a client's could overwrite another's response."""
         if request.stream or request.background:
-            structured_output.verify(
-                self._serving, request
-            )  # vLLM checks it only after the response has begun
+            # vLLM checks it only after the response has begun.
+            structured_output.verify(self._serving, request)
         self._recall(request)
         request.request_id = new_id(current_replica.get())
         if request.store:
