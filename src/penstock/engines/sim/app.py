@@ -1,7 +1,7 @@
 """The simulator's HTTP: a plain ASGI app over the engine's own `generate`.
 
-Here requests find their endpoint, errors become envelopes, and a client that goes away ends its request. What
-each endpoint does stands in `endpoints`.
+It routes each request to its function in `endpoints`, turns errors into envelopes, and ends a request when
+its client disconnects.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Continuous batching on a virtual clock: which request makes a token in which step, and how long it takes.
 
-Pure: no event loop and no real time, so that the model can be tested to the microsecond; `scheduler` lets
-real time follow it. The rules are those of vLLM's scheduler: running requests go first, long prompts are
-prefilled in chunks, a request is let in when all of its prompt fits, the newest one gives way when the KV
-cache is full and is prefilled again later, as far as its blocks are not found any more.
+Pure: no event loop and no real time, so that the model can be tested to the microsecond; `scheduler` runs it
+in real time. The rules are those of vLLM's scheduler: running requests go first, long prompts are prefilled
+in chunks, a request is admitted when all of its prompt fits, and the newest one is preempted when the KV
+cache is full. It is prefilled again later, except for blocks that are still cached.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from penstock.request_context import EngineTimings
 class Sequence:
     """One output of one request. Units: tokens; `arrival` in seconds of the batch's clock.
 
-    Its next token is made by the step that has computed the KV of all `prompt_tokens` and all `made` ones.
-    cached_tokens: how much of the prompt was in the cache when it was first let in. scheduled: the clock at
-    that time, first_token and last_token: when these were made.
+    The step that has computed the KV of all `prompt_tokens` and all `made` tokens makes the next one.
+    cached_tokens: how much of the prompt was in the cache when it was first admitted. scheduled: the time of
+    that; first_token and last_token: when these were made.
     """
 
     prompt_tokens: int
@@ -59,9 +59,9 @@ class Sequence:
 
 @dataclass(slots=True)
 class CacheCounts:
-    """What requests asked of the prefix cache and found there. Units: tokens; `preemptions` in requests.
+    """Prefix cache lookups and hits. Units: tokens; `preemptions` in requests.
 
-    As in vLLM, a request that was preempted does not ask a second time.
+    As in vLLM, a preempted request is not counted again.
     """
 
     queries: int = 0
@@ -88,7 +88,7 @@ class Batch:
         self._waiting.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget it, wherever it is; its blocks are free again."""
+        """Removes a running or waiting sequence and frees its blocks."""
         if sequence in self._running:
             self._running.remove(sequence)
             self._work.pop(sequence, None)
@@ -115,7 +115,7 @@ class Batch:
         return Load(len(self._running), len(self._waiting), waiting_tokens, self._cache.usage)
 
     def begin_step(self) -> float:
-        """Schedule the next step; when it ends, in seconds of the clock. Only when not `idle`."""
+        """Schedules the next step; returns when it ends, in seconds of the clock. Only when not `idle`."""
         if not self._running:
             self._now = max(self._now, self._waiting[0].arrival)
         preemptions = self.cache_counts.preemptions
@@ -126,11 +126,11 @@ class Batch:
         return self._now
 
     def work(self) -> Collection[tuple[Sequence, int]]:
-        """The step that has begun: how many tokens of which sequence."""
+        """The tokens of each sequence in the step that has begun."""
         return self._work.items()
 
     def end_step(self) -> list[Sequence]:
-        """The sequences that have made a token in the step; those that are complete have left the batch."""
+        """The sequences that made a token in the step; completed ones have left the batch."""
         emitted: list[Sequence] = []
         for sequence, tokens in self._work.items():
             sequence.computed += tokens
@@ -147,7 +147,7 @@ class Batch:
         return emitted
 
     def _continue_running(self, budget: int) -> int:
-        """Give running sequences their part of the step, oldest first; what is left of `budget` tokens."""
+        """Gives running sequences their tokens of the step, oldest first; returns the rest of `budget`."""
         position = 0
         while position < len(self._running) and budget:
             sequence = self._running[position]

@@ -1,8 +1,8 @@
-"""The KV cache: blocks that running requests share, and that stay to be found until their place is needed.
+"""The KV cache: blocks that running requests share, and that stay cached until their space is needed.
 
 The rules are those of vLLM's block pool. Only full blocks can be found, by a hash over all tokens up to their
-end; a block that nobody uses keeps its tokens; what was given back first is overwritten first, and of one
-request the end before the beginning.
+end. An unused block keeps its tokens; the block freed first is overwritten first, and of one request the last
+block before the first.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from penstock.engines.sim.reply import PlannedReply
 
 
 class Hashes(Protocol):
-    """Hash of each full block of a sequence; equal ones mean equal tokens from the start up to its end."""
+    """Hash of each full block of a sequence; equal hashes mean equal tokens from the start to its end."""
 
     def __getitem__(self, index: int, /) -> int: ...
 
 
 class Chain:
-    """Hashes of a prompt and an adapter's reply to it, each computed when it is asked for."""
+    """Hashes of a prompt and an adapter's reply to it, each computed on demand."""
 
     def __init__(
         self, prompt: Sequence[int], reply: PlannedReply, block_size: int, adapter: str | None = None
@@ -57,7 +57,7 @@ class Block:
 
 
 class Cache:
-    """All blocks of one engine. What a sequence holds is a list of blocks that it keeps itself."""
+    """All blocks of one engine. Each sequence has the list of its own blocks."""
 
     def __init__(self, size: int, block_size: int, enable_prefix_caching: bool = True) -> None:
         """size: in blocks."""
@@ -71,13 +71,13 @@ class Cache:
 
     @property
     def usage(self) -> float:
-        """Share of the blocks that somebody uses; the others may well hold tokens, but can be had."""
+        """Share of the blocks in use; the others may hold tokens, but can be reused."""
         return 1 - (self._blank + len(self._unused)) / self._size
 
     def admit(self, hashes: Hashes, tokens: int) -> list[Block] | None:
-        """Blocks that hold the beginning of `tokens`, now in use; None when there is no room for the rest.
+        """Cached blocks at the start of a sequence of `tokens`, now in use; None without room for the rest.
 
-        The last token is never among them: the next one comes from computing it.
+        They never include the last token, which must be computed to make the next one.
         """
         found = self._find(hashes, (tokens - 1) // self._block_size)
         unused = sum(1 for block in found if not block.users)
@@ -91,9 +91,9 @@ class Cache:
         return found
 
     def extend(self, blocks: list[Block], hashes: Hashes, begin: int, end: int) -> bool:
-        """Makes room for the tokens from `begin` to `end`; False when there is none, and nothing was done.
+        """Makes room for the tokens from `begin` to `end`; False, without effect, when there is none.
 
-        Blocks that get full can be found from now on, also by a request of the same step.
+        Full blocks can be found from now on, also by a request of the same step.
         """
         missing = self._blocks(end) - len(blocks)
         if missing > self._blank + len(self._unused):
@@ -106,7 +106,7 @@ class Cache:
         return True
 
     def free(self, blocks: list[Block]) -> None:
-        """Gives them back, the last one first, and empties the list."""
+        """Frees the blocks, the last one first, and empties the list."""
         while blocks:
             block = blocks.pop()
             block.users -= 1

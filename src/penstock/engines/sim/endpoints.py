@@ -1,4 +1,4 @@
-"""What each endpoint of the simulator answers."""
+"""The simulator's endpoints, between `app`, which routes to them, and the engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Endpoint = Callable[["Call"], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One HTTP request and the way to answer it."""
+    """One HTTP request, and methods to answer it."""
 
     body: bytes
     headers: Mapping[bytes, bytes]
@@ -41,7 +41,7 @@ class Call:
         await self.answer(msgspec.json.encode(value))
 
     async def stream(self, events: AsyncGenerator[bytes, None]) -> None:
-        """Send the events of a stream; nothing is sent before the first of them is there."""
+        """Sends the events of a stream; sends nothing before the first one has arrived."""
         async with aclosing(events):
             first = await anext(events)
             await self._begin([(b"content-type", b"text/event-stream; charset=utf-8")])
@@ -58,7 +58,7 @@ class Call:
 
 
 class Simulated(Protocol):
-    """What the endpoints ask of their engine."""
+    """What the endpoints need from their engine."""
 
     model_id: str
     options: SimOptions
@@ -204,7 +204,7 @@ class Endpoints:
         await call.answer(text, metrics.CONTENT_TYPE)
 
     def _adapter(self, model: str | None) -> str | None:
-        """The adapter that a request uses: what it runs under, else what it names. Raises: ModelNotFound."""
+        """The adapter set for the request, or else the one that it names. Raises: ModelNotFound."""
         base = self._engine.model_id
         using = using_adapter.get()
         if using is not None or model in (None, base):
@@ -218,7 +218,7 @@ class Endpoints:
 async def _events(
     answer: SimResponse, deltas: AsyncGenerator[Delta, None], with_usage: bool
 ) -> AsyncGenerator[bytes, None]:
-    """The answer's events, one for each delta; an error after the first becomes the last of them."""
+    """The response's events, one per delta; an error after the first event becomes the last one."""
     head = answer.head()
     opening = answer.opening(head)
     begun = False

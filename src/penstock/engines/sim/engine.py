@@ -60,7 +60,7 @@ class SimEngine(EngineControl):
         self._weights = DEFAULT_WEIGHTS
 
     async def start(self, progress: Progress = no_progress) -> None:
-        """Raises: EngineStartFailed when `start_error` or a step of the user's says so."""
+        """Raises: EngineStartFailed when `start_error` is set or a callback of the user fails."""
         if self._task:
             return
         self._died.clear()
@@ -116,7 +116,7 @@ class SimEngine(EngineControl):
                 yield delta
 
     async def load_adapter(self, name: str, path: Path) -> None:
-        """Any folder with an `adapter_config.json` will do."""
+        """Accepts any folder with an `adapter_config.json`."""
         try:
             await asyncio.to_thread(peft.declared, path)
         except peft.Broken as error:
@@ -131,7 +131,7 @@ class SimEngine(EngineControl):
         return frozenset(self._adapters)
 
     def loaded(self, adapter: str | None) -> str | None:
-        """The same. Raises: ModelNotFound when it is not loaded."""
+        """The adapter itself. Raises: ModelNotFound when it is not loaded."""
         if adapter is not None and adapter not in self._adapters:
             raise ModelNotFound(f"The adapter '{adapter}' is not loaded.", param="model")
         return adapter
@@ -208,7 +208,7 @@ class SimEngine(EngineControl):
         return self.options.max_model_len if self._task else None
 
     def counts(self) -> Counts:
-        """What was done since the start, for /metrics."""
+        """Totals since the start, for /metrics."""
         return self._scheduler.counts
 
     def die(self, reason: str = "The simulated engine died.") -> None:

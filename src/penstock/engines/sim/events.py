@@ -1,6 +1,6 @@
-"""Answers in OpenAI's form: events as ready-made bytes around each delta's text, and whole bodies.
+"""Responses in OpenAI's format: stream events, as prepared bytes around each delta's text, and whole bodies.
 
-An event costs one JSON encoding of a short text and one join, so that a load test measures what stands before
+An event costs one JSON encoding of a short text and one join, so that a load test measures the layers before
 the simulator.
 """
 
@@ -21,7 +21,7 @@ _json = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class EventForm:
-    """What differs between chats and completions on the wire."""
+    """The differences between chats and completions on the wire."""
 
     id_prefix: str
     object: str
@@ -36,7 +36,7 @@ COMPLETION = EventForm("cmpl-", "text_completion", "text_completion", b'"text":'
 
 @dataclass(slots=True)
 class SimOutput:
-    """One output of one request, gathered from its deltas."""
+    """One output of one request, collected from its deltas."""
 
     text: str = ""
     tokens: int = 0
@@ -45,7 +45,7 @@ class SimOutput:
 
 @dataclass(slots=True)
 class SimResponse:
-    """One request's answer while it grows: gives the event for each delta, or the whole body at the end."""
+    """The response to one request: makes the event for each delta, or the whole body at the end."""
 
     form: EventForm
     request_id: str
@@ -65,12 +65,12 @@ class SimResponse:
         self.cached_tokens = delta.cached_tokens
 
     def head(self) -> bytes:
-        """The part that all events of one answer share."""
+        """The part that all events of one response share."""
         names = (self.form.id_prefix + self.request_id, self.form.chunk_object, self.created, self.model)
         return b'data: {"id":%b,"object":%b,"created":%b,"model":%b,' % tuple(map(_json, names))
 
     def opening(self, head: bytes) -> bytes:
-        """Chats begin with an event per output that names the speaker."""
+        """Chats begin with an event per output that names the role."""
         if self.form is not CHAT:
             return b""
         role = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}\n\n'
@@ -96,7 +96,7 @@ class SimResponse:
         return b'%b"choices":[],"usage":%b}\n\n' % (head, _json(self.usage()))
 
     def body(self) -> bytes:
-        """The whole answer of a request that does not stream."""
+        """The response to a request that does not stream."""
         return _json(
             {
                 "id": self.form.id_prefix + self.request_id,

@@ -1,4 +1,4 @@
-"""The simulator's /metrics: the few vLLM series that a fleet is steered by, under vLLM's own names."""
+"""The simulator's /metrics: the few vLLM series that routing and autoscaling use, under vLLM's names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 def exposition(model_id: str, load: Load, counts: Counts) -> bytes:
-    """Prometheus text of one engine's numbers."""
+    """One engine's metrics in Prometheus' text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Series(model_id, load, counts))
     return generate_latest(registry)
@@ -26,17 +26,17 @@ class _Series(Collector):
         self._labels = {"model_name": model_id, "engine": "0"}
         self._gauges = {
             "vllm:num_requests_running": ("Requests in the batch.", load.running),
-            "vllm:num_requests_waiting": ("Requests that wait for a place in the batch.", load.waiting),
+            "vllm:num_requests_waiting": ("Requests waiting for a slot in the batch.", load.waiting),
             "vllm:kv_cache_usage_perc": ("Share of the KV cache in use, 0 to 1.", load.kv_usage),
         }
         cache = counts.cache
         self._counters = {
             "vllm:prompt_tokens": ("Prompt tokens prefilled.", counts.prompt_tokens),
-            "vllm:generation_tokens": ("Tokens made.", counts.made_tokens),
+            "vllm:generation_tokens": ("Tokens generated.", counts.made_tokens),
             "vllm:request_success": ("Outputs completed.", counts.finished),
             "vllm:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", cache.queries),
             "vllm:prefix_cache_hits": ("Prompt tokens found there.", cache.hits),
-            "vllm:num_preemptions": ("Requests that gave way and began anew.", cache.preemptions),
+            "vllm:num_preemptions": ("Requests preempted and restarted.", cache.preemptions),
         }
 
     def collect(self) -> Iterator[Metric]:

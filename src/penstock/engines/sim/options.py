@@ -10,7 +10,8 @@ from penstock.config.schema.strict import StrictModel
 
 
 class SimOptions(StrictModel):
-    """Size, speed and misfortunes of the simulated engine. No step times and free prefill: answers at once.
+    """Size, speed and failures of the simulated engine. Without step times and with free prefill it answers
+    at once.
 
     A step of the engine takes `step_base_ms`, `step_per_request_ms` for each request that decodes in it and
     `step_per_kv_token_ns` for each token that these look back upon; and its prompt tokens /

@@ -1,4 +1,4 @@
-"""From what a caller hands in to token ids, and to the text that the simulator answers."""
+"""Turns a caller's prompt into token ids, and into the text that an echo repeats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.errors import BadRequest
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """A prompt as the model sees it, and what of it an echo says."""
+    """A prompt as the model sees it. said: the text that an echo repeats."""
 
     token_ids: Sequence[int]
     said: str
@@ -35,6 +35,6 @@ def read_prompt(prompt: Prompt) -> Tokens:
 
 
 def chat(messages: Sequence[wire.ChatMessage]) -> Tokens:
-    """The simulator's chat template: a line for each turn. An echo repeats the last turn."""
+    """The simulator's chat template: one line per message. An echo repeats the last message."""
     turns = "".join(f"{message.role}: {message.text()}\n" for message in messages)
     return Tokens(tokenizer.encode(turns + "assistant:"), messages[-1].text())

@@ -11,7 +11,7 @@ from penstock.engines.sim import tokenizer
 
 @dataclass(frozen=True, slots=True)
 class PlannedReply:
-    """Token i of the answer is `token_ids[i % n]` with text `pieces[i % n]`; there are `tokens` of them."""
+    """Token i of the response is `token_ids[i % n]` with text `pieces[i % n]`, for `tokens` tokens."""
 
     token_ids: Sequence[int]
     pieces: Sequence[str]
@@ -20,9 +20,9 @@ class PlannedReply:
 
 
 def plan(text: str, max_tokens: int, stop: Sequence[str] = (), ignore_eos: bool = False) -> PlannedReply:
-    """The answer that says `text`: once, or over and over when `ignore_eos`, within `max_tokens`.
+    """A response of `text`: once, or repeated with `ignore_eos`, up to `max_tokens`.
 
-    A stop string ends it as in vLLM: its text is left out, the tokens up to its last one are counted.
+    A stop string ends it as in vLLM: its text is left out, but its tokens are counted.
     """
     ids = tokenizer.encode(text) or tokenizer.encode(" ")
     if ignore_eos:

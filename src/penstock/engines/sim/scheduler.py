@@ -1,4 +1,4 @@
-"""Real time follows the batch: one task steps all requests and hands each token over when it is due."""
+"""Runs the batch in real time: one task steps all requests and delivers each token when it is due."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Clock:
 
 @dataclass(slots=True)
 class Counts:
-    """What was done since the start. Units: tokens, requests."""
+    """Totals since the start. Units: tokens, requests."""
 
     prompt_tokens: int = 0
     made_tokens: int = 0
@@ -43,7 +43,7 @@ class Counts:
 
 
 class Scheduler:
-    """The engine's loop. When it is late, the batch's clock keeps the model's time, and it catches up."""
+    """The engine's loop. When it is late, the batch's clock stays on the model's time, and it catches up."""
 
     def __init__(
         self, options: SimOptions, after_step: Callable[[], None], clock: Clock | None = None
@@ -55,7 +55,7 @@ class Scheduler:
         self.counts = Counts(cache=self._batch.cache_counts)
         self._arrived = asyncio.Event()
         self._frozen = False
-        self._quiet = asyncio.Event()  # set while no step is under way
+        self._quiet = asyncio.Event()  # set while no step is running
         self._quiet.set()
         self._streams: dict[Output, asyncio.Queue[Delta | Error]] = {}
 
@@ -63,20 +63,20 @@ class Scheduler:
         return self._batch.load()
 
     async def run(self) -> None:
-        """Step for ever."""
+        """Runs steps for ever."""
         while True:
-            while self._frozen or self._batch.idle():  # also when who arrived has gone before we woke
+            while self._frozen or self._batch.idle():  # also when a request has left before we woke
                 self._quiet.set()
                 self._arrived.clear()
                 await self._arrived.wait()
             self._quiet.clear()
             await self._clock.sleep_until(self._batch.begin_step())
             for output in self._batch.end_step():
-                self._hand_over(output)
+                self._deliver(output)
             self._after_step()
 
     async def pause(self, mode: PauseMode) -> None:
-        """Returns when no more tokens are made; requests that come wait."""
+        """Returns when no more tokens are made; new requests wait."""
         self._batch.admits = False
         self._frozen = mode == "keep"
         if mode == "abort":
@@ -105,7 +105,7 @@ class Scheduler:
     async def stream(
         self, prompt: Sequence[int], replies: Sequence[PlannedReply], adapter: str | None = None
     ) -> AsyncGenerator[Delta, None]:
-        """Deltas of one request, with one output per reply, as they fall due; closing it frees its place."""
+        """Deltas of one request when they are due, with one output per reply; closing it frees its slot."""
         deltas: asyncio.Queue[Delta | Error] = asyncio.Queue()
         arrival = self._clock.now()
         outputs = [
@@ -130,7 +130,7 @@ class Scheduler:
                 self._forget(output)
 
     def fail(self, reason: str) -> None:
-        """End every stream with EngineDead."""
+        """Ends every stream with EngineDead."""
         for output, deltas in tuple(self._streams.items()):
             self._forget(output)
             deltas.put_nowait(EngineDead(reason))
@@ -140,7 +140,7 @@ class Scheduler:
             del self._streams[output]
             self._batch.remove(output)
 
-    def _hand_over(self, output: Output) -> None:
+    def _deliver(self, output: Output) -> None:
         reply = output.reply
         at = (output.made - 1) % len(reply.token_ids)
         finish = reply.finish_reason if output.made == reply.tokens else None

@@ -1,4 +1,4 @@
-"""The simulator's tokenizer: pieces of up to four bytes, each its own id. Lossless, without a vocabulary."""
+"""The simulator's tokenizer: pieces of up to four bytes, which are their own ids. Lossless, no vocabulary."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from collections.abc import Sequence
 from penstock.errors import BadRequest
 
 EOS = 0
-"""Ends a reply; has no text."""
+"""Ends a response; has no text."""
 
 _PIECE = re.compile(r"[\x00-\x7f][\x21-\x7e]{0,3}|[^\x00-\x7f]")
-"""One ASCII character and what follows of its word, or one other character: never more than four bytes."""
-
+"""One ASCII character and up to three more of its word, or one other character: four bytes at most."""
 
 MOST_CHARS = 1 << 21
-"""Of one text: a longer one would hold up others for more than a moment."""
+"""Of one text: a longer one would delay other requests noticeably."""
 
 
 def encode(text: str) -> list[int]:
-    """Token ids of `text`: the piece's bytes behind a leading 1, read as a number below 2**33.
+    """Token ids of `text`: each piece's bytes after a leading 1, as a number below 2**33.
 
     Raises: BadRequest when it is too long.
     """
@@ -33,7 +32,7 @@ def encode(text: str) -> list[int]:
 def piece(token_id: int) -> str:
     """Text of one token.
 
-    Raises: BadRequest for a number that `encode` never gives.
+    Raises: BadRequest for a number that `encode` never returns.
     """
     if token_id == EOS:
         return ""

@@ -1,4 +1,4 @@
-"""Embeddings without a model: one text, one vector of length 1; texts that share words lie closer."""
+"""Embeddings without a model: a vector of length 1 per text; texts that share words are closer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 
 
 def embed(text: str, size: int) -> list[float]:
-    """Sum of one drawn vector for each word of `text`, scaled to length 1."""
+    """The sum of a random vector per word of `text`, always the same for a word, scaled to length 1."""
     total = [0.0] * size
     for word in text.lower().split() or [""]:
         draw = random.Random(hashlib.blake2b(word.encode(errors="replace")).digest())
@@ -18,5 +18,5 @@ def embed(text: str, size: int) -> list[float]:
 
 
 def similarity(left: str, right: str, size: int) -> float:
-    """Cosine of the angle between two texts' vectors."""
+    """Cosine similarity of two texts' vectors."""
     return sum(a * b for a, b in zip(embed(left, size), embed(right, size), strict=True))

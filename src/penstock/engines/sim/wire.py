@@ -1,6 +1,6 @@
-"""What the simulator reads from clients: OpenAI's and vLLM's requests, as far as they change its answer.
+"""The request bodies of the simulator: the fields of OpenAI's and vLLM's requests that change its response.
 
-Fields that it has no use for (temperature, top_p, ...) are accepted and ignored.
+All others (temperature, top_p, ...) are accepted and ignored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Positive = Annotated[int, Meta(ge=1)]
 
 
 class Part(Struct):
-    """A part of a message's content; parts that are not text add nothing to the prompt."""
+    """A part of a message's content; only text adds to the prompt."""
 
     type: str
     text: str = ""
@@ -54,7 +54,7 @@ class StreamOptions(Struct):
 
 
 class Generate(Params, kw_only=True):
-    """What chats and completions have in common."""
+    """Fields that chats and completions share."""
 
     model: str | None = None
     stream: bool = False
@@ -111,14 +111,14 @@ class Embed(Struct, kw_only=True):
 
 
 class Score(Struct, kw_only=True):
-    """One text against each of many, or texts in pairs."""
+    """One text to compare with each of several, or two lists of texts to compare in pairs."""
 
     model: str | None = None
     text_1: str | list[str]
     text_2: str | list[str]
 
     def pairs(self) -> list[tuple[str, str]]:
-        """Raises: BadRequest when the two lists do not fit together."""
+        """Raises: BadRequest when the two lists differ in length."""
         left = [self.text_1] if isinstance(self.text_1, str) else self.text_1
         right = [self.text_2] if isinstance(self.text_2, str) else self.text_2
         if len(left) == 1:
@@ -145,7 +145,7 @@ def convert(params: Any, kind: type[T]) -> T:
 
 
 def _refused(error: Exception) -> BadRequest:
-    """msgspec's own sentence; it names fields and types, never what the request holds."""
+    """msgspec's message, which names fields and types and never quotes the request."""
     if isinstance(error, UnicodeDecodeError):
         return BadRequest("The request cannot be read: it is not UTF-8.")
     field = re.search(r"`\$\.([^`]+)`", str(error)) or re.search(r"field `([^`]+)`", str(error))
