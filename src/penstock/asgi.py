@@ -93,8 +93,9 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, _Result]) 
         return task.result()
     finally:
         gone.cancel()
-        task.cancel()
-        await asyncio.wait({task})  # what it holds is free only then
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})  # what it holds is free only then
         if not task.cancelled():
             task.exception()
 
