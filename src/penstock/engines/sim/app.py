@@ -13,7 +13,7 @@ from penstock import asgi
 from penstock.asgi import Receive, Scope, Send
 from penstock.engines.sim.endpoints import Call, Endpoint, Endpoints, Simulated
 from penstock.errors import Error, MethodNotAllowed, NotFound
-from penstock.openai.errors import envelope, headers
+from penstock.openai.asgi_response import send_error
 
 log = logging.getLogger(__name__)
 
@@ -39,10 +39,10 @@ class App:
         try:
             await self._endpoint(scope["method"], scope["path"])(call)
         except Error as error:
-            await _refuse(send, error)
+            await send_error(send, error, scope["path"])
         except Exception:
             log.exception("%s %s failed", scope["method"], scope["path"])
-            await _refuse(send, Error())
+            await send_error(send, Error(), scope["path"])
 
     def _endpoint(self, method: str, path: str) -> Endpoint:
         if endpoint := self._routes.get((method, path)):
@@ -51,9 +51,3 @@ class App:
         if methods:
             raise MethodNotAllowed(f"{path} takes {' and '.join(methods)}, not {method}.")
         raise NotFound(f"{path} is no endpoint of this engine.")
-
-
-async def _refuse(send: Send, error: Error) -> None:
-    body = envelope(error)
-    await send({"type": "http.response.start", "status": error.status, "headers": headers(error, body)})
-    await send({"type": "http.response.body", "body": body})
