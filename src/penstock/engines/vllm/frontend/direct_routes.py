@@ -16,10 +16,11 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from penstock import asgi
 from penstock.asgi import TRUSTED, ASGIApp, Message, Receive, Scope, Send
 from penstock.engines.vllm.frontend import limits, request_models
 from penstock.errors import BadRequest
@@ -43,7 +44,7 @@ _HTTP_ONLY = {
 }
 """Middleware that our own requests do not need. With any other, all requests go through vLLM's app."""
 
-_PARSED = "penstock.asked"
+_PARSED = "penstock.parsed"
 _FAILED = 500
 
 Endpoint = Callable[..., Awaitable[Response]]
@@ -73,8 +74,8 @@ class DirectRoutes:
         if not _is_json(scope):
             return await self._long(scope, receive, send)
         try:
-            body = await Request(scope, receive).body()
-        except ClientDisconnect:
+            body = await asgi.read_body(receive)
+        except asgi.ClientGone:
             return None
         if not body:
             return await self._long(scope, _replay(body, receive), send)
