@@ -14,7 +14,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.request import Request
 
-from penstock.engines.vllm.core.token_buffer import Gathered
+from penstock.engines.vllm.core.token_buffer import TokenBuffer
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -115,25 +115,25 @@ def request(name: str) -> Request:
 
 
 async def test_what_is_held_goes_with_the_next_output_or_the_last() -> None:
-    gathered = Gathered()
-    gathered.open(request("a"))
+    buffer = TokenBuffer()
+    buffer.open(request("a"))
     for token in range(15):
-        assert gathered.passing([EngineCoreOutput("a", [token])]) == []
-    (piece,) = gathered.passing([EngineCoreOutput("a", [15])])
+        assert buffer.passing([EngineCoreOutput("a", [token])]) == []
+    (piece,) = buffer.passing([EngineCoreOutput("a", [15])])
     assert piece.new_token_ids == list(range(16))
-    assert gathered.passing([EngineCoreOutput("a", [16])]) == []
-    (last,) = gathered.passing([EngineCoreOutput("a", [17], finish_reason=FinishReason.STOP)])
+    assert buffer.passing([EngineCoreOutput("a", [16])]) == []
+    (last,) = buffer.passing([EngineCoreOutput("a", [17], finish_reason=FinishReason.STOP)])
     assert (last.new_token_ids, last.finish_reason) == ([16, 17], FinishReason.STOP)
     stranger = EngineCoreOutput("a", [18])
-    assert gathered.passing([stranger]) == [stranger]
+    assert buffer.passing([stranger]) == [stranger]
     assert stranger.new_token_ids == [18]
 
 
 async def test_nothing_is_kept_of_a_request_whose_caller_is_gone() -> None:
-    gathered = Gathered()
+    buffer = TokenBuffer()
     for name in ("a", "b"):
-        gathered.open(request(name))
-        assert gathered.passing([EngineCoreOutput(name, [1])]) == []
-    gathered.drop(["a", "unknown"])
-    assert [(one.request_id, one.new_token_ids) for one in gathered.rest()] == [("b", [1])]
-    assert gathered.rest() == []
+        buffer.open(request(name))
+        assert buffer.passing([EngineCoreOutput(name, [1])]) == []
+    buffer.drop(["a", "unknown"])
+    assert [(one.request_id, one.new_token_ids) for one in buffer.rest()] == [("b", [1])]
+    assert buffer.rest() == []

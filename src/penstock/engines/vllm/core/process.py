@@ -40,14 +40,14 @@ def run(order: Mapping[str, Any]) -> int:
     """
     from vllm.v1.engine import core
 
-    from penstock.engines.vllm.core.token_buffer import GatheringCore, GatheringMember
+    from penstock.engines.vllm.core.token_buffer import BufferingCore, BufferingGangCore
 
     # `run_engine_core` looks up its classes by these names.
-    core.EngineCoreProc, core.DPEngineCoreProc = GatheringCore, GatheringMember
+    core.EngineCoreProc, core.DPEngineCoreProc = BufferingCore, BufferingGangCore
     parallel = order["vllm_config"].parallel_config
     try:
         store = _lead(order) if parallel.data_parallel_size > 1 and not parallel.data_parallel_rank else None
-        GatheringCore.run_engine_core(
+        BufferingCore.run_engine_core(
             vllm_config=order["vllm_config"],
             executor_class=order["executor_class"],
             handshake_address=order["handshake_address"],

@@ -26,7 +26,7 @@ _FRONT = 0
 Outputs = dict[int, EngineCoreOutputs]
 
 
-class Gathered:
+class TokenBuffer:
     """Token ids of open requests that were not sent to the front-end yet."""
 
     def __init__(self) -> None:
@@ -62,25 +62,25 @@ class Gathered:
 
     def rest(self) -> list[EngineCoreOutput]:
         """Takes out everything buffered."""
-        told = [EngineCoreOutput(request_id, held) for request_id, held in self._held.items() if held]
+        outputs = [EngineCoreOutput(request_id, held) for request_id, held in self._held.items() if held]
         self._held = {request_id: [] for request_id in self._held}
-        return told
+        return outputs
 
 
-class GatheringCore(AttentiveCore):
+class BufferingCore(AttentiveCore):
     """An engine core that sends fewer outputs."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._gathered = Gathered()
+        self._buffer = TokenBuffer()
         super().__init__(*args, **kwargs)
 
     def add_request(self, request: Request, request_wave: int = 0) -> None:
         super().add_request(request, request_wave)
         if not request.is_finished():  # it may be there only to be aborted
-            self._gathered.open(request)
+            self._buffer.open(request)
 
     def abort_requests(self, request_ids: list[str]) -> None:
-        self._gathered.drop(request_ids)
+        self._buffer.drop(request_ids)
         super().abort_requests(request_ids)
 
     def step(self) -> tuple[Outputs, bool]:
@@ -95,20 +95,20 @@ class GatheringCore(AttentiveCore):
         """Flushes the buffer first: requests aborted here keep all their tokens, and these carry the version
         of the weights that made them.
         """
-        if rest := self._gathered.rest():
-            told = EngineCoreOutputs(outputs=rest, weight_version=self.get_weight_version())
-            self.output_queue.put_nowait((_FRONT, told))
+        if rest := self._buffer.rest():
+            message = EngineCoreOutputs(outputs=rest, weight_version=self.get_weight_version())
+            self.output_queue.put_nowait((_FRONT, message))
         if mode == "abort":  # aborts all requests
-            self._gathered = Gathered()
+            self._buffer = TokenBuffer()
         return super().pause_scheduler(mode, clear_cache)
 
     def _fewer(self, outputs: Outputs) -> Outputs:
-        for told in outputs.values():
-            told.outputs = self._gathered.passing(told.outputs)
+        for message in outputs.values():
+            message.outputs = self._buffer.passing(message.outputs)
         return outputs
 
 
-class GatheringMember(GatheringCore, DPEngineCoreProc):
+class BufferingGangCore(BufferingCore, DPEngineCoreProc):
     """The same for a core of a gang, which steps with the others. The order of the bases matters."""
 
 
