@@ -26,7 +26,7 @@ from penstock.engines.prepared import prepared
 from penstock.engines.vllm import errors
 from penstock.engines.vllm.arguments import environment, lora
 from penstock.engines.vllm.arguments.defaults import Shape, with_defaults
-from penstock.engines.vllm.core import failure_reason as reason
+from penstock.engines.vllm.core import failure_reason
 from penstock.engines.vllm.core.imports import uncollected
 from penstock.engines.vllm.core.launch import Core
 from penstock.engines.vllm.frontend.endpoints import absence
@@ -79,7 +79,7 @@ class VLLMEngine:
             await self.stop()
             if isinstance(error, Error):
                 raise
-            raise _failed(self._config, reason.describe(error)) from error
+            raise _failed(self._config, failure_reason.describe(error)) from error
         except BaseException:  # cancelled, for example by a time limit
             await self.stop()
             raise
@@ -118,13 +118,13 @@ class VLLMEngine:
     async def _connect(self, core: Core, plan: Plan) -> None:
         from penstock.engines.vllm.adapters import LoadedAdapters
         from penstock.engines.vllm.control import VLLMControl
-        from penstock.engines.vllm.frontend import app as front
+        from penstock.engines.vllm.frontend.app import build_app, connect
         from penstock.engines.vllm.frontend.direct_routes import DirectRoutes
         from penstock.engines.vllm.frontend.stats import Scheduled
 
         self._scheduled = Scheduled()
-        self._llm = llm = front.connect(plan, core.input_address, core.output_address, self._scheduled)
-        app = await front.build_app(llm, plan)
+        self._llm = llm = connect(plan, core.input_address, core.output_address, self._scheduled)
+        app = await build_app(llm, plan)
         self._adapters = LoadedAdapters(llm, self._config.model_id, app.state.openai_serving_models)
         absent = absence(self._config.model_id, app.routes)
         self._app = Edge(DirectRoutes(app), lambda: self._refusal, absent, errors.heard)
@@ -236,8 +236,8 @@ class VLLMEngine:
         assert self._llm is not None
         assert self._adapters is not None
         obeyed = sampling(params)
-        asked = parsed(self._llm.model_config, prompt)
-        (rendered,) = await self._llm.renderer.render_cmpl_async([asked])
+        prompt_input = parsed(self._llm.model_config, prompt)
+        (rendered,) = await self._llm.renderer.render_cmpl_async([prompt_input])
         lora = self._adapters.request(adapter)
         return self._llm.generate(rendered, obeyed, request_id or uuid.uuid4().hex, lora_request=lora)
 
@@ -301,7 +301,7 @@ class VLLMEngine:
         self._death = why
         self._died.set()
         if self._core is not None:
-            asyncio.get_running_loop().run_in_executor(None, self._core.tell_front)
+            asyncio.get_running_loop().run_in_executor(None, self._core.announce_death)
 
     def _refuse(self, sentence: str) -> None:
         self._refusal = self._refusal or sentence
@@ -311,7 +311,7 @@ class VLLMEngine:
         handler = llm.output_handler
         if core is None or handler is None or not llm.get_num_unfinished_requests():
             return
-        await asyncio.to_thread(core.tell_front)
+        await asyncio.to_thread(core.announce_death)
         await asyncio.wait({handler}, timeout=_FAREWELL_S)
 
 
@@ -340,7 +340,7 @@ def _plan(config: LLMConfig, shape: Shape, gang: Gang | None) -> Plan:
     with uncollected():
         check_installed()
         from penstock.engines.vllm.arguments import schema
-        from penstock.engines.vllm.frontend import app as front
+        from penstock.engines.vllm.frontend.app import plan
 
     if found := lora.faults(config):
         raise config_error(found)
@@ -353,7 +353,7 @@ def _plan(config: LLMConfig, shape: Shape, gang: Gang | None) -> Plan:
         "served_model_name": [config.model_id],
         **({"data_parallel_rank": gang.rank, "data_parallel_address": gang.host} if gang else {}),
     }
-    return front.plan(engine, frontend)
+    return plan(engine, frontend)
 
 
 def _is_local(config: LLMConfig) -> bool:
@@ -361,16 +361,16 @@ def _is_local(config: LLMConfig) -> bool:
 
 
 def _download(plan: Plan) -> None:
-    from penstock.engines.vllm.frontend import app as front
+    from penstock.engines.vllm.frontend.app import download
 
-    front.download(plan)
+    download(plan)
 
 
 def _import_rest(plan: Plan) -> None:
-    from penstock.engines.vllm.frontend import app as front
+    from penstock.engines.vllm.frontend.app import import_rest
 
     with uncollected():
-        front.import_rest(plan)
+        import_rest(plan)
 
 
 def _failed(config: LLMConfig, why: str) -> EngineStartFailed:

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import process_tree
-from penstock.engines.vllm.core import failure_reason as reason
-from penstock.engines.vllm.core import kv_transfer, plugin
+from penstock.engines.vllm.core import failure_reason, kv_transfer, plugin
 from penstock.errors import EngineDead
 from penstock.request_context import Gang
 
@@ -41,7 +40,7 @@ class Core:
         self._loop = asyncio.get_running_loop()
         self._folder = folder
         self._reason_file = folder / "reason"
-        reason.clear(self._reason_file)
+        failure_reason.clear(self._reason_file)
         self._is_ready = False
         self._held = ExitStack()
         self._process = subprocess.Popen(
@@ -115,15 +114,15 @@ class Core:
         import zmq.asyncio
 
         leads: dict[str, Any] | None = None
-        with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as door:
-            door.bind(self._address("handshake"))
+        with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as router:
+            router.bind(self._address("handshake"))
             while True:
-                identity, message = await door.recv_multipart()
+                identity, message = await router.recv_multipart()
                 said = msgspec.msgpack.decode(message)
                 if said["status"] == "READY":
                     return
                 if said["status"] == "HELLO":
-                    await door.send_multipart([identity, await self._welcome(leads)])
+                    await router.send_multipart([identity, await self._welcome(leads)])
                 else:
                     leads = said
 
@@ -136,7 +135,7 @@ class Core:
         addresses = EngineZmqAddresses([self.input_address], [self.output_address], **shared["addresses"])
         return msgspec.msgpack.encode(EngineHandshakeMetadata(addresses, shared["parallel_config"]))
 
-    def tell_front(self) -> None:
+    def announce_death(self) -> None:
         """Sends the front-end the message of a dying core on its behalf: all requests end. Blocks."""
         import zmq
         from vllm.v1.engine.core import EngineCoreProc
@@ -148,8 +147,10 @@ class Core:
 
     def reason(self) -> str | None:
         """Why it ended, as it recorded; during a start also what was logged."""
-        found = reason.read(self._reason_file)
-        return found if found or self._is_ready else reason.read(reason.logged(self._reason_file))
+        found = failure_reason.read(self._reason_file)
+        if found or self._is_ready:
+            return found
+        return failure_reason.read(failure_reason.logged(self._reason_file))
 
     async def stop(self) -> None:
         """Ends it and its descendants. Idempotent."""
@@ -166,7 +167,7 @@ class Core:
         return {
             **os.environ,
             plugin.OWNER: str(os.getpid()),
-            reason.ENVIRONMENT: str(self._reason_file),
+            failure_reason.ENVIRONMENT: str(self._reason_file),
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),  # as multiprocessing does for its children
         }
 

@@ -26,7 +26,7 @@ from vllm.v1.executor import Executor
 
 from penstock.engines.vllm.core import kv_transfer
 from penstock.engines.vllm.frontend import limits, request_models
-from penstock.engines.vllm.frontend.fast_stream import open_lanes
+from penstock.engines.vllm.frontend.fast_stream import use_fast_path
 from penstock.engines.vllm.frontend.forced_tools import hold_arguments
 from penstock.engines.vllm.frontend.prepared_prompts import take_prepared
 from penstock.engines.vllm.frontend.reasoning_stream import read_alone
@@ -114,7 +114,7 @@ async def build_app(llm: AsyncLLM, plan: Plan) -> FastAPI:
     request_models.fail_at_first_item()
     app = vllm_app.build_app(args, tasks, llm.model_config)
     await init_app_state(llm, app.state, args, tasks)
-    open_lanes(app.state)
+    use_fast_path(app.state)
     keep_responses(app.state)
     tell_reasons()
     limits.hold(app.state)

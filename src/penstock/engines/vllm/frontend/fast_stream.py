@@ -30,7 +30,7 @@ _PLAIN_END = re.compile(r'\}?(,"\w+":null)+\}\]\}\n\n')
 """Only nulls after the text: no logprobs, no token ids, no usage, no finish reason."""
 
 
-def open_lanes(state: Any) -> None:
+def use_fast_path(state: Any) -> None:
     """Installs the fast path for chats and completions in the state of vLLM's app."""
     chat = getattr(state, "openai_serving_chat", None)
     if chat is not None and chat.parser_cls is None and _quiet(chat):

@@ -21,10 +21,10 @@ def keep_responses(state: Any) -> None:
     """Installs the store in the Responses endpoint of vLLM's app, when the model has that endpoint."""
     serving = getattr(state, "openai_serving_responses", None)
     if serving is not None:
-        Kept(serving)
+        BoundedStore(serving)
 
 
-class Kept:
+class BoundedStore:
     """Wraps one handler's `create_responses`."""
 
     def __init__(self, serving: Any) -> None:
@@ -51,9 +51,9 @@ class Kept:
         before = self._serving.response_store.get(request.previous_response_id)
         if before is None or self._serving.use_harmony or isinstance(request.input, str):
             return
-        told = {_call_id(item) for item in request.input if _kind(item) == "function_call"}
+        sent = {_call_id(item) for item in request.input if _kind(item) == "function_call"}
         calls = [item for item in before.output if item.type == "function_call"]
-        request.input = [*(call for call in calls if call.call_id not in told), *request.input]
+        request.input = [*(call for call in calls if call.call_id not in sent), *request.input]
 
     def _make_room(self, response_id: str, size: int) -> None:
         self._sizes[response_id] = size
