@@ -75,14 +75,14 @@ def error(status: int, message: str, param: str | None) -> Error:
 def said(body: bytes) -> tuple[str, str | None]:
     """The message of a server's error, and the request field that it names."""
     found = _decode(body)
-    told = found.get("error", found)
-    if not isinstance(told, dict):
-        return str(told), None
-    told = cast("dict[str, Any]", told)
-    detail = told.get("message") or told.get("detail")
+    fault = found.get("error", found)
+    if not isinstance(fault, dict):
+        return str(fault), None
+    fault = cast("dict[str, Any]", fault)
+    detail = fault.get("message") or fault.get("detail")
     if isinstance(detail, list):
         return _of_fields(cast("list[Any]", detail))
-    return str(detail or "The request failed."), _param(told)
+    return str(detail or "The request failed."), _param(fault)
 
 
 def _of_fields(details: list[Any]) -> tuple[str, str | None]:

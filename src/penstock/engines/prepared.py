@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.engine import Progress
 
 PHASE = "download"
-_TELL_S = 5.0
+_REPORT_S = 5.0
 
 
 async def prepared(config: LLMConfig, progress: Progress, *, fetch: bool = True) -> LLMConfig:
@@ -42,27 +42,27 @@ async def prepared(config: LLMConfig, progress: Progress, *, fetch: bool = True)
 
 async def _fetched(config: LLMConfig, files: sources.Only, progress: Progress) -> LLMConfig:
     progress(PHASE)
-    told = _Told(progress)
+    reported = _DownloadProgress(progress)
     try:
-        return await asyncio.to_thread(sources.with_local_sources, config, files, told.watch)
+        return await asyncio.to_thread(sources.with_local_sources, config, files, reported.watch)
     except (SourceNotFound, DownloadFailed) as error:
         raise EngineStartFailed(f"Model '{config.model_id}' cannot start: {error}") from error
     finally:
-        told.given_up = True
+        reported.given_up = True
 
 
-class _Told:
+class _DownloadProgress:
     """Reports bytes now and then, from the download's threads; ends them when nobody waits."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress, self._loop = progress, asyncio.get_running_loop()
-        self._next = time.monotonic() + _TELL_S
+        self._next = time.monotonic() + _REPORT_S
         self.given_up = False
 
     def watch(self, done: int, total: int) -> None:
         if self.given_up:
             raise DownloadFailed("The download was given up, as the start was.")
         if time.monotonic() > self._next:
-            self._next = time.monotonic() + _TELL_S
+            self._next = time.monotonic() + _REPORT_S
             phase = f"{PHASE} ({done / 1e9:.1f} of {total / 1e9:.1f} GB)"
             self._loop.call_soon_threadsafe(self._progress, phase)

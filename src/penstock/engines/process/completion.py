@@ -148,12 +148,12 @@ class CompletionReader:
         )
 
 
-def _logprobs(told: _Logprobs) -> tuple[tuple[Logprob, ...], ...] | None:
+def _logprobs(given: _Logprobs) -> tuple[tuple[Logprob, ...], ...] | None:
     """Logprobs where the server gives token ids; None where it gives only texts."""
-    tops = told.top_logprobs or [None] * len(told.tokens)
+    tops = given.top_logprobs or [None] * len(given.tokens)
     rows = [
         _row(token, logprob, top or {})
-        for token, logprob, top in zip(told.tokens, told.token_logprobs, tops, strict=False)
+        for token, logprob, top in zip(given.tokens, given.token_logprobs, tops, strict=False)
     ]
     return None if None in rows else tuple(row for row in rows if row is not None)
 

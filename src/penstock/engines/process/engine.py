@@ -114,14 +114,14 @@ class ProcessEngine(EngineControl):
         adapter: str | None = None,
     ) -> AsyncGenerator[Delta, None]:
         model = self.names(self._loaded(adapter or using_adapter.get())).childs
-        asked = completion.body(model, prompt, params)
+        request = completion.body(model, prompt, params)
         completion.check_room(prompt, self._window)
         outputs = params.get("n")
         reading = completion.CompletionReader(outputs if isinstance(outputs, int) else 1)
         try:
             async with (
                 self.at_work() as wire,
-                aclosing(wire.events(completion.PATH, asked, request_id or uuid.uuid4().hex)) as events,
+                aclosing(wire.events(completion.PATH, request, request_id or uuid.uuid4().hex)) as events,
             ):
                 async for event in events:
                     for delta in reading.add(event):
@@ -398,8 +398,8 @@ class ProcessEngine(EngineControl):
         return adapter
 
     async def _load(self, wire: Wire, name: str, path: Path) -> None:
-        asked = {"lora_name": self.names(name).childs, "lora_path": str(path)}
-        status, body = await wire.post("/v1/load_lora_adapter", asked)
+        request = {"lora_name": self.names(name).childs, "lora_path": str(path)}
+        status, body = await wire.post("/v1/load_lora_adapter", request)
         if status < 400:
             return
         if status in _ABSENT:

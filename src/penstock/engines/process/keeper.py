@@ -37,10 +37,10 @@ _prctl = ctypes.CDLL(None).prctl  # looked up before a fork, after which nothing
 def main() -> int:
     """Exit status of the command; of one that a signal killed, 128 and its number."""
     order: Mapping[str, Any] = json.load(sys.stdin)
-    told, tell = os.pipe()
-    for end in (told, tell):
+    woken, wakeup = os.pipe()
+    for end in (woken, wakeup):
         os.set_blocking(end, False)
-    signal.set_wakeup_fd(tell)
+    signal.set_wakeup_fd(wakeup)
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, _wake)
     adopt_orphans()
@@ -55,16 +55,16 @@ def main() -> int:
     except OSError as error:
         print(f"{order['command'][0]}: {error.strerror}", file=sys.stderr)
         return NOT_RUN
-    status = _watch(command, owner, told, order["grace_s"])
+    status = _watch(command, owner, woken, order["grace_s"])
     end_descendants(term_s=0.0, kill_s=_KILL_S)
     return status
 
 
-def _watch(command: subprocess.Popen[bytes], owner: int, told: int, grace_s: float) -> int:
+def _watch(command: subprocess.Popen[bytes], owner: int, woken: int, grace_s: float) -> int:
     """Waits until the command or the owner has ended; on a signal, ends the command within its grace time."""
     ended = os.pidfd_open(command.pid)
     poll = select.poll()
-    for descriptor in (owner, ended, told):
+    for descriptor in (owner, ended, woken):
         poll.register(descriptor, select.POLLIN)
     deadline: float | None = None
     while True:
@@ -75,8 +75,8 @@ def _watch(command: subprocess.Popen[bytes], owner: int, told: int, grace_s: flo
             return status if status >= 0 else 128 - status
         if owner in ready:
             return ORPHANED
-        if told in ready:
-            os.read(told, 64)
+        if woken in ready:
+            os.read(woken, 64)
             command.terminate()
             deadline = deadline or time.monotonic() + grace_s
         elif deadline is not None and not ready:

@@ -78,7 +78,7 @@ class SGLangEngine(ProcessEngine):
         adapter = self._loaded(adapter or using_adapter.get())
         sampling, beside = parameters.native(params, seeds=self.seeds)
         rid = uuid.uuid4().hex  # SGLang refuses one that already runs
-        asked = {
+        request = {
             **deltas.prompt_fields(prompt),
             **beside,
             "sampling_params": sampling,
@@ -91,7 +91,7 @@ class SGLangEngine(ProcessEngine):
         try:
             async with (
                 self.at_work() as wire,
-                aclosing(wire.events(deltas.PATH, asked, request_id or rid)) as events,
+                aclosing(wire.events(deltas.PATH, request, request_id or rid)) as events,
             ):
                 try:
                     async for event in events:
@@ -100,7 +100,7 @@ class SGLangEngine(ProcessEngine):
                         delta = found.delta()
                         self._held[rid] = self._held.get(rid, delta.prompt_tokens) + len(delta.token_ids)
                         yield delta
-                except GeneratorExit:  # told so, SGLang ends it before what comes next
+                except GeneratorExit:  # aborted here, it ends before the next request begins
                     await self.abort([rid])
                     raise
         except msgspec.DecodeError as error:
@@ -111,12 +111,12 @@ class SGLangEngine(ProcessEngine):
 
     def load(self) -> Load:
         """Open requests are counted here; the rest is from SGLang's last report."""
-        felt = super().load()
-        if not felt.running + felt.waiting:
-            return felt
+        load = super().load()
+        if not load.running + load.waiting:
+            return load
         held = sum(self._held.values()) / (self.kv_tokens() or 1)
-        usage = min(1.0, max(felt.kv_usage, held))
-        return Load(felt.running, felt.waiting, self._waiting_tokens, usage, felt.unseen)
+        usage = min(1.0, max(load.kv_usage, held))
+        return Load(load.running, load.waiting, self._waiting_tokens, usage, load.unseen)
 
     # -- control
 
@@ -313,10 +313,10 @@ class SGLangEngine(ProcessEngine):
         return [*weights, *([("/pause_generation", {"mode": "in_place"})] if self._paused else [])]
 
     async def _seen(self, wire: Wire) -> Gauges | None:
-        felt = await server.felt(wire)
-        if felt is None:
+        seen = await server.load(wire)
+        if seen is None:
             return None
-        gauges, self._waiting_tokens = felt
+        gauges, self._waiting_tokens = seen
         return gauges
 
     async def _load(self, wire: Wire, name: str, path: Path) -> None:

@@ -90,14 +90,14 @@ class SGLangFront:
             body = msgspec.json.encode(fields)
         elif path.endswith("tokenize"):
             send = _Tokens(send, self._engine.max_model_len())
-        asked = _Once(body, receive)
+        replayed = _Once(body, receive)
         before = prepared_prompt.set(None), using_adapter.set(adapter)
         try:
-            await self._app(scope, asked, send)
+            await self._app(scope, replayed, send)
         finally:
             prepared_prompt.reset(before[0])
             using_adapter.reset(before[1])
-            if asked.gone and ids:
+            if replayed.gone and ids:
                 await asyncio.shield(self._engine.abort(ids))
         return None
 

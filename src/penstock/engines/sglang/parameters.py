@@ -111,12 +111,12 @@ def _form(form: Any) -> dict[str, str]:
     """vLLM's `structured_outputs` in SGLang's terms."""
     if not isinstance(form, Mapping):
         raise BadRequest("structured_outputs must be an object.", param="structured_outputs")
-    asked = {
+    wanted = {
         name: value for name, value in cast("Mapping[str, Any]", form).items() if value not in (None, False)
     }
-    if len(asked) != 1:
+    if len(wanted) != 1:
         raise BadRequest("structured_outputs must name one form.", param="structured_outputs")
-    ((name, value),) = asked.items()
+    ((name, value),) = wanted.items()
     if name == "json_object":
         return {"json_schema": _ANY_OBJECT}
     if name == "choice":

@@ -11,7 +11,7 @@ from penstock.engines.process.gauges import Gauges
 from penstock.engines.process.readiness import NotReady
 from penstock.engines.process.wire import BROKEN, Wire
 
-_FELT_LIMIT_S = 5.0
+_LOADS_LIMIT_S = 5.0
 _FIELDS_LIMIT_S = 60.0  # SGLang makes it when it is first asked
 
 
@@ -27,10 +27,10 @@ class _Loads(msgspec.Struct):
     loads: list[_Load]
 
 
-async def felt(wire: Wire) -> tuple[Gauges, int] | None:
+async def load(wire: Wire) -> tuple[Gauges, int] | None:
     """The current load of its schedulers, and tokens of queued prompts; None when it does not answer."""
     try:
-        status, body = await wire.get("/v1/loads?include=core", _FELT_LIMIT_S)
+        status, body = await wire.get("/v1/loads?include=core", _LOADS_LIMIT_S)
     except (*BROKEN, TimeoutError):
         return None
     if status != 200:

@@ -100,7 +100,7 @@ class LoadedAdapters:
         request = self._loaded.pop(name, None)
         if request is not None:
             self._register.pop(request.lora_name, None)
-            while self._runs(request):  # noqa: ASYNC110 - nothing tells of it
+            while self._runs(request):  # noqa: ASYNC110 - nothing reports it
                 await asyncio.sleep(_LOOK_S)
             await self._llm.remove_lora(request.lora_int_id)
 

@@ -90,7 +90,7 @@ class VLLMControl(EngineControl):
             await self._llm.pause_generation(mode="abort")
         elif self._paused:
             await self._llm.resume_generation()  # paused requests could never finish
-        while self._llm.entering or self._llm.get_num_unfinished_requests():  # noqa: ASYNC110 - nothing tells of it
+        while self._llm.entering or self._llm.get_num_unfinished_requests():  # noqa: ASYNC110 - nothing reports it
             await asyncio.sleep(_LOOK_S)
 
     async def _go_on(self) -> None:
@@ -145,13 +145,13 @@ class VLLMControl(EngineControl):
 
     async def _answering(self) -> None:
         """Retries until a new core answers: what is sent before it has connected is lost."""
-        asked: set[asyncio.Task[bool]] = set()
+        probes: set[asyncio.Task[bool]] = set()
         try:
-            while not any(task.done() for task in asked):
-                asked.add(asyncio.create_task(self._llm.is_paused()))
-                await asyncio.wait(asked, timeout=0.1, return_when=asyncio.FIRST_COMPLETED)
+            while not any(task.done() for task in probes):
+                probes.add(asyncio.create_task(self._llm.is_paused()))
+                await asyncio.wait(probes, timeout=0.1, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in asked:
+            for task in probes:
                 task.cancel()
 
     async def _restore(self) -> None:

@@ -41,8 +41,8 @@ def sampling(params: Mapping[str, Any]) -> SamplingParams:
 
 def _misfit(error: msgspec.ValidationError) -> BadRequest:
     """msgspec's message with the name first; it never quotes the request."""
-    fault, _, place = str(error).partition(" - at ")
-    found = _FIELD.search(place)
+    fault, _, path = str(error).partition(" - at ")
+    found = _FIELD.search(path)
     where = found[1] if found else "sampling_params"
     return BadRequest(f"{where}: {fault}.", param=where)
 

@@ -51,7 +51,7 @@ def check_arguments(configs: Sequence[LLMConfig]) -> Findings:
     if not installed():
         return Findings(notices=(_not_here(asked),))
     problems = [
-        _told(config.location / "engine_kwargs", path, text)
+        _located(config.location / "engine_kwargs", path, text)
         for config, faults in zip(asked, _faults(asked), strict=True)
         for path, text in faults
     ]
@@ -131,15 +131,15 @@ def _not_here(configs: Sequence[LLMConfig]) -> str:
     return f"engine_kwargs of {ids} are not checked: vLLM is not installed here. The replica will check them."
 
 
-def _told(place: Location, path: Sequence[str | int], text: str) -> str:
-    return Location(place.file, (*place.path, *path), place.lines).says(text)
+def _located(location: Location, path: Sequence[str | int], text: str) -> str:
+    return Location(location.file, (*location.path, *path), location.lines).says(text)
 
 
 def _ask(question: Mapping[str, Any]) -> dict[str, Any]:
     text = to_json(question)
-    kept = answer_cache.find(text)
-    if kept is not None:
-        return kept
+    cached = answer_cache.find(text)
+    if cached is not None:
+        return cached
     answer = _fresh(question)
     answer_cache.keep(text, answer)
     return answer

@@ -47,14 +47,14 @@ def faults(config: LLMConfig) -> list[str]:
     """What in `engine_kwargs` contradicts `lora_config`, each with its place."""
     if config.lora_config is None:
         return []
-    kwargs, place, found = config.engine_kwargs, config.location / "engine_kwargs", list[str]()
+    kwargs, location, found = config.engine_kwargs, config.location / "engine_kwargs", list[str]()
     if kwargs.get("enable_lora") is False:
-        where = place / "enable_lora"
+        where = location / "enable_lora"
         found.append(where.says("is false, but lora_config asks for adapters; leave out one of them."))
     adapters = config.lora_config.max_num_adapters_per_replica
     least, size = places(adapters, cpu=False), kwargs.get("max_cpu_loras")
     if isinstance(size, int) and size < least:
         why = f"lora_config.max_num_adapters_per_replica ({adapters}) needs at least {least}"
         text = f"is {size}, but {why}: one to replace another. Leave it out, or lower the other."
-        found.append((place / "max_cpu_loras").says(text))
+        found.append((location / "max_cpu_loras").says(text))
     return found

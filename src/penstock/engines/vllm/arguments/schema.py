@@ -203,7 +203,7 @@ def has_experts(model: str, engine_kwargs: Mapping[str, Any]) -> bool | None:
 
 
 def split(
-    engine_kwargs: Mapping[str, Any], place: Location | None = None
+    engine_kwargs: Mapping[str, Any], location: Location | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Keyword arguments for AsyncEngineArgs and for FrontendArgs, mappings converted to vLLM's config
     objects.
@@ -211,7 +211,7 @@ def split(
     Raises: ConfigError with every fault.
     """
     plain = json.loads(to_json(engine_kwargs))
-    found = [_told((place or Location()) / "engine_kwargs", fault) for fault in faults(plain)]
+    found = [_located((location or Location()) / "engine_kwargs", fault) for fault in faults(plain)]
     if found:
         raise config_error(found)
     sides = engine_arguments(), frontend_arguments()
@@ -222,9 +222,9 @@ def split(
     return engine, frontend
 
 
-def _told(place: Location, fault: Fault) -> str:
+def _located(location: Location, fault: Fault) -> str:
     path, text = fault
-    return Location(place.file, place.path + path, place.lines).says(text)
+    return Location(location.file, location.path + path, location.lines).says(text)
 
 
 def _made(argument: Argument, value: Any) -> Any:

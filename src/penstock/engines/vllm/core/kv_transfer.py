@@ -13,7 +13,7 @@ from penstock.engine import HOST
 from penstock.engines.vllm.core import nixl_progress
 from penstock.errors import EngineStartFailed
 
-_DOOR_HOST, _DOOR_PORT = "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"
+_CHANNEL_HOST, _CHANNEL_PORT = "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"
 _UNRELEASED = "UCX_RCACHE_MAX_UNRELEASED"
 
 
@@ -37,7 +37,7 @@ def prepared(vllm_config: Any, held: ExitStack) -> dict[str, str]:
     if transfer is None:
         return {}
     transfer.engine_id = uuid.uuid4().hex
-    ours = {_DOOR_HOST: os.environ.get(HOST, "localhost"), _DOOR_PORT: str(_free_port(held))}
+    ours = {_CHANNEL_HOST: os.environ.get(HOST, "localhost"), _CHANNEL_PORT: str(_free_port(held))}
     if vllm_config.device_config.device_type == "cpu" and _uses_nixl(transfer):
         # vLLM sets the second unless NIXL is already imported.
         ours |= {nixl_progress.RESTS: "1", _UNRELEASED: "1024"}
@@ -50,7 +50,7 @@ def _uses_nixl(transfer: Any) -> bool:
 
 def _free_port(held: ExitStack) -> int:
     """A port held for a process that binds it with SO_REUSEADDR, as ZeroMQ does; others find it taken."""
-    door = held.enter_context(socket.socket())
-    door.bind(("", 0))
-    door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    return door.getsockname()[1]
+    holder = held.enter_context(socket.socket())
+    holder.bind(("", 0))
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return holder.getsockname()[1]

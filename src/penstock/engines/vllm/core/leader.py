@@ -37,7 +37,7 @@ def lead(vllm_config: Any, handshake_address: str) -> Any:
     store = create_tcp_store(host, 0, is_master=True, world_size=-1, wait_for_workers=False)
     parallel._coord_store_port = store.port
     fronts, outputs, inputs = _coordinate(parallel.data_parallel_size, host)
-    told = {
+    message = {
         "status": LEADS,
         "addresses": {
             "coordinator_input": inputs,
@@ -46,21 +46,21 @@ def lead(vllm_config: Any, handshake_address: str) -> Any:
         },
         "parallel_config": {name: getattr(parallel, name) for name in _FROM_THE_FIRST},
     }
-    with zmq.Context() as context, context.socket(zmq.DEALER) as door:
-        door.connect(handshake_address)
-        door.send(msgspec.msgpack.encode(told))
+    with zmq.Context() as context, context.socket(zmq.DEALER) as owner:
+        owner.connect(handshake_address)
+        owner.send(msgspec.msgpack.encode(message))
     return store
 
 
 def _coordinate(size: int, host: str) -> tuple[str, str, str]:
-    """Runs the coordinator; addresses where it publishes to front-ends, hears cores, publishes to cores."""
-    hears, tells = multiprocessing.Pipe(duplex=False)
+    """Starts the coordinator; where it publishes to front-ends, listens to cores, and publishes to cores."""
+    receiver, sender = multiprocessing.Pipe(duplex=False)
     anywhere = get_tcp_uri(host, 0)
     threading.Thread(
         target=DPCoordinatorProc.run_coordinator,
-        args=(size, anywhere, anywhere, anywhere, tells),
+        args=(size, anywhere, anywhere, anywhere, sender),
         name="coordinator",
         daemon=True,
     ).start()
-    with hears:
-        return hears.recv()
+    with receiver:
+        return receiver.recv()

@@ -52,17 +52,17 @@ def hold(state: Any) -> None:
     before(state, "serving_tokenization", "create_detokenize", _check_tokens)
 
 
-def check_form(asked: Any) -> None:
-    """asked: vLLM's `StructuredOutputsParams`. Raises: VLLMValidationError."""
-    _refuse("The regex", len(asked.regex or ""), MOST_REGEX, "characters")
-    _refuse("The grammar", len(asked.grammar or ""), MOST_GRAMMAR, "characters")
-    if asked.choice:
-        _refuse("The choice", len(asked.choice), MOST_VALUES, "texts")
-        _refuse("The choice", sum(map(len, asked.choice)), MOST_FORM, "characters")
-        _refuse("A text of the choice", max(map(len, asked.choice)), MOST_LITERAL, "characters")
-    for form in (asked.json, asked.structural_tag):
-        if form:
-            _check_schema(form)
+def check_form(form: Any) -> None:
+    """form: vLLM's `StructuredOutputsParams`. Raises: VLLMValidationError."""
+    _refuse("The regex", len(form.regex or ""), MOST_REGEX, "characters")
+    _refuse("The grammar", len(form.grammar or ""), MOST_GRAMMAR, "characters")
+    if form.choice:
+        _refuse("The choice", len(form.choice), MOST_VALUES, "texts")
+        _refuse("The choice", sum(map(len, form.choice)), MOST_FORM, "characters")
+        _refuse("A text of the choice", max(map(len, form.choice)), MOST_LITERAL, "characters")
+    for schema in (form.json, form.structural_tag):
+        if schema:
+            _check_schema(schema)
 
 
 def check_items(path: str, request: Any) -> None:

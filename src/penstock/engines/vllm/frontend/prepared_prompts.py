@@ -138,6 +138,6 @@ def _refuse_signs(conversations: Sequence[Any]) -> None:
                 )
 
 
-def _meant(asked: Sequence[Any]) -> PreparedPrompt | None:
+def _meant(given: Sequence[Any]) -> PreparedPrompt | None:
     ours = prepared_prompt.get()
-    return ours if ours is not None and ours.placeholder in str(asked) else None
+    return ours if ours is not None and ours.placeholder in str(given) else None

@@ -34,14 +34,14 @@ def read_alone(name: str) -> None:
             delta_token_ids: Sequence[int],
         ) -> DeltaMessage | None:
             text, ids = previous_text, list(previous_token_ids)
-            told: list[DeltaMessage | None] = []
+            deltas: list[DeltaMessage | None] = []
             for more_text, more_ids in cut(self, delta_text, delta_token_ids):
                 after, after_ids = text + more_text, ids + more_ids
-                told.append(
+                deltas.append(
                     super().extract_reasoning_streaming(text, after, more_text, ids, after_ids, more_ids)
                 )
                 text, ids = after, after_ids
-            return told[0] if len(told) == 1 else _joined(told)
+            return deltas[0] if len(deltas) == 1 else _joined(deltas)
 
     ReasoningParserManager.register_module(name, module=Alone)
 
@@ -67,8 +67,8 @@ def cut(parser: ReasoningParser, text: str, ids: Sequence[int]) -> Iterator[tupl
         yield text, rest
 
 
-def _joined(told: Sequence[DeltaMessage | None]) -> DeltaMessage | None:
-    parts = [part for part in told if part is not None]
+def _joined(deltas: Sequence[DeltaMessage | None]) -> DeltaMessage | None:
+    parts = [part for part in deltas if part is not None]
     reasoning = "".join(part.reasoning or "" for part in parts)
     content = "".join(part.content or "" for part in parts)
     return DeltaMessage(reasoning=reasoning or None, content=content or None) if parts else None

@@ -63,22 +63,22 @@ def verify(serving: Any, request: Any) -> None:
 
 def check(params: SamplingParams) -> None:
     """As vLLM's check. Raises: VLLMValidationError with the reason."""
-    asked: Any = params.structured_outputs
-    if asked is None:
+    form: Any = params.structured_outputs
+    if form is None:
         return
-    limits.check_form(asked)
-    _check_end(asked)
+    limits.check_form(form)
+    _check_end(form)
     try:
         _check(params)
     except VLLMValidationError as error:
         if error.__cause__ is not None:
-            raise _told(_kind(asked), error) from error
-        raise VLLMValidationError(_beyond(asked.json)) from error
+            raise _refused(_kind(form), error) from error
+        raise VLLMValidationError(_beyond(form.json)) from error
 
 
-def _check_end(asked: Any) -> None:
+def _check_end(form: Any) -> None:
     """xgrammar accepts a schema that no output can satisfy; the engine then fails at its first token."""
-    schema: Any = asked.json
+    schema: Any = form.json
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
@@ -125,18 +125,18 @@ def check_tag(payload: Any, *, parameter: str) -> None:
     try:
         _check_tag(payload, parameter=parameter)
     except VLLMValidationError as error:
-        raise _told("structural tag", error, parameter) from error
+        raise _refused("structural tag", error, parameter) from error
 
 
-def _told(kind: str, error: BaseException, parameter: str | None = None) -> VLLMValidationError:
+def _refused(kind: str, error: BaseException, parameter: str | None = None) -> VLLMValidationError:
     while error.__cause__ is not None:
         error = error.__cause__
     reason = _PREFIX.sub("", _SOURCE.sub("", str(error))).strip()
     return VLLMValidationError(f"The {kind} cannot be used: {reason}", parameter=parameter)
 
 
-def _kind(asked: Any) -> str:
-    given = {"JSON schema": asked.json, "regex": asked.regex, "grammar": asked.grammar}
+def _kind(form: Any) -> str:
+    given = {"JSON schema": form.json, "regex": form.regex, "grammar": form.grammar}
     return next((kind for kind, value in given.items() if value), "structural tag")
 
 

@@ -19,7 +19,7 @@ from penstock.engines.vllm.media.fetch import CheckedConnection, Refused
 
 _SHOWN = 100
 _ADDRESS_IN_MEMORY = re.compile(r" <[^>]* at 0x[0-9a-f]+>")
-_SAID: tuple[tuple[type[Exception], str], ...] = (
+_SENTENCES: tuple[tuple[type[Exception], str], ...] = (
     (
         Refused,
         "{} leads to an address that is not public, or to a host that is not allowed; "
@@ -56,13 +56,13 @@ class Media(MediaConnector):
         try:
             return await super().load_from_url_async(url, media_io, fetch_timeout=fetch_timeout)
         except Exception as error:  # each decoder raises its own errors
-            raise _told(url, error) from error
+            raise _refused(url, error) from error
 
     def load_from_url(self, url: str, media_io: MediaIO[Any], *, fetch_timeout: int | None = None) -> Any:
         try:
             return super().load_from_url(url, media_io, fetch_timeout=fetch_timeout)
         except Exception as error:
-            raise _told(url, error) from error
+            raise _refused(url, error) from error
 
 
 @functools.cache
@@ -71,12 +71,12 @@ def _connection(hosts: frozenset[str]) -> CheckedConnection:
     return CheckedConnection(hosts)
 
 
-def _told(url: str, error: Exception) -> Exception:
+def _refused(url: str, error: Exception) -> Exception:
     """The message for the client: whatever fails here is due to the client's URL, or its content."""
     if isinstance(error, VLLMClientError):
         return error
     shown = _shown(url)
-    for kind, sentence in _SAID:
+    for kind, sentence in _SENTENCES:
         if isinstance(error, kind):
             return VLLMValidationError(sentence.format(shown))
     return VLLMValidationError(f"{shown} cannot be read: {_ADDRESS_IN_MEMORY.sub('', str(error))}")
