@@ -28,6 +28,8 @@ WIDE = {"COLUMNS": "200", "TERMINAL_WIDTH": "200"}
         (["bench"], "--endpoint", "chat|completions"),
         (["ctl", "pause"], "--mode", "wait|keep|abort"),
         (["ctl", "sleep"], "--level", "1|2"),
+        (["ctl", "sleep"], "--url", "Address of the service."),
+        (["ctl", "shift"], "--timeout", "Seconds to wait for replicas."),
     ],
 )
 def test_help_lists_choices(command: list[str], option: str, choices: str):

@@ -4,55 +4,47 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand
 
 from penstock.cli.models.options import DEFAULT_PORT
 from penstock.cli.process.failure import fail
 from penstock.errors import ConfigError, Error, NotFound
 
-_COMMON = ("--url", "--admin-key", "--model", "--replica", "--timeout")
-_EPILOG = f"{', '.join(_COMMON[:-1])} and {_COMMON[-1]} of `penstock ctl` may be given here, too."
+_SERVICE = "Service"
 _FAILED = 1
 _SLACK_S = 10.0
 _KEY_HINT = "The admin key is PENSTOCK_ADMIN_KEY, or --admin-key."
 
 
-class _CommonOptionsAnywhere(TyperGroup):
-    """`penstock ctl status --url X` is `penstock ctl --url X status`."""
+class _Command(TyperCommand):
+    """Takes the options of `ctl`, too: `ctl status --url X` is `ctl --url X status`."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        common: list[str] = []
-        others: list[str] = []
-        words = iter(args)
-        for word in words:
-            if word == "--":
-                others += [word, *words]
-            elif word.partition("=")[0] in _COMMON:
-                common += [word] if "=" in word else [word, _value(word, words)]
-            else:
-                others.append(word)
-        return super().parse_args(ctx, [*common, *others])
+    def get_params(self, ctx: Any) -> list[Any]:
+        return [*super().get_params(ctx), *self._common(ctx)]
 
+    def invoke(self, ctx: Any) -> Any:
+        common = {param.name: ctx.params.pop(param.name) for param in self._common(ctx)}
+        given = {name for name in common if ctx.get_parameter_source(name).name == "COMMANDLINE"}
+        ctx.obj = replace(ctx.obj, **{name: common[name] for name in given})
+        return super().invoke(ctx)
 
-def _value(option: str, words: Iterator[str]) -> str:
-    if (value := next(words, None)) is None:
-        raise typer.BadParameter(f"Option '{option}' needs a value.")
-    return value
+    def _common(self, ctx: Any) -> list[Any]:
+        """The group's options, but for one whose name an argument of this command has."""
+        own = {param.name for param in self.params}
+        return [param for param in ctx.parent.command.params if param.name not in own]
 
 
 ctl = typer.Typer(
     name="ctl",
-    cls=_CommonOptionsAnywhere,
     help="""Operate a running service: put models to sleep, pause them, replace their weights.
 
 Changes last: replicas that start later apply them, too. The service must have been started with
-PENSTOCK_ADMIN_KEY, and the same key must be given here. Options below may also follow the command.
+PENSTOCK_ADMIN_KEY, and the same key must be given here. These options may also follow the command.
 
 - `penstock ctl status`
 - `penstock ctl sleep --model qwen`
@@ -79,26 +71,38 @@ class AdminTarget:
 @ctl.callback()
 def common_options(
     context: typer.Context,
-    url: Annotated[str, typer.Option(help="Address of the service.")] = f"http://127.0.0.1:{DEFAULT_PORT}",
+    url: Annotated[
+        str, typer.Option(help="Address of the service.", rich_help_panel=_SERVICE)
+    ] = f"http://127.0.0.1:{DEFAULT_PORT}",
     admin_key: Annotated[
         str | None,
-        typer.Option(help="Admin key of the service.", envvar="PENSTOCK_ADMIN_KEY", show_default=False),
+        typer.Option(
+            help="Admin key of the service.",
+            envvar="PENSTOCK_ADMIN_KEY",
+            show_default=False,
+            rich_help_panel=_SERVICE,
+        ),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Which model.", show_default="the only one")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Which model.", show_default="the only one", rich_help_panel=_SERVICE)
+    ] = None,
     replica: Annotated[
-        str | None, typer.Option(help="A single replica, by its id.", show_default="all")
+        str | None,
+        typer.Option(help="A single replica, by its id.", show_default="all", rich_help_panel=_SERVICE),
     ] = None,
-    timeout: Annotated[
+    timeout_s: Annotated[
         float,
         typer.Option(
-            help="Seconds to wait for replicas. The change is still applied in the background afterwards."
+            "--timeout",
+            help="Seconds to wait for replicas. The change is still applied in the background afterwards.",
+            rich_help_panel=_SERVICE,
         ),
     ] = 300.0,
 ) -> None:
-    context.obj = AdminTarget(url, admin_key, model, replica, timeout)
+    context.obj = AdminTarget(url, admin_key, model, replica, timeout_s)
 
 
-@ctl.command(epilog=_EPILOG)
+@ctl.command(cls=_Command)
 def status(
     context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -115,7 +119,7 @@ def status(
         _show_status(found)
 
 
-@ctl.command(epilog=_EPILOG)
+@ctl.command(cls=_Command)
 def sleep(
     context: typer.Context,
     level: Annotated[
@@ -128,7 +132,7 @@ def sleep(
     _perform(context.obj, "sleep", level=int(level), mode=mode)
 
 
-@ctl.command(epilog=_EPILOG)
+@ctl.command(cls=_Command)
 def pause(
     context: typer.Context,
     mode: Mode = "keep",
@@ -144,7 +148,7 @@ def _add_plain(operation: str, help: str) -> None:
     def command(context: typer.Context) -> None:
         _perform(context.obj, operation)
 
-    ctl.command(operation.replace("_", "-"), help=help, epilog=_EPILOG)(command)
+    ctl.command(operation.replace("_", "-"), help=help, cls=_Command)(command)
 
 
 _add_plain("wakeup", "End a sleep.")
@@ -154,7 +158,7 @@ _add_plain("start_profile", "Start a profile, as the engine's `profiler_config` 
 _add_plain("stop_profile", "Stop the profile and write it.")
 
 
-@ctl.command(epilog=_EPILOG)
+@ctl.command(cls=_Command)
 def rpc(
     context: typer.Context,
     method: Annotated[str, typer.Argument(help="Method of the engine's workers.")],
@@ -168,7 +172,7 @@ def rpc(
     _perform(target, "collective_rpc", method=method, timeout=target.timeout_s, args=args, kwargs=kwargs)
 
 
-@ctl.command(epilog=_EPILOG)
+@ctl.command(cls=_Command)
 def shift(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help="Model whose traffic to move.")],
@@ -181,7 +185,7 @@ def shift(
     _perform(target, "shift", model=model, application=application)
 
 
-@ctl.command(epilog=_EPILOG)
+@ctl.command(cls=_Command)
 def update_weights(
     context: typer.Context,
     source: Annotated[str, typer.Argument(help="Folder with the weights, visible to every node.")],
