@@ -41,7 +41,7 @@ _TITLES = {
     "core": "vLLM's engine core",
 }
 _PROCESSES = {
-    "actor": "ray::_Actor",
+    "actor": "ray::_WorkerActor",
     "replica": "ray::ServeReplica:",
     "core": "penstock.engines.vllm.core.process",
 }
