@@ -16,20 +16,13 @@ from typing import TYPE_CHECKING, Any
 from penstock.config import LLMConfig
 from penstock.config.derive.prefill import halves
 from penstock.config.schema.processing import own_deployment
-from penstock.data.backends.ray_cluster import init_ray
+from penstock.data.backends.ray_cluster import connection_options, init_ray
 from penstock.errors import Unavailable
 
 if TYPE_CHECKING:
     from ray.serve import Application
 
-_OBJECT_STORE_BYTES = (
-    80 << 20
-)  # Ray takes no less than 75 MiB; only what preprocessors make passes through it
 _LOOK_S = 0.1
-_ENVIRONMENT = {
-    "RAY_worker_niceness": "0",  # Ray's own 15 costs an engine 15 to 20 % of its tokens
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +44,13 @@ class Cluster:
 
         Raises: Unavailable when no cluster answers at `address`.
         """
-        for name, value in _ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
         self.own = address is None
         self._started_serve = False
-        wishes: dict[str, Any] = {
-            "address": address or "local",
-            "configure_logging": verbose,
-            "log_to_driver": verbose,
-        }
-        if self.own:
-            wishes["num_cpus"] = max(cpus, os.cpu_count() or 1)
-            if not passes_objects:
-                wishes["object_store_memory"] = _OBJECT_STORE_BYTES
-            wishes["include_dashboard"] = False
+        options = connection_options(address, cpus=cpus, verbose=verbose)
+        if passes_objects:
+            options.pop("object_store_memory", None)
         try:
-            context = init_ray(**wishes)
+            context = init_ray(**options)
         except (ConnectionError, ValueError) as error:
             if self.own:
                 raise

@@ -1,7 +1,7 @@
 """`penstock serve` inside its guard: start, show, wait, stop.
 
-One inbox takes what `steps` tells, what replicas report, and signals. This thread reads it and alone writes
-to the display; it makes no call to Ray, so it answers at any moment.
+One inbox takes the events of `startup`, what replicas report, and signals. This thread reads it and alone
+writes to the display; it makes no call to Ray, so it answers at any moment.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The blocking calls of `penstock serve`, one after the other on one thread, and the events that they tell.
+"""The blocking calls of `penstock serve`, one after another on one thread, and the events that report them.
 
-The thread lives as long as the process (see `cluster`). It knows neither signals nor the display.
+The thread lives as long as the process (see `ray_cluster`). It knows neither signals nor the display.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _RAY_PROCESSES = ("gcs_server", "raylet")
 _OVER = ("DEPLOY_FAILED", "UNHEALTHY")
 _CPUS_FOR_WORDS = 64
 _SLOW_WORKERS = (
-    "This cluster runs its workers at niceness {}, which costs an engine 15 to 20 % of its tokens; "
+    "This cluster runs its workers at niceness {}, which costs an engine tokens where CPUs are full; "
     "start its nodes with RAY_worker_niceness=0."
 )
 
@@ -114,7 +114,7 @@ class Steps:
         except BaseException as error:
             self._tell(Failed(error))
         self._tell(Stopped())
-        threading.Event().wait()  # see `cluster`: Ray ends with this thread
+        threading.Event().wait()  # see `ray_cluster`: Ray ends with this thread
 
     def _start(self) -> None:
         with ThreadPoolExecutor() as meanwhile:

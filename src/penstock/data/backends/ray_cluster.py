@@ -10,9 +10,9 @@ import psutil
 
 from penstock.errors import Unavailable
 
-_OBJECT_STORE_BYTES = 80 << 20  # Ray's minimum is 75 MiB; only the rows of one call pass through it
+_OBJECT_STORE_BYTES = 80 << 20  # Ray's minimum is 75 MiB; little passes through it
 _ENVIRONMENT = {
-    "RAY_worker_niceness": "0",  # Ray's own 15 costs an engine 15 to 20 % of its tokens
+    "RAY_worker_niceness": "0",  # Ray's own 15 costs an engine tokens where CPUs are full
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 
@@ -45,6 +45,25 @@ def init_ray(**options: Any) -> Any:
     raise AssertionError
 
 
+def connection_options(address: str | None, *, cpus: int, verbose: bool) -> dict[str, Any]:
+    """Options of `init_ray`; sets variables that Ray reads when it is imported or started.
+
+    cpus: for the workers of a cluster started here; Ray counts them, it does not measure them.
+    """
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    options: dict[str, Any] = {
+        "address": address or "local",
+        "configure_logging": verbose,
+        "log_to_driver": verbose,
+    }
+    if address is None:
+        options["num_cpus"] = max(cpus, os.cpu_count() or 1)
+        options["object_store_memory"] = _OBJECT_STORE_BYTES
+        options["include_dashboard"] = False
+    return options
+
+
 def _kill(processes: list[psutil.Process]) -> None:
     """Kills what an abandoned start has left."""
     for process in processes:
@@ -57,26 +76,13 @@ class RayCluster:
     """A connection. `disconnect` closes it if it was made here, and stops a cluster that was started here."""
 
     def __init__(self, address: str | None, *, cpus: int, verbose: bool = False) -> None:
-        """cpus: for the workers of a cluster started here; Ray counts them, it does not measure them.
-
-        Raises: Unavailable when no cluster answers at `address`.
-        """
-        for name, value in _ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
+        """Raises: Unavailable when no cluster answers at `address`."""
+        options = connection_options(address, cpus=cpus, verbose=verbose)
         import ray
 
         self._connected_here = not ray.is_initialized()
         if not self._connected_here:
             return
-        options: dict[str, Any] = {
-            "address": address or "local",
-            "configure_logging": verbose,
-            "log_to_driver": verbose,
-        }
-        if address is None:
-            options["num_cpus"] = max(cpus, os.cpu_count() or 1)
-            options["object_store_memory"] = _OBJECT_STORE_BYTES
-            options["include_dashboard"] = False
         try:
             init_ray(**options)
         except Unavailable:
