@@ -183,7 +183,7 @@ class Served:
 
     def line(self, model_id: str) -> AdmissionQueue:
         """Where requests of the model wait."""
-        return self._gateway._dispatch._lines[model_id]
+        return self._gateway._dispatch._queues[model_id]
 
     @property
     def url(self) -> str:

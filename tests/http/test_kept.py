@@ -131,7 +131,7 @@ async def test_it_waits_for_room_in_the_replica_that_keeps_it(served: Served):
         await until(lambda: len(served.line("m")) == 1)
         assert (await http.post("/v1/responses", json={"input": "to the other"})).status_code == 200
         assert len(keeper.asked) == told
-        served.line("m").give_back(place)
+        served.line("m").release(place)
         assert (await waiting).json() == made
 
 

@@ -63,7 +63,7 @@ async def numbers(http: httpx.AsyncClient) -> list[str]:
 
 async def until_trunk(served: Served) -> None:
     """The link tells that a replica is ready, the trunk follows it."""
-    pools = served._gateway._fleet._pools.values()
+    pools = served._gateway._links._pools.values()
     await until(lambda: pools and all(pool.multiplexer._carrier is not None for pool in pools))
 
 
@@ -110,7 +110,7 @@ async def test_a_client_that_does_not_read_stops_its_own_stream_alone(served: Se
     async with served.http() as http:
         request = http.build_request("POST", CHAT, json=chat(stream=True), headers={"x-slow": "1"})
         answer = await http.send(request, stream=True)
-        pool = next(iter(served._gateway._fleet._pools.values()))
+        pool = next(iter(served._gateway._links._pools.values()))
         await until(lambda: any(connection.paused for connection in pool.multiplexer._streams.values()))
         sent = slow.sent
         assert await numbers(http) == [*map(str, range(50)), "[DONE]"]
@@ -125,7 +125,7 @@ async def test_a_client_that_leaves_frees_its_stream(served: Served):
     await served.gateway("m")
     await served.replica(step_base_ms=5)
     await until_trunk(served)
-    pool = next(iter(served._gateway._fleet._pools.values()))
+    pool = next(iter(served._gateway._links._pools.values()))
     async with served.http() as http:
         async with http.stream(
             "POST", CHAT, json=chat(stream=True, max_tokens=5000, ignore_eos=True)
@@ -140,7 +140,7 @@ async def test_a_trunk_that_breaks_ends_its_streams_with_an_error_and_comes_back
     await served.gateway("m")
     await served.replica(step_base_ms=5)
     await until_trunk(served)
-    pool = next(iter(served._gateway._fleet._pools.values()))
+    pool = next(iter(served._gateway._links._pools.values()))
     async with served.http() as http:
         long = chat(stream=True, max_tokens=5000, ignore_eos=True)
         async with http.stream("POST", CHAT, json=long) as answer:
@@ -193,7 +193,7 @@ async def test_a_replica_that_leaves_finishes_its_streams_and_then_its_trunk_end
     await served.gateway("m")
     replica = await served.replica(step_base_ms=5)
     await until_trunk(served)
-    pool = next(iter(served._gateway._fleet._pools.values()))
+    pool = next(iter(served._gateway._links._pools.values()))
     async with served.http() as http:
         long = chat(stream=True, max_tokens=100, ignore_eos=True)
         async with http.stream("POST", CHAT, json=long) as answer:
@@ -203,4 +203,4 @@ async def test_a_replica_that_leaves_finishes_its_streams_and_then_its_trunk_end
             told += [line async for line in lines]
     assert "data: [DONE]" in told
     await until(lambda: pool.multiplexer._carrier is None)
-    await until(lambda: not served._gateway._fleet._multiplexing)
+    await until(lambda: not served._gateway._links._multiplexing)

@@ -144,7 +144,7 @@ def test_json_nested_too_deeply_is_refused():
     with pytest.raises(BadRequest, match="nested too deeply"):
         asyncio.run(body.look(b'{"messages": ' + b"[" * 100_000, b"application/json"))
     with pytest.raises(BadRequest, match="nested too deeply"):
-        admin.asked("sleep", b'{"x": ' + b"[" * 100_000, None)
+        admin.arguments("sleep", b'{"x": ' + b"[" * 100_000, None)
 
 
 def test_a_form_without_boundary_is_refused():

@@ -34,7 +34,7 @@ def asked(
     fields = body.fields(content)
     made = ServedModel("m", 1, adapter_slots=4, **card)
     _, adapter = Catalogue([made], None).resolve(fields.model)
-    return FeatureReader(made, policy(name), table(replicas)).asked(adapter, fields, headers, len(content))
+    return FeatureReader(made, policy(name), table(replicas)).read(adapter, fields, headers, len(content))
 
 
 def table(replicas: int) -> Table:

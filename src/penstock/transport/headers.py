@@ -10,7 +10,6 @@ from urllib.parse import quote
 from penstock.errors import BadRequest
 from penstock.transport import link
 from penstock.transport.connection import Headers
-from penstock.transport.link import ADAPTER
 
 REQUEST_ID = b"x-request-id"
 _OWN = b"x-penstock-"
@@ -78,7 +77,7 @@ def own(secret: str, gateway_id: str, request_id: str, adapter: str = "") -> Hea
         (link.GATEWAY, gateway_id.encode()),
         (REQUEST_ID, request_id.encode()),
     ]
-    return [*fields, (ADAPTER, quote(adapter, safe="").encode())] if adapter else fields
+    return [*fields, (link.ADAPTER, quote(adapter, safe="").encode())] if adapter else fields
 
 
 def to_client(replica: Headers) -> Headers:

@@ -77,9 +77,9 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Message).decode
 
 
-def line(word: Message) -> bytes:
+def line(message: Message) -> bytes:
     """One line of the link."""
-    return _encode(word) + b"\n"
+    return _encode(message) + b"\n"
 
 
 async def listen(

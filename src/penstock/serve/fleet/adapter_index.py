@@ -18,12 +18,12 @@ _NONE: IndexedSet[Replica] = IndexedSet()
 class AdapterIndex:
     """Of one model. Changes and look-ups take constant time."""
 
-    __slots__ = ("_asked", "_by_adapter", "_counts", "_loaded", "loads")
+    __slots__ = ("_by_adapter", "_counts", "_loaded", "_requests", "loads")
 
     def __init__(self) -> None:
         self._by_adapter: dict[str, IndexedSet[Replica]] = {}
         self._loaded: dict[Replica, frozenset[str]] = {}
-        self._asked: dict[Replica, Counter[str]] = {}
+        self._requests: dict[Replica, Counter[str]] = {}
         self._counts: Counter[Replica] = Counter()
         self.loads = 0
         """How many loads were reported while this gateway was connected."""
@@ -59,27 +59,27 @@ class AdapterIndex:
 
     def request_sent(self, replica: Replica, adapter: str) -> None:
         """A request for the adapter was sent there."""
-        self._asked.setdefault(replica, Counter())[adapter] += 1
+        self._requests.setdefault(replica, Counter())[adapter] += 1
         self._settle(replica, adapter)
 
     def request_ended(self, replica: Replica, adapter: str) -> None:
         """The request has ended."""
-        asked = self._asked.get(replica)
-        if asked is None:
+        requests = self._requests.get(replica)
+        if requests is None:
             return
-        asked[adapter] -= 1
-        if not asked[adapter]:
-            del asked[adapter]
+        requests[adapter] -= 1
+        if not requests[adapter]:
+            del requests[adapter]
             self._settle(replica, adapter)
 
     def forget(self, replica: Replica) -> None:
         """It has left."""
-        for adapter in {*self._loaded.pop(replica, ()), *self._asked.pop(replica, ())}:
+        for adapter in {*self._loaded.pop(replica, ()), *self._requests.pop(replica, ())}:
             self._settle(replica, adapter)
         del self._counts[replica]
 
     def _settle(self, replica: Replica, adapter: str) -> None:
-        has = adapter in self._loaded.get(replica, ()) or adapter in self._asked.get(replica, ())
+        has = adapter in self._loaded.get(replica, ()) or adapter in self._requests.get(replica, ())
         holders = self._by_adapter.get(adapter, _NONE)
         if has and replica not in holders:
             self._by_adapter.setdefault(adapter, IndexedSet()).add(replica)

@@ -36,7 +36,7 @@ class ReplicaLinks:
         self._table = table
         self._gateway_id = gateway_id
         self._unreachable = unreachable
-        self._asked: dict[str, float] = {}
+        self._called_at: dict[str, float] = {}
         self._tasks: dict[Replica, asyncio.Task[None]] = {}
         self._pools: dict[Replica, Pool] = {}
         self._multiplexing: set[asyncio.Task[None]] = set()
@@ -150,18 +150,18 @@ class ReplicaLinks:
         Nothing waits for it: one hung replica would delay the links to the others.
         """
         now = asyncio.get_running_loop().time()
-        if self._unreachable is None or now - self._asked.get(model_id, -_ASK_GAP_S) < _ASK_GAP_S:
+        if self._unreachable is None or now - self._called_at.get(model_id, -_ASK_GAP_S) < _ASK_GAP_S:
             return False
-        self._asked[model_id] = now
+        self._called_at[model_id] = now
         asking = asyncio.create_task(self._ask(self._unreachable(model_id), model_id))
         self._asking.add(asking)
         asking.add_done_callback(self._asking.discard)
         return True
 
-    async def _ask(self, question: Awaitable[None], model_id: str) -> None:
+    async def _ask(self, call: Awaitable[None], model_id: str) -> None:
         try:
             async with asyncio.timeout(_ASK_LIMIT_S):
-                await question
+                await call
         except TimeoutError:
             log.warning("not all replicas of %s listen on the network after %g s", model_id, _ASK_LIMIT_S)
         except Exception:  # the next refusal asks again

@@ -81,7 +81,7 @@ class FleetRouter(FIFOMixin, MultiplexMixin, RequestRouter):
 def _with_adapter(wanted: str, replicas: list[RunningReplica]) -> list[RunningReplica]:
     """Two that have it loaded; if none has, always the same one, so that it is loaded once."""
     name = wanted.rpartition(":")[2]
-    having = [replica for replica in replicas if name in replica.routing_stats.get("adapters", ())]
+    having = [replica for replica in replicas if name in replica.routing_stats.get(ADAPTERS, ())]
     if having:
         return random.sample(having, min(2, len(having)))
     return [max(replicas, key=lambda replica: crc32(f"{name} {replica.replica_id}".encode()))]

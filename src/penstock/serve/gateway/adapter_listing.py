@@ -41,10 +41,10 @@ class _Known:
 class Listing:
     """Lists of all models behind one gateway."""
 
-    def __init__(self, cards: Sequence[ServedModel], table: Table, fleet: ReplicaLinks) -> None:
-        self._known = {card.id: _Known() for card in cards if card.adapter_slots}
+    def __init__(self, models: Sequence[ServedModel], table: Table, links: ReplicaLinks) -> None:
+        self._known = {model.id: _Known() for model in models if model.adapter_slots}
         self._table = table
-        self._fleet = fleet
+        self._links = links
 
     async def adapters(self, model_id: str) -> Sequence[str]:
         """Names, sorted; none for a model that takes no adapters."""
@@ -72,7 +72,7 @@ class Listing:
 
     async def _ask(self, replica: Replica, known: _Known) -> None:
         try:
-            known.names = _decode(await self._fleet.get(replica, link.ADAPTERS_PATH, _ASK_S))
+            known.names = _decode(await self._links.get(replica, link.ADAPTERS_PATH, _ASK_S))
         except (OSError, TimeoutError, msgspec.DecodeError) as error:
             log.warning("The adapters of model '%s' cannot be listed now: %s", replica.model_id, error)
         finally:

@@ -11,19 +11,19 @@ from penstock.errors import BadRequest
 from penstock.serve.control.operations import parse
 
 
-class _Whom(msgspec.Struct, omit_defaults=True):
-    """Arguments that every operation takes."""
+class _Target(msgspec.Struct, omit_defaults=True):
+    """Arguments that every operation takes: which replicas, and for how long."""
 
     model: str | None = None
     replica: str | None = None
     timeout_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None
 
 
-_WHOM = frozenset(_Whom.__struct_fields__)
+_TARGET = frozenset(_Target.__struct_fields__)
 STATUS = "status"
 
 
-def asked(operation: str, body: bytes | bytearray, model: str | None) -> dict[str, Any]:
+def arguments(operation: str, body: bytes | bytearray, model: str | None) -> dict[str, Any]:
     """Arguments of an operation, or of the status. model: as the query names it.
 
     Raises: BadRequest for an unknown operation, or for anything but a JSON object of its arguments or an
@@ -31,7 +31,9 @@ def asked(operation: str, body: bytes | bytearray, model: str | None) -> dict[st
     """
     try:
         given = msgspec.json.decode(body or b"{}", type=dict[str, Any])
-        whom = msgspec.convert({"model": model} | {name: given[name] for name in _WHOM & given.keys()}, _Whom)
+        target = msgspec.convert(
+            {"model": model} | {name: given[name] for name in _TARGET & given.keys()}, _Target
+        )
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
         raise BadRequest(f"The body must be a JSON object of the operation's arguments: {error}.") from error
     except RecursionError:
@@ -39,10 +41,10 @@ def asked(operation: str, body: bytes | bytearray, model: str | None) -> dict[st
     if operation == STATUS:
         if given.keys() - {"model"}:
             raise BadRequest("The status takes a model, and nothing else.")
-        return msgspec.to_builtins(whom)
-    own = {name: value for name, value in given.items() if name not in _WHOM}
+        return msgspec.to_builtins(target)
+    own = {name: value for name, value in given.items() if name not in _TARGET}
     parse(operation, own)
-    return own | msgspec.to_builtins(whom)
+    return own | msgspec.to_builtins(target)
 
 
 def shown(found: Mapping[str, Any]) -> bytes:

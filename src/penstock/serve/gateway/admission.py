@@ -31,7 +31,7 @@ def _nothing() -> None:
 class _Waiter:
     """A queued request."""
 
-    place: asyncio.Future[Lease]
+    lease: asyncio.Future[Lease]
     asked: RoutingRequest
     tried: Tried
     only: Replica | None = None
@@ -46,7 +46,7 @@ class AdmissionQueue:
 
     def __init__(
         self,
-        card: ServedModel,
+        model: ServedModel,
         table: Table,
         policy: Policy,
         metrics: ModelMetrics,
@@ -56,24 +56,24 @@ class AdmissionQueue:
         """wait_for_replica_s: how long a request waits while no replica of the model is ready.
         wake: called when a request waits and no replica is ready.
         """
-        self._card = card
+        self._model = model
         self._table = table
         self._policy = policy
         self._learns = policy if isinstance(policy, Learns) else None
         self._metrics = metrics
-        self._wait_s = max(wait_for_replica_s, card.start_s or 0.0)
+        self._wait_s = max(wait_for_replica_s, model.start_s or 0.0)
         self._wake = wake
         self._returned: OrderedDict[_Waiter, None] = OrderedDict()  # finding a dict's first key is slow
         self._queued: OrderedDict[_Waiter, None] = OrderedDict()
-        table.limit(card.id, card.max_ongoing_requests, card.adapter_slots)
+        table.limit(model.id, model.max_ongoing_requests, model.adapter_slots)
 
     def __len__(self) -> int:
         return len(self._returned) + len(self._queued)
 
-    async def take(
+    async def acquire(
         self, asked: RoutingRequest, tried: Tried, times: Timing, only: Replica | None = None
     ) -> Lease:
-        """A slot of a replica, held until `give_back`.
+        """A slot of a replica, held until `release`.
 
         tried: replicas that failed this request. Such a request was admitted before and is not rejected.
         only: the one replica that can answer, since it stores what the request refers to.
@@ -84,22 +84,22 @@ class AdmissionQueue:
             now = asyncio.get_running_loop().time()
             pick = self._pick(asked, tried, only, now)
             if pick is not None:
-                return self._place(asked, pick, now)
+                return self._lease(asked, pick, now)
         if not tried:
             self._refuse_when_full()
         times.begin(QUEUE)
         return await self._wait(asked, tried, only)
 
     def _pick(self, asked: RoutingRequest, tried: Tried, only: Replica | None, now: float) -> Pick | None:
-        candidates = self._table.candidates(self._card.id, tried)
+        candidates = self._table.candidates(self._model.id, tried)
         if only is None:
             return self._policy.pick(asked, candidates, now)
         return Pick(only, "kept") if only in candidates else None
 
-    def give_back(self, place: Lease) -> None:
+    def release(self, lease: Lease) -> None:
         """The request has ended; the next one in the queue may go."""
-        self._table.release(place)
-        self.offer(place.replica)
+        self._table.release(lease)
+        self.offer(lease.replica)
 
     def offer(self, replica: Replica) -> None:
         """Dispatches queued requests to `replica`, which has become ready or may have room.
@@ -110,15 +110,15 @@ class AdmissionQueue:
         if not self._returned and not self._queued:
             return
         for waiter in list(self._returned):
-            if waiter.only is replica and replica.state == "gone" and not waiter.place.done():
-                waiter.place.set_exception(stored_responses.lost())
+            if waiter.only is replica and replica.state == "gone" and not waiter.lease.done():
+                waiter.lease.set_exception(stored_responses.lost())
             self._grant(waiter, replica)
         while self._queued and self._grant(next(iter(self._queued)), replica):
             pass
-        if len(self) and not self._table.any_ready(self._card.id):
+        if len(self) and not self._table.any_ready(self._model.id):
             self._wake()  # it fell asleep, or was lost, while they waited
 
-    def _place(self, asked: RoutingRequest, pick: Pick, now: float) -> Lease:
+    def _lease(self, asked: RoutingRequest, pick: Pick, now: float) -> Lease:
         self._metrics.picked(pick.why)
         if self._learns is not None:
             self._learns.sent(asked, pick.replica, now)
@@ -126,45 +126,45 @@ class AdmissionQueue:
         return self._table.acquire(pick.replica, tokens, asked.adapter)
 
     def _refuse_when_full(self) -> None:
-        most = self._card.max_queued_requests
+        most = self._model.max_queued_requests
         if most < 0 or len(self._queued) < most:
             return
-        if most == 0 and not self._table.ready(self._card.id):
+        if most == 0 and not self._table.ready(self._model.id):
             raise self._unavailable()
         raise Overloaded(
-            f"Model '{self._card.id}' is at its limit and {len(self._queued)} requests are waiting "
+            f"Model '{self._model.id}' is at its limit and {len(self._queued)} requests are waiting "
             f"(max_queued_requests is {most}). Try again later.",
             retry_after_s=_RETRY_AFTER_S,
         )
 
     async def _wait(self, asked: RoutingRequest, tried: Tried, only: Replica | None) -> Lease:
         waiter = _Waiter(asyncio.get_running_loop().create_future(), asked, tried, only)
-        line = self._returned if tried or only else self._queued  # one that waits for `only` blocks no other
-        line[waiter] = None
+        queue = self._returned if tried or only else self._queued  # one that waits for `only` blocks no other
+        queue[waiter] = None
         self._set_timer(waiter)
-        if not self._table.any_ready(self._card.id):
+        if not self._table.any_ready(self._model.id):
             self._wake()
         try:
-            return await waiter.place
+            return await waiter.lease
         except asyncio.CancelledError:
-            granted = waiter.place
+            granted = waiter.lease
             if granted.done() and not granted.cancelled() and granted.exception() is None:
-                self.give_back(granted.result())  # granted and abandoned at the same moment
+                self.release(granted.result())  # granted and abandoned at the same moment
             raise
         finally:
-            line.pop(waiter, None)
+            queue.pop(waiter, None)
             if waiter.timer is not None:
                 waiter.timer.cancel()
 
     def _grant(self, waiter: _Waiter, replica: Replica) -> bool:
-        if replica not in self._table.candidates(self._card.id) or not waiter.takes(replica):
+        if replica not in self._table.candidates(self._model.id) or not waiter.takes(replica):
             return False
         self._returned.pop(waiter, None)
         self._queued.pop(waiter, None)
-        if waiter.place.done():
+        if waiter.lease.done():
             return True  # cancelled or timed out at this very moment
         now = asyncio.get_running_loop().time()
-        waiter.place.set_result(self._place(waiter.asked, Pick(replica, "queue"), now))
+        waiter.lease.set_result(self._lease(waiter.asked, Pick(replica, "queue"), now))
         return True
 
     def _set_timer(self, waiter: _Waiter) -> None:
@@ -172,15 +172,15 @@ class AdmissionQueue:
 
     def _give_up(self, waiter: _Waiter) -> None:
         """Ends a wait for a replica. A wait for room among ready ones goes on to the deadline."""
-        if waiter.place.done():
+        if waiter.lease.done():
             return
-        if any(waiter.takes(replica) for replica in self._table.ready(self._card.id)):
+        if any(waiter.takes(replica) for replica in self._table.ready(self._model.id)):
             self._set_timer(waiter)
         else:
-            waiter.place.set_exception(self._unavailable())
+            waiter.lease.set_exception(self._unavailable())
 
     def _unavailable(self) -> Unavailable:
-        states = Counter(replica.state for replica in self._table.members(self._card.id))
+        states = Counter(replica.state for replica in self._table.members(self._model.id))
         resting = states["asleep"] + states["paused"]
         said = {
             "asleep": states["asleep"],
@@ -189,6 +189,6 @@ class AdmissionQueue:
         }
         state = ", ".join(f"{count} {what}" for what, count in said.items() if count) or "none running"
         return Unavailable(
-            f"No replica of model '{self._card.id}' is ready ({state}). Try again later.",
+            f"No replica of model '{self._model.id}' is ready ({state}). Try again later.",
             retry_after_s=_RETRY_AFTER_S,
         )

@@ -63,22 +63,22 @@ class Gateway:
         """
         self._config = config
         self._catalogue = Catalogue(models, config.default_model)
-        paths = routes.own(path for card in models for path in card.paths)
+        paths = routes.own(path for model in models for path in model.paths)
         self._auth = Auth(config, paths, administered=operate is not None)
         self._table = table
         self._id = uuid.uuid4().hex
-        self._fleet = ReplicaLinks(table, self._id, unreachable)
-        self._listing = Listing(models, table, self._fleet)
+        self._links = ReplicaLinks(table, self._id, unreachable)
+        self._listing = Listing(models, table, self._links)
         self._bodies = BodyBudget(config.max_bodies_bytes)
         self.connections = Connections(config.max_connections_per_address)
         self._wake_ups = WakeUps(wake, lambda model_id: self._dispatch.is_wanted(model_id))
         self._dispatch = Dispatch(
-            models, table, self._fleet, self._id, config.wait_for_replica_s, self._wake_ups.begin
+            models, table, self._links, self._id, config.wait_for_replica_s, self._wake_ups.begin
         )
         self._unresolved = self._dispatch.metrics("").on("")
         self._tracing: Tracing | None = None
         self._operate = operate
-        own = OwnAnswers(self._catalogue, table, self._listing, self._fleet, self._dispatch, self.connections)
+        own = OwnAnswers(self._catalogue, table, self._listing, self._links, self._dispatch, self.connections)
         self._handlers: dict[Handler, Callable[[ClientRequest, Route, ClientResponse], Awaitable[None]]] = {
             Handler.ENGINE: self._ask_engine,
             Handler.MODELS: own.models,
@@ -93,13 +93,13 @@ class Gateway:
         if self._config.log_format == "json":
             write_json()
         self._tracing = await asyncio.to_thread(tracing)  # its imports, where there are any, take long
-        self._table.watch(self._fleet.join, self._fleet.leave, self._dispatch.offer)
+        self._table.watch(self._links.join, self._links.leave, self._dispatch.offer)
 
     async def close(self) -> None:
         """Ends links and idle connections. Close the port before: it waits for open requests."""
         self._wake_ups.close()
         await self._listing.close()
-        await self._fleet.close()
+        await self._links.close()
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
 
@@ -195,15 +195,15 @@ class Gateway:
     ) -> None:
         named = content.fields.model or request.queried("model")
         keeper = stored_responses.keeper(self._table, route, content.fields)
-        card, adapter = self._resolve(route, named or (keeper.model_id if keeper else None))
-        if keeper is not None and keeper.model_id != card.id:
+        model, adapter = self._resolve(route, named or (keeper.model_id if keeper else None))
+        if keeper is not None and keeper.model_id != model.id:
             raise stored_responses.lost()
-        request.metrics = self._dispatch.metrics(card.id).on(route.path)
+        request.metrics = self._dispatch.metrics(model.id).on(route.path)
         reply.gaps = request.metrics.inter_token
         method = "GET" if request.method == "HEAD" else request.method
-        question = UpstreamRequest(request.id, method, request.target, passing, content, adapter, keeper)
+        upstream = UpstreamRequest(request.id, method, request.target, passing, content, adapter, keeper)
         async with request.while_connected():
-            await self._dispatch.answer(card.id, question, reply)
+            await self._dispatch.answer(model.id, upstream, reply)
 
     def _resolve(self, route: Route, named: str | None) -> tuple[ServedModel, str]:
         if route.own:
@@ -218,8 +218,8 @@ class Gateway:
             await content.read(
                 request.receive, request.fields.get(b"content-length"), self._config.max_body_bytes
             )
-            asked = admin.asked(operation, content.content, request.queried("model"))
+            arguments = admin.arguments(operation, content.content, request.queried("model"))
         finally:
             content.drop()
-        found = await self._operate(operation, asked)
+        found = await self._operate(operation, arguments)
         await reply.whole(200 if found.get("ok", True) else 502, JSON, admin.shown(found))

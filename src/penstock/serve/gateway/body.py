@@ -96,10 +96,10 @@ class BodyBudget:
 class RequestBody:
     """One request's body, from `read` to `drop`, and its fields."""
 
-    __slots__ = ("_reader", "_room", "_taken", "content", "fields")
+    __slots__ = ("_budget", "_reader", "_taken", "content", "fields")
 
-    def __init__(self, room: BodyBudget) -> None:
-        self._room = room
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
         self._taken = 0
         self._reader: asyncio.Task[object] | None = None  # while it waits for more
         self.content: bytes | bytearray = b""
@@ -110,7 +110,7 @@ class RequestBody:
 
         Raises: TooLarge and Overloaded as soon as they are known, ClientGone.
         """
-        limit = min(limit, self._room.limit)
+        limit = min(limit, self._budget.limit)
         if content_length is not None and content_length.isdigit():
             _check(int(content_length), limit)
         if await self._receive(receive, limit):
@@ -118,24 +118,24 @@ class RequestBody:
 
     async def _read_on(self, receive: Receive, limit: int) -> None:
         """Reads the remaining pieces. Raises: as `read`."""
-        room, begun, more = self._room, 0, True
+        budget, begun, more = self._budget, 0, True
         self._reader = task = asyncio.current_task()
         assert task is not None
-        room.progress(self)
+        budget.progress(self)
         try:
             while more:
                 more = await self._receive(receive, limit)
                 if len(self.content) - begun >= limits.BODY_PROGRESS_BYTES:
                     begun = len(self.content)
-                    room.progress(self)
+                    budget.progress(self)
         except asyncio.CancelledError:
             if self._reader is not None:
                 raise
             task.uncancel()
-            raise room.full() from None
+            raise budget.full() from None
         finally:
             self._reader = None
-            room.complete(self)
+            budget.complete(self)
 
     async def _receive(self, receive: Receive, limit: int) -> bool:
         """Reads one piece; returns whether there are more. Raises: as `read`."""
@@ -146,7 +146,7 @@ class RequestBody:
         more: bool = message.get("more_body", False)
         size = len(self.content) + len(piece)
         _check(size, limit)
-        self._room.take(size - self._taken, self)
+        self._budget.take(size - self._taken, self)
         self._taken = size
         if self.content:
             self.content += piece
@@ -156,7 +156,7 @@ class RequestBody:
 
     def give_up(self) -> None:
         """Ends a waiting `read`: its memory is needed for others."""
-        self._room.complete(self)
+        self._budget.complete(self)
         self.drop()
         reader, self._reader = self._reader, None
         assert reader is not None
@@ -165,7 +165,7 @@ class RequestBody:
     def drop(self) -> None:
         """Releases the memory, and the fields, which are views of it. Safe to call twice."""
         self.content, self.fields = b"", Fields()
-        self._room.used -= self._taken
+        self._budget.used -= self._taken
         self._taken = 0
 
 

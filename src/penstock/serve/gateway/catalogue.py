@@ -26,7 +26,7 @@ class ServedModel:
     max_model_len: known before a replica has reported it. engine_metrics: whether /metrics includes the
     engines'. scales: whether the model may have more than one replica. adapter_slots: adapters that a replica
     holds at a time; 0 for a model without adapters. paths: endpoints of its server class. start_s: how long a
-    request waits for a replica of a model that may have none, or none awake. takes_turns: whether control
+    request waits for a replica of a model that may have none, or none awake. on_demand: whether control
     wakes it on demand.
     """
 
@@ -43,7 +43,7 @@ class ServedModel:
     adapter_slots: int = 0
     paths: tuple[str, ...] = ()
     start_s: float | None = None
-    takes_turns: bool = False
+    on_demand: bool = False
 
     @classmethod
     def of(
@@ -52,12 +52,12 @@ class ServedModel:
         """The entry of a configured model."""
         given = {name: value for name, value in config.deployment_config.items() if value is not None}
         options = {**DEFAULTS, **given}
-        scaling, turns = autoscaling(given) or {}, config.on_demand is not None
+        scaling, on_demand = autoscaling(given) or {}, config.on_demand is not None
         return cls(
             id=config.model_id,
             created=int(time.time()),
             max_ongoing_requests=options["max_ongoing_requests"],
-            max_queued_requests=options.get("max_queued_requests", _MOST_WAITING if turns else -1),
+            max_queued_requests=options.get("max_queued_requests", _MOST_WAITING if on_demand else -1),
             max_model_len=max_model_len,
             engine_metrics=config.log_engine_metrics,
             routing_policy=config.routing_policy,
@@ -67,8 +67,8 @@ class ServedModel:
             or "autoscaling_config" in options,
             adapter_slots=config.lora_config.max_num_adapters_per_replica if config.lora_config else 0,
             paths=tuple(paths),
-            start_s=config.engine_start_timeout_s if scaling.get("min_replicas") == 0 or turns else None,
-            takes_turns=turns,
+            start_s=config.engine_start_timeout_s if scaling.get("min_replicas") == 0 or on_demand else None,
+            on_demand=on_demand,
         )
 
 
@@ -92,14 +92,14 @@ class _List(msgspec.Struct, frozen=True, kw_only=True):
 class Catalogue:
     """The models behind one gateway. Finds the one that a request names."""
 
-    def __init__(self, cards: Sequence[ServedModel], default_model: str | None) -> None:
+    def __init__(self, models: Sequence[ServedModel], default_model: str | None) -> None:
         """Raises: ConfigError when `default_model` is none of them, or an id comes twice."""
-        self.cards = {card.id: card for card in cards}
-        if len(self.cards) < len(cards):
-            raise ConfigError(f"Two models have the same id; the ids are {', '.join(c.id for c in cards)}.")
-        if default_model is not None and default_model not in self.cards:
+        self.models = {model.id: model for model in models}
+        if len(self.models) < len(models):
+            raise ConfigError(f"Two models have the same id; the ids are {', '.join(c.id for c in models)}.")
+        if default_model is not None and default_model not in self.models:
             raise ConfigError(f"The default model '{default_model}' is none of {self._known()}.")
-        only = cards[0].id if len(cards) == 1 else None
+        only = models[0].id if len(models) == 1 else None
         self._default = default_model or only
 
     def resolve(self, name: str | None) -> tuple[ServedModel, str]:
@@ -112,15 +112,15 @@ class Catalogue:
         if not name:
             if self._default is None:
                 raise BadRequest(f"The request names no model; name one of {self._known()}.", param="model")
-            return self.cards[self._default], ""
-        card, adapter = self.find(name)
-        if adapter and not card.adapter_slots:
+            return self.models[self._default], ""
+        model, adapter = self.find(name)
+        if adapter and not model.adapter_slots:
             raise BadRequest(
-                f"Model '{card.id}' takes no adapters, but '{name[:200]}' names one: its config has no "
-                f"lora_config. Set lora_config.dynamic_lora_loading_path, or ask for '{card.id}'.",
+                f"Model '{model.id}' takes no adapters, but '{name[:200]}' names one: its config has no "
+                f"lora_config. Set lora_config.dynamic_lora_loading_path, or ask for '{model.id}'.",
                 param="model",
             )
-        return card, adapter
+        return model, adapter
 
     def find(self, name: str) -> tuple[ServedModel, str]:
         """The parts before and after the colon, longest id first. Raises: ModelNotFound."""
@@ -131,43 +131,43 @@ class Catalogue:
                 param="model",
             )
         base = name
-        while base not in self.cards:
+        while base not in self.models:
             base, colon, _ = base.rpartition(":")
             if not colon:
                 raise self._not_found(name, self._known())
         if name == f"{base}:":
             raise self._not_found(name, self._known())
-        return self.cards[base], name[len(base) + 1 :]
+        return self.models[base], name[len(base) + 1 :]
 
     def resolve_for(self, path: str, name: str | None) -> tuple[ServedModel, str]:
         """The same for a path that only some models have; without a name, the only one that has it.
 
         Raises: NotFound when the model that `name` means does not have it.
         """
-        having = [card for card in self.cards.values() if path in card.paths]
-        card, adapter = (having[0], "") if not name and len(having) == 1 else self.resolve(name)
-        if card not in having:
+        having = [model for model in self.models.values() if path in model.paths]
+        model, adapter = (having[0], "") if not name and len(having) == 1 else self.resolve(name)
+        if model not in having:
             others = ", ".join(f"'{other.id}'" for other in having[:_NAMED])
-            raise NotFound(f"The model '{card.id}' has no path '{path}'; it is a path of {others}.")
-        return card, adapter
+            raise NotFound(f"The model '{model.id}' has no path '{path}'; it is a path of {others}.")
+        return model, adapter
 
     def show(
-        self, card: ServedModel, adapter: str, max_model_len: int | None, adapters: Sequence[str]
+        self, model: ServedModel, adapter: str, max_model_len: int | None, adapters: Sequence[str]
     ) -> bytes:
         """JSON of one model, or of one of its `adapters`. Raises: ModelNotFound."""
         if adapter and adapter not in adapters:
-            known = _some([card.id, *(f"{card.id}:{name}" for name in adapters)])
-            raise self._not_found(f"{card.id}:{adapter}", known)
-        return msgspec.json.encode(_shown(card, max_model_len, adapter))
+            known = _some([model.id, *(f"{model.id}:{name}" for name in adapters)])
+            raise self._not_found(f"{model.id}:{adapter}", known)
+        return msgspec.json.encode(_shown(model, max_model_len, adapter))
 
     def show_all(
         self, max_model_lens: Mapping[str, int | None], adapters: Mapping[str, Sequence[str]]
     ) -> bytes:
         """JSON of all models in the order of the configuration, each followed by its adapters."""
         shown = [
-            _shown(card, max_model_lens.get(card.id), adapter)
-            for card in self.cards.values()
-            for adapter in ("", *adapters.get(card.id, ()))
+            _shown(model, max_model_lens.get(model.id), adapter)
+            for model in self.models.values()
+            for adapter in ("", *adapters.get(model.id, ()))
         ]
         return msgspec.json.encode(_List(data=shown))
 
@@ -177,7 +177,7 @@ class Catalogue:
         )
 
     def _known(self) -> str:
-        return _some(list(self.cards))
+        return _some(list(self.models))
 
 
 def _some(names: Sequence[str]) -> str:
@@ -187,12 +187,12 @@ def _some(names: Sequence[str]) -> str:
     return (", ".join(quoted[:_NAMED]) or "none") + rest
 
 
-def _shown(card: ServedModel, max_model_len: int | None, adapter: str) -> _Shown:
+def _shown(model: ServedModel, max_model_len: int | None, adapter: str) -> _Shown:
     return _Shown(
-        id=f"{card.id}:{adapter}" if adapter else card.id,
-        created=card.created,
-        owned_by=card.owned_by,
-        root=card.id,
-        parent=card.id if adapter else None,
-        max_model_len=max_model_len or card.max_model_len,
+        id=f"{model.id}:{adapter}" if adapter else model.id,
+        created=model.created,
+        owned_by=model.owned_by,
+        root=model.id,
+        parent=model.id if adapter else None,
+        max_model_len=max_model_len or model.max_model_len,
     )

@@ -58,9 +58,9 @@ class Dispatch:
 
     def __init__(
         self,
-        cards: Sequence[ServedModel],
+        models: Sequence[ServedModel],
         table: Table,
-        fleet: ReplicaLinks,
+        links: ReplicaLinks,
         gateway_id: str,
         wait_for_replica_s: float,
         wake: Callable[[str], None],
@@ -69,69 +69,69 @@ class Dispatch:
 
         Raises: ConfigError for a routing policy that cannot be loaded."""
         self._table = table
-        self._fleet = fleet
+        self._links = links
         self._gateway_id = gateway_id
         self._metrics = GatewayMetrics()
-        self._cards = {card.id: card for card in cards}
+        self._models = {model.id: model for model in models}
         self._loads: Counter[str] = Counter()
         self._closed: Counter[str] = Counter()
         self._used: dict[str, float] = {}
-        policies = {card.id: policy(card.routing_policy) for card in cards}
-        self._readings = {card.id: FeatureReader(card, policies[card.id], table) for card in cards}
-        self._lines = {
-            card.id: AdmissionQueue(
-                card,
+        policies = {model.id: policy(model.routing_policy) for model in models}
+        self._readers = {model.id: FeatureReader(model, policies[model.id], table) for model in models}
+        self._queues = {
+            model.id: AdmissionQueue(
+                model,
                 table,
-                policies[card.id],
-                self.metrics(card.id),
+                policies[model.id],
+                self.metrics(model.id),
                 wait_for_replica_s,
-                partial(wake, card.id),
+                partial(wake, model.id),
             )
-            for card in cards
+            for model in models
         }
 
     def offer(self, replica: Replica) -> None:
         """Called for each report of a replica: it may have room for a queued request."""
-        if replica.model_id in self._lines:
-            self._lines[replica.model_id].offer(replica)
+        if replica.model_id in self._queues:
+            self._queues[replica.model_id].offer(replica)
 
-    async def answer(self, model_id: str, question: UpstreamRequest, reply: ClientResponse) -> None:
+    async def answer(self, model_id: str, request: UpstreamRequest, reply: ClientResponse) -> None:
         """Relays the answer of a replica of `model_id`.
 
         Raises: Overloaded, Unavailable; EngineDead when the response broke off after it had begun.
         """
-        line, tried, deaths = self._lines[model_id], Tried(), 0
+        queue, tried, deaths = self._queues[model_id], Tried(), 0
         self._used[model_id] = time.monotonic()
         reply.timing.begin(timing.PICK)
-        asked = self._readings[model_id].asked(
-            question.adapter, question.body.fields, question.headers, len(question.body.content)
+        asked = self._readers[model_id].read(
+            request.adapter, request.body.fields, request.headers, len(request.body.content)
         )
         while True:
-            place = await line.take(asked, tried, reply.timing, question.keeper)
-            replica = place.replica
+            lease = await queue.acquire(asked, tried, reply.timing, request.keeper)
+            replica = lease.replica
             reply.timing.begin(timing.GATEWAY)
             try:
-                return await self._ask(replica, question, reply)
+                return await self._ask(replica, request, reply)
             except relay.ReplicaFailed as failed:
                 deaths += failed.worked
                 self._give_up(failed, reply, deaths)
-                if question.keeper is not None:
+                if request.keeper is not None:
                     raise stored_responses.lost() from failed
                 reply.timing.failed()
                 log.info("replica %s of %s failed a request that goes on: %s", replica.id, model_id, failed)
             finally:
-                line.give_back(place)
+                queue.release(lease)
             tried.add(replica)
             self._metrics.failovers.labels(model_id).inc()
 
-    async def _ask(self, replica: Replica, question: UpstreamRequest, reply: ClientResponse) -> None:
-        pool = self._fleet.pool(replica)
+    async def _ask(self, replica: Replica, request: UpstreamRequest, reply: ClientResponse) -> None:
+        pool = self._links.pool(replica)
         if pool is None:
             raise relay.ReplicaFailed("has left", worked=False)
-        own = headers.own(replica.address.secret, self._gateway_id, question.id, question.adapter)
-        size = len(question.body.content)
-        head = headers.to_replica(question.method, question.target, question.headers, own, size)
-        await relay.ask(pool, head, question.body, reply)
+        own = headers.own(replica.address.secret, self._gateway_id, request.id, request.adapter)
+        size = len(request.body.content)
+        head = headers.to_replica(request.method, request.target, request.headers, own, size)
+        await relay.ask(pool, head, request.body, reply)
 
     def _give_up(self, failed: relay.ReplicaFailed, reply: ClientResponse, deaths: int) -> None:
         if reply.started:
@@ -150,7 +150,7 @@ class Dispatch:
 
     def is_wanted(self, model_id: str) -> bool:
         """Whether requests wait and no replica is ready."""
-        return len(self._lines[model_id]) > 0 and not self._table.ready(model_id)
+        return len(self._queues[model_id]) > 0 and not self._table.ready(model_id)
 
     def metrics(self, model_id: str) -> ModelMetrics:
         """Metrics of a model's requests; "" for requests that name no known model."""
@@ -164,13 +164,13 @@ class Dispatch:
             closed = self._metrics.closed.labels(reason)
             closed.inc(count - self._closed[reason])
             self._closed[reason] = count
-        for model_id, line in self._lines.items():
+        for model_id, queue in self._queues.items():
             at_replicas = sum(replica.in_flight for replica in self._table.members(model_id))
             self._metrics.open.labels(model_id).set(at_replicas)
-            self._metrics.queued.labels(model_id).set(len(line))
+            self._metrics.queued.labels(model_id).set(len(queue))
             self._metrics.ready.labels(model_id).set(len(self._table.ready(model_id)))
             self._metrics.failovers.labels(model_id)  # shown as 0 before the first
-            if self._cards[model_id].adapter_slots:
+            if self._models[model_id].adapter_slots:
                 self._count_adapters(model_id)
         return self._metrics.text()
 

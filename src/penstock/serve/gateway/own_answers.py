@@ -30,25 +30,25 @@ class OwnAnswers:
     _catalogue: Catalogue
     _table: Table
     _listing: Listing
-    _fleet: ReplicaLinks
+    _links: ReplicaLinks
     _dispatch: Dispatch
     _connections: Connections
 
     async def models(self, request: ClientRequest, route: Route, reply: ClientResponse) -> None:
-        lengths = {model_id: self._table.max_model_len(model_id) for model_id in self._catalogue.cards}
+        lengths = {model_id: self._table.max_model_len(model_id) for model_id in self._catalogue.models}
         if route.argument is None:
             content = self._catalogue.show_all(lengths, await self._listing.all())
         else:
-            card, adapter = self._catalogue.find(route.argument)
-            adapters = await self._listing.adapters(card.id) if adapter else ()
-            content = self._catalogue.show(card, adapter, lengths[card.id], adapters)
+            model, adapter = self._catalogue.find(route.argument)
+            adapters = await self._listing.adapters(model.id) if adapter else ()
+            content = self._catalogue.show(model, adapter, lengths[model.id], adapters)
         await reply.whole(200, JSON, content)
 
     async def health(self, request: ClientRequest, route: Route, reply: ClientResponse) -> None:
         """200 when every model can answer. For load balancers and Kubernetes."""
-        models = {model_id: self._counts(model_id) for model_id in self._catalogue.cards}
+        models = {model_id: self._counts(model_id) for model_id in self._catalogue.models}
         healthy = all(
-            counts["ready"] or counts["resting"] or self._catalogue.cards[model_id].start_s is not None
+            counts["ready"] or counts["resting"] or self._catalogue.models[model_id].start_s is not None
             for model_id, counts in models.items()
         )
         content = msgspec.json.encode({"status": "ok" if healthy else "unavailable", "models": models})
@@ -64,8 +64,8 @@ class OwnAnswers:
         await reply.whole(200, _TEXT, b"success")
 
     async def metrics(self, request: ClientRequest, route: Route, reply: ClientResponse) -> None:
-        shown = {model_id for model_id, card in self._catalogue.cards.items() if card.engine_metrics}
+        shown = {model_id for model_id, model in self._catalogue.models.items() if model.engine_metrics}
         shown |= {prefill_name(model_id) for model_id in shown}
         replicas = [r for r in self._table if r.model_id in shown and r.state in ("ready", "draining")]
-        engine_series = await engine_metrics.scrape(replicas, self._fleet)
+        engine_series = await engine_metrics.scrape(replicas, self._links)
         await reply.whole(200, _PROMETHEUS, self._dispatch.metrics_text(self._connections) + engine_series)

@@ -20,7 +20,7 @@ _MOST_HELD_BYTES = 1 << 20
 _LOGGED_BYTES = 2048
 
 _OWN_CODE = f'"code":"{OwnCodeFailed.code}"'.encode()
-"""Header of a 500 whose message is meant for clients."""
+"""In the body of a 500 whose message is meant for clients."""
 
 
 class ReplicaFailed(Exception):

@@ -76,7 +76,7 @@ class ClientRequest:
         """
         task = asyncio.current_task()
         assert task is not None
-        stop = self._tell_gone(functools.partial(self._end, task))
+        stop = self._on_disconnect(functools.partial(self._end, task))
         try:
             yield
         except asyncio.CancelledError:
@@ -87,7 +87,7 @@ class ClientRequest:
         finally:
             stop()
 
-    def _tell_gone(self, gone: Callable[[], None]) -> Callable[[], object]:
+    def _on_disconnect(self, gone: Callable[[], None]) -> Callable[[], object]:
         """Calls `gone` when the client disconnects. Returns a function to cancel that."""
         if self.writer is None:
             return asyncio.create_task(self._watch(gone)).cancel

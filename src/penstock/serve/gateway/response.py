@@ -14,7 +14,7 @@ from collections.abc import Callable
 from penstock.asgi import Send
 from penstock.errors import Error
 from penstock.metrics import Buckets
-from penstock.openai import errors as wire
+from penstock.openai import errors as openai_errors
 from penstock.serve.gateway.telemetry.timing import Timing
 from penstock.serve.http.direct_writer import DirectWriter
 from penstock.transport.connection import Headers
@@ -50,7 +50,7 @@ class ClientResponse:
 
         path: of the request; it decides the format of errors.
         """
-        self._form = wire.form(path)
+        self._form = openai_errors.form(path)
         self._send = send
         self.writer = writer
         self.begun: Callable[[], None] | None = None  # called once the first byte leaves
@@ -115,7 +115,7 @@ class ClientResponse:
         self.broken = self.started
         if not self.started:
             body = self._form.envelope(error)
-            await self.whole(error.status, [*wire.headers(error, body), *(headers or ())], body)
+            await self.whole(error.status, [*openai_errors.headers(error, body), *(headers or ())], body)
         elif self.streaming:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_WORD_S):

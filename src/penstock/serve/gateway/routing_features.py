@@ -19,25 +19,25 @@ _EMPTY = (b"", b"null", b'""', b"[]")
 class FeatureReader:
     """For one model. With a single replica that does not scale, nothing is read."""
 
-    def __init__(self, card: ServedModel, policy: Policy, table: Table) -> None:
+    def __init__(self, model: ServedModel, policy: Policy, table: Table) -> None:
         reads = getattr(policy, "reads", ())
-        self._card = card
+        self._model = model
         self._table = table
         self._prompt = "prompt" in reads
         self._session = "session" in reads
-        self._header = card.session_header.encode()
+        self._header = model.session_header.encode()
 
-    def asked(
+    def read(
         self, adapter: str, fields: Fields, headers: Sequence[tuple[bytes, bytes]], size: int
     ) -> RoutingRequest:
         """size: of the body, in bytes."""
-        longest = self._table.max_model_len(self._card.id)
+        longest = self._table.max_model_len(self._model.id)
         tokens = size // BYTES_PER_TOKEN
         if longest is not None and tokens > longest:
             tokens = longest  # an image, or a request that the engine will refuse
         if not self._prompt and not self._session:
             return RoutingRequest(adapter, tokens=tokens)
-        if not self._card.scales and len(self._table.members(self._card.id)) < 2:
+        if not self._model.scales and len(self._table.members(self._model.id)) < 2:
             return RoutingRequest(adapter, tokens=tokens)
         session = _session(fields, headers, self._header) if self._session else ""
         if not self._prompt:

@@ -37,13 +37,13 @@ class Coalesced:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        answer = _Response(send, self.interval_s)
+        response = _Response(send, self.interval_s)
         self._streams += 1
         try:
-            await self._app(scope, receive, answer.send)
+            await self._app(scope, receive, response.send)
         finally:
             self._streams -= 1
-            answer.close()
+            response.close()
         return None
 
 

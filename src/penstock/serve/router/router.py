@@ -67,7 +67,7 @@ class LLMRouter:
         handles = {card.id: handle for card, handle in zip(cards, servers, strict=True)}
         self._prefill = {prefill_name(model_id): handle for model_id, handle in (prefill or {}).items()}
         self._table = table = Table(ray.get_runtime_context().get_node_id())
-        self._time_shared = {card.id for card in cards if card.takes_turns}
+        self._time_shared = {card.id for card in cards if card.on_demand}
         self._control = control
         self._drain_s = drain_s
         self.gateway = Gateway(

@@ -23,7 +23,7 @@ class UserPolicy:
         self._policy = policy
         self._learns = policy if isinstance(policy, Learns) else None
         self._else = PowerOfTwo()
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def pick(self, asked: RoutingRequest, candidates: Candidates, now: float) -> Pick | None:
         if not candidates:
@@ -33,13 +33,15 @@ class UserPolicy:
             if pick is None:
                 return None
             if not (isinstance(pick.why, str) and isinstance(pick.saved_tokens, int)):  # pyright: ignore[reportUnnecessaryIsInstance]
-                self._tell("gave a pick whose `why` is no text, or whose `saved_tokens` is no number", None)
+                self._log_once(
+                    "gave a pick whose `why` is not a string or `saved_tokens` not an integer", None
+                )
             elif pick.replica in candidates:
                 return pick
             else:
-                self._tell("gave a replica that is not among the candidates", None)
+                self._log_once("gave a replica that is not among the candidates", None)
         except Exception as error:  # foreign code: a request must not fail by it
-            self._tell(f"failed with {type(error).__name__}", error)
+            self._log_once(f"failed with {type(error).__name__}", error)
         other = self._else.pick(asked, candidates, now)
         return other and other._replace(why="fault")
 
@@ -49,9 +51,9 @@ class UserPolicy:
         try:
             self._learns.sent(asked, replica, now)
         except Exception as error:
-            self._tell(f"failed in `sent` with {type(error).__name__}", error)
+            self._log_once(f"failed in `sent` with {type(error).__name__}", error)
 
-    def _tell(self, what: str, error: Exception | None) -> None:
-        if what not in self._told:
-            self._told.add(what)
+    def _log_once(self, what: str, error: Exception | None) -> None:
+        if what not in self._logged:
+            self._logged.add(what)
             log.error("The routing policy %s %s.", type(self._policy).__name__, what, exc_info=error)

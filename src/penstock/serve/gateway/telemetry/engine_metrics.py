@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from penstock.serve.fleet.links import ReplicaLinks
 from penstock.serve.fleet.replica import Replica
@@ -14,17 +14,16 @@ log = logging.getLogger(__name__)
 _LIMIT_S = 2.0  # for all replicas together; the slow ones are left out
 
 
-async def scrape(replicas: Iterable[Replica], fleet: ReplicaLinks) -> bytes:
+async def scrape(replicas: Sequence[Replica], links: ReplicaLinks) -> bytes:
     """Prometheus text of all `replicas` that answer in time."""
-    asked = list(replicas)
-    texts = await asyncio.gather(*(_text(replica, fleet) for replica in asked))
-    named = {replica.id: text for replica, text in zip(asked, texts, strict=True) if text}
+    texts = await asyncio.gather(*(_text(replica, links) for replica in replicas))
+    named = {replica.id: text for replica, text in zip(replicas, texts, strict=True) if text}
     return await asyncio.to_thread(merge, named)
 
 
-async def _text(replica: Replica, fleet: ReplicaLinks) -> str:
+async def _text(replica: Replica, links: ReplicaLinks) -> str:
     try:
-        return (await fleet.get(replica, "/metrics", _LIMIT_S)).decode(errors="replace")
+        return (await links.get(replica, "/metrics", _LIMIT_S)).decode(errors="replace")
     except (OSError, TimeoutError) as error:
         log.info("replica %s gave no metrics: %s", replica.id, error or "too slow")
         return ""
