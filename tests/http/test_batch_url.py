@@ -38,11 +38,11 @@ def rows(tmp_path: Path) -> Path:
 async def test_a_file_is_answered_by_a_service_and_then_left_alone(served: Served, rows: Path, command):
     await served.replica("m", step_base_ms=0.1)
     await served.gateway("m")
-    output, told = rows.with_name("out.jsonl"), rows.with_name("report.json")
-    code, out, err = await ended(command(rows, "-o", output, "--url", served.url, "--report", told))
+    output, report = rows.with_name("out.jsonl"), rows.with_name("report.json")
+    code, out, err = await ended(command(rows, "-o", output, "--url", served.url, "--report", report))
     assert (code, [row["id"] for row in lines(output)]) == (0, list(range(300))), err
     assert "300 ok, 0 failed of 300" in out
-    assert json.loads(told.read_text())["ok"] == 300
+    assert json.loads(report.read_text())["ok"] == 300
     before = output.read_bytes()
     code, _, err = await ended(command(rows, "-o", output, "--url", served.url))
     assert (code, output.read_bytes()) == (0, before)
@@ -71,10 +71,10 @@ async def test_a_killed_driver_goes_on_where_it_was(served: Served, rows: Path, 
         os.kill(process, signal.SIGKILL)
     await ended(first)
     assert not output.exists()
-    kept = journaled(output)
+    ended_before = journaled(output)
     code, out, err = await ended(command(*words))
     assert (code, [row["id"] for row in lines(output)]) == (0, list(range(300))), err
-    assert f"{300 - kept:,} rows in" in out
+    assert f"{300 - ended_before:,} rows in" in out
     assert replica.engine.counts().finished <= 300 + 8
 
 
@@ -118,9 +118,9 @@ async def test_openais_batch_lines_are_answered_with_their_ids(served: Served, t
     await served.replica("m", step_base_ms=0.1)
     await served.gateway("m")
     chat = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
-    asked = [("a", "/v1/chat/completions", chat), ("b", "/v1/embeddings", {"model": "m", "input": "x"})]
-    asked.append(("c", "/v1/chat/completions", {**chat, "model": "nobody"}))
-    rows = [{"custom_id": id, "method": "POST", "url": url, "body": body} for id, url, body in asked]
+    requests = [("a", "/v1/chat/completions", chat), ("b", "/v1/embeddings", {"model": "m", "input": "x"})]
+    requests.append(("c", "/v1/chat/completions", {**chat, "model": "nobody"}))
+    rows = [{"custom_id": id, "method": "POST", "url": url, "body": body} for id, url, body in requests]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     output = tmp_path / "out.jsonl"
     code, _, err = await ended(command(tmp_path / "in.jsonl", "-o", output, "--url", served.url))

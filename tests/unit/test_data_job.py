@@ -1,4 +1,4 @@
-"""Whole jobs in this process, with a simulated engine: what is asked, what is kept, what is refused."""
+"""Whole jobs in this process, with a simulated engine: what is job_spec, what is kept, what is refused."""
 
 import asyncio
 import errno
@@ -47,7 +47,7 @@ def job(spec: JobSpec, *, engine: dict | None = None, **options) -> Job:
 
 @pytest.fixture
 def spec(tmp_path: Path) -> Callable[..., JobSpec]:
-    """An order over rows, with the output `out.jsonl`."""
+    """The spec of a job over rows, with the output `out.jsonl`."""
 
     def make(rows: list, output: str = "out.jsonl", **options) -> JobSpec:
         path = tmp_path / "in.jsonl"
@@ -68,9 +68,9 @@ def read(path: str) -> list[dict]:
 
 
 async def test_each_row_is_answered_in_the_order_of_the_input(spec):
-    asked = spec(texts(50))
-    done = await job(asked).run()
-    found = read(asked.output)
+    job_spec = spec(texts(50))
+    done = await job(job_spec).run()
+    found = read(job_spec.output)
     assert [row["id"] for row in found] == list(range(50))
     assert [row["generated_text"] for row in found] == [f"row {number}" for number in range(50)]
     assert (done.ended, done.ok, done.failed, done.waiting) == ("finished", 50, 0, 0)
@@ -88,17 +88,19 @@ def test_several_rows_read_their_pictures_at_a_time_and_stay_in_order():
 
 
 async def test_a_template_makes_a_prompt_of_columns(spec):
-    asked = spec([{"text": "this", "tags": ["a"]}], template="Say {text} {tags}", system="Be brief.")
-    await job(asked).run()
-    assert read(asked.output)[0]["generated_text"].endswith('Say this ["a"]')
+    job_spec = spec([{"text": "this", "tags": ["a"]}], template="Say {text} {tags}", system="Be brief.")
+    await job(job_spec).run()
+    assert read(job_spec.output)[0]["generated_text"].endswith('Say this ["a"]')
 
 
 async def test_a_row_whose_columns_are_empty_is_skipped_and_kept(spec):
     rows = [{"id": 0, "text": "this"}, {"id": 1, "text": None}, {"id": 2, "text": " "}]
-    asked = spec(rows, template="Say {text}")
-    done = await job(asked).run()
+    job_spec = spec(rows, template="Say {text}")
+    done = await job(job_spec).run()
     assert (done.ended, done.ok, done.skipped, done.failed, done.run_retries) == ("finished", 1, 2, 0, 0)
-    assert [(row["id"], row.get("generated_text"), row.get("error")) for row in read(asked.output)][1:] == [
+    assert [(row["id"], row.get("generated_text"), row.get("error")) for row in read(job_spec.output)][
+        1:
+    ] == [
         (1, None, None),
         (2, None, None),
     ]
@@ -114,10 +116,10 @@ async def test_bad_rows_of_every_kind_fail_alone(spec):
         {"prompt": 5},
         {"messages": [{"role": "wizard", "content": "x"}]},
     ]
-    asked = spec([*texts(3), *bad, {"prompt": "x" * 90_000, "id": 8}])
-    done = await job(asked).run()
+    job_spec = spec([*texts(3), *bad, {"prompt": "x" * 90_000, "id": 8}])
+    done = await job(job_spec).run()
     assert (done.ok, done.failed) == (3, 6)
-    dead = read(asked.output.replace("out.jsonl", "out.failed.jsonl"))
+    dead = read(job_spec.output.replace("out.jsonl", "out.failed.jsonl"))
     assert [row["error"]["stage"] for row in dead] == ["read"] * 2 + ["preprocess"] * 3 + ["engine"]
     assert dead[0]["line"] == "no json"
     assert dead[5]["error"]["code"] == "context_length_exceeded"
@@ -125,31 +127,31 @@ async def test_bad_rows_of_every_kind_fail_alone(spec):
 
 @pytest.mark.parity("X5")
 async def test_failed_rows_alone_are_run_again(spec):
-    asked = spec(texts(20), max_attempts=1)
-    first = await job(asked, engine={"error_every": 4}).run()
+    job_spec = spec(texts(20), max_attempts=1)
+    first = await job(job_spec, engine={"error_every": 4}).run()
     assert (first.ok, first.failed) == (15, 5)
-    second = await job(asked, retry_failed=True).run()
+    second = await job(job_spec, retry_failed=True).run()
     assert (second.run_rows, second.ok, second.failed) == (5, 20, 0)
-    assert [row["id"] for row in read(asked.output)] == list(range(20))
-    assert not asked.output_path.with_name("out.failed.jsonl").exists()
+    assert [row["id"] for row in read(job_spec.output)] == list(range(20))
+    assert not job_spec.output_path.with_name("out.failed.jsonl").exists()
 
 
 @pytest.mark.parity("X5")
 async def test_what_is_stopped_goes_on_where_it_was(spec):
-    asked = spec(texts(60))
+    job_spec = spec(texts(60))
     slow = {"step_base_ms": 5, "max_num_seqs": 4}
-    first = await job(asked, engine=slow, limits=Limits(tokens=60)).run()
+    first = await job(job_spec, engine=slow, limits=Limits(tokens=60)).run()
     assert first.ended.startswith("budget: ")
     assert 0 < first.ok < 60
-    assert not asked.output_path.exists()
-    second = await job(asked).run()
+    assert not job_spec.output_path.exists()
+    second = await job(job_spec).run()
     assert second.run_rows == 60 - first.ok
-    assert [row["id"] for row in read(asked.output)] == list(range(60))
+    assert [row["id"] for row in read(job_spec.output)] == list(range(60))
 
 
 async def test_it_stops_when_too_many_rows_have_failed(spec):
-    asked = spec([{"bad": number} for number in range(5000)])
-    done = await job(asked, limits=Limits(failures=10)).run()
+    job_spec = spec([{"bad": number} for number in range(5000)])
+    done = await job(job_spec, limits=Limits(failures=10)).run()
     assert done.ended.startswith("budget: ")
 
 
@@ -167,28 +169,28 @@ async def test_a_stop_asked_twice_does_not_wait_for_rows(spec):
 
 @pytest.mark.parity("X5")
 async def test_no_engine_starts_when_only_the_output_is_missing(spec):
-    asked = spec(texts(5))
-    await job(asked).run()
-    asked.output_path.remove()
-    done = await job(asked, engine={"start_error": "no such weights"}).run()
-    assert (done.ended, done.run_rows, len(read(asked.output))) == ("finished", 0, 5)
+    job_spec = spec(texts(5))
+    await job(job_spec).run()
+    job_spec.output_path.remove()
+    done = await job(job_spec, engine={"start_error": "no such weights"}).run()
+    assert (done.ended, done.run_rows, len(read(job_spec.output))) == ("finished", 0, 5)
 
 
 async def test_a_second_driver_is_refused(spec):
-    asked = spec(texts(1))
-    mine = acquire_lock(asked.journal)
+    job_spec = spec(texts(1))
+    mine = acquire_lock(job_spec.journal)
     with pytest.raises(OutputLocked, match="works on this output already"):
-        await job(asked).run()
+        await job(job_spec).run()
     mine.release()
-    assert (await job(asked).run()).ok == 1
+    assert (await job(job_spec).run()).ok == 1
 
 
 async def test_a_changed_input_is_refused(spec, tmp_path: Path):
-    asked = spec(texts(3))
-    await job(asked, limits=Limits(seconds=0.0)).run()
+    job_spec = spec(texts(3))
+    await job(job_spec, limits=Limits(seconds=0.0)).run()
     (tmp_path / "in.jsonl").write_text("{}\n")
     with pytest.raises(ConfigError, match="has changed since this job began"):
-        await job(asked).run()
+        await job(job_spec).run()
 
 
 async def test_an_output_that_is_not_ours_is_left_alone(spec, tmp_path: Path):
@@ -199,33 +201,33 @@ async def test_an_output_that_is_not_ours_is_left_alone(spec, tmp_path: Path):
 
 
 async def test_an_output_within_its_input_is_refused(spec, tmp_path: Path):
-    asked = spec(texts(1), "in.jsonl")
+    job_spec = spec(texts(1), "in.jsonl")
     with pytest.raises(ConfigError):
-        await job(asked).run()
+        await job(job_spec).run()
 
 
 async def test_an_engine_that_cannot_start_ends_the_job_and_loses_nothing(spec):
-    asked = spec(texts(3))
+    job_spec = spec(texts(3))
     with pytest.raises(EngineStartFailed, match="no such weights"):
-        await job(asked, engine={"start_error": "no such weights"}).run()
-    assert (await job(asked).run()).ok == 3
+        await job(job_spec, engine={"start_error": "no such weights"}).run()
+    assert (await job(job_spec).run()).ok == 3
 
 
 @pytest.mark.parity("X5")
 async def test_an_engine_that_dies_is_made_anew_and_no_row_is_lost(spec):
-    asked = spec(texts(60))
-    done = await job(asked, engine={"die_after_requests": 25, "max_num_seqs": 8}).run()
+    job_spec = spec(texts(60))
+    done = await job(job_spec, engine={"die_after_requests": 25, "max_num_seqs": 8}).run()
     assert (done.ok, done.failed) == (60, 0)
-    assert [row["id"] for row in read(asked.output)] == list(range(60))
+    assert [row["id"] for row in read(job_spec.output)] == list(range(60))
 
 
 @pytest.mark.parity("X5", "D12")
 async def test_a_row_that_kills_engines_is_put_aside_alone(spec, monkeypatch):
     monkeypatch.setenv("PENSTOCK_ENGINE_CLS", "poisoned:Poisoned")
-    asked = spec([*texts(20), {"id": 20, "prompt": "poison"}, *texts(20)])
-    done = await job(asked, engine={"step_base_ms": 1}).run()
+    job_spec = spec([*texts(20), {"id": 20, "prompt": "poison"}, *texts(20)])
+    done = await job(job_spec, engine={"step_base_ms": 1}).run()
     assert (done.ok, done.failed, done.errors) == (40, 1, {"poison_row": 1})
-    (dead,) = read(asked.output.replace("out.jsonl", "out.failed.jsonl"))
+    (dead,) = read(job_spec.output.replace("out.jsonl", "out.failed.jsonl"))
     assert dead["prompt"] == "poison"
 
 
@@ -268,9 +270,9 @@ async def test_answers_of_other_sampling_are_not_taken_over(spec):
 
 @pytest.mark.parity("D14", "X19")
 async def test_the_report_counts_tokens_and_cost_over_all_runs(spec):
-    asked = spec(texts(30))
-    await job(asked, engine={"max_num_seqs": 4}, limits=Limits(tokens=40)).run()
-    done: JobReport = await job(asked, prices=Prices(input=1.0, output=2.0)).run()
+    job_spec = spec(texts(30))
+    await job(job_spec, engine={"max_num_seqs": 4}, limits=Limits(tokens=40)).run()
+    done: JobReport = await job(job_spec, prices=Prices(input=1.0, output=2.0)).run()
     assert done.generated_tokens == 30 * 3
     assert done.cost == pytest.approx((done.prompt_tokens + 2 * done.generated_tokens) / 1e6)
 
@@ -330,35 +332,35 @@ async def test_answers_by_an_engine_of_another_size_are_taken_over(spec, began, 
 
 
 async def test_a_limit_runs_the_first_rows_only(spec):
-    asked = spec(texts(30), limit=7)
-    done = await job(asked).run()
+    job_spec = spec(texts(30), limit=7)
+    done = await job(job_spec).run()
     assert (done.ok, done.rows, done.waiting) == (7, 7, 0)
-    assert len(read(asked.output)) == 7
+    assert len(read(job_spec.output)) == 7
 
 
 async def test_an_empty_input_gives_an_empty_output(spec):
-    asked = spec([])
-    done = await job(asked).run()
+    job_spec = spec([])
+    done = await job(job_spec).run()
     assert (done.ended, done.ok) == ("finished", 0)
-    assert read(asked.output) == []
+    assert read(job_spec.output) == []
 
 
 async def test_the_record_says_what_was_asked(spec):
-    asked = spec(texts(1), engines=EngineSpec(cli_args=("m",)))
-    await job(asked).run()
-    found = manifest.read(asked.journal)
+    job_spec = spec(texts(1), engines=EngineSpec(cli_args=("m",)))
+    await job(job_spec).run()
+    found = manifest.read(job_spec.journal)
     assert found is not None
-    assert (found.spec, found.total, found.stop_reason) == (asked, 1, "finished")
+    assert (found.spec, found.total, found.stop_reason) == (job_spec, 1, "finished")
 
 
 def test_a_preview_checks_every_row_and_shows_the_first_prompts(spec):
-    asked = spec([*texts(5), {"prompt": 5}], template=None, defaults={"temperature": 0})
-    found = preview(asked)
+    job_spec = spec([*texts(5), {"prompt": 5}], template=None, defaults={"temperature": 0})
+    found = preview(job_spec)
     assert (found.rows, found.good) == (6, 5)
     assert [number for number, _ in found.prompts] == [0, 1, 2]
     assert found.prompts[0][1] == "row 0"
     assert found.faults[0][0] == 5
-    assert not Path(asked.journal.url).exists()
+    assert not Path(job_spec.journal.url).exists()
 
 
 @pytest.mark.parametrize("template", ["no column", "open {brace", "{}"])
@@ -394,10 +396,10 @@ async def test_beginnings_brought_together_are_computed_once(spec):
 @pytest.mark.parity("X5")
 async def test_a_row_that_breaks_its_template_fails_alone(spec):
     rows = [{"price": 1.5}, {"price": "cheap"}, {"price": {"title": 1}}, {"price": 2}]
-    asked = spec(rows, template="It costs {price:.2f}")
-    done = await job(asked).run()
+    job_spec = spec(rows, template="It costs {price:.2f}")
+    done = await job(job_spec).run()
     assert (done.ok, done.failed) == (2, 2)
-    dead = read(asked.output.replace("out.jsonl", "out.failed.jsonl"))
+    dead = read(job_spec.output.replace("out.jsonl", "out.failed.jsonl"))
     assert dead[0]["error"]["code"] == "invalid_request"
     assert dead[0]["error"]["message"].startswith("The prompt cannot be made of the row: Unknown format code")
 
@@ -413,18 +415,18 @@ async def test_a_row_that_breaks_our_own_code_fails_alone(spec, monkeypatch):
         return real(fields, *rest)
 
     monkeypatch.setattr(pending, "build_request", broken)
-    asked = spec(texts(3))
-    done = await job(asked).run()
+    job_spec = spec(texts(3))
+    done = await job(job_spec).run()
     assert (done.ok, done.errors) == (2, {"own_code_failed": 1})
-    (dead,) = read(asked.output.replace("out.jsonl", "out.failed.jsonl"))
+    (dead,) = read(job_spec.output.replace("out.jsonl", "out.failed.jsonl"))
     assert dead["error"]["message"] == "ArithmeticError: sampling_rate is 0"
 
 
 async def test_what_a_row_lacks_is_empty_in_its_prompt(spec):
     rows = [{"text": "a", "n": None, "deep": {"x": None}}, {"text": None, "n": 2, "deep": {"x": 1}}]
-    asked = spec(rows, template="<{text!s}|{n:>3}|{deep[x]}>")
-    await job(asked).run()
-    assert [row["generated_text"] for row in read(asked.output)] == ["<a||>", "<|  2|1>"]
+    job_spec = spec(rows, template="<{text!s}|{n:>3}|{deep[x]}>")
+    await job(job_spec).run()
+    assert [row["generated_text"] for row in read(job_spec.output)] == ["<a||>", "<|  2|1>"]
 
 
 async def test_an_answer_that_breaks_our_own_code_fails_its_row_alone(spec, monkeypatch):
@@ -454,30 +456,30 @@ async def test_an_output_beside_its_inputs_goes_on_at_every_moment(tmp_path: Pat
     folder.mkdir()
     rows = [{"prompt": "row 0"}, {"bad": 1}, *({"prompt": f"row {number}"} for number in range(2, 40))]
     (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    asked = JobSpec(inputs=(str(tmp_path / inputs),), output=str(folder / "answers.jsonl"))
-    await job(asked, limits=Limits(seconds=0.0)).run()
+    job_spec = JobSpec(inputs=(str(tmp_path / inputs),), output=str(folder / "answers.jsonl"))
+    await job(job_spec, limits=Limits(seconds=0.0)).run()
     slow = {"step_base_ms": 5, "max_num_seqs": 4}
-    await job(asked, engine=slow, limits=Limits(tokens=20)).run()
-    done = await job(asked).run()
+    await job(job_spec, engine=slow, limits=Limits(tokens=20)).run()
+    done = await job(job_spec).run()
     assert (done.ok, done.failed, done.rows) == (39, 1, 40)
     for retry in (False, True):
-        again = await job(asked, retry_failed=retry).run()
+        again = await job(job_spec, retry_failed=retry).run()
         assert (again.ok, again.failed, again.rows) == (39, 1, 40)
     assert answers(folder) == ["row 0", *(f"row {number}" for number in range(2, 40))]
 
 
 async def test_a_folder_of_parts_within_its_input_goes_on(tmp_path: Path):
     (tmp_path / "a.jsonl").write_text('{"prompt": "x"}\n')
-    asked = JobSpec(inputs=(str(tmp_path),), output=f"{tmp_path}/out/")
+    job_spec = JobSpec(inputs=(str(tmp_path),), output=f"{tmp_path}/out/")
     for _ in range(2):
-        assert (await job(asked).run()).rows == 1
+        assert (await job(job_spec).run()).rows == 1
 
 
 async def test_an_output_that_is_named_as_input_is_refused_by_whatever_path(spec, tmp_path: Path):
     (tmp_path / "link").symlink_to(tmp_path)
-    asked = spec(texts(1), "link/in.jsonl")
+    job_spec = spec(texts(1), "link/in.jsonl")
     with pytest.raises(ConfigError, match="would be both input and output"):
-        await job(asked).run()
+        await job(job_spec).run()
 
 
 async def test_files_where_failed_rows_would_go_are_left_alone(spec, tmp_path: Path):
@@ -493,8 +495,8 @@ async def test_files_where_failed_rows_would_go_are_left_alone(spec, tmp_path: P
 
 async def test_an_empty_folder_may_be_the_output(spec, tmp_path: Path):
     (tmp_path / "out").mkdir()
-    asked = JobSpec(inputs=spec(texts(1)).inputs, output=f"{tmp_path}/out/")
-    assert (await job(asked).run()).ok == 1
+    job_spec = JobSpec(inputs=spec(texts(1)).inputs, output=f"{tmp_path}/out/")
+    assert (await job(job_spec).run()).ok == 1
 
 
 @pytest.mark.parametrize("change", ["other", "shorter", "longer"])
@@ -507,31 +509,31 @@ async def test_an_input_that_changes_while_it_runs_gives_no_output(spec, tmp_pat
                 (tmp_path / "new").write_text("\n".join(lines))
                 (tmp_path / "new").rename(tmp_path / "in.jsonl")
 
-    asked = spec(texts(30))
+    job_spec = spec(texts(30))
     before = (tmp_path / "in.jsonl").read_bytes()
     with pytest.raises(ConfigError, match=r"in\.jsonl' has changed"):
-        await job(asked, listener=Meddling()).run()
-    assert not asked.output_path.exists()
+        await job(job_spec, listener=Meddling()).run()
+    assert not job_spec.output_path.exists()
     (tmp_path / "in.jsonl").write_bytes(before)
-    done = await job(asked, engine={"start_error": "not needed"}).run()
-    assert (done.ok, done.run_rows, len(read(asked.output))) == (30, 0, 30)
+    done = await job(job_spec, engine={"start_error": "not needed"}).run()
+    assert (done.ok, done.run_rows, len(read(job_spec.output))) == (30, 0, 30)
 
 
 async def test_an_input_that_was_copied_is_the_same(spec, tmp_path: Path):
-    asked = spec(texts(3))
-    await job(asked, limits=Limits(seconds=0.0)).run()
+    job_spec = spec(texts(3))
+    await job(job_spec, limits=Limits(seconds=0.0)).run()
     path = tmp_path / "in.jsonl"
     os.utime(path, (1, 1))
-    assert (await job(asked).run()).ok == 3
+    assert (await job(job_spec).run()).ok == 3
     path.write_bytes(path.read_bytes().replace(b"row 1", b"now 1"))
     with pytest.raises(ConfigError, match="has changed"):
-        await job(asked).run()
+        await job(job_spec).run()
 
 
 async def test_a_template_that_misses_every_row_is_refused_at_once(spec):
-    asked = spec([{"id": 1, "question": "x"}], template="Say {questoin}")
+    job_spec = spec([{"id": 1, "question": "x"}], template="Say {questoin}")
     with pytest.raises(ConfigError, match=r"column 'questoin'; the input has 'id', 'question'\. Did you"):
-        await job(asked).run()
+        await job(job_spec).run()
     assert (await job(spec([], template="Say {question}")).run()).ok == 1
 
 
@@ -542,24 +544,24 @@ async def test_a_template_that_misses_some_rows_fails_them_alone(spec):
 
 async def test_a_csv_file_of_another_separator_is_told(tmp_path: Path):
     (tmp_path / "in.csv").write_text("a;b\n1;2\n")
-    asked = JobSpec(inputs=(str(tmp_path / "in.csv"),), output=str(tmp_path / "out.csv"), template="{a}")
+    job_spec = JobSpec(inputs=(str(tmp_path / "in.csv"),), output=str(tmp_path / "out.csv"), template="{a}")
     with pytest.raises(ConfigError, match="separated by commas"):
-        await job(asked).run()
+        await job(job_spec).run()
 
 
 LINE = {"method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
 
 
 async def test_two_lines_with_one_id_are_refused(spec):
-    asked = spec([{**LINE, "custom_id": name} for name in ("a", "b", "a")])
+    job_spec = spec([{**LINE, "custom_id": name} for name in ("a", "b", "a")])
     with pytest.raises(ConfigError, match="Rows 0 and 2 have the same custom_id, 'a'"):
-        await job(asked).run()
+        await job(job_spec).run()
 
 
 async def test_lines_are_known_by_the_first_row_that_can_be_read(spec):
-    asked = spec(["broken", {**LINE, "custom_id": "a"}])
-    await job(asked).run()
-    assert read(asked.output)[0]["custom_id"] == "a"
+    job_spec = spec(["broken", {**LINE, "custom_id": "a"}])
+    await job(job_spec).run()
+    assert read(job_spec.output)[0]["custom_id"] == "a"
 
 
 async def test_what_cannot_be_run_leaves_nothing_to_go_on_with(spec):
@@ -585,16 +587,16 @@ async def test_a_bucket_that_takes_no_last_object_ends_the_job(tmp_path: Path, m
 
     monkeypatch.setattr(RemotePath, "write", write)
     storage_path(f"memory://{tmp_path.name}/in.jsonl").write(b'{"prompt": "x"}\n')
-    asked = JobSpec(
+    job_spec = JobSpec(
         inputs=(f"memory://{tmp_path.name}/in.jsonl",), output=f"memory://{tmp_path.name}/out.jsonl"
     )
     monkeypatch.setattr("penstock.data.journal.lock.HEARTBEAT_S", 0.1)
     for refuses in (True, False):
         if refuses:
             with pytest.raises(Unavailable, match="journal cannot be written: The credentials have expired"):
-                await asyncio.wait_for(job(asked).run(), 60)
+                await asyncio.wait_for(job(job_spec).run(), 60)
         else:
-            assert (await job(asked).run()).ok == 1
+            assert (await job(job_spec).run()).ok == 1
 
 
 async def test_a_pipeline_whose_journal_breaks_is_told():
@@ -618,12 +620,12 @@ async def test_an_answer_of_another_form_is_a_failure_that_can_be_retried(spec, 
     async def odd(self, request):
         return Response(200, body) if b"row 1" in request.body else await real(self, request)
 
-    asked = spec(texts(3))
+    job_spec = spec(texts(3))
     with monkeypatch.context() as patch:
         patch.setattr(InProcessEngine, "send", odd)
-        done = await job(asked).run()
+        done = await job(job_spec).run()
     assert (done.ok, done.errors, done.retry_may_help) == (2, {"bad_answer": 1}, True)
-    assert (await job(asked, retry_failed=True).run()).ok == 3
+    assert (await job(job_spec, retry_failed=True).run()).ok == 3
 
 
 async def test_a_worker_that_only_dies_is_given_up_however_well_others_work(spec):
@@ -650,24 +652,24 @@ async def test_a_worker_that_only_dies_is_given_up_however_well_others_work(spec
 
     engine = {"step_base_ms": 5, "max_num_seqs": 2}
     config = LLMConfig(model_loading_config={"model_id": "m"}, llm_engine="sim", engine_kwargs=engine)
-    crew = Mixed(lambda: InProcessEngine(config))
-    done = await Job(spec(texts(60)), crew).run()
-    assert (done.ok, done.failed, crew.died) == (60, 0, 3)
+    pool = Mixed(lambda: InProcessEngine(config))
+    done = await Job(spec(texts(60)), pool).run()
+    assert (done.ok, done.failed, pool.died) == (60, 0, 3)
 
 
 async def test_who_lost_the_output_to_another_driver_writes_nothing(spec, monkeypatch):
     class Lost:
         def lost(self) -> bool:
-            return bool(list(Path(asked.journal.url).glob("*engine*")))
+            return bool(list(Path(job_spec.journal.url).glob("*engine*")))
 
         def release(self) -> None: ...
 
     monkeypatch.setattr("penstock.data.job.job.acquire_lock", lambda journal: Lost())
-    asked = spec(texts(3))
+    job_spec = spec(texts(3))
     with pytest.raises(OutputLocked, match="Another driver has taken over this output"):
-        await job(asked).run()
-    assert not asked.output_path.exists()
-    assert manifest.read(asked.journal).stop_reason is None
+        await job(job_spec).run()
+    assert not job_spec.output_path.exists()
+    assert manifest.read(job_spec.journal).stop_reason is None
 
 
 def test_asking_for_the_state_of_a_job_is_in_nobodys_way(tmp_path: Path):
@@ -765,16 +767,16 @@ def test_parameters_that_could_not_be_kept_are_refused(tmp_path: Path):
 
 
 async def test_no_secret_is_kept_and_the_same_command_goes_on(spec):
-    asked = spec(texts(1))
+    job_spec = spec(texts(1))
     words = ("m", "--hf-token", "hush1", "--api-key=hush2", "--max-model-len", "9")
     secret = msgspec.structs.replace(
-        asked,
-        inputs=(*asked.inputs, f"file://{asked.inputs[0]}"),
+        job_spec,
+        inputs=(*job_spec.inputs, f"file://{job_spec.inputs[0]}"),
         engines=EngineSpec(cli_args=words, url="http://user:hush3@host/v1"),
     )
     await job(secret, limits=Limits(seconds=0.0)).run()
-    assert b"hush" not in (asked.journal / "job.json").read()
-    found = manifest.read(asked.journal).spec
+    assert b"hush" not in (job_spec.journal / "job.json").read()
+    found = manifest.read(job_spec.journal).spec
     assert found.engines.cli_args == ("m", "--max-model-len", "9")
     check_continuation(found, secret)
     with pytest.raises(ConfigError, match="holds no passwords"):
@@ -792,10 +794,10 @@ async def test_an_input_by_a_signed_url_is_read_by_it(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(RemotePath, "at", classmethod(at))
     storage_path("memory://signed.jsonl?sig=s3cret").write(b'{"prompt": "x"}\n')
-    asked = JobSpec(inputs=("memory://signed.jsonl?sig=s3cret",), output=str(tmp_path / "out.jsonl"))
-    assert (await job(asked).run()).ok == 1
+    job_spec = JobSpec(inputs=("memory://signed.jsonl?sig=s3cret",), output=str(tmp_path / "out.jsonl"))
+    assert (await job(job_spec).run()).ok == 1
     assert set(opened) == {"memory://signed.jsonl?sig=s3cret"}
-    assert b"s3cret" not in (asked.journal / "job.json").read()
+    assert b"s3cret" not in (job_spec.journal / "job.json").read()
 
 
 async def test_the_journal_of_another_job_is_closed_in_the_end(spec):
@@ -808,7 +810,7 @@ async def test_the_journal_of_another_job_is_closed_in_the_end(spec):
 
 async def test_rows_of_strangers_read_no_files(spec, tmp_path: Path):
     content = [{"type": "image", "image": str(tmp_path / "secret")}]
-    asked = spec([{"messages": [{"role": "user", "content": content}]}], read_files=False)
-    assert (await job(asked).run()).failed == 1
+    job_spec = spec([{"messages": [{"role": "user", "content": content}]}], read_files=False)
+    assert (await job(job_spec).run()).failed == 1
     (failed,) = read(str(tmp_path / "out.failed.jsonl"))
     assert "files are not read here" in failed["error"]["message"]

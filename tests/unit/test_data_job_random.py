@@ -90,7 +90,7 @@ def put(path: Path, rows: list[dict], draw: random.Random) -> None:
         path.write_bytes(gzip.compress(data) if path.name.endswith(".gz") else data)
 
 
-def asked_of(row: dict) -> str | None:
+def prompt_of(row: dict) -> str | None:
     """What the template makes of a row; None for one that is skipped, as its text is empty."""
     text = row["text"]
     if text is None or (isinstance(text, str) and not text.strip()):
@@ -146,7 +146,7 @@ async def test_each_row_is_answered_once_whatever_interrupts_the_job(tmp_path: P
     rows = [row for one in files for row in one]
     inputs = draw.choice([(str(data),), (f"{data}/*{ending}",), tuple(str(data / name) for name in names)])
     output = draw.choice(["data/out.jsonl", "data/out.csv", "out.parquet", "out.jsonl", "data/out/", "out/"])
-    asked = JobSpec(
+    job_spec = JobSpec(
         inputs=inputs,
         output=f"{tmp_path}/{output}",
         template="<{text}>",
@@ -165,20 +165,20 @@ async def test_each_row_is_answered_once_whatever_interrupts_the_job(tmp_path: P
     async def interrupted(found: LLMConfig, after: int, *, retry: bool) -> None:
         task = asyncio.current_task()
         assert task is not None
-        await Job(asked, InProcessPool(lambda: Interrupting(found, task, after)), retry_failed=retry).run()
+        await Job(job_spec, InProcessPool(lambda: Interrupting(found, task, after)), retry_failed=retry).run()
 
-    wanted = [asked_of(row) for row in rows]
+    wanted = [prompt_of(row) for row in rows]
     for _ in range(draw.randrange(RUNS)):
         one = config(**draw.choice([{}, {"die_after_requests": 5}, {"error_every": 9}]))
         work = interrupted(one, draw.randrange(len(rows) + 2), retry=draw.random() < 0.2)
         await asyncio.gather(asyncio.create_task(work), return_exceptions=True)
-        tear(Path(asked.journal.url), draw)
+        tear(Path(job_spec.journal.url), draw)
     last = config()
-    done = await Job(asked, InProcessPool(lambda: InProcessEngine(last)), retry_failed=True).run()
+    done = await Job(job_spec, InProcessPool(lambda: InProcessEngine(last)), retry_failed=True).run()
     assert (done.ended, done.failed, done.rows) == ("finished", 0, len(rows))
-    found = read(Path(asked.output))
+    found = read(Path(job_spec.output))
     assert [int(row["id"]) for row in found] == [row["id"] for row in rows]
     assert [row.get("generated_text") or None for row in found] == wanted
-    again = Job(asked, InProcessPool(lambda: pytest.fail("nothing is left to ask")))
+    again = Job(job_spec, InProcessPool(lambda: pytest.fail("nothing is left to ask")))
     assert (await again.run()).run_rows == 0
     assert not [name for _, _, names in os.walk(tmp_path) for name in names if name.endswith(".unfinished")]

@@ -138,11 +138,11 @@ def test_in_a_bucket_an_entry_is_told_when_its_object_is_there(tmp_path: Path, m
     with s3_server("jobs") as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
-        folder, told = storage_path("s3://jobs/out.jsonl.journal"), threading.Event()
+        folder, durable = storage_path("s3://jobs/out.jsonl.journal"), threading.Event()
         segment = Segment(folder, "0001-engine-1")
         for row in range(3):
-            segment.append(Entry(row, ok(str(row))), told.set)
-        assert told.wait(20)
+            segment.append(Entry(row, ok(str(row))), durable.set)
+        assert durable.wait(20)
         assert len(outcomes_in(folder, "0001-engine-1", range(9))) == 3
         segment.append(Entry(3, ok()), lambda: None)
         segment.close()
@@ -201,11 +201,11 @@ PASSING = Unavailable("The server cannot be reached.", retryable=True)
 def test_lines_of_an_object_that_could_not_be_written_are_written_again(monkeypatch):
     monkeypatch.setattr("penstock.data.journal.segment.SYNC_S", 0.01)
     monkeypatch.setattr("penstock.data.journal.segment._PAUSE_S", 0.001)
-    folder, told = Failing(3, PASSING), threading.Event()
+    folder, durable = Failing(3, PASSING), threading.Event()
     segment = Segment(folder, "0001-a")
-    segment.append(Entry(0, ok()), told.set)
+    segment.append(Entry(0, ok()), durable.set)
     segment.close()
-    assert told.is_set()
+    assert durable.is_set()
     assert list(folder.objects.values()) == [encode_entry(Entry(0, ok()))]
 
 

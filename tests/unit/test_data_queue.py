@@ -28,7 +28,7 @@ async def queue(rows: Iterable[PendingRow], *workers: str, **options) -> Queue:
 
 
 def taken(found: Queue, worker: str, room: int) -> list[int]:
-    return [lease.row for lease in found.take(worker, room)]
+    return [item.row for item in found.take(worker, room)]
 
 
 async def test_rows_go_out_in_the_order_of_the_input():
@@ -50,14 +50,14 @@ async def test_rows_of_a_dead_worker_go_first_with_one_death_more():
     assert taken(found, "a", 2) == [0, 1]
     found.record_completed("a", [RowCompleted(0, "ok")])
     assert [row.number for row in found.requeue_crashed("a")] == [1]
-    assert [(lease.row, lease.deaths) for lease in found.take("b", 9)] == [(1, 1), (2, 0), (3, 0)]
+    assert [(item.row, item.deaths) for item in found.take("b", 9)] == [(1, 1), (2, 0), (3, 0)]
 
 
 async def test_rows_of_a_stopped_worker_come_back_without_a_death():
     found = await queue(map(waiting, range(2)), "a", "b")
     found.take("a", 1)
     found.release("a")
-    assert [(lease.row, lease.deaths) for lease in found.take("b", 9)] == [(0, 0), (1, 0)]
+    assert [(item.row, item.deaths) for item in found.take("b", 9)] == [(0, 0), (1, 0)]
 
 
 async def test_an_end_is_counted_once_whoever_tells_it():

@@ -35,17 +35,19 @@ def failed(status: int | None = None) -> Outcome:
 
 def written(tmp_path: Path, given: str, output: str, ends: list[Outcome], **spec) -> list[str]:
     """Files of an output whose rows ended so."""
-    asked = JobSpec(inputs=(str(tmp_path / given),), output=f"{tmp_path}/{output}", **spec)
-    journal = Path(asked.journal.url)
+    job_spec = JobSpec(inputs=(str(tmp_path / given),), output=f"{tmp_path}/{output}", **spec)
+    journal = Path(job_spec.journal.url)
     journal.mkdir(exist_ok=True)
     lines = b"".join(encode_entry(Entry(row, end)) for row, end in enumerate(ends))
     (journal / "0001-engine-1.jsonl").write_bytes(lines)
-    found = find_input(asked.inputs)
+    found = find_input(job_spec.inputs)
 
     def shown(end: Outcome):
-        return {name: value for name, value in result_columns(asked.task(), end).items() if value is not None}
+        return {
+            name: value for name, value in result_columns(job_spec.task(), end).items() if value is not None
+        }
 
-    return OutputWriter(asked, found, shown).write(Index(storage_path(journal)))
+    return OutputWriter(job_spec, found, shown).write(Index(storage_path(journal)))
 
 
 @pytest.fixture
