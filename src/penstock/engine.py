@@ -1,7 +1,7 @@
 """The Engine protocol and the values that cross it.
 
-Above it: the replica (`serve.server`) and batch (`data`). Below it: one adapter per engine in `engines/`.
-It knows neither Ray nor HTTP servers; an engine speaks HTTP through the ASGI app that it hands out.
+Above it: the replica (`serve.replica`) and batch (`data`). Below it: one adapter per engine in `engines/`.
+It knows neither Ray nor HTTP servers; an engine speaks HTTP through the ASGI app that it provides.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HOST = "_PENSTOCK_HOST"
 """Environment variable: the address at which other nodes reach this one."""
 
 Progress = Callable[[str], None]
-"""Is told the name of each phase as it begins, in the caller's event loop: "import", "load", "warm up"."""
+"""Called with each phase as it begins, in the caller's event loop: "import", "load", "warm up"."""
 
 Prompt = str | list[int] | Mapping[str, Any]
 """Text, token ids, or the engine's own dict (`prompt`, `prompt_token_ids`, `multi_modal_data`), untouched."""
@@ -26,9 +26,9 @@ Prompt = str | list[int] | Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What an engine feels right now. Units: requests, tokens; kv_usage as a share from 0 to 1.
+    """An engine's load right now. Units: requests, tokens; kv_usage as a share from 0 to 1.
 
-    unseen: of those running, how many came since its scheduler last spoke, and may still have to wait.
+    unseen: of those running, how many came since its scheduler's last report, and may still have to wait.
     """
 
     running: int = 0
@@ -54,7 +54,7 @@ class Delta:
 
     Units: prompt_tokens and cached_tokens count tokens of the whole prompt.
     finish_reason is "stop", "length" or "abort" on the last delta of an output, else None.
-    logprobs, where asked for: for each token itself, then the likeliest others.
+    logprobs, if requested: for each token itself, then the likeliest others.
     """
 
     text: str
@@ -72,7 +72,7 @@ def plain_name(adapter: str) -> str:
 
 
 def no_progress(phase: str) -> None:
-    """The `Progress` of those who do not ask."""
+    """A `Progress` that does nothing."""
 
 
 class Engine(Protocol):
@@ -83,14 +83,14 @@ class Engine(Protocol):
         ...
 
     async def start(self, progress: Progress = no_progress) -> None:
-        """Load the model and make one token. Does nothing when it has been done.
+        """Loads the model and makes one token. Does nothing if that is done.
 
         Raises: EngineStartFailed with the engine's real reason.
         """
         ...
 
     async def stop(self) -> None:
-        """Free the devices and end every process that `start` made. Safe to call twice or before `start`."""
+        """Frees the devices and ends every process of `start`. Safe to call twice or before `start`."""
         ...
 
     def app(self) -> ASGIApp:
@@ -116,18 +116,17 @@ class Engine(Protocol):
     async def load_adapter(self, name: str, path: Path) -> None:
         """Makes the adapter in folder `path` known as `name`; HTTP requests call it `model:name`.
 
-        A name stands for the same weights for ever: caches may be kept by it. So a newer one that replaces
-        another gets a name of its own, `NAME@...`; answers call it by its `plain_name`. Does nothing when it
-        is loaded.
+        A name stands for the same weights for ever: caches are keyed by it. So one that replaces another gets
+        a new name, `NAME@...`; responses show its `plain_name`. Does nothing when it is loaded.
         Raises: AdapterBroken, and nothing has changed; Unsupported when the engine was started without room
         for adapters.
         """
         ...
 
     async def unload_adapter(self, name: str) -> None:
-        """Forgets it, and frees its memory when what still runs on it has ended, as in the background.
+        """Forgets it; frees its memory in the background, when the requests that still use it have ended.
 
-        No new request may ask for it. Does nothing when it is not loaded.
+        No new request may name it. Does nothing when it is not loaded.
         """
         ...
 

@@ -1,6 +1,6 @@
-"""What can be done to an engine that runs, beside answering: sleep, pause, other weights, profiles.
+"""Operations on a running engine: sleep, pause, new weights, profiles.
 
-`Engine.control` gives it. Operations that an engine does not have answer `Unsupported`.
+`Engine.control` provides them. Those that an engine lacks raise `Unsupported`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ PauseMode = Literal["wait", "keep", "abort"]
 class EngineControl:
     """Control of one engine, which has none of the operations until a subclass defines them.
 
-    Requests that come while the engine is asleep or paused wait in it. To repeat what is done already does
-    nothing.
+    Requests that arrive while the engine is asleep or paused wait in it. Repeating an operation does nothing.
     """
 
     async def sleep(self, level: int = 1, mode: PauseMode = "wait") -> None:
@@ -36,14 +35,14 @@ class EngineControl:
     async def wakeup(self) -> None:
         """Brings the engine back as it was before the sleep: with its adapters, with the same weights.
 
-        Raises: EngineStartFailed, and it still sleeps.
+        Raises: EngineStartFailed; it then still sleeps.
         """
 
     def is_sleeping(self) -> bool:
         return False
 
     async def pause(self, mode: PauseMode = "keep", clear_cache: bool = False) -> None:
-        """Makes no more tokens until `resume`; returns when that is so. Memory stays as it is."""
+        """Returns once no more tokens are made, until `resume`. Memory stays as it is."""
         self._lacks("pause")
 
     async def resume(self) -> None:
@@ -53,7 +52,7 @@ class EngineControl:
         return False
 
     async def reset_prefix_cache(self) -> None:
-        """Forgets what it has computed of prompts. Raises: Conflict while requests use it."""
+        """Empties the prefix cache. Raises: Conflict while requests use it."""
         self._lacks("reset_prefix_cache")
 
     async def start_profile(self) -> None:
@@ -69,9 +68,9 @@ class EngineControl:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """Calls a method of every worker; gives their results, in order of rank. timeout: seconds.
+        """Calls a method of every worker; returns their results, in order of rank. timeout: seconds.
 
-        Raises: DeadlineExceeded; BadRequest when a worker refused it, with what it said.
+        Raises: DeadlineExceeded; BadRequest with a worker's reason when it refused.
         """
         self._lacks("collective_rpc")
 
@@ -79,12 +78,12 @@ class EngineControl:
         """Replaces the weights by those in folder `source`, of the same shapes.
 
         mode: of the short pause that this takes. Caches are empty after it.
-        Raises: BadRequest, and it goes on with the weights that it had.
+        Raises: BadRequest; it then keeps the weights that it had.
         """
         self._lacks("update_weights")
 
     def weights_version(self) -> str:
-        """Of the weights that make the next token; `DEFAULT_WEIGHTS` before any update."""
+        """The version of the current weights; `DEFAULT_WEIGHTS` before any update."""
         return DEFAULT_WEIGHTS
 
     def _lacks(self, operation: str) -> NoReturn:
@@ -94,7 +93,7 @@ class EngineControl:
 def control_of(engine: object) -> EngineControl:
     """The engine's `control`; for engines without one, their own methods of the same names.
 
-    Engines were once asked for these operations themselves, and users' engines may still be written so.
+    These operations were once methods of the engine itself, and still are in some users' engines.
     """
     control = getattr(engine, "control", None)
     return control if isinstance(control, EngineControl) else _MethodsOf(engine)

@@ -17,7 +17,7 @@ from penstock.engine import Prompt
 
 @dataclass(frozen=True, slots=True)
 class EngineTimings:
-    """Where an engine's time for one request went, until now. Units: seconds; None for what has not begun."""
+    """Where an engine's time for one request went, so far. Units: seconds; None for what has not begun."""
 
     queue_s: float | None = None
     prefill_s: float | None = None
@@ -37,22 +37,22 @@ timing_probe: ContextVar[TimingProbe | None] = ContextVar("timing_probe", defaul
 
 
 def report_timings(ask: Callable[[], EngineTimings]) -> None:
-    """Called by an engine when it takes a request. Of several in one HTTP request the first is told of."""
-    found = timing_probe.get()
-    if found is not None and found.ask is None:
-        found.ask = ask
+    """Called by an engine when it takes a request. Of several in one HTTP request the first counts."""
+    probe = timing_probe.get()
+    if probe is not None and probe.ask is None:
+        probe.ask = ask
 
 
 class Shortcut(Protocol):
-    """A way for pieces of an answer that has begun, past the layers of the engine's app."""
+    """Sends pieces of a response that has begun past the layers of the engine's app."""
 
     @property
     def open(self) -> bool:
-        """Whether it may be taken. What went by the app before comes before, what goes by it later after."""
+        """Whether it may be used. Pieces that the app sent before come before, later ones after."""
         ...
 
     def push(self, piece: bytes) -> bool:
-        """Sends now. False when the reader is behind: await `room` before the next one."""
+        """Sends at once. False when the reader is behind: await `room` before the next one."""
         ...
 
     async def room(self) -> None:
@@ -65,23 +65,22 @@ shortcut: ContextVar[Shortcut | None] = ContextVar("shortcut", default=None)
 
 
 using_adapter: ContextVar[str | None] = ContextVar("using_adapter", default=None)
-"""The loaded adapter that the running request is for, by the engine's name of it; None for the base model.
+"""The loaded adapter of the running request, by the engine's name for it; None for the base model.
 
-Set around a request by the layer that keeps it loaded meanwhile; obeyed by the engine's app and by
-`generate`.
+Set around a request by the layer that keeps it loaded; used by the engine's app and by `generate`.
 """
 
 
 current_replica: ContextVar[str] = ContextVar("current_replica", default="")
-"""Set in a request's context by a replica, to its id: part of the ids of what its engine keeps for later."""
+"""Set in a request's context by a replica, to its id: part of the ids of responses that its engine stores."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """Engines that compute one model together, each in a replica of its own, and which of them this is.
+    """Engines that compute one model together, each in its own replica, and which of them this is.
 
-    rank: from 0 to size - 1. host: where the others reach this one's sockets. share: gives to all what the
-    first one says; each calls it as often as the others, those after the first with None.
+    rank: from 0 to size - 1. host: where the others reach this one's sockets. share: returns to every member
+    what the first one passes; all call it equally often, the others with None.
     """
 
     rank: int
@@ -91,7 +90,7 @@ class Gang:
 
 
 gang: ContextVar[Gang | None] = ContextVar("gang", default=None)
-"""Set around the start of an engine that is one of several; the others start at the same time."""
+"""Set around the start of an engine in a gang; the others start at the same time."""
 
 
 class PreparedPrompt:
@@ -116,4 +115,4 @@ class PreparedPrompt:
 
 
 prepared_prompt: ContextVar[PreparedPrompt | None] = ContextVar("prepared_prompt", default=None)
-"""Set in a request's context by a preprocessor's layer; an engine's app must heed it, or refuse."""
+"""Set in a request's context by a preprocessor's layer; an engine's app must use it, or refuse."""

@@ -1,6 +1,8 @@
 """Online serving: one fleet of engines behind one OpenAI-compatible gateway, on Ray Serve.
 
-Each name is loaded when it is first asked for: `import penstock.serve` imports neither Ray nor an engine.
+In order: `builders` (configs in, an application out), `router`, `gateway` with `http`, `routing` and `fleet`,
+`replica`, and `control` beside them; `configs`, `deployments`, `openai_api_models` are users' module paths.
+Names load on first use: `import penstock.serve` imports neither Ray nor an engine.
 """
 
 from __future__ import annotations

@@ -58,12 +58,12 @@ class GangLink:
 
     def __init__(self, rank: int, size: int, host: str) -> None:
         self.gang = Gang(rank, size, host, self._share)
-        self._others: dict[int, StreamWriter] = {}
-        self._said: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
-        self._over = 0
+        self._writers: dict[int, StreamWriter] = {}
+        self._shared: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
+        self._leaving = 0
         self._complete, self._broken, self._ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._meeting: asyncio.Task[None] | None = None
-        self._hearing: asyncio.Task[None] | None = None
+        self._receiving: asyncio.Task[None] | None = None
         self._server: asyncio.Server | None = None
 
     def meet(self, meeting: Coroutine[Any, Any, None]) -> None:
@@ -89,7 +89,7 @@ class GangLink:
 
     def close(self) -> None:
         """Leaves at once."""
-        for writer in self._others.values():
+        for writer in self._writers.values():
             writer.close()
         if self._server:
             self._server.close()
@@ -100,22 +100,22 @@ class GangLink:
         """Accepts members that send the secret, and refuses other connections."""
         secret = secrets.token_hex(16)
 
-        async def met(reader: StreamReader, writer: StreamWriter) -> None:
+        async def accept(reader: StreamReader, writer: StreamWriter) -> None:
             try:
                 async with asyncio.timeout(_SECRET_S):
                     line = await reader.readline()
             except (TimeoutError, OSError, ValueError):  # the last: too long a line
                 line = b""
-            rank, _, shown = line.decode(errors="replace").strip().partition(" ")
-            if not secrets.compare_digest(shown.encode(), secret.encode()):
+            rank, _, sent = line.decode(errors="replace").strip().partition(" ")
+            if not secrets.compare_digest(sent.encode(), secret.encode()):
                 writer.close()
                 return
-            self._others[int(rank)] = writer
-            if len(self._others) == self.gang.size - 1:
+            self._writers[int(rank)] = writer
+            if len(self._writers) == self.gang.size - 1:
                 self._complete.set()
-            await self._hear(reader)
+            await self._receive(reader)
 
-        self._server = await asyncio.start_server(met, self.gang.host, 0)
+        self._server = await asyncio.start_server(accept, self.gang.host, 0)
         return LeaderAddress(self.gang.host, self._server.sockets[0].getsockname()[1], secret)
 
     async def complete(self) -> None:
@@ -128,32 +128,32 @@ class GangLink:
         """Raises: OSError when the leader has gone."""
         reader, writer = await asyncio.open_connection(first.host, first.port)
         writer.write(f"{self.gang.rank} {first.secret}\n".encode())
-        self._others[0] = writer
-        self._hearing = asyncio.create_task(self._hear(reader))
+        self._writers[0] = writer
+        self._receiving = asyncio.create_task(self._receive(reader))
 
     # -- both
 
-    async def _share(self, said: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    async def _share(self, message: Mapping[str, Any] | None) -> Mapping[str, Any]:
         """Returns what the leader passes; the others wait for it."""
         if self._meeting is not None:
             await asyncio.shield(self._meeting)
         if self.gang.rank:
-            return await self._said.get()
-        assert said is not None, "only the leader passes something"
-        self._tell(said)
-        return said
+            return await self._shared.get()
+        assert message is not None, "only the leader passes something"
+        self._send(message)
+        return message
 
-    def _tell(self, message: Mapping[str, Any]) -> None:
-        for writer in self._others.values():
+    def _send(self, message: Mapping[str, Any]) -> None:
+        for writer in self._writers.values():
             writer.write(msgspec.json.encode(message) + b"\n")
 
-    async def _hear(self, reader: StreamReader) -> None:
+    async def _receive(self, reader: StreamReader) -> None:
         """Until the connection ends."""
         try:
             while line := await reader.readline():
                 message = msgspec.json.decode(line)
                 if message != _LEAVING:
-                    self._said.put_nowait(message)
+                    self._shared.put_nowait(message)
                 elif self.gang.rank:
                     self._ended.set()
                 else:
@@ -165,10 +165,10 @@ class GangLink:
 
     def _ready_to_leave(self) -> None:
         """The leader counts each member; another member counts itself and tells the leader."""
-        self._over += 1
-        if self.gang.rank or self._over == self.gang.size:
-            self._tell(_LEAVING)
-        if self._over == self.gang.size:
+        self._leaving += 1
+        if self.gang.rank or self._leaving == self.gang.size:
+            self._send(_LEAVING)
+        if self._leaving == self.gang.size:
             self._ended.set()
 
 
@@ -182,31 +182,32 @@ def join(model_id: str) -> GangLink:
         raise EngineStartFailed(
             f"Model '{model_id}' needs replicas in gangs: deploy it with the options of its config."
         )
-    line = GangLink(context.rank, context.world_size, ray.util.get_node_ip_address())
-    line.meet(_meet(line, context.gang_id, model_id))
-    return line
+    gang_link = GangLink(context.rank, context.world_size, ray.util.get_node_ip_address())
+    gang_link.meet(_meet(gang_link, context.gang_id, model_id))
+    return gang_link
 
 
-async def _meet(line: GangLink, gang_id: str, model_id: str) -> None:
+async def _meet(gang_link: GangLink, gang_id: str, model_id: str) -> None:
     """Raises: EngineStartFailed when a member did not connect, or has gone."""
     try:
         async with asyncio.timeout(_JOIN_S):
-            await _connect(line, gang_id)
+            await _connect(gang_link, gang_id)
     except (TimeoutError, OSError, RayError) as error:
         raise EngineStartFailed(
-            f"Model '{model_id}' cannot start: not all {line.gang.size} replicas of its gang have connected."
+            f"Model '{model_id}' cannot start: not all {gang_link.gang.size} replicas of its gang have "
+            "connected."
         ) from error
 
 
-async def _connect(line: GangLink, gang_id: str) -> None:
+async def _connect(gang_link: GangLink, gang_id: str) -> None:
     meeting: Any = (
         ray.remote(num_cpus=0)(Rendezvous)
         .options(name=f"gang-{gang_id}", namespace=_NAMESPACE, get_if_exists=True)
         .remote()
     )
-    if line.gang.rank:
-        await line.connect(LeaderAddress(*await meeting.find.remote()))
+    if gang_link.gang.rank:
+        await gang_link.connect(LeaderAddress(*await meeting.find.remote()))
     else:
-        await meeting.open.remote(await line.listen())
-        await line.complete()
+        await meeting.open.remote(await gang_link.listen())
+        await gang_link.complete()
         ray.kill(meeting)

@@ -68,7 +68,7 @@ class PrefillClient:
     async def ask(self, scope: Scope, body: bytes) -> bytes | None:
         """A prefill replica's response; None if there is none."""
         fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        return await self._asked(self._gateway, scope["path"], body, fields)
+        return await self._send(self._gateway, scope["path"], body, fields)
 
     async def close(self) -> None:
         for task in self._warming:
@@ -76,13 +76,13 @@ class PrefillClient:
         await self._gateway.close()
 
     def _gateway_to(self, table: Table, card: ServedModel, wait_s: float) -> Gateway:
-        front = GatewayConfig(api_key=None, admin_key=None, wait_for_replica_s=wait_s)
-        return Gateway(front, [card], table, unreachable=self._open_network)
+        config = GatewayConfig(api_key=None, admin_key=None, wait_for_replica_s=wait_s)
+        return Gateway(config, [card], table, unreachable=self._open_network)
 
     async def _open_network(self, model_id: str) -> None:
         await self._handle.broadcast("listen_on_network").results_async()
 
-    async def _asked(
+    async def _send(
         self, gateway: Gateway, path: str, body: bytes, fields: Mapping[str, str]
     ) -> bytes | None:
         reply = await call(gateway, path, body, fields)
@@ -113,8 +113,8 @@ class PrefillClient:
             async with asyncio.timeout(_WARM_LIMIT_S):
                 await gateway.start()
                 table.set_members(self._model_id, {address.replica_id: address})
-                asked = msgspec.json.encode(for_prefill(_WARM_PATH, prompt))
-                answer = await self._asked(gateway, _WARM_PATH, asked, {})
+                prefill = msgspec.json.encode(for_prefill(_WARM_PATH, prompt))
+                answer = await self._send(gateway, _WARM_PATH, prefill, {})
                 if where := (asgi.parsed(answer or b"") or {}).get(WHERE):
                     fetch = msgspec.json.encode({**prompt, WHERE: where})
                     reply = await call(self._engine_app, _WARM_PATH, fetch)

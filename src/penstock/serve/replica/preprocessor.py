@@ -96,7 +96,7 @@ class RemotePreprocessor:
     async def _ask(self, request: Mapping[str, Any], context: Context) -> tuple[Any, dict[str, Any]]:
         for deaths in range(_MOST_DEATHS):
             try:
-                return await self._asked(request, context)
+                return await self._call(request, context)
             except (RayActorError, ReplicaUnavailableError) as error:
                 log.warning(
                     "Replica %d of the preprocessor died at request %s: %s",
@@ -109,7 +109,7 @@ class RemotePreprocessor:
             "it is not retried."
         )
 
-    async def _asked(self, request: Mapping[str, Any], context: Context) -> tuple[Any, dict[str, Any]]:
+    async def _call(self, request: Mapping[str, Any], context: Context) -> tuple[Any, dict[str, Any]]:
         response = self._prepare.remote(request, context.path, context.request_id, dict(context.headers))
         try:
             return await response

@@ -80,6 +80,7 @@ class Reconciler:
 
     @property
     def _control(self) -> EngineControl:
+        """Looked up each time: an engine may have another one once it runs."""
         return control_of(self._engine)
 
     @property

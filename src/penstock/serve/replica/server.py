@@ -134,7 +134,9 @@ class LLMServer:
             source = Source(llm_config, downloader)
             self._adapters = Store(self.engine, source, llm_config.lora_config, self._notify_links)
         self._handle_api = HandleAPI(
-            *(llm_config, self.engine, self._adapters),
+            llm_config,
+            self.engine,
+            self._adapters,
             admit=self._admit,
             app=lambda: self._app(),
             replica_id=lambda: self._listener.address.replica_id if self._listener else "",

@@ -43,9 +43,9 @@ class SingleModelGateway:
 class GatewayResponse(Response):
     """Passes Serve's ASGI call on to the gateway: Serve calls a `Response` as an ASGI app."""
 
-    def __init__(self, front: SingleModelGateway) -> None:
+    def __init__(self, gateway: SingleModelGateway) -> None:
         super().__init__()
-        self._app = front.app
+        self._app = gateway.app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)

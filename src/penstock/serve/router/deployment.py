@@ -62,13 +62,13 @@ class RouterDeployment:
         _refuse_duplicates([config.model_id for config in configs])
         if problems := registry.problems(configs):
             raise config_error(problems)
-        front = gateway or GatewayConfig()
+        gateway = gateway or GatewayConfig()
         scaling = self.given.get("autoscaling_config") or {}
         if isinstance(most := self.given.get("num_replicas") or scaling.get("max_replicas"), int):
-            front = front.model_copy(update={"processes": most})
+            gateway = gateway.model_copy(update={"processes": most})
         options: dict[str, Any] = {
             "name": "LLMRouter",
-            **({} if "autoscaling_config" in self.given else {"num_replicas": front.processes}),
+            **({} if "autoscaling_config" in self.given else {"num_replicas": gateway.processes}),
             "max_ongoing_requests": _UNLIMITED,
             "ray_actor_options": {"num_cpus": 0},
             "health_check_period_s": 1.0,
@@ -83,7 +83,7 @@ class RouterDeployment:
         prefill = {model.config.model_id: model.prefill for model in known if model.prefill is not None}
         control = deployment(LLMControl, _CONTROL).bind()
         router = deployment(serve.ingress()(self.router), options)
-        return router.bind(applications, cards, front, control, drain_s, prefill)
+        return router.bind(applications, cards, gateway, control, drain_s, prefill)
 
 
 def _application(model: Application | LLMConfig) -> Application:

@@ -32,7 +32,6 @@ from penstock.serve.router.traffic_shift import TrafficShifts
 
 log = logging.getLogger(__name__)
 
-
 _OWN_PORT = "the gateway's own port: 'penstock serve', or GatewayConfig(port=8000)"
 _PROXY = (
     "Requests come through Ray Serve's proxy, which spends some 300 us on each piece of a stream. "
@@ -105,12 +104,12 @@ class LLMRouter:
         elif model_id in self._time_shared:
             await self._control.wake.remote(model_id, self.gateway.idle_s())
 
-    async def _operate(self, operation: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    async def _operate(self, operation: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Calls control. Raises: what control raises, such as BadRequest."""
         try:
             if operation == "status":
-                return await self._control.status.remote(**asked)
-            return await self._control.perform.remote(operation, **asked)
+                return await self._control.status.remote(**arguments)
+            return await self._control.perform.remote(operation, **arguments)
         except Error as error:
             raise getattr(error, "cause", error) from None  # Ray's error would show a traceback
 

@@ -91,12 +91,12 @@ class CustomEndpoints:
         self, method: Callable[..., Any], body: bytes, scope: Scope, receive: Receive, send: _Counted
     ) -> None:
         try:
-            asked: Any = HTTPRequest(scope, receive) if _wants_http(method) else _object(body)
+            argument: Any = HTTPRequest(scope, receive) if _wants_http(method) else _object(body)
             context = (context_of(scope, self._config),) if takes_two(method) else ()
-            await _send(await self._called(method, asked, *context), scope, receive, send)
+            await _send(await self._called(method, argument, *context), scope, receive, send)
         except Exception as error:
-            said = fault(f"The endpoint {scope['path']}", error, context_of(scope, self._config).request_id)
-            await send.fail(said)
+            request_id = context_of(scope, self._config).request_id
+            await send.fail(fault(f"The endpoint {scope['path']}", error, request_id))
 
     async def _called(self, method: Callable[..., Any], *arguments: Any) -> Any:
         """The method's result; a plain function runs in a thread."""

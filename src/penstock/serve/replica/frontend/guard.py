@@ -71,8 +71,8 @@ class Guard:
         fields = dict(scope["headers"])
         if not hmac.compare_digest(fields.get(link.SECRET, b""), self._secret):
             return await _refuse(send, 403, Unavailable("Only gateways may ask here."), [])
-        if (way_out := direct_writer.of(scope)) is not None:
-            way_out.accept()
+        if (writer := direct_writer.of(scope)) is not None:
+            writer.accept()
         gateway = fields.get(link.GATEWAY, b"")
         if scope["path"] == link.PATH:
             return await self.links.serve(gateway, receive, send)

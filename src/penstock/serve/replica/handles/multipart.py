@@ -1,6 +1,6 @@
-"""A multipart form, as files are uploaded: what a request with a file becomes on its way to the engine's app.
+"""A multipart form: what a call by handle with a file becomes on its way to the engine's app.
 
-Used by `serve.server` for calls by handle; forms that come by HTTP are passed on as they came.
+Used by `api`, for calls by handle; forms that come by HTTP are passed on as they are.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.errors import BadRequest
 
 FILE = "file"
 PATHS = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
-"""Asked by forms, not by JSON."""
+"""They take forms, not JSON."""
 
 
 def encode(fields: Mapping[str, Any]) -> tuple[str, bytes]:
