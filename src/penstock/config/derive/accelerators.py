@@ -22,33 +22,33 @@ TYPE_SHARE = 0.001
 
 _DEVICES = ("nvidia[0-9]*", "kfd")  # NVIDIA's devices, AMD's one
 _OTHER_DEVICES = ("dxg", "dri/renderD*", "accel*")
-"""Of which Ray may make a GPU; we do not look what they are."""
+"""Ray may take these for a GPU; what they are is not checked."""
 
 
 def accelerator_kind(config: LLMConfig, nodes: Nodes | None = None) -> AcceleratorKind:
-    """What `config` runs on. The first of these that says something decides:
+    """What `config` runs on. The first of these that is given decides:
 
     PENSTOCK_ACCELERATOR=cpu; accelerator_config.kind; the simulator (cpu); PENSTOCK_ACCELERATOR=gpu;
     accelerator_type (gpu); GPUs in ray_actor_options or placement_group_config; whether `nodes` have a GPU;
     without `nodes`, whether this machine has one.
     """
-    wished = Settings.read().accelerator
-    if wished == "cpu":
+    setting = Settings.read().accelerator
+    if setting == "cpu":
         return "cpu"
     if config.accelerator_config is not None and config.accelerator_config.kind is not None:
         return config.accelerator_config.kind
     if config.engine_name == "sim":
         return "cpu"
-    if wished == "gpu" or config.accelerator_type is not None:
+    if setting == "gpu" or config.accelerator_type is not None:
         return "gpu"
-    asked = _gpus_asked(config)
-    if asked is not None:
-        return "gpu" if asked else "cpu"
+    named = _names_gpus(config)
+    if named is not None:
+        return "gpu" if named else "cpu"
     return "gpu" if _gpu_present(nodes) else "cpu"
 
 
-def _gpus_asked(config: LLMConfig) -> bool | None:
-    """Whether the config names GPUs as a resource; None when it says nothing of resources."""
+def _names_gpus(config: LLMConfig) -> bool | None:
+    """Whether the config names GPUs as a resource; None when it names no resources."""
     actor: Mapping[str, Any] = config.deployment_config.get("ray_actor_options") or {}
     if actor.get("num_gpus"):
         return True

@@ -1,6 +1,6 @@
 """Options of Ray Serve for a model whose replicas come in gangs of `data_parallel_size`, one engine each.
 
-Serve counts replicas where the user counts gangs.
+Serve counts replicas; the user counts gangs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.config.schema.model import LLMConfig
 
 _AUTO = {"min_replicas": 1, "max_replicas": 100}
 _SCALED = {"min_replicas": 1, "max_replicas": 1}
-"""Serve's own, where the user gives none."""
+"""Serve's own limits, where the user gives none."""
 
 _SPREAD = "Serve places whole gangs. Set deployment_config.gang_scheduling_config.gang_placement_strategy."
 
@@ -29,8 +29,8 @@ def in_gangs(config: LLMConfig, options: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     if problems := list(_problems(config, size)):
         raise config_error(problems)
-    said: Mapping[str, Any] = options.get("gang_scheduling_config") or {}
-    found: dict[str, Any] = {"gang_scheduling_config": {**said, "gang_size": size}}
+    gang: Mapping[str, Any] = options.get("gang_scheduling_config") or {}
+    found: dict[str, Any] = {"gang_scheduling_config": {**gang, "gang_size": size}}
     scaling: Mapping[str, Any] | None = options.get("autoscaling_config")
     if scaling is None:
         return found | {"num_replicas": size * (options.get("num_replicas") or 1)}
@@ -42,10 +42,10 @@ def in_gangs(config: LLMConfig, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _problems(config: LLMConfig, size: int) -> Iterator[str]:
     given, location = config.deployment_config, config.location
-    said: Mapping[str, Any] = given.get("gang_scheduling_config") or {}
-    if said.get("gang_size", size) != size:
+    gang: Mapping[str, Any] = given.get("gang_scheduling_config") or {}
+    if gang.get("gang_size", size) != size:
         where = location / "deployment_config" / "gang_scheduling_config" / "gang_size"
-        yield where.says(f"is {said['gang_size']}, but data_parallel_size is {size}; make them the same.")
+        yield where.says(f"is {gang['gang_size']}, but data_parallel_size is {size}; make them the same.")
     if given.get("max_replicas_per_node") is not None:
         where = location / "deployment_config" / "max_replicas_per_node"
         yield where.says(f"does not go with data_parallel_size. {_SPREAD}")

@@ -70,9 +70,9 @@ def workers(config: LLMConfig) -> int:
 
 
 def spans_nodes(config: LLMConfig, nodes: Nodes | None = None) -> bool:
-    """Whether the engine's workers are Ray actors of their own, on any node.
+    """Whether the engine's workers are separate Ray actors, on any node.
 
-    So they are when the user says so (distributed_executor_backend "ray", or a SPREAD strategy over more
+    They are when the user says so (distributed_executor_backend "ray", or a SPREAD strategy over more
     than one bundle), or when no single one of `nodes` has the GPUs that all workers need. SGLang's never are.
     What an executor class of the user's own does is not known here: it is one of Ray's where the group is.
     """

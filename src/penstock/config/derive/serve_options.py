@@ -18,7 +18,7 @@ from penstock.config.schema.sections import Nodes
 
 DEFAULTS: Mapping[str, Any] = {
     # An engine batches hundreds of requests itself (vLLM: 256 to 1,024); Serve's 5 would leave it idle.
-    # What goes beyond waits better in front, where another replica may take it, than inside one engine.
+    # More wait better at the gateway, where another replica may take them, than inside one engine.
     "max_ongoing_requests": 1024,
     # Serve notices a killed replica at the next check: within 1 s, instead of the 6 to 8 s of its own 10 s.
     "health_check_period_s": 1.0,
@@ -68,15 +68,15 @@ def serve_options(
 
 
 def autoscaling(given: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Of a deployment_config, with our policy; None for a fixed number of replicas.
+    """The autoscaling_config of a deployment_config, with our policy; None for a fixed number of replicas.
 
-    Serve's own policy sees none of our requests, and would take replicas away.
+    Serve's own policy sees no request of the gateway, and would remove replicas.
     """
-    said = given.get("autoscaling_config")
-    if said is None and given.get("num_replicas") != "auto":
+    config = given.get("autoscaling_config")
+    if config is None and given.get("num_replicas") != "auto":
         return None
-    fields: Iterable[str] = said if isinstance(said, Mapping) else getattr(said, "model_fields_set", ())
-    values = {name: said[name] if isinstance(said, Mapping) else getattr(said, name) for name in fields}
+    fields: Iterable[str] = config if isinstance(config, Mapping) else getattr(config, "model_fields_set", ())
+    values = {name: config[name] if isinstance(config, Mapping) else getattr(config, name) for name in fields}
     return {**AUTOSCALING, **values}
 
 

@@ -1,7 +1,7 @@
 """From what users hand over (a path, a mapping, a list of either) to configs.
 
 Three forms of YAML: one model, the arguments of a builder (`llm_configs:`, or `llm_config:` for one), and
-Serve's `applications:`. All faults of all files are told in one error.
+Serve's `applications:`. One error has all faults of all files.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class _Reading:
 
 
 def _entries(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The entries that can be looked into; `ServeFile` tells of the others."""
+    """The entries that can be read; `ServeFile` reports the others."""
     entries: Any = data["applications"]
     if not isinstance(entries, list):
         return []

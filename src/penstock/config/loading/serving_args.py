@@ -31,7 +31,7 @@ class LLMServingArgs(RootConfig):
     llm_configs: list[LLMConfig] = Field(
         min_length=1, description="One entry per model: an LLMConfig, a mapping, or the path of a YAML file."
     )
-    gateway: GatewayConfig = Field(default_factory=lambda: GatewayConfig(), description="The front door.")
+    gateway: GatewayConfig = Field(default_factory=lambda: GatewayConfig(), description="The gateway.")
     ingress_deployment_config: Annotated[dict[str, Any], CheckedDict(DeploymentOptions)] = Field(
         default={}, description="Options of Ray Serve's deployment of the gateway."
     )
@@ -55,7 +55,7 @@ class LLMServingArgs(RootConfig):
     @field_validator("llm_configs", mode="before")
     @classmethod
     def _each_model(cls, entries: Any, info: ValidationInfo) -> Any:
-        """Reads every entry, so that the faults of all of them are told together."""
+        """Reads every entry, so that one error has the faults of all."""
         if not isinstance(entries, Sequence) or isinstance(entries, str):
             return entries
         location, seen = info.context or (Location(), {})
@@ -94,7 +94,7 @@ def _joined(values: Mapping[str, Any], location: Location) -> LLMConfig:
 
 
 def _model(entry: Any, location: Location, seen: dict[str, Location], faults: ErrorCollector) -> LLMConfig:
-    """One model. Its id may be a fault of its own, beside those inside."""
+    """One model. An id that is used twice is a fault beside those inside."""
     values = entry
     if isinstance(entry, str):
         values, location = _from_file(entry, location)

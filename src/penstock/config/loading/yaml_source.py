@@ -17,7 +17,7 @@ from penstock.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class YamlFile:
-    """What a file says, and where: `place` is the file's own, with the lines of its keys."""
+    """What a file says. location: the file's own, with the lines of its keys."""
 
     data: Any
     location: Location
@@ -43,15 +43,15 @@ def find(name: str, folder: File | None = None) -> File:
 
     Raises: ConfigError naming the nearest existing file.
     """
-    places = [File(name)] if folder is None else [folder / name, File(name)]
-    for file in places:
+    candidates = [File(name)] if folder is None else [folder / name, File(name)]
+    for file in candidates:
         if file.is_file():
             return file
-    for file in places:
+    for file in candidates:
         if file.is_dir():
             raise ConfigError(f"{file}: is a folder; name a YAML file in it.")
-    looked = " and ".join(dict.fromkeys(str(file.absolute().parent) for file in places))
-    guess = next((found for file in places if (found := _neighbour(file))), None)
+    looked = " and ".join(dict.fromkeys(str(file.absolute().parent) for file in candidates))
+    guess = next((found for file in candidates if (found := _neighbour(file))), None)
     raise ConfigError(f"{name}: no such file in {looked}." + (f" Did you mean '{guess}'?" if guess else ""))
 
 

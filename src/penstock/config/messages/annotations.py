@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic_core import core_schema
 
 BRANCH = "~"
-"""Tags of union branches start with it, so that they can be told from keys of the file."""
+"""Tags of union branches start with it, which no key of a file does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class CheckedDict:
 
 
 def _check(value: Any, check: Callable[[Any], Any]) -> Any:
-    """An object of Ray's own (`AutoscalingConfig(...)`) is as good as the dict of its fields."""
+    """Also takes an object of Ray's (`AutoscalingConfig(...)`), as the dict of its fields."""
     if isinstance(value, BaseModel):
         check(value.model_dump(exclude_unset=True))
         return value

@@ -10,7 +10,7 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where in which file something was written. Places never make configs differ: all are equal."""
+    """Where in which file something was written. All are equal: they never make configs differ."""
 
     file: str = field(default="", compare=False)
     path: Path = field(default=(), compare=False)
@@ -33,7 +33,7 @@ class Location:
         return None
 
     def says(self, text: str) -> str:
-        """`text` with this place in front."""
+        """`text` after this location."""
         return f"{self}: {text}" if str(self) else text
 
 

@@ -1,4 +1,4 @@
-"""What users should know of their config although it is no fault: said once in a process."""
+"""What users should know of their config although it is no fault: logged once in a process."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 def unknown(what: str, name: str, known: Iterable[str], where: str | None = None) -> str:
     """`unknown key 'modl_id'; did you mean 'model_id'? Known: ...`.
 
-    where: said instead of the known names, where they are too many to list.
+    where: shown instead of the known names, if they are too many to list.
     """
     names = sorted(known)
     guess = nearest(name, names)
@@ -91,7 +91,7 @@ def problems(error: ValidationError, model: type[BaseModel], location: Location)
     for detail in error.errors(include_url=False):
         cause = detail.get("ctx", {}).get("error")
         if isinstance(cause, ConfigError):
-            found += cause.problems or [str(cause)]  # they carry their own place
+            found += cause.problems or [str(cause)]  # they carry their own location
             continue
         path, known = _locate(model, detail["loc"])
         where = Location(location.file, location.path + path, location.lines)

@@ -1,4 +1,4 @@
-"""`GatewayConfig` and `LLMServingArgs`: the front door, and all that `build_openai_app` takes."""
+"""`GatewayConfig`: what users say about the gateway."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _secret(value: object) -> object:
 
 
 class GatewayConfig(RootConfig):
-    """The OpenAI-compatible front door of all models."""
+    """The OpenAI-compatible gateway to all models."""
 
     host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on.")
     port: int | None = Field(

@@ -1,6 +1,6 @@
 """The user's own code around a model: how it is named, and its options.
 
-The code itself is found and called in `hook`.
+The code itself is imported and called in `penstock.hooks`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def checked_hook(value: Any) -> Any:
 
 def own_deployment(options: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Serve's options of a preprocessor that is a deployment by itself; None when it runs in the replica."""
-    given = {name: value for name, value in (options or {}).items() if name not in ("arguments",)}
+    given = {name: value for name, value in (options or {}).items() if name != "arguments"}
     if not given:
         return None
     return {name: value for name, value in given.items() if name != "timeout_s"}
