@@ -1,4 +1,4 @@
-"""Streams whose pieces come on the trunk: complete, in order, each at its client's own pace."""
+"""Multiplexed streams: complete, in order, each at its client's own pace."""
 
 import asyncio
 
@@ -34,7 +34,7 @@ class Steps:
 
 @pytest.fixture
 def carried(monkeypatch) -> list[bytes]:
-    """What came on trunks, in the pieces in which it was read."""
+    """What came over multiplexed connections, in the pieces in which it was read."""
     pieces: list[bytes] = []
     follow = StreamReceiver.follow
 
@@ -61,8 +61,8 @@ async def numbers(http: httpx.AsyncClient) -> list[str]:
     return [line.split()[1] for line in answer.text.splitlines() if line.startswith("data: ")]
 
 
-async def until_trunk(served: Served) -> None:
-    """The link tells that a replica is ready, the trunk follows it."""
+async def until_multiplexed(served: Served) -> None:
+    """The link reports that a replica is ready; the multiplexed connection follows it."""
     pools = served._gateway._links._pools.values()
     await until(lambda: pools and all(pool.multiplexer._carrier is not None for pool in pools))
 
@@ -70,7 +70,7 @@ async def until_trunk(served: Served) -> None:
 async def test_streams_arrive_whole_and_in_order_many_in_a_piece(served: Served, carried: list[bytes]):
     await served.gateway("m")
     await served.app(Steps(200))
-    await until_trunk(served)
+    await until_multiplexed(served)
     async with served.http() as http:
         answers = await asyncio.gather(*(numbers(http) for _ in range(20)))
     assert all(answer == [*map(str, range(200)), "[DONE]"] for answer in answers)
@@ -81,7 +81,7 @@ async def test_streams_arrive_whole_and_in_order_many_in_a_piece(served: Served,
 async def test_json_answers_stay_on_their_own_connections(served: Served, carried: list[bytes]):
     await served.gateway("m")
     await served.replica()
-    await until_trunk(served)
+    await until_multiplexed(served)
     async with served.http() as http:
         assert (await http.post(CHAT, json=chat())).json()["choices"]
     assert not carried
@@ -91,7 +91,7 @@ async def test_clients_neither_send_nor_see_a_streams_number(served: Served):
     await served.gateway("m")
     app = Steps(1)
     await served.app(app)
-    await until_trunk(served)
+    await until_multiplexed(served)
     async with served.http() as http:
         answer = await http.post(CHAT, json=chat(stream=True), headers={STREAM.decode(): "77"})
     assert app.asked == [None]
@@ -106,7 +106,7 @@ async def test_a_client_that_does_not_read_stops_its_own_stream_alone(served: Se
         await (slow if (b"x-slow", b"1") in scope["headers"] else quick)(scope, receive, send)
 
     await served.app(app)
-    await until_trunk(served)
+    await until_multiplexed(served)
     async with served.http() as http:
         request = http.build_request("POST", CHAT, json=chat(stream=True), headers={"x-slow": "1"})
         answer = await http.send(request, stream=True)
@@ -124,7 +124,7 @@ async def test_a_client_that_does_not_read_stops_its_own_stream_alone(served: Se
 async def test_a_client_that_leaves_frees_its_stream(served: Served):
     await served.gateway("m")
     await served.replica(step_base_ms=5)
-    await until_trunk(served)
+    await until_multiplexed(served)
     pool = next(iter(served._gateway._links._pools.values()))
     async with served.http() as http:
         async with http.stream(
@@ -136,10 +136,12 @@ async def test_a_client_that_leaves_frees_its_stream(served: Served):
         await until(lambda: not served.table.ready("m")[0].in_flight)
 
 
-async def test_a_trunk_that_breaks_ends_its_streams_with_an_error_and_comes_back(served: Served):
+async def test_a_multiplexed_connection_that_breaks_ends_its_streams_with_an_error_and_comes_back(
+    served: Served,
+):
     await served.gateway("m")
     await served.replica(step_base_ms=5)
-    await until_trunk(served)
+    await until_multiplexed(served)
     pool = next(iter(served._gateway._links._pools.values()))
     async with served.http() as http:
         long = chat(stream=True, max_tokens=5000, ignore_eos=True)
@@ -150,11 +152,11 @@ async def test_a_trunk_that_breaks_ends_its_streams_with_an_error_and_comes_back
             told += [line async for line in lines]
         assert any('"error"' in line for line in told)
         assert not any("[DONE]" in line for line in told)
-        await until_trunk(served)
+        await until_multiplexed(served)
         assert (await http.post(CHAT, json=chat(stream=True))).text.endswith("data: [DONE]\n\n")
 
 
-async def test_a_trunk_that_broke_before_the_answer_began_costs_the_stream_nothing(served: Served):
+async def test_a_connection_that_broke_before_the_answer_began_costs_the_stream_nothing(served: Served):
     gate, entered = asyncio.Event(), asyncio.Event()
     steps = Steps(20)
 
@@ -165,7 +167,7 @@ async def test_a_trunk_that_broke_before_the_answer_began_costs_the_stream_nothi
 
     await served.gateway("m")
     listener = await served.app(app)
-    await until_trunk(served)
+    await until_multiplexed(served)
     async with served.http() as http:
         asked = asyncio.create_task(numbers(http))
         await entered.wait()
@@ -176,7 +178,7 @@ async def test_a_trunk_that_broke_before_the_answer_began_costs_the_stream_nothi
         assert len(steps.asked) == 1
 
 
-async def test_without_a_trunk_streams_come_on_their_own_connections(served: Served, monkeypatch, carried):
+async def test_unmultiplexed_streams_come_on_their_own_connections(served: Served, monkeypatch, carried):
     async def refuse(self, receive, send):
         await send({"type": "http.response.start", "status": 404, "headers": []})
         await send({"type": "http.response.body", "body": b""})
@@ -189,10 +191,10 @@ async def test_without_a_trunk_streams_come_on_their_own_connections(served: Ser
     assert not carried
 
 
-async def test_a_replica_that_leaves_finishes_its_streams_and_then_its_trunk_ends(served: Served):
+async def test_a_replica_that_leaves_finishes_its_streams_and_then_its_connection_ends(served: Served):
     await served.gateway("m")
     replica = await served.replica(step_base_ms=5)
-    await until_trunk(served)
+    await until_multiplexed(served)
     pool = next(iter(served._gateway._links._pools.values()))
     async with served.http() as http:
         long = chat(stream=True, max_tokens=100, ignore_eos=True)

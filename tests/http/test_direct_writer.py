@@ -1,4 +1,4 @@
-"""The way out of our own port: the same bytes as by ASGI alone, none lost to a slow client, none held."""
+"""The direct writer: the same bytes as through ASGI alone, none lost to a slow client, none held."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from penstock.transport.connection import ReplicaConnection
 SSE = [(b"content-type", b"text/event-stream")]
 
 
-def without_outlet(app):
+def without_writer(app):
     async def inner(scope, receive, send):
         assert scope["extensions"].pop(EXTENSION)
         await app(scope, receive, send)
@@ -64,7 +64,7 @@ def fields(answer: bytes) -> list[bytes]:
     ],
     ids=["whole", "torn", "large", "unfinished", "empty"],
 )
-async def test_a_stream_is_the_same_with_and_without_the_outlet(served: Served, pieces: list[bytes]):
+async def test_a_stream_is_the_same_with_and_without_the_direct_writer(served: Served, pieces: list[bytes]):
     async def app(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": SSE})
         for piece in pieces:
@@ -74,16 +74,16 @@ async def test_a_stream_is_the_same_with_and_without_the_outlet(served: Served, 
 
     gateway = await served.gateway("m")
     await served.app(app)
-    plain = await serve_on(without_outlet(gateway), "127.0.0.1", 0)
+    plain = await serve_on(without_writer(gateway), "127.0.0.1", 0)
     ask = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-    by_outlet, by_asgi = await raw(served.port.number, ask), await raw(plain.number, ask)
+    direct, through_asgi = await raw(served.port.number, ask), await raw(plain.number, ask)
     await plain.close(grace_s=0.1)
-    assert body(by_outlet) == body(by_asgi) == b"".join(pieces)
-    assert fields(by_outlet) == fields(by_asgi)
+    assert body(direct) == body(through_asgi) == b"".join(pieces)
+    assert fields(direct) == fields(through_asgi)
 
 
-@pytest.mark.parametrize("outlet", [True, False])
-async def test_a_client_that_stops_reading_and_goes_on_loses_nothing(served: Served, outlet: bool):
+@pytest.mark.parametrize("direct", [True, False])
+async def test_a_client_that_stops_reading_and_goes_on_loses_nothing(served: Served, direct: bool):
     sent, blocked = hashlib.sha256(), asyncio.Event()
 
     async def app(scope, receive, send):
@@ -102,7 +102,7 @@ async def test_a_client_that_stops_reading_and_goes_on_loses_nothing(served: Ser
 
     gateway = await served.gateway("m")
     await served.app(app)
-    port = await serve_on(gateway if outlet else without_outlet(gateway), "127.0.0.1", 0)
+    port = await serve_on(gateway if direct else without_writer(gateway), "127.0.0.1", 0)
     got = hashlib.sha256()
     async with (
         served.http() as http,
@@ -168,11 +168,11 @@ class Closing:
 
 
 async def test_nothing_is_written_to_a_client_whose_connection_closes():
-    outlet = DirectWriter(SimpleNamespace(transport=Closing()), asyncio.get_running_loop(), SimpleNamespace())
-    outlet.write(b"HTTP/1.1 200 OK\r\n\r\n")
-    outlet._head = b"HTTP/1.1 200 OK\r\n\r\n"  # it came before the end
-    outlet.write(b"hello")
-    outlet._flush()
+    writer = DirectWriter(SimpleNamespace(transport=Closing()), asyncio.get_running_loop(), SimpleNamespace())
+    writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+    writer._head = b"HTTP/1.1 200 OK\r\n\r\n"  # it came before the end
+    writer.write(b"hello")
+    writer._flush()
 
 
 async def test_nothing_is_written_to_a_replica_whose_connection_closes():
