@@ -83,4 +83,4 @@ def _row(path: str, says: str) -> str:
 def _key(route: Route) -> str:
     if route.public:
         return "none"
-    return "admin key" if route.by is Handler.ADMIN else "API key"
+    return "admin key" if route.handler is Handler.ADMIN else "API key"

@@ -15,7 +15,7 @@ from penstock.serve.gateway.telemetry import json_logs
 from penstock.serve.http.port_sharing import PortGroup
 from penstock.serve.http.serve_proxy import Proxied
 from penstock.serve.http.server import Port, serve_on
-from penstock.serve.http.sockets import bind, check_free
+from penstock.serve.http.sockets import bind
 
 
 def mounted(app, prefix: str):
@@ -91,14 +91,14 @@ async def test_gateways_of_one_group_share_a_port():
     first = await serve_on(app, "127.0.0.1", 0, group=PortGroup("a"))
     second = await serve_on(app, "127.0.0.1", first.number, group=PortGroup("a"))
     with pytest.raises(ConfigError, match="Address already in use"):
-        check_free("127.0.0.1", first.number)
+        bind("127.0.0.1", first.number).close()
     await first.close()
     async with httpx.AsyncClient(verify=False) as http:
         assert (await http.get(f"http://127.0.0.1:{second.number}/")).status_code == 204
     third = await serve_on(app, "127.0.0.1", first.number, group=PortGroup("a"))
     await second.close()
     await third.close()
-    check_free("127.0.0.1", first.number)
+    bind("127.0.0.1", first.number).close()
 
 
 async def test_gateways_that_start_together_share_a_port(free_port: int):
@@ -182,7 +182,7 @@ async def test_a_closed_port_says_so():
     await port.close()
     with pytest.raises(Unavailable):
         port.check()
-    check_free("127.0.0.1", port.number)
+    bind("127.0.0.1", port.number).close()
 
 
 async def test_ipv6_works_where_the_machine_has_it():

@@ -238,7 +238,7 @@ def test_what_is_not_in_the_table_is_not_found(path: str):
 
 def test_a_model_id_may_hold_slashes():
     route = routes.find("/v1/models/org/name:v1")
-    assert (route.by, route.argument) == (Handler.MODELS, "org/name:v1")
+    assert (route.handler, route.argument) == (Handler.MODELS, "org/name:v1")
 
 
 def test_methods_are_checked_and_head_is_a_get():

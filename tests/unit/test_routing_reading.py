@@ -14,7 +14,7 @@ from penstock.serve.gateway import body
 from penstock.serve.gateway.catalogue import Catalogue, ServedModel
 from penstock.serve.gateway.routing_features import FeatureReader
 from penstock.serve.routing import RoutingRequest, policy
-from penstock.serve.routing.prefix_hashes import ENDS, LOOKED_AT, blocks, home
+from penstock.serve.routing.prefix_hashes import ENDS, HASHED_BYTES, blocks, home
 from penstock.transport.address import Address
 from penstock.transport.link import Hello
 
@@ -196,12 +196,12 @@ def test_with_one_replica_and_none_to_come_nothing_is_read():
 def test_the_beginning_decides_however_long_a_prompt_is():
     huge = b"x" * (10 * 2**20)
     assert len(blocks(huge)) == len(ENDS) == 56
-    assert blocks(huge) == blocks(huge[:LOOKED_AT])
+    assert blocks(huge) == blocks(huge[:HASHED_BYTES])
 
 
 def test_blocks_tell_at_least_eight_ninths_of_a_shared_prefix():
     text = LONG.encode() * 40
-    for size in range(300, LOOKED_AT, 997):
+    for size in range(300, HASHED_BYTES, 997):
         known = max((end for end in ENDS if end <= size), default=0)
         assert known >= min(8 / 9 * size, size - 255)
         assert len(blocks(text[:size])) == ENDS.index(known) + 1

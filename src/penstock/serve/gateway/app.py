@@ -158,7 +158,7 @@ class Gateway:
     async def _answer(self, request: ClientRequest, reply: ClientResponse) -> None:
         route = self._auth.route(request)
         request.route = route
-        if route.by is not Handler.ENGINE:
+        if route.handler is not Handler.ENGINE:
             request.metrics = None  # probes and listings are not requests to a model
         if request.method == "OPTIONS":
             await reply.whole(204, [(b"allow", route.allow.encode())], b"")
@@ -166,7 +166,7 @@ class Gateway:
             if request.writer is not None and not route.public:
                 request.writer.accept(body_in_time=True)
             routes.check_method(route, request.method)
-            await self._handlers[route.by](request, route, reply)
+            await self._handlers[route.handler](request, route, reply)
 
     async def _ask_engine(self, request: ClientRequest, route: Route, reply: ClientResponse) -> None:
         fields, passing = request.fields, request.headers

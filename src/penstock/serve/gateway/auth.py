@@ -1,4 +1,4 @@
-"""Which clients may ask what: the key of the service, the key of its administration, and public paths."""
+"""Which paths a client may reach: with the API key, with the admin key, or without any."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.serve.gateway.routes import Handler, Route
 
 
 class Auth:
-    """Finds the route of a request, if its client may know of it."""
+    """Finds the route of a request that its client may reach."""
 
     def __init__(self, config: GatewayConfig, paths: Mapping[str, Route], *, administered: bool) -> None:
         """paths: endpoints of users' server classes. administered: whether `/admin` can do anything."""
@@ -32,7 +32,7 @@ class Auth:
         except NotFound:
             _check(request, self._key)
             raise
-        if route.by is Handler.ADMIN:
+        if route.handler is Handler.ADMIN:
             if self._admin_key is None or not self._administered:
                 _check(request, self._key)
                 raise routes.unknown(request.path)

@@ -36,7 +36,7 @@ class Route:
 
     path: str
     methods: tuple[str, ...]
-    by: Handler
+    handler: Handler
     public: bool = False
     argument: str | None = None
     own: bool = False
@@ -66,7 +66,7 @@ _MODEL = "/v1/models/"
 _ADMIN = "/admin/"
 
 
-RESERVED = frozenset(route.path for route in _FIXED if route.by is not Handler.ENGINE)
+RESERVED = frozenset(route.path for route in _FIXED if route.handler is not Handler.ENGINE)
 """Paths that the gateway always answers itself."""
 
 

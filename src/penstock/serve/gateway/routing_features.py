@@ -10,7 +10,7 @@ from penstock.serve.fleet.table import Table
 from penstock.serve.gateway.body import Fields
 from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.routing.policy import Policy, RoutingRequest
-from penstock.serve.routing.prefix_hashes import BYTES_PER_TOKEN, LOOKED_AT, blocks, home
+from penstock.serve.routing.prefix_hashes import BYTES_PER_TOKEN, HASHED_BYTES, blocks, home
 
 _MOST_KEY = 512  # bytes of a session's name
 _EMPTY = (b"", b"null", b'""', b"[]")
@@ -54,7 +54,7 @@ def prompt_of(fields: Fields) -> bytes:
     its data. Of completions, the text or the token ids.
     """
     pieces: list[memoryview] = []
-    left = LOOKED_AT
+    left = HASHED_BYTES
     for raw in (
         fields.tools,
         fields.system,

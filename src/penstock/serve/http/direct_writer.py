@@ -59,9 +59,9 @@ class DirectWriter:
     # -- for the app
 
     def accept(self, *, body_in_time: bool = False) -> None:
-        """The request is one that may be asked: its connection no longer counts as one that waits.
+        """The app accepts the request: its connection no longer counts as one that waits.
 
-        body_in_time: a body that comes slower than `limits` allow ends it.
+        body_in_time: a body that arrives more slowly than `limits` allow ends the connection.
         """
         self._connection.accept(body_in_time)
 
@@ -101,7 +101,7 @@ class DirectWriter:
     # -- for the port
 
     def lost(self) -> None:
-        """The connection has ended. Uvicorn tells only the request that came last."""
+        """The connection has ended. uvicorn notifies only the latest request."""
         if not self.over:
             self._cycle.disconnected = True
             self._cycle.message_event.set()

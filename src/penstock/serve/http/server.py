@@ -55,8 +55,7 @@ class Port:
         """Listens on the bound `sock` and owns it from now on, with the claim of one that shares it.
 
         connections: bounds those of clients; the app accepts requests through their `DirectWriter`. Without
-        it clients are trusted. interface="asgi3" is said because uvicorn takes a bound method for an ASGI 2
-        app.
+        it clients are trusted.
         """
         config = Config(
             cast(Any, app),
@@ -64,7 +63,7 @@ class Port:
             http=BoundedProtocol,
             ws="none",
             lifespan="off",
-            interface="asgi3",
+            interface="asgi3",  # a bound method would be taken for an ASGI 2 app
             log_config=None,
             access_log=False,
             server_header=False,
@@ -93,8 +92,8 @@ class Port:
     async def close(self, grace_s: float = 20.0, linger_s: float = 0.0) -> None:
         """Stops accepting, lets open requests finish within `grace_s`, cuts the rest.
 
-        linger_s: connections without a request are kept for so long after the last answer. A client that just
-        sends its next one is answered, and told with it to ask elsewhere.
+        linger_s: connections without a request stay open for so long after the last answer. A client that
+        sends its next request just then is answered, with `Connection: close`.
         """
         deadline = time.monotonic() + grace_s
         for server in self._server.servers:

@@ -30,11 +30,6 @@ def raise_file_limit() -> None:
         )
 
 
-def check_free(host: str, port: int) -> None:
-    """Raises: ConfigError when something listens on the port, whatever its socket options."""
-    bind(host, port).close()
-
-
 def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
     """A TCP socket bound to `host` and `port`, not listening yet.
 

@@ -11,13 +11,13 @@ import zlib
 
 BYTES_PER_TOKEN = 4  # of English text; for shares and estimates only
 _FIRST = 256
-LOOKED_AT = 128 * 2**10
-"""Bytes that are hashed: prompts that share so much go to the same replica anyway."""
+HASHED_BYTES = 128 * 2**10
+"""Of a prompt, from its start: prompts that share so much go to the same replica anyway."""
 
 
 def _ends() -> tuple[int, ...]:
     ends = [_FIRST]
-    while ends[-1] < LOOKED_AT:
+    while ends[-1] < HASHED_BYTES:
         doubling = 1 << (ends[-1].bit_length() - 1)
         ends.append(ends[-1] + max(_FIRST, doubling // 8))
     return tuple(ends)
@@ -56,8 +56,8 @@ def home(prompt: bytes, seed: str = "") -> int:
     """
     if len(prompt) < _FIRST:
         return 0
-    answer = prompt.find(_ANSWER, 0, LOOKED_AT)
-    first_turn = answer if answer >= 0 else min(len(prompt), LOOKED_AT)
+    answer = prompt.find(_ANSWER, 0, HASHED_BYTES)
+    first_turn = answer if answer >= 0 else min(len(prompt), HASHED_BYTES)
     half = 1 << max(0, (first_turn // 2).bit_length() - 1)
     return spread(zlib.crc32(prompt[: max(half, _FIRST)], zlib.crc32(seed.encode())))
 

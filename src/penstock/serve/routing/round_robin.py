@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.serve.fleet.candidates import Candidates
 from penstock.serve.routing.policy import Pick, RoutingRequest
 
-_LOOKED_AT = 64  # members without room in a row, before any with room will do
+_LOOKED_AT = 64  # members in a row without room; then any with room is taken
 
 
 class RoundRobin:

@@ -161,7 +161,7 @@ def _resource() -> Resource:
 
 
 def durations(server_timing: bytes) -> Iterator[tuple[str, float]]:
-    """Parts and their seconds, of a header that `guard` wrote."""
+    """Parts and their seconds, of a replica's `Server-Timing`."""
     for metric in server_timing.decode("latin-1").split(", "):
         part, found, milliseconds = metric.partition(";dur=")
         if found:
