@@ -57,9 +57,9 @@ async def measured(url: str, **words: Any) -> Result:
     plan = LoadPlan(settings.target, found.work, settings.timeout_s, settings.think_s)
     for level in settings.levels:
         seen = Measured(level, time.monotonic())
-        drive = LevelRun(plan, RequestWriter(found.work), client, level, seen.start)
-        await drive.run()
-        seen.outcomes = drive.outcomes
+        level_run = LevelRun(plan, RequestWriter(found.work), client, level, seen.start)
+        await level_run.run()
+        seen.outcomes = level_run.outcomes
         result.levels.append((figures_of(seen, settings.slo), seen))
     client.close()
     return result

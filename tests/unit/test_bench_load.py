@@ -69,14 +69,14 @@ def test_unreadable_length_names_its_option_and_the_forms(text: str) -> None:
 
 
 def test_texts_of_different_requests_share_no_beginning() -> None:
-    tape = TextSource("salt")
-    beginnings = {tape.cut(100, str(i))[:48] for i in range(500)}
+    text = TextSource("salt")
+    beginnings = {text.cut(100, str(i))[:48] for i in range(500)}
     assert len(beginnings) == 500
 
 
 def test_text_has_as_many_words_as_asked_however_many() -> None:
-    tape = TextSource("salt")
-    assert [len(tape.cut(words, "x").split()) for words in (1, 12, 13, 700, 300_000)] == [
+    text = TextSource("salt")
+    assert [len(text.cut(words, "x").split()) for words in (1, 12, 13, 700, 300_000)] == [
         1,
         12,
         13,
@@ -86,9 +86,9 @@ def test_text_has_as_many_words_as_asked_however_many() -> None:
 
 
 def test_ruler_finds_tokens_of_a_word_and_of_the_template() -> None:
-    ruler = TokenScale.of((32, 32 * 2 + 9), (160, 160 * 2 + 9))
-    assert (ruler.tokens_per_word, ruler.overhead, ruler.exact) == (2.0, 9.0, True)
-    assert ruler.words(100) == 50
+    scale = TokenScale.of((32, 32 * 2 + 9), (160, 160 * 2 + 9))
+    assert (scale.tokens_per_word, scale.overhead, scale.exact) == (2.0, 9.0, True)
+    assert scale.words(100) == 50
 
 
 def test_every_run_has_new_texts_of_the_same_lengths() -> None:

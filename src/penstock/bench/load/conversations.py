@@ -69,18 +69,18 @@ class Workload:
     shared_prefix: int = 0
     prefixes: int = 1
     seed: int = 0
-    ruler: TokenScale = field(default_factory=TokenScale)
+    scale: TokenScale = field(default_factory=TokenScale)
     bodies: tuple[bytes, ...] = ()
     trace: tuple[Arrival, ...] = ()
 
 
 class RequestWriter:
-    """Writes the conversations of a work. Making one takes 50 ms: its tape is written anew."""
+    """Writes the conversations of a work. Making one takes 50 ms: its text is made anew."""
 
     def __init__(self, work: Workload) -> None:
         self._work = work
         self._form = work.form
-        self._tape = TextSource(work.salt)
+        self._text = TextSource(work.salt)
 
     def conversation(self, index: int, level: int = 0) -> Conversation:
         """Number `index` of a level: lengths are the same in every level, texts are not."""
@@ -99,22 +99,22 @@ class RequestWriter:
         yield self._form.request(body, output.draw(Random(f"{index} {self._work.seed}")) if output else 0)
 
     def _traced(self, arrival: Arrival, name: str) -> Conversation:
-        ruler = self._work.ruler
+        scale = self._work.scale
         if arrival.blocks:
-            words = ruler.words(HASH_BLOCK_TOKENS)
-            text = "".join(self._tape.cut(words, f"block {block}") for block in arrival.blocks)
-            text = text[: 4 * ruler.words(arrival.input_tokens - ruler.overhead)]
+            words = scale.words(HASH_BLOCK_TOKENS)
+            text = "".join(self._text.cut(words, f"block {block}") for block in arrival.blocks)
+            text = text[: 4 * scale.words(arrival.input_tokens - scale.overhead)]
         else:
-            text = self._tape.cut(ruler.words(arrival.input_tokens - ruler.overhead), name)
+            text = self._text.cut(scale.words(arrival.input_tokens - scale.overhead), name)
         asked = {"messages": [_user(text)]} if self._form.chat else {"prompt": text}
         yield self._form.request(asked, arrival.output_tokens)
 
     def _written(self, random: Random, prefix: str, name: str) -> Conversation:
         messages, prompt = [{"role": "system", "content": prefix}] if prefix else [], prefix
-        overhead = 0.0 if prefix else self._work.ruler.overhead
+        overhead = 0.0 if prefix else self._work.scale.overhead
         for turn in range(self._work.turns):
             tokens = self._work.input.draw(random)
-            text = self._tape.cut(self._work.ruler.words(tokens - overhead), f"{name}/{turn}")
+            text = self._text.cut(self._work.scale.words(tokens - overhead), f"{name}/{turn}")
             messages, prompt = [*messages, _user(text)], prompt + text
             asked = {"messages": messages} if self._form.chat else {"prompt": prompt}
             answer = yield self._form.request(
@@ -125,11 +125,11 @@ class RequestWriter:
 
     def _prefix(self, random: Random, level: int) -> str:
         """One of those that conversations of a level share, or nothing; it bears the template's overhead."""
-        ruler, tokens = self._work.ruler, self._work.shared_prefix
+        scale, tokens = self._work.scale, self._work.shared_prefix
         if not tokens:
             return ""
         which = random.randrange(self._work.prefixes)
-        return self._tape.cut(ruler.words(tokens - ruler.overhead), f"prefix {level}/{which}")
+        return self._text.cut(scale.words(tokens - scale.overhead), f"prefix {level}/{which}")
 
 
 def _user(text: str) -> dict[str, str]:

@@ -49,7 +49,7 @@ class TextSource:
     """Much text, of which pieces are cut. Texts that begin anew share no prefix, so no cache helps them."""
 
     def __init__(self, salt: str) -> None:
-        self._tape = "".join(f" {word}" for word in Random(f"tape {salt}").choices(WORDS, k=_TAPE_WORDS))
+        self._text = "".join(f" {word}" for word in Random(f"tape {salt}").choices(WORDS, k=_TAPE_WORDS))
         self._salt = salt
 
     def cut(self, words: int, name: str) -> str:
@@ -60,7 +60,7 @@ class TextSource:
         if rest <= 0:
             return new
         start = random.randrange(_TAPE_WORDS) * _WIDTH
-        tape = self._tape
-        while len(tape) < start + rest * _WIDTH:
-            tape += tape
-        return new + tape[start : start + rest * _WIDTH]
+        text = self._text
+        while len(text) < start + rest * _WIDTH:
+            text += text
+        return new + text[start : start + rest * _WIDTH]

@@ -93,31 +93,31 @@ class Worker:
     def __init__(self, plan: LoadPlan, pipe: Pipe) -> None:
         self._plan, self._pipe = plan, pipe
         self._writer, self._client = RequestWriter(plan.work), Client(plan.target)
-        self._drive: LevelRun | None = None
+        self._level_run: LevelRun | None = None
         self._stopped = False
 
     async def run(self, run: Run) -> None:
         """One level; reports go to the parent meanwhile, and the last of them when all answers have ended."""
-        drive = self._drive = LevelRun(self._plan, self._writer, self._client, run.level, run.start)
-        pulse = LagProbe(run.start + run.level.warmup_s)
-        reporter = asyncio.create_task(self._report_often(drive))
+        level_run = self._level_run = LevelRun(self._plan, self._writer, self._client, run.level, run.start)
+        lag_probe = LagProbe(run.start + run.level.warmup_s)
+        reporter = asyncio.create_task(self._report_often(level_run))
         if not self._stopped:
-            await drive.run()
+            await level_run.run()
         reporter.cancel()
-        self._drive = None
-        self._report(drive, pulse.end())
+        self._level_run = None
+        self._report(level_run, lag_probe.end())
 
     def stop(self) -> None:
         """Ends the level that runs; none will run after it."""
         self._stopped = True
-        if self._drive is not None:
-            self._drive.stop()
+        if self._level_run is not None:
+            self._level_run.stop()
 
-    async def _report_often(self, drive: LevelRun) -> None:
+    async def _report_often(self, level_run: LevelRun) -> None:
         while True:
             await asyncio.sleep(_REPORT_S)
-            self._report(drive)
+            self._report(level_run)
 
-    def _report(self, drive: LevelRun, strain: WorkerStrain | None = None) -> None:
-        outcomes, drive.outcomes = drive.outcomes, []
-        self._pipe.send(Report(pack(outcomes), drive.open, strain))
+    def _report(self, level_run: LevelRun, strain: WorkerStrain | None = None) -> None:
+        outcomes, level_run.outcomes = level_run.outcomes, []
+        self._pipe.send(Report(pack(outcomes), level_run.open, strain))

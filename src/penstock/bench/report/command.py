@@ -28,12 +28,12 @@ class Files:
     records: Path | None = None
 
 
-def measure(words: BenchOptions, files: Files, *, fail_on_errors: bool = False) -> int:
+def measure(options: BenchOptions, files: Files, *, fail_on_errors: bool = False) -> int:
     """Exit code: 1 when no request succeeded, or one failed and that is to count; 130 when it was stopped.
 
     Raises: Error when nothing could be measured at all.
     """
-    settings = BenchSettings.of(words)
+    settings = BenchSettings.of(options)
     writers: list[tuple[Path | None, Callable[[Result, Path], object]]] = [
         (files.json, lambda result, path: path.write_text(json.dumps(to_json(result), indent=1) + "\n")),
         (files.html, lambda result, path: path.write_text(to_html(result))),

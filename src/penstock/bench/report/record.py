@@ -21,9 +21,9 @@ _LATENCIES = ("ttft", "ttft_later_turns", "itl", "tpot", "e2e")
 
 def to_json(result: Result) -> dict[str, Any]:
     """Readable without this package. Latencies in milliseconds. Without the API key."""
-    words = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(result.settings.words).items()}
-    words = {**words, "url": result.settings.target.url}  # an address may hold a password
-    del words["api_key"]
+    options = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(result.settings.options).items()}
+    options = {**options, "url": result.settings.target.url}  # an address may hold a password
+    del options["api_key"]
     return {
         "format": FORMAT,
         "penstock": __version__,
@@ -33,7 +33,7 @@ def to_json(result: Result) -> dict[str, Any]:
         "target": result.settings.target.url,
         "endpoint": result.work.form.path,
         "model": result.work.form.model,
-        "options": words,
+        "options": options,
         "notes": list(result.notes),
         "levels": [_level(figures) for figures in result.figures],
     }

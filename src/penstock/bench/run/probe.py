@@ -104,8 +104,8 @@ async def _tried(client: Client, target: Target, work: Workload, notes: list[str
         second, _ = await _ask(client, target, work, _TRIAL_WORDS[1])
         counted = second.usage.prompt_tokens if second.usage else None
         if counted is not None:
-            work = replace(work, ruler=TokenScale.of((_TRIAL_WORDS[0], first), (_TRIAL_WORDS[1], counted)))
-    if not work.bodies and not work.ruler.exact:
+            work = replace(work, scale=TokenScale.of((_TRIAL_WORDS[0], first), (_TRIAL_WORDS[1], counted)))
+    if not work.bodies and not work.scale.exact:
         notes.append(
             "The service does not count prompt tokens: a word is taken for one, so lengths are rough."
         )

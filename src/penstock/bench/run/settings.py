@@ -70,41 +70,41 @@ class BenchSettings:
     timeout_s: float
     think_s: float
     workers: int
-    words: BenchOptions = field(repr=False)
+    options: BenchOptions = field(repr=False)
 
     @classmethod
-    def of(cls, words: BenchOptions) -> BenchSettings:
+    def of(cls, options: BenchOptions) -> BenchSettings:
         """Raises: ConfigError."""
-        _refuse_contradictions(words)
-        target = Target.parse(words.url, words.api_key, verify=not words.insecure)
-        trace = read_trace(words.trace, speed=words.trace_speed) if words.trace else ()
-        levels = _levels(words)
+        _refuse_contradictions(options)
+        target = Target.parse(options.url, options.api_key, verify=not options.insecure)
+        trace = read_trace(options.trace, speed=options.trace_speed) if options.trace else ()
+        levels = _levels(options)
         return cls(
             target=target,
-            model=words.model,
-            work=_work(words, trace),
+            model=options.model,
+            work=_work(options, trace),
             levels=levels,
-            slo=SLO.parse(words.slo) if words.slo else None,
-            timeout_s=words.timeout,
-            think_s=words.think,
-            workers=words.workers or _workers(levels, trace),
-            words=words,
+            slo=SLO.parse(options.slo) if options.slo else None,
+            timeout_s=options.timeout,
+            think_s=options.think,
+            workers=options.workers or _workers(levels, trace),
+            options=options,
         )
 
 
-def _refuse_contradictions(words: BenchOptions) -> None:
-    loads = {"--concurrency": words.concurrency, "--rate": words.rate, "--trace": words.trace}
+def _refuse_contradictions(options: BenchOptions) -> None:
+    loads = {"--concurrency": options.concurrency, "--rate": options.rate, "--trace": options.trace}
     _refuse_two(loads)
-    _refuse_two({"--prompts": words.prompts, "--trace": words.trace, "--input": words.input})
-    _refuse_two({"--output": words.output, "--trace": words.trace})
-    _refuse_two({"--requests": words.requests, "--conversations": words.conversations})
-    if words.turns > 1:
-        _refuse_two({"--turns": words.turns, "--prompts": words.prompts, "--trace": words.trace})
-    if words.shared_prefix:
-        shared = {"--shared-prefix": words.shared_prefix}
-        _refuse_two({**shared, "--prompts": words.prompts, "--trace": words.trace})
-    if words.endpoint not in ("chat", "completions"):
-        raise ConfigError(f"--endpoint {words.endpoint!r} is unknown; it is chat or completions.")
+    _refuse_two({"--prompts": options.prompts, "--trace": options.trace, "--input": options.input})
+    _refuse_two({"--output": options.output, "--trace": options.trace})
+    _refuse_two({"--requests": options.requests, "--conversations": options.conversations})
+    if options.turns > 1:
+        _refuse_two({"--turns": options.turns, "--prompts": options.prompts, "--trace": options.trace})
+    if options.shared_prefix:
+        shared = {"--shared-prefix": options.shared_prefix}
+        _refuse_two({**shared, "--prompts": options.prompts, "--trace": options.trace})
+    if options.endpoint not in ("chat", "completions"):
+        raise ConfigError(f"--endpoint {options.endpoint!r} is unknown; it is chat or completions.")
 
 
 def _refuse_two(options: Mapping[str, object]) -> None:
@@ -113,25 +113,25 @@ def _refuse_two(options: Mapping[str, object]) -> None:
         raise ConfigError(f"{given[0]} and {given[1]} exclude each other; leave one out.")
 
 
-def _work(words: BenchOptions, trace: tuple[Arrival, ...]) -> Workload:
-    own = words.prompts is not None
+def _work(options: BenchOptions, trace: tuple[Arrival, ...]) -> Workload:
+    own = options.prompts is not None
     form = RequestFormat(
         model="",
-        chat=words.endpoint == "chat",
-        ignore_eos=(not own) if words.ignore_eos is None else words.ignore_eos,
-        more=_object(words.body, "--body") if words.body else {},
+        chat=options.endpoint == "chat",
+        ignore_eos=(not own) if options.ignore_eos is None else options.ignore_eos,
+        more=_object(options.body, "--body") if options.body else {},
     )
-    output = words.output or (None if own else OUTPUT)
+    output = options.output or (None if own else OUTPUT)
     return Workload(
         form=form,
         salt=secrets.token_hex(8),
-        input=Length.parse(words.input or INPUT, "--input"),
+        input=Length.parse(options.input or INPUT, "--input"),
         output=Length.parse(output, "--output") if output else None,
-        turns=words.turns,
-        shared_prefix=words.shared_prefix,
-        prefixes=words.prefixes,
-        seed=words.seed,
-        bodies=_bodies(words.prompts, form) if words.prompts else (),
+        turns=options.turns,
+        shared_prefix=options.shared_prefix,
+        prefixes=options.prefixes,
+        seed=options.seed,
+        bodies=_bodies(options.prompts, form) if options.prompts else (),
         trace=trace,
     )
 
@@ -160,23 +160,23 @@ def _object(text: str, where: str) -> dict[str, Any]:
         raise ConfigError(f'{where} must be a JSON object, like {{"temperature": 0}} ({error}).') from error
 
 
-def _levels(words: BenchOptions) -> tuple[Level, ...]:
-    count = words.conversations
-    if words.requests is not None:
-        count = math.ceil(words.requests / words.turns)
-    seconds = words.seconds
-    if seconds is None and count is None and not words.trace:
+def _levels(options: BenchOptions) -> tuple[Level, ...]:
+    count = options.conversations
+    if options.requests is not None:
+        count = math.ceil(options.requests / options.turns)
+    seconds = options.seconds
+    if seconds is None and count is None and not options.trace:
         seconds = SECONDS
-    warmup = words.warmup
+    warmup = options.warmup
     if warmup is None:
-        warmup = 0.0 if words.trace else WARMUP_S
+        warmup = 0.0 if options.trace else WARMUP_S
     same: dict[str, Any] = {"warmup_s": warmup, "seconds": seconds, "conversations": count}
-    if words.trace:
+    if options.trace:
         return (Level(0, **same),)
-    if words.rate is not None:
-        rates = _numbers(words.rate, "--rate", float)
-        return tuple(Level(i, rate=rate, steady=words.steady, **same) for i, rate in enumerate(rates))
-    streams = _numbers(words.concurrency or CONCURRENCY, "--concurrency", int)
+    if options.rate is not None:
+        rates = _numbers(options.rate, "--rate", float)
+        return tuple(Level(i, rate=rate, steady=options.steady, **same) for i, rate in enumerate(rates))
+    streams = _numbers(options.concurrency or CONCURRENCY, "--concurrency", int)
     return tuple(Level(i, concurrency=int(number), **same) for i, number in enumerate(streams))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -185,40 +186,13 @@ def bench(
         ),
     ] = False,
 ) -> None:
+    given = locals()
     from penstock.bench.report.command import Files, measure
     from penstock.bench.run.settings import BenchOptions
 
-    words = BenchOptions(
-        url=url,
-        model=model,
-        api_key=api_key,
-        insecure=insecure,
-        endpoint=endpoint,
-        concurrency=concurrency,
-        rate=rate,
-        steady=steady,
-        trace=trace,
-        trace_speed=trace_speed,
-        seconds=seconds,
-        requests=requests,
-        conversations=conversations,
-        warmup=warmup,
-        input=input,
-        output=output,
-        turns=turns,
-        think=think,
-        shared_prefix=shared_prefix,
-        prefixes=prefixes,
-        prompts=prompts,
-        body=body,
-        ignore_eos=ignore_eos,
-        slo=slo,
-        timeout=timeout,
-        workers=workers,
-        seed=seed,
-    )
+    options = BenchOptions(**{option.name: given[option.name] for option in fields(BenchOptions)})
     try:
-        code = measure(words, Files(json, html, records), fail_on_errors=fail_on_errors)
+        code = measure(options, Files(json, html, records), fail_on_errors=fail_on_errors)
     except Error as error:
         fail("bench", error)
     sys.exit(code)
