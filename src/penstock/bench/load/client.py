@@ -151,7 +151,7 @@ class Client:
         """
         request = b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body) if body else head + b"\r\n"
         while True:
-            connection = self._kept()
+            connection = self._idle_connection()
             used = connection is not None
             connection = connection or await self._connect()
             try:
@@ -174,7 +174,7 @@ class Client:
             connection.abort()
         self._idle.clear()
 
-    def _kept(self) -> LoadConnection | None:
+    def _idle_connection(self) -> LoadConnection | None:
         while self._idle:
             if (connection := self._idle.pop()).open:
                 return connection

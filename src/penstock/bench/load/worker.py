@@ -29,7 +29,7 @@ _REPORT_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The parent's word: run your share of this level from `start` on."""
+    """Message of the parent: run your share of this level from `start` on."""
 
     level: Level
     start: float
@@ -37,7 +37,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The parent's word: hang up, and hand in what you have."""
+    """Message of the parent: close all connections and report what you have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +66,11 @@ async def _serve(plan: LoadPlan, pipe: Pipe) -> None:
     runs: asyncio.Queue[Run] = asyncio.Queue()
     loop = asyncio.get_running_loop()
 
-    def obey(word: Run | Stop) -> None:
-        if isinstance(word, Stop):
+    def obey(message: Run | Stop) -> None:
+        if isinstance(message, Stop):
             worker.stop()
         else:
-            runs.put_nowait(word)
+            runs.put_nowait(message)
 
     def receive() -> None:  # a thread, because an event loop would make the pipe non-blocking, for `send` too
         while True:

@@ -62,10 +62,10 @@ def _data(figures: Figures, measured: Measured) -> dict[str, Any]:
 
 
 def _options(options: dict[str, Any]) -> str:
-    """What was said, as it would be written again."""
-    unsaid = {one.name: one.default for one in fields(BenchOptions)}
-    said = {name: value for name, value in options.items() if value != unsaid[name]}
-    words = [f"--{name.replace('_', '-')} {value}" for name, value in said.items() if name != "url"]
+    """The options that were given, as they would be written again."""
+    defaults = {one.name: one.default for one in fields(BenchOptions)}
+    given = {name: value for name, value in options.items() if value != defaults[name]}
+    words = [f"--{name.replace('_', '-')} {value}" for name, value in given.items() if name != "url"]
     return " ".join([options["url"], *words])
 
 

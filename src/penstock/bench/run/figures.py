@@ -176,8 +176,8 @@ def _input_tokens(complete: Sequence[RequestOutcome], begin: float, end: float) 
 
 def _cached(good: Sequence[RequestOutcome]) -> float | None:
     """Share of prompt tokens that the service says it had in its cache; None when it says nothing."""
-    told = [o for o in good if o.cached_tokens is not None and o.prompt_tokens]
-    return _ratio(sum(o.cached_tokens or 0 for o in told), sum(o.prompt_tokens or 0 for o in told))
+    counted = [o for o in good if o.cached_tokens is not None and o.prompt_tokens]
+    return _ratio(sum(o.cached_tokens or 0 for o in counted), sum(o.prompt_tokens or 0 for o in counted))
 
 
 def _failures(failed: Sequence[RequestOutcome]) -> tuple[FailureGroup, ...]:

@@ -274,9 +274,9 @@ def run(
         )
         spec = _absolute(spec)
         if dry_run:
-            from penstock.cli.batch.run import dry_run as look
+            from penstock.cli.batch.run import dry_run as check_rows
 
-            sys.exit(look(spec))
+            sys.exit(check_rows(spec))
     except Exception as error:
         _fail(error)
     _start(
@@ -349,10 +349,10 @@ def status(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the progress of a job: rows by state, tokens, errors by kind."""
-    from penstock.cli.batch.run import status as tell
+    from penstock.cli.batch.run import status as show_status
 
     try:
-        code = tell(_absolute_url(output), as_json=json)
+        code = show_status(_absolute_url(output), as_json=json)
     except Exception as error:
         _fail(error)
     sys.exit(code)
@@ -360,7 +360,7 @@ def status(
 
 def _start(output: str, *, limits: Any, prices: Any, **options: Any) -> None:
     from penstock.cli.batch.run import STOP_S, BatchRun
-    from penstock.cli.batch.run import run as work
+    from penstock.cli.batch.run import run as run_job
     from penstock.cli.process import guard
     from penstock.data.job.report import Limits, Prices
 
@@ -368,7 +368,7 @@ def _start(output: str, *, limits: Any, prices: Any, **options: Any) -> None:
     price = Prices(prices[0] or 0.0, prices[1] or 0.0) if any(p is not None for p in prices) else None
     options["limits"] = Limits(seconds, tokens, failures)
     batch_run = BatchRun(_absolute_url(output), prices=price, **options)
-    code = guard.guarded(partial(work, batch_run), stop_s=STOP_S)
+    code = guard.guarded(partial(run_job, batch_run), stop_s=STOP_S)
     if code - 128 in set(signal.Signals) - set(guard.STOPS):
         name = signal.Signals(code - 128).name
         print(
@@ -408,7 +408,7 @@ def _changed(output: str, replicas: int | None, deployment: str | None) -> Any:
 
 
 def _engines(words: tuple[str, ...], given: Any, more: Mapping[str, Any]) -> Any:
-    """The same, checked: it is said who answers, and only once. more: options that are not in `given`.
+    """`given`, checked: it names one of engines, service and application. more: options that are not in it.
 
     Raises: ConfigError.
     """
@@ -417,15 +417,15 @@ def _engines(words: tuple[str, ...], given: Any, more: Mapping[str, Any]) -> Any
     address = None if given.address in ("", "local") else given.address
     if given.url is not None and given.app is not None:
         raise ConfigError("Give --url or --app, not both.")
-    own = {
+    engine_options = {
         "--replicas": given.replicas or None,
         "--engine": given.engine,
         "--accelerator": given.accelerator,
     }
     if given.url is not None:
-        _refuse_idle("with --url", {**own, "--deployment": given.deployment})
+        _refuse_idle("with --url", {**engine_options, "--deployment": given.deployment})
     elif given.app is not None:
-        _refuse_idle("with --app", {**own, **more})
+        _refuse_idle("with --app", {**engine_options, **more})
     else:
         _refuse_idle("without --app", {"--deployment": given.deployment})
         _refuse_idle("without --url", more)
@@ -435,8 +435,8 @@ def _engines(words: tuple[str, ...], given: Any, more: Mapping[str, Any]) -> Any
         return replace(given, address=address)
     if given.model is None and given.engine != "sim":
         raise ConfigError("Name the engines: --model MODEL, --url URL or --app NAME (--model demo to try).")
-    own = (_absolute_path(given.model or ""), *words)
-    return replace(given, cli_args=own, model=None, address=address)
+    cli_args = (_absolute_path(given.model or ""), *words)
+    return replace(given, cli_args=cli_args, model=None, address=address)
 
 
 def _defaults(params: list[str], max_tokens: int | None) -> dict[str, Any]:

@@ -88,23 +88,23 @@ def _readable_models(file: str) -> list[LLMConfig]:
     except Error:
         return []
     models: list[LLMConfig] = []
-    for values, place in _entries(found.data, found.location):
+    for values, location in _entries(found.data, found.location):
         kept = {name: values[name] for name in ("llm_engine", "engine_kwargs") if name in values}
         try:
-            models.append(LLMConfig.parse({"model_loading_config": {"model_id": file}, **kept}, place))
+            models.append(LLMConfig.parse({"model_loading_config": {"model_id": file}, **kept}, location))
         except ConfigError:
             continue  # already in `problems`
     return models
 
 
-def _entries(data: Any, place: Location) -> Iterator[tuple[Mapping[str, Any], Location]]:
+def _entries(data: Any, location: Location) -> Iterator[tuple[Mapping[str, Any], Location]]:
     """The mappings in which a file describes models, whatever its form."""
     if isinstance(data, list):
         for i, entry in enumerate(data):
-            yield from _entries(entry, place / i)
+            yield from _entries(entry, location / i)
     elif isinstance(data, Mapping):
         inner = [key for key in ("applications", "args", *FORMS) if key in data]
         for key in inner:
-            yield from _entries(data[key], place / key)
+            yield from _entries(data[key], location / key)
         if not inner:
-            yield data, place
+            yield data, location

@@ -154,6 +154,6 @@ def _with_variables(runtime_env: Mapping[str, Any] | None, variables: Mapping[st
 
 
 def _changed(config: LLMConfig, **changes: Any) -> LLMConfig:
-    """A copy with these fields, checked like the original and remembering its place."""
+    """A copy with these fields, checked like the original and remembering its location."""
     values = {name: getattr(config, name) for name in config.model_fields_set}
     return LLMConfig.parse({**values, **changes}, config.location)

@@ -88,17 +88,17 @@ class _Command:
             address=arguments.address,
             name=arguments.name,
             verbose=arguments.verbose,
-            tell=self.inbox.put,
+            report=self.inbox.put,
         )
 
     def take_signals(self) -> None:
         """For signals that are sent to this process itself. `SimpleQueue.put` may interrupt itself."""
 
-        def tell(signum: int, frame: FrameType | None) -> None:
+        def receive(signum: int, frame: FrameType | None) -> None:
             self.signalled(signum)
 
         for signum in guard.STOPS:
-            signal.signal(signum, tell)
+            signal.signal(signum, receive)
 
     def signalled(self, signum: int) -> None:
         """One signal may come twice: to our process group, and passed on by the program that runs us."""

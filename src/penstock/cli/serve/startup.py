@@ -78,15 +78,17 @@ class Stopped:
 
 
 Event = Entered | Ended | Note | Serving | Failed | Stopped
-Tell = Callable[[Event], None]
+Report = Callable[[Event], None]
 
 
 class Steps:
     """Starts the service, waits for `stop`, ends it. Reports each step as an event."""
 
-    def __init__(self, plan: ServePlan, *, address: str | None, name: str, verbose: bool, tell: Tell) -> None:
+    def __init__(
+        self, plan: ServePlan, *, address: str | None, name: str, verbose: bool, report: Report
+    ) -> None:
         self._plan, self._address, self._name, self._verbose = plan, address, name, verbose
-        self._tell = tell
+        self._report = report
         self._stop = threading.Event()
         self._cluster: Cluster | None = None
         self.deployed = False
@@ -107,19 +109,19 @@ class Steps:
         try:
             self._start()
         except BaseException as error:
-            self._tell(Failed(error))
+            self._report(Failed(error))
         self._stop.wait()
         try:
             self._end()
         except BaseException as error:
-            self._tell(Failed(error))
-        self._tell(Stopped())
+            self._report(Failed(error))
+        self._report(Stopped())
         threading.Event().wait()  # see `ray_cluster`: Ray ends with this thread
 
     def _start(self) -> None:
         with ThreadPoolExecutor() as meanwhile:
             engine_arguments = meanwhile.submit(read_engine_words, self._plan)
-            engine_arguments.add_done_callback(self._tell_failure)  # at once, not when Ray is up
+            engine_arguments.add_done_callback(self._report_failure)  # at once, not when Ray is up
             with self._part(RAY, "connecting" if self._address else "starting"):
                 import ray  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before two threads need it
 
@@ -131,7 +133,7 @@ class Steps:
                     verbose=self._verbose,
                 )
             if cluster.own:
-                _watch_ray(self._tell)
+                _watch_ray(self._report)
             with self._part(SERVE, "starting"):
                 cluster.start_serve()
             with self._part(ARGUMENTS, "reading") if not engine_arguments.done() else nullcontext():
@@ -144,7 +146,7 @@ class Steps:
 
         if self._stop.is_set():
             return
-        self._tell(Entered(SERVICE, "deploying"))
+        self._report(Entered(SERVICE, "deploying"))
         if not cluster.own:
             here = {name: os.environ[name] for name in (progress.ENVIRONMENT, progress.LOG_ENVIRONMENT)}
             plan = plan.as_guest(cluster.here(), here)
@@ -153,7 +155,7 @@ class Steps:
         self.deployed = True  # from here on there may be something to remove
         cluster.deploy(application, self._name)
         if not cluster.own and (niceness := cluster.niceness()):
-            self._tell(Note(_SLOW_WORKERS.format(niceness)))
+            self._report(Note(_SLOW_WORKERS.format(niceness)))
 
     def _wait_until_serving(self, cluster: Cluster, plan: ServePlan) -> None:
         shown: set[str] = set()
@@ -165,10 +167,10 @@ class Steps:
                     raise EngineStartFailed("\n".join(state.messages))
                 if reason(message) not in shown:
                     shown.add(reason(message))
-                    self._tell(Note(reason(message)))
+                    self._report(Note(reason(message)))
             if state.status == "RUNNING" and gateway.is_healthy():
-                self._tell(Ended(SERVICE))
-                self._tell(Serving(plan))
+                self._report(Ended(SERVICE))
+                self._report(Serving(plan))
                 return
 
     def _end(self) -> None:
@@ -178,15 +180,15 @@ class Steps:
             self._cluster.remove(self._name)
         self._cluster.leave()
 
-    def _tell_failure(self, task: Future[ServePlan]) -> None:
+    def _report_failure(self, task: Future[ServePlan]) -> None:
         if error := task.exception():
-            self._tell(Failed(error))
+            self._report(Failed(error))
 
     @contextmanager
     def _part(self, label: str, phase: str) -> Generator[None]:
-        self._tell(Entered(label, phase))
+        self._report(Entered(label, phase))
         yield
-        self._tell(Ended(label))
+        self._report(Ended(label))
 
 
 def _import_builders() -> None:
@@ -199,14 +201,14 @@ def _cpus(plan: ServePlan) -> int:
     return cpus_needed(plan.configs) + (_CPUS_FOR_WORDS if plan.engine_words else 0)
 
 
-def _watch_ray(tell: Tell) -> None:
-    """Tells when one of the two processes ends without which Ray is gone."""
+def _watch_ray(report: Report) -> None:
+    """Reports the end of a process without which Ray is gone."""
     for process in psutil.Process().children():
         if process.name() in _RAY_PROCESSES:
-            threading.Thread(target=_await_end, args=(process, tell), daemon=True).start()
+            threading.Thread(target=_await_end, args=(process, report), daemon=True).start()
 
 
-def _await_end(process: psutil.Process, tell: Tell) -> None:
+def _await_end(process: psutil.Process, report: Report) -> None:
     name, ended = process.name(), os.pidfd_open(process.pid)
     select.select([ended], [], [])
-    tell(Failed(Unavailable(f"Ray ended by itself: its process {name!r} is gone.")))
+    report(Failed(Unavailable(f"Ray ended by itself: its process {name!r} is gone.")))
