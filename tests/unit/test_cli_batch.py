@@ -36,7 +36,7 @@ def test_a_dry_run_shows_prompts_and_starts_nothing(rows: Path):
     code, text = said(rows, "-o", rows.with_name("out.jsonl"), *words)
     assert code == 0
     assert '"content":"Say: one"' in text
-    assert "2 of 2 rows can be asked." in text
+    assert "2 of 2 rows can become requests." in text
     assert [path.name for path in rows.parent.iterdir()] == ["in.jsonl"]
 
 
@@ -95,7 +95,7 @@ def test_time_left_follows_from_the_last_seconds():
 
 def test_a_report_says_what_to_do_next():
     unfinished = JobReport(output="o.jsonl", ended="SIGINT", rows=9, ok=3, waiting=6)
-    assert shown(unfinished)[-1] == "Go on:     penstock batch resume o.jsonl"
+    assert shown(unfinished)[-1] == "Resume:    penstock batch resume o.jsonl"
     failed = JobReport(output="o.jsonl", ended="finished", rows=9, ok=8, failed=1, errors={"poison_row": 1})
     assert "           1 x poison_row" in shown(failed)
     assert shown(failed)[-1] == "Try again: penstock batch resume o.jsonl --retry-failed"

@@ -152,7 +152,7 @@ def test_a_limit_that_stopped_it_is_told(tmp_path: Path, command):
     words = (tmp_path / "in.jsonl", "-o", tmp_path / "out.jsonl", *NOWHERE)
     code, _, err = command(*words, "--max-seconds", "0")
     assert code == 3
-    assert f"2 rows are left. Go on: penstock batch resume {tmp_path / 'out.jsonl'}" in err
+    assert f"2 rows are left. Resume: penstock batch resume {tmp_path / 'out.jsonl'}" in err
 
 
 def test_a_finished_job_that_is_asked_for_again_is_a_success(tmp_path: Path, command):

@@ -756,7 +756,7 @@ def test_a_config_that_a_journal_cannot_hold_goes_on_from_python_only(tmp_path: 
     )
     files = (str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl"))
     batch(*files, config=odd, limits=Limits(seconds=0.0))
-    with pytest.raises(ConfigError, match=r"Go on by the same call of batch\(\)"):
+    with pytest.raises(ConfigError, match=r"Call batch\(\) again as before"):
         config_of(Job.load_spec(files[1]).engines)
     assert batch(*files, config=odd).ok == 1
 

@@ -121,7 +121,7 @@ def _why(done: JobReport) -> str:
     """Why a job that has ended by itself did not succeed."""
     if done.ended != manifest.FINISHED:
         rows = "Rows" if done.waiting is None else f"{done.waiting:,} rows"
-        return f"stopped ({done.ended}); {rows} are left. Go on: penstock batch resume {done.output}"
+        return f"stopped ({done.ended}); {rows} are left. Resume: penstock batch resume {done.output}"
     how_many = f"{done.failed:,} of {done.rows or 0:,} rows failed"
     example = next((f", such as {code}: {message}" for code, message in done.examples.items()), "")
     return f"{how_many} (they are in '{done.files[-1]}'){example}"
@@ -207,10 +207,10 @@ def sentence(error: Exception) -> str:
     if isinstance(error, Error):
         return str(error)
     if isinstance(error, OSError):
-        return f"{_os_error(error)}. What has ended is kept: the same command goes on."
+        return f"{_os_error(error)}. Finished rows are kept: run the same command to continue."
     return (
-        f"a fault of Penstock's own: {type(error).__name__}: {error}. What has ended is kept: the same "
-        "command goes on, unless it meets the same fault."
+        f"a fault of Penstock's own: {type(error).__name__}: {error}. Finished rows are kept: run the same "
+        "command to continue, unless it meets the same fault."
     )
 
 
@@ -228,8 +228,8 @@ def config_of(engines: EngineSpec) -> LLMConfig | None:
         return LLMConfig.model_validate(engines.config)
     if words[1:] and not words[1].startswith("-"):
         raise ConfigError(
-            "This job was begun from Python with a config that a journal cannot hold. Go on by the same call "
-            "of batch(), or name the model with --model."
+            "This job was begun from Python with a config that a journal cannot hold. Call batch() again as "
+            "before, or name the model with --model."
         )
     arguments = Arguments(
         sources=words[:1],
@@ -248,7 +248,7 @@ def config_of(engines: EngineSpec) -> LLMConfig | None:
 
 
 def dry_run(spec: JobSpec) -> int:
-    """Exit code: 0 when every row can be asked."""
+    """Exit code: 0 when every row can become a request."""
     found = preview(spec, config_of(spec.engines))
     _print(found)
     return _FAILED if found.faults else 0
@@ -259,8 +259,8 @@ def _print(found: Preview) -> None:
         print(found.note)
     for number, prompt in found.prompts:
         print(f"\nRow {number}:\n{prompt}")
-    print(f"\n{found.good:,} of {found.rows:,} rows can be asked.", end=" ")
-    print(f"{found.same:,} of them ask what others ask, and get their answers." if found.same else "")
+    print(f"\n{found.good:,} of {found.rows:,} rows can become requests.", end=" ")
+    print(f"{found.same:,} of them repeat another one and get its answer." if found.same else "")
     for number, fault in found.faults:
         print(f"Row {number}: {fault}", file=sys.stderr)
     if found.skipped:

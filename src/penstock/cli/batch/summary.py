@@ -47,6 +47,6 @@ def _next(report: JobReport) -> Iterator[str]:
     for file in report.files:
         yield f"Written:   {file}"
     if report.ended not in (FINISHED, "running"):
-        yield f"Go on:     penstock batch resume {report.output}"
+        yield f"Resume:    penstock batch resume {report.output}"
     elif report.ended == FINISHED and report.failed and report.retry_may_help:
         yield f"Try again: penstock batch resume {report.output} --retry-failed"
