@@ -73,7 +73,7 @@ class Bucket:
         """A bucket that is not there lists as an empty one. Raises: NoBucket."""
         try:
             (info,) = self._fs.get_file_info([self.bucket])
-        except OSError:  # who may list a folder need not be allowed to ask for the bucket
+        except OSError:  # some credentials may list a folder, but not query the bucket
             return
         if info.type == fs.FileType.NotFound:
             raise NoBucket(self.bucket)
@@ -121,7 +121,7 @@ def _s3(bucket: str) -> Any:  # pyarrow has no types
         scheme=url.scheme if url else None,
         endpoint_override=url.netloc if url else None,
         connect_timeout=_CONNECT_S,
-        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=2),  # a blink; more tries are ours
+        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=2),  # `failures` retries, too
     )
 
 

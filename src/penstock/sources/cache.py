@@ -21,8 +21,8 @@ from penstock.errors import DownloadFailed
 from penstock.sources.pin import LOCK, is_pinned, pin_file
 
 _LOOK_S = 0.1
-_KEPT_S = 600.0
-"""Between `fetch` and the end of reading what it gave."""
+_GRACE_S = 600.0
+"""For which an unpinned version stays: a process may still read what `fetch` returned."""
 
 _PARTIAL = ".partial"
 
@@ -88,7 +88,7 @@ class Slot:
         for unfinished in self.folder.glob(f"*{_PARTIAL}"):
             shutil.rmtree(unfinished, ignore_errors=True)
         for folder in self._versions():
-            if folder != newest and time.time() - folder.stat().st_mtime > _KEPT_S and not is_pinned(folder):
+            if folder != newest and time.time() - folder.stat().st_mtime > _GRACE_S and not is_pinned(folder):
                 gone = folder.rename(folder.with_name(f"{folder.name}{_PARTIAL}"))  # never half a version
                 shutil.rmtree(gone, ignore_errors=True)
                 pin_file(folder).unlink(missing_ok=True)

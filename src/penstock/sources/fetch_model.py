@@ -1,6 +1,6 @@
 """The sources of a config's model and tokenizer, as folders of this node.
 
-What an engine reads in a way of its own (a `load_format` that streams, a file of one format) stays as it is.
+Sources that the engine itself reads (a `load_format` that streams, a file of one format) stay as they are.
 """
 
 from __future__ import annotations

@@ -52,14 +52,14 @@ class FsspecSource:
         path = self._path if alone else f"{self._path}/{file.name}"
         counting = _Counting(count)
         self._fs.get_file(path, str(to), callback=counting)
-        count(max(0, end - counting.came))  # some file systems tell nothing on the way
+        count(max(0, end - counting.came))  # some file systems report no progress
 
     def _find(self) -> dict[str, dict[str, Any]]:
         self._fs.invalidate_cache()  # a listing that fsspec keeps would hide every change
         return self._fs.find(self._path, detail=True)
 
     def _file(self, path: str, info: dict[str, Any]) -> File:
-        if info.get("size") is None:  # a listing of a web server says only names
+        if info.get("size") is None:  # a listing of a web server has only names
             info = self._fs.info(path)
         name = self._alone if path == self._path else path.removeprefix(f"{self._path}/")
         version = next((str(info[key]) for key in _VERSIONS if info.get(key)), "")

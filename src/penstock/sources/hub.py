@@ -59,7 +59,7 @@ class Hub:
         raise NotImplementedError("The hub's client copies into a cache of its own.")
 
     def cached(self, choose: Callable[[list[str]], Sequence[str]]) -> Path:
-        """What was downloaded last, if all that is chosen was. Asks nobody.
+        """The latest download, if it has all chosen files. Does not use the network.
 
         Raises: LocalEntryNotFoundError.
         """

@@ -1,4 +1,4 @@
-"""Which files of a model's repository an engine reads: not every format that its weights are there in."""
+"""Which files of a model's repository an engine reads: one format of its weights, not all."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 
 def model_files(names: Iterable[str]) -> list[str]:
     """Without other frameworks' weights, and without pickled ones where there are safetensors."""
-    kept = [name for name in names if not _any(name, _NEVER)]
-    if any(fnmatch(name, "*.safetensors") and "/" not in name for name in kept):
-        kept = [name for name in kept if not _any(name, _PICKLED)]
-    return kept
+    found = [name for name in names if not _any(name, _NEVER)]
+    if any(fnmatch(name, "*.safetensors") and "/" not in name for name in found):
+        found = [name for name in found if not _any(name, _PICKLED)]
+    return found
 
 
 def tokenizer_files(names: Iterable[str]) -> list[str]:

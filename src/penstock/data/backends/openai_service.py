@@ -205,7 +205,7 @@ def _parsed(url: str) -> SplitResult:
         parts = urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
             return parts._replace(fragment="")
-    except ValueError:  # a port that is no number
+    except ValueError:  # a port that is not a number
         pass
     raise ConfigError("The URL of a service must be like http://host:8000/v1 or https://host/v1.")
 

@@ -49,7 +49,7 @@ class PromptTemplate:
 
 
 class _Formatter(string.Formatter):
-    """Columns that are no text are written as JSON; what a row lacks (null) is empty."""
+    """Writes lists and dicts as JSON, and null as an empty string."""
 
     def convert_field(self, value: Any, conversion: Any) -> Any:
         return value if value is None else super().convert_field(value, conversion)
@@ -71,7 +71,7 @@ def _columns(template: str) -> frozenset[str]:
         names = [name for _, name, _, _ in _FORMATTER.parse(template) if name is not None]
     except ValueError as error:
         raise ConfigError(
-            f"The prompt {template!r} is no template ({error}); write {{{{ for a brace."
+            f"The prompt {template!r} is not a template ({error}); write {{{{ for a brace."
         ) from error
     if not names or "" in names:
         raise ConfigError(
