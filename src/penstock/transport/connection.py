@@ -299,9 +299,8 @@ async def connect(
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
-            sock.connect(
-                address.unix
-            )  # never waits on Linux: connected, refused, or BlockingIOError when full
+            # Never waits on Linux: connected, refused, or BlockingIOError when full.
+            sock.connect(address.unix)
             return (await loop.create_unix_connection(lambda: ReplicaConnection(lost), sock=sock))[1]
         except BaseException:
             sock.close()

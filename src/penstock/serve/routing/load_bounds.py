@@ -32,7 +32,7 @@ def neighbours(replicas: Sequence[Replica], most: int) -> Sequence[Replica]:
     """Up to `most` of them: those from a random position on, then the first ones."""
     start = int(random.random() * len(replicas))
     found = replicas[start : start + most]
-    return [*found, *replicas[: min(start, most - len(found))]]
+    return found if len(found) == most else [*found, *replicas[: min(start, most - len(found))]]
 
 
 def some(replicas: Sequence[Replica], most: int) -> Sequence[Replica]:
