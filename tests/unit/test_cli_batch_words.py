@@ -13,6 +13,7 @@ import pytest
 
 from penstock.cli.app import app
 from penstock.cli.batch import run as job
+from penstock.data.storage.paths import storage_path
 
 pytestmark = pytest.mark.parity("X19")
 
@@ -228,4 +229,15 @@ def test_no_option_but_the_url_itself_sends_a_key_there(tmp_path, command, monke
     path.write_text(json.dumps(manifest))
     monkeypatch.setattr(os, "geteuid", lambda: os.stat(out).st_uid + 1)
     code, _, err = command("resume", out, "--api-key", "k", *options)
+    assert (code, "add --url http://127.0.0.1:9;" in err) == (2, True), err
+
+
+def test_a_journal_of_others_is_not_the_users_by_the_output_that_it_names(tmp_path: Path, command):
+    put(tmp_path / "in.jsonl", '{"text": ""}\n')
+    out = tmp_path / "out.jsonl"
+    assert command(tmp_path / "in.jsonl", "-o", out, "--prompt", "{text}", *NOWHERE)[0] == 0
+    stored = (tmp_path / "out.jsonl.journal" / "job.json").read_bytes()
+    storage_path("memory://theirs/out.jsonl.journal/job.json").write(stored)
+    assert command("resume", out, "--api-key", "k")[0] == 0
+    code, _, err = command("resume", "memory://theirs/out.jsonl", "--api-key", "k")
     assert (code, "add --url http://127.0.0.1:9;" in err) == (2, True), err

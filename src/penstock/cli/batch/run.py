@@ -136,7 +136,8 @@ def _spec(batch_run: BatchRun) -> tuple[JobSpec, manifest.JobManifest | None]:
             engines = _with_model(batch_run.engines, spec.engines)
             spec = msgspec.structs.replace(spec, engines=engines)
         if batch_run.api_key is not None and spec.engines.url != batch_run.url:
-            _check_key_recipient(spec)
+            journal = JobSpec(inputs=(), output=batch_run.output).journal
+            _check_key_recipient(spec.engines.url, journal)
         manifest.check_resumable(spec)
     before = manifest.read(spec.journal)
     if before is not None and batch_run.spec is not None:
@@ -151,9 +152,8 @@ def _with_model(given: EngineSpec, before: EngineSpec) -> EngineSpec:
     return msgspec.structs.replace(given, model=given.model or before.model, concurrency=before.concurrency)
 
 
-def _check_key_recipient(spec: JobSpec) -> None:
+def _check_key_recipient(url: str | None, journal: StoragePath) -> None:
     """A key is sent to the URL in a journal only if this user wrote the journal. Raises: ConfigError."""
-    url, journal = spec.engines.url, spec.journal
     if url is None or (journal.is_local and os.stat(journal.url).st_uid == os.geteuid()):
         return
     raise ConfigError(
