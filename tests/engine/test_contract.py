@@ -353,6 +353,12 @@ async def test_generate_refuses_what_is_of_the_wrong_type(
     assert text(await generate(under_test, QUESTION, max_tokens=2))
 
 
+@pytest.mark.parametrize("under_test", ["vllm"], indirect=True)
+async def test_what_vllm_refuses_by_a_plain_error_is_the_clients_fault(under_test: Served):
+    with pytest.raises(BadRequest, match="non-empty list"):
+        await generate(under_test, QUESTION, trace_decode_token_ids=[])
+
+
 @pytest.mark.parametrize("prompt", [TOO_LONG, [0] * WINDOW])
 async def test_generate_refuses_a_prompt_over_the_window(under_test: Served, prompt: Any):
     with pytest.raises(PromptTooLong, match=str(WINDOW)):

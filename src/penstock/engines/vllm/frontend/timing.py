@@ -42,6 +42,8 @@ class TimedLLM(AsyncLLM):
             taken = await super().add_request(*args, **kwargs)
         except (OverflowError, UnicodeEncodeError) as error:
             raise VLLMValidationError(f"The request cannot be sent to the engine: {error}.") from error
+        except ValueError as error:  # vLLM 0.32 checks some parameters so, and would answer 500
+            raise VLLMValidationError(str(error)) from error
         finally:
             self.entering -= 1
         collector.set(taken)
