@@ -27,7 +27,7 @@ class Address:
     secret: str = field(repr=False)
 
     def to_metadata(self) -> dict[str, str | int | None]:
-        """Plain values, as Serve's metadata wants them."""
+        """Plain values, as Serve's metadata requires."""
         return asdict(self)
 
     @classmethod

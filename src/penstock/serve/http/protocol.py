@@ -272,7 +272,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._connections.counts[reason] += 1
         self._deaf = True
         if not self.is_answering or not (self._in_head or self.pipeline or self.cycle.response_started):
-            if self.is_answering:  # the app hears that nobody waits for its answer
+            if self.is_answering:  # the app learns that its client is gone
                 self.cycle.disconnected = True
                 self.cycle.message_event.set()
             self.send_400_response(text)

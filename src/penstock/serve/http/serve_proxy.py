@@ -2,7 +2,7 @@
 
 Serve spends some 300 us on each piece, whatever its size. What a stream makes within 10 ms leaves together,
 within more where many streams are open; its first pieces, and with them the first token, leave at once. Serve
-gives a request without an id one, so that the gateway and Serve always mean the same one.
+assigns an id to each request without one, so the gateway and Serve always use the same id.
 """
 
 from __future__ import annotations
