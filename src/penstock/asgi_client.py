@@ -28,9 +28,7 @@ class ResponseBody:
         try:
             await app(scope, self._receive, self._messages.put)
         finally:
-            if (
-                not self._gone.is_set()
-            ):  # otherwise a full queue that is not read would block this task forever
+            if not self._gone.is_set():  # a full queue that is not read would block this task forever
                 await self._messages.put(None)
 
     async def _receive(self) -> Message:
