@@ -48,7 +48,11 @@ PATHS = {
     "penstock.engines.sglang.engine": ("SGLangEngine",),
     "penstock.engines.sim.engine": ("SimEngine",),
     "penstock.engines.vllm.engine": ("VLLMEngine",),
-    "penstock.engine": ("Engine",),
+    "penstock.engine": (
+        *("ASGIApp", "Delta", "Engine", "Load", "Logprob", "Progress", "Prompt"),
+        *("DEFAULT_WEIGHTS", "Gang", "Manner", "Message", "Prepared", "Receive", "Scope", "Send", "Shortcut"),
+        *("Spent", "gang", "kept_here", "prepared", "shortcut", "silent", "using_adapter", "watched"),
+    ),
     "penstock.errors": ("BadRequest", "Error"),
 }
 
