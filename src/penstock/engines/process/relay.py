@@ -42,7 +42,9 @@ class ModelNames:
     childs: str
 
     def in_answer(self, piece: bytes) -> bytes:
-        """`piece`, whole lines or a whole body, in the clients' name. Generated text has escaped quotes."""
+        """`piece`, whole lines or a whole body, with the clients' name of the model. Generated text has
+        escaped quotes.
+        """
         field = re.compile(rb'("(?:model|id|root)"\s*:\s*)' + re.escape(msgspec.json.encode(self.childs)))
         return field.sub(lambda found: found[1] + msgspec.json.encode(self.ours), piece)
 

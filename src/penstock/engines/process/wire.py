@@ -103,7 +103,7 @@ class Wire:
             return answer.status, await answer.read()
 
     async def events(self, path: str, value: Any, request_id: str) -> AsyncGenerator[bytes, None]:
-        """Data of each event of the stream that answers `value`, without the end sign `[DONE]`.
+        """Data of each event of the stream that answers `value`, without the final `[DONE]`.
 
         Raises: the Error that the child answered with; one of BROKEN.
         """

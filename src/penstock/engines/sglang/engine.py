@@ -43,7 +43,7 @@ _LOOK_S = 0.05
 _LOOKS = 5
 _LIMIT_S = 5.0
 _PAUSES: Mapping[PauseMode, str] = {"wait": "in_place", "keep": "in_place", "abort": "abort"}
-"""SGLang's words; what waits for its end has ended before."""
+"""SGLang's modes. For "wait", the requests have ended before."""
 
 
 class SGLangEngine(ProcessEngine):
@@ -308,7 +308,7 @@ class SGLangEngine(ProcessEngine):
                 raise NotReady(f"it answered {path} with status {status}: {foreign.said(body)[0]}")
 
     def _before(self) -> list[tuple[str, Mapping[str, Any]]]:
-        """Restores the state of the last process in a new one."""
+        """Requests that restore the last process's state in a new one."""
         weights = [("/update_weights_from_disk", _update(*self._weights, "wait"))] if self._weights else []
         return [*weights, *([("/pause_generation", {"mode": "in_place"})] if self._paused else [])]
 
