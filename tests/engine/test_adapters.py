@@ -38,7 +38,7 @@ async def test_twenty_adapters_through_four_places_under_load(replica: Adapted):
     adapters = itertools.cycle([*COPIES, *TRAINED, ""])
     asked = [(question, next(adapters)) for _ in range(25) for question in ANSWERS["pirate"]]
     assert await at_once(replica, asked) == []
-    await until(lambda: replica.store._places == len(replica.store.loaded()))
+    await until(lambda: replica.store._slots == len(replica.store.loaded()))
     assert await replica.in_core() == len(replica.engine.adapters()) <= PLACES
 
 

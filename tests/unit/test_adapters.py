@@ -148,7 +148,7 @@ async def test_places_that_stay_in_use_are_refused_with_a_sentence(
 ):
     monkeypatch.setattr(store, "_ROOM_WAIT_S", 0.02)
     async with keeping(tmp_path, max_num_adapters_per_replica=1) as kept, kept.adapters.use("a"):
-        with pytest.raises(Overloaded, match="All 1 places for adapters are in use"):
+        with pytest.raises(Overloaded, match="All 1 adapter slots are in use"):
             await kept.use("b")
 
 
@@ -207,7 +207,7 @@ async def test_pinned_ones_are_there_at_the_start_and_stay(tmp_path: Path):
 
 async def test_where_all_places_are_pinned_nobody_waits(tmp_path: Path):
     async with keeping(tmp_path, max_num_adapters_per_replica=1, pinned=["c"]) as kept:
-        with pytest.raises(Overloaded, match="All 1 places for adapters are pinned; 'a' finds none"):
+        with pytest.raises(Overloaded, match="All 1 adapter slots are pinned; 'a' finds none"):
             await kept.use("a")
         with pytest.raises(BadRequest, match="unload one of them first"):
             await kept.adapters.load_adapter("a", pin=True)
@@ -239,7 +239,7 @@ async def test_under_load_no_request_loses_its_adapter_and_no_place_is_exceeded(
         for _ in range(20):
             await asyncio.gather(*(request(number) for number in range(40)))
         assert kept.engine.most <= 3
-        assert len(kept.engine.adapters()) == kept.adapters._places <= 3
+        assert len(kept.engine.adapters()) == kept.adapters._slots <= 3
 
 
 async def test_two_hundred_adapters_leave_nothing_behind(tmp_path: Path):
@@ -421,7 +421,7 @@ async def test_one_that_is_unloaded_while_a_newer_one_comes_stays_unloaded(tmp_p
         kept.engine.may_load.set()
         await until(lambda: not kept.adapters._refreshing and not kept.engine.adapters())
         assert kept.adapters.loaded() == ()
-        assert kept.adapters._places == 0
+        assert kept.adapters._slots == 0
 
 
 async def test_a_newer_one_that_is_broken_replaces_nothing(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""The adapters loaded in a replica's engine: loaded on demand, refreshed, evicted when room is needed.
+"""The adapters loaded in a replica's engine: loaded on demand, refreshed, evicted when slots are needed.
 
 A request holds the version that it uses, which stays in the engine until the last such request has ended,
 whatever happens to its name meanwhile. Everything runs on one event loop.
@@ -33,14 +33,14 @@ _RETRY_AFTER_S = 5.0
 class Version:
     """One version of an adapter. users: requests that hold it, or wait for it.
 
-    placed: it has taken a slot in the engine.
+    has_slot: it has taken a slot in the engine.
     """
 
     name: str
     key: str
     users: int = 0
     loading: asyncio.Task[None] | None = None
-    placed: bool = False
+    has_slot: bool = False
     in_engine: bool = False
     stamp: str | None = None
     refused: str | None = None  # stamp of a newer one that is broken
@@ -64,7 +64,7 @@ class Store:
         self._failures: dict[str, tuple[float, Error]] = {}
         self._refreshing: set[str] = set()
         self._numbers = itertools.count(1)
-        self._places = 0  # slots taken in the engine
+        self._slots = 0  # slots taken in the engine
         self._turn = asyncio.Lock()  # of those who want one
         self._wanted = False  # by somebody who waits for it
         self._freed = asyncio.Event()
@@ -118,7 +118,7 @@ class Store:
         Raises: as `use`; BadRequest for a pin too many.
         """
         if pin and len(self._pinned | {name}) > self._limit:
-            raise BadRequest(f"All {self._limit} places for adapters are pinned; unload one of them first.")
+            raise BadRequest(f"All {self._limit} adapter slots are pinned; unload one of them first.")
         async with self.use(name):
             if pin:
                 self._pinned.add(name)
@@ -152,7 +152,7 @@ class Store:
 
     async def _load(self, version: Version) -> None:
         try:
-            await self._bring(version, self._room)
+            await self._bring(version, self._take_slot)
         except BaseException as error:
             self._forget(version)
             if isinstance(error, Error) and not isinstance(error, Overloaded):
@@ -161,29 +161,29 @@ class Store:
         version.loading = None
         self._left(version)  # all who wanted it may have gone
 
-    async def _bring(self, version: Version, take_place: Callable[[Version], Awaitable[None]]) -> None:
+    async def _bring(self, version: Version, take_slot: Callable[[Version], Awaitable[None]]) -> None:
         """Fetches it, takes a slot, and loads it there."""
         began = time.monotonic()
         path, version.stamp = await self._source.fetch(version.name)
         fetched = time.monotonic()
-        await take_place(version)
-        version.placed = True
-        placed = time.monotonic()
+        await take_slot(version)
+        version.has_slot = True
+        admitted = time.monotonic()
         try:
             await self._engine.load_adapter(version.key, path)
         except BaseException:
             self._give_back()
             raise
         version.in_engine = True
-        spent = fetched - began, placed - fetched, time.monotonic() - placed
+        spent = fetched - began, admitted - fetched, time.monotonic() - admitted
         log.info(
-            "Loaded adapter %s: %.3f s to fetch, %.3f s for a place, %.3f s to load.", version.key, *spent
+            "Loaded adapter %s: %.3f s to fetch, %.3f s for a slot, %.3f s to load.", version.key, *spent
         )
         self._changed()
 
     def _give_up(self, version: Version) -> None:
         """Nobody waits for it any more: it need not evict another one. Its files stay."""
-        if version.loading is not None and not (version.users or version.placed):
+        if version.loading is not None and not (version.users or version.has_slot):
             version.loading.cancel()
             self._forget(version)
 
@@ -196,24 +196,22 @@ class Store:
 
     # -- slots
 
-    async def _room(self, version: Version) -> None:
+    async def _take_slot(self, version: Version) -> None:
         """Takes a slot, first come, first served. Raises: Overloaded."""
         if version.name not in self._pinned and len(self._pinned) >= self._limit:
-            raise Overloaded(
-                f"All {self._limit} places for adapters are pinned; '{version.name}' finds none."
-            )
+            raise Overloaded(f"All {self._limit} adapter slots are pinned; '{version.name}' finds none.")
         try:
             async with asyncio.timeout(_ROOM_WAIT_S), self._turn:
                 while not await self._take(self._limit):
-                    await self._wait_for_place()
+                    await self._wait_for_slot()
         except TimeoutError:
             raise Overloaded(
-                f"All {self._limit} places for adapters are in use; try again, or raise "
+                f"All {self._limit} adapter slots are in use; try again, or raise "
                 "lora_config.max_num_adapters_per_replica.",
                 retry_after_s=_RETRY_AFTER_S,
             ) from None
 
-    async def _spare_room(self, version: Version) -> None:
+    async def _take_spare_slot(self, version: Version) -> None:
         """The same for a version that replaces another: may use the spare slot, out of turn."""
         while not await self._take(self._limit + 1):
             self._freed.clear()
@@ -221,16 +219,16 @@ class Store:
 
     async def _take(self, limit: int) -> bool:
         """Takes a slot if one is free, or can be freed by unloading an unused adapter."""
-        while self._places >= limit:
+        while self._slots >= limit:
             idle = next((version for version in self._evictable() if not version.users), None)
             if idle is None:
                 return False
             self._forget(idle)
             await asyncio.shield(self._drop(idle))  # its slot is released, whichever caller gives up
-        self._places += 1
+        self._slots += 1
         return True
 
-    async def _wait_for_place(self) -> None:
+    async def _wait_for_slot(self) -> None:
         """After a while evicts an adapter in constant use, as soon as its requests have ended."""
         self._freed.clear()
         self._wanted = True
@@ -278,7 +276,7 @@ class Store:
         self._changed()
 
     def _give_back(self) -> None:
-        self._places -= 1
+        self._slots -= 1
         self._freed.set()
 
     # -- refreshing
@@ -299,7 +297,7 @@ class Store:
                 return
             version.refused = stamp
             newer = self._version(version.name)
-            await self._bring(newer, self._spare_room)
+            await self._bring(newer, self._take_spare_slot)
         except ModelNotFound as error:
             log.info("Adapter %s has left its source: %s", version.key, error)
             self._retire(version)

@@ -17,8 +17,8 @@ _MAX_RANK = 32
 
 def arguments(given: Mapping[str, Any], adapters: int, cpu: bool) -> dict[str, Any]:
     """vLLM's arguments for this many adapters at a time; the user's own win."""
-    in_batch = places(adapters, cpu) if cpu else adapters
-    in_memory = max(places(adapters, cpu), given.get("max_loras") or in_batch)
+    in_batch = slots(adapters, cpu) if cpu else adapters
+    in_memory = max(slots(adapters, cpu), given.get("max_loras") or in_batch)
     return {
         "enable_lora": True,
         "max_loras": min(in_batch, given.get("max_cpu_loras") or in_batch),
@@ -29,12 +29,12 @@ def arguments(given: Mapping[str, Any], adapters: int, cpu: bool) -> dict[str, A
 
 def raised(given: Mapping[str, Any], adapters: int, cpu: bool) -> dict[str, int]:
     """The user's own sizes, raised where a CPU needs more: configs for a GPU run there, too."""
-    least = places(adapters, cpu)
+    least = slots(adapters, cpu)
     sizes = {name: given.get(name) for name in ("max_loras", "max_cpu_loras") if cpu}
     return {name: least for name, size in sizes.items() if isinstance(size, int) and size < least}
 
 
-def places(adapters: int, cpu: bool) -> int:
+def slots(adapters: int, cpu: bool) -> int:
     """Slots that the engine needs: the adapters, and one being replaced while requests still use it.
 
     On CPU one more that stays empty: in a batch with adapters vLLM 0.32 gives requests for the base model
@@ -52,7 +52,7 @@ def faults(config: LLMConfig) -> list[str]:
         where = location / "enable_lora"
         found.append(where.says("is false, but lora_config asks for adapters; leave out one of them."))
     adapters = config.lora_config.max_num_adapters_per_replica
-    least, size = places(adapters, cpu=False), kwargs.get("max_cpu_loras")
+    least, size = slots(adapters, cpu=False), kwargs.get("max_cpu_loras")
     if isinstance(size, int) and size < least:
         why = f"lora_config.max_num_adapters_per_replica ({adapters}) needs at least {least}"
         text = f"is {size}, but {why}: one to replace another. Leave it out, or lower the other."
