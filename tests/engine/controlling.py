@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,8 @@ ARGUMENTS = {"collective_rpc": ("x",), "update_weights": (Path("/"), "v1")}
 LONG = {"max_tokens": 300, "ignore_eos": True, "temperature": 0}
 TURNS = 50
 """More than the steps of a short answer."""
+ANSWER_S = 0.3
+"""More than a short answer takes, of an engine that cannot be asked between two steps."""
 
 
 async def answer(served: Served, prompt: str = QUESTION, **params: object) -> list[Delta]:
@@ -50,20 +52,31 @@ async def begun(served: Served, **params: object) -> tuple[asyncio.Task[list[Del
 
 
 async def turns(served: Served) -> None:
-    """Gives the engine time for a short answer. vLLM's core answers a call between two steps."""
-    awake = isinstance(served.engine, VLLMEngine) and not served.engine.control.is_sleeping()
+    """Gives vLLM's core, which answers a call between two steps, the turns of a short answer."""
     for _ in range(TURNS):
-        if awake:
-            await served.engine.control.collective_rpc("check_health")
-        else:
-            await asyncio.sleep(0.006)
+        await served.engine.control.collective_rpc("check_health")
+
+
+async def settled(served: Served, more: asyncio.Event) -> None:
+    """Returns when the tokens that were on their way have come. more: set at each."""
+    if isinstance(served.engine, VLLMEngine):
+        await turns(served)
+    else:
+        with suppress(TimeoutError):
+            while True:
+                more.clear()
+                await asyncio.wait_for(more.wait(), ANSWER_S)
+    more.clear()
 
 
 async def waits(served: Served, late: asyncio.Task[list[Delta]], unfinished: int) -> bool:
     """Whether a request that has come, one of so many, gets no answer in time for one."""
     if not served.engine.control.is_sleeping():  # asleep, an engine need not count it
         await until(lambda: served.engine.load().running + served.engine.load().waiting == unfinished)
-    await turns(served)
+    if isinstance(served.engine, VLLMEngine) and not served.engine.control.is_sleeping():
+        await turns(served)
+    else:
+        await asyncio.wait({late}, timeout=ANSWER_S)
     return not late.done()
 
 

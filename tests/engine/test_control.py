@@ -16,6 +16,7 @@ from controlling import (
     asleep_and_paused_it_wakes_paused,
     begun,
     needs,
+    settled,
     text,
     turns,
     waits,
@@ -40,8 +41,7 @@ async def test_a_kept_pause_stands_still_and_loses_nothing(under_test: Served):
     whole = text(await answer(under_test, **LONG))
     running, more = await begun(under_test)
     await under_test.engine.control.pause()
-    await turns(under_test)  # for what was on its way
-    more.clear()
+    await settled(under_test, more)
     late = asyncio.create_task(answer(under_test))
     assert await waits(under_test, late, 2)
     assert under_test.engine.control.is_paused()
@@ -169,8 +169,7 @@ async def test_a_sleep_that_is_given_up_leaves_the_engine_paused(demo: Served):
         await asyncio.wait_for(more.wait(), LIMIT_S)  # it lets finish what runs
         falling_asleep.cancel()
         assert await asyncio.gather(falling_asleep, return_exceptions=True)
-        await turns(demo)  # for what was on its way
-        more.clear()
+        await settled(demo, more)
         late = asyncio.create_task(answer(demo))
         assert await waits(demo, late, 2)
         assert not more.is_set()
