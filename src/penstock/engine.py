@@ -15,30 +15,6 @@ from typing import Any, Protocol
 from penstock.asgi import ASGIApp
 from penstock.engine_control import EngineControl
 
-_EARLIER = {
-    **dict.fromkeys(("Message", "Receive", "Scope", "Send"), ("penstock.asgi", "")),
-    "DEFAULT_WEIGHTS": ("penstock.engine_control", ""),
-    "Manner": ("penstock.engine_control", "PauseMode"),
-    **dict.fromkeys(
-        ("Gang", "Shortcut", "gang", "shortcut", "using_adapter"), ("penstock.request_context", "")
-    ),
-    "Prepared": ("penstock.request_context", "PreparedPrompt"),
-    "Spent": ("penstock.request_context", "EngineTimings"),
-    "kept_here": ("penstock.request_context", "current_replica"),
-    "prepared": ("penstock.request_context", "prepared_prompt"),
-    "watched": ("penstock.request_context", "report_timings"),
-    "silent": ("penstock.engine", "no_progress"),
-}
-"""Names that users' engines may import from here: module, and today's name where it is another."""
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _EARLIER:
-        raise AttributeError(f"module 'penstock.engine' has no attribute '{name}'")
-    module, now = _EARLIER[name]
-    return getattr(import_module(module), now or name)
-
-
 HOST = "_PENSTOCK_HOST"
 """Environment variable: the address at which other nodes reach this one."""
 
@@ -183,3 +159,27 @@ class Engine(Protocol):
     def control(self) -> EngineControl:
         """What can be done to it while it runs. `EngineControl()` has no operations."""
         ...
+
+
+_EARLIER = {
+    **dict.fromkeys(("Message", "Receive", "Scope", "Send"), ("penstock.asgi", "")),
+    "DEFAULT_WEIGHTS": ("penstock.engine_control", ""),
+    "Manner": ("penstock.engine_control", "PauseMode"),
+    **dict.fromkeys(
+        ("Gang", "Shortcut", "gang", "shortcut", "using_adapter"), ("penstock.request_context", "")
+    ),
+    "Prepared": ("penstock.request_context", "PreparedPrompt"),
+    "Spent": ("penstock.request_context", "EngineTimings"),
+    "kept_here": ("penstock.request_context", "current_replica"),
+    "prepared": ("penstock.request_context", "prepared_prompt"),
+    "watched": ("penstock.request_context", "report_timings"),
+    "silent": ("penstock.engine", "no_progress"),
+}
+"""Names that users' engines may import from here: module, and today's name where it is another."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EARLIER:
+        raise AttributeError(f"module 'penstock.engine' has no attribute '{name}'")
+    module, now = _EARLIER[name]
+    return getattr(import_module(module), now or name)
