@@ -40,7 +40,7 @@ _TITLES = {
     "replica": "a replica of the service",
     "core": "vLLM's engine core",
 }
-_PROCESSES = {
+PROCESSES = {
     "actor": "ray::_WorkerActor",
     "replica": "ray::ServeReplica:",
     "core": "penstock.engines.vllm.core.process",
@@ -118,7 +118,7 @@ class Bench:
                 return next(iter(psutil.Process(process.pid).children()), None)
             except psutil.NoSuchProcess:
                 return None
-        named = [one for one in processes.descendants() if _PROCESSES[self.victim] in processes.title(one)]
+        named = [one for one in processes.descendants() if PROCESSES[self.victim] in processes.title(one)]
         if self.victim == "replica":
             named = [one for one in named if "Router" not in processes.title(one)]
         return random.choice(named) if named else None

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from benchmarks.faults import PROCESSES
 from benchmarks.processes import Usage, kind_of
 from benchmarks.record import Record, Run, Spread, Start
 from benchmarks.table import markdown, render
@@ -48,6 +49,14 @@ def row(table: str, start: str) -> list[str]:
 )
 def test_every_process_has_its_kind(title: str, kind: str) -> None:
     assert kind_of(title) == kind
+
+
+def test_benchmark_of_kills_names_the_processes_as_they_are() -> None:
+    from penstock.data.job import ray_workers
+    from penstock.engines.vllm.core import launch
+
+    assert PROCESSES["actor"] == f"ray::{ray_workers._WorkerActor.__name__}"
+    assert PROCESSES["core"] == launch._MODULE
 
 
 def test_cpu_counts_from_the_first_look_and_new_processes_whole() -> None:
