@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from penstock.data.job.prefix import PendingRow, PrefixGroups
 from penstock.data.job.protocol import RowCompleted, WorkItem
 from penstock.data.rows.request import RowRequest
+from penstock.data.rows.rows_by_key import RowsByKey
 
 LOOK_AHEAD = 4096
 """Rows read ahead. Rows with a common prefix are grouped among them."""
@@ -66,7 +67,7 @@ class Queue:
         self._running: dict[str, dict[int, PendingRow]] = {}
         self._engine_of: dict[str, str] = {}
         self._duplicates: dict[str, _Duplicates] = {}
-        self._answers: dict[str, int] = {}
+        self._answers = RowsByKey()
         self._waiting = self._waiting_bytes = self._waiting_duplicates = 0
         self._read = self._read_all = self._closed = False
         self._changed = asyncio.Event()
@@ -233,7 +234,7 @@ class Queue:
         if not self._is_full:
             self._need_rows.set()
         if ok:
-            self._answers[row.key] = same.first
+            self._answers.setdefault(row.key, same.first)
             if same.others:
                 self._on_reused([ReusedAnswer(other.number, same.first) for other in same.others])
 

@@ -20,6 +20,7 @@ from penstock.data.journal.segment_reader import (
     segments,
 )
 from penstock.data.results.outcome import Outcome
+from penstock.data.rows.rows_by_key import RowsByKey
 from penstock.data.storage.paths import StoragePath
 
 _NONE, _OK, _FAILED, _SKIPPED = range(4)
@@ -30,7 +31,7 @@ _OPEN_FILES = 64
 
 
 class Index:
-    """State and position of each row's outcome. Nine bytes per row, some 200 per key.
+    """State and position of each row's outcome. Nine bytes per row, 24 to 48 per key.
 
     Of several outcomes of a row the first `ok` counts, else the last. tokens: of all outcomes in all runs, as
     in `Entry`. reused: rows with another row's answer. error_codes: of failed rows. rows_by_key: by the
@@ -46,7 +47,7 @@ class Index:
         self.tokens = [0, 0, 0]
         self.reused = 0
         self.error_codes: dict[int, str] = {}
-        self.rows_by_key: dict[str, int] = {}
+        self.rows_by_key = RowsByKey()
         self._states = bytearray()
         self._where = array("Q")
         self._files: list[Path] = []
