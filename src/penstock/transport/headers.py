@@ -26,8 +26,10 @@ _NOT_TO_REPLICA = _HOP_BY_HOP | {
     b"authorization",
     b"x-api-key",
     b"cookie",
+    b"origin",  # it answers browsers, see `serve.http.cors`
 }
 _NOT_TO_CLIENT = _HOP_BY_HOP | {b"server", b"date", REQUEST_ID}
+_CORS = b"access-control-"
 _VALID_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}")
 
 
@@ -82,7 +84,11 @@ def own(secret: str, gateway_id: str, request_id: str, adapter: str = "") -> Hea
 
 def to_client(replica: Headers) -> Headers:
     """The replica's fields that pass to the client."""
-    return [field for field in replica if field[0] not in _NOT_TO_CLIENT and not field[0].startswith(_OWN)]
+    return [
+        field
+        for field in replica
+        if field[0] not in _NOT_TO_CLIENT and not field[0].startswith((_OWN, _CORS))
+    ]
 
 
 def _named_in_connection(headers: Headers) -> frozenset[bytes]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from pathlib import Path
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, SecretStr
+from pydantic import BeforeValidator, Field, SecretStr, ValidationInfo, field_validator, model_validator
 
 from penstock.config.schema.settings import Settings
-from penstock.config.schema.strict import RootConfig
+from penstock.config.schema.strict import RootConfig, StrictModel
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 
 
 def _key_from_environment() -> SecretStr | None:
@@ -22,6 +26,55 @@ def _secret(value: object) -> object:
     return SecretStr(value) if isinstance(value, str) else value
 
 
+class CorsConfig(StrictModel):
+    """Which web pages may read the gateway's answers (Fetch standard, CORS protocol)."""
+
+    origins: list[str] = Field(
+        min_length=1,
+        description='Origins of these pages, as `https://app.example.com` or `http://localhost:3000`; `"*"` '
+        "for all.",
+    )
+    credentials: bool = Field(
+        default=False,
+        description="Whether browsers may send cookies along, for a proxy before the gateway that asks for "
+        "them. API keys do not need it.",
+    )
+
+    @field_validator("origins")
+    @classmethod
+    def _as_browsers_send_them(cls, origins: list[str]) -> list[str]:
+        for origin in origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"{origin!r} is not an origin; write the scheme, the host in lower case and the port "
+                    'where it is not the usual one, as in `https://app.example.com`, or `"*"` for all.'
+                )
+        return origins
+
+    @model_validator(mode="after")
+    def _credentials_by_name(self) -> Self:
+        if self.credentials and "*" in self.origins:
+            raise ValueError('credentials need origins by name; browsers refuse them with `"*"`.')
+        return self
+
+
+class TlsConfig(StrictModel):
+    """The certificate of the gateway's own port. Both files are read again when they change."""
+
+    cert: str = Field(
+        min_length=1,
+        description="PEM file of the certificate, followed by those between it and the root. A relative "
+        "path counts from the folder of the config file.",
+    )
+    key: str = Field(min_length=1, description="PEM file of its private key, without a passphrase.")
+
+    @field_validator("cert", "key")
+    @classmethod
+    def _from_the_file(cls, path: str, info: ValidationInfo) -> str:
+        file = info.context[0].file if info.context else ""
+        return str((Path(file).parent if file else Path()).absolute() / Path(path).expanduser())
+
+
 class GatewayConfig(RootConfig):
     """The OpenAI-compatible gateway to all models."""
 
@@ -31,6 +84,10 @@ class GatewayConfig(RootConfig):
         ge=1,
         le=65535,
         description="Own port. Without it the gateway stands behind Ray Serve's HTTP.",
+    )
+    tls: TlsConfig | None = Field(default=None, description="HTTPS on the own port.")
+    cors: CorsConfig | None = Field(
+        default=None, description="Web pages of other origins that may call the gateway; without it, none."
     )
     processes: int = Field(
         default=1,

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock import errors
-from penstock.asgi import ClientGone, Receive, Scope, Send, lifespan
+from penstock.asgi import ASGIApp, ClientGone, Receive, Scope, Send, lifespan
 from penstock.config import GatewayConfig
 from penstock.serve.fleet.links import ReplicaLinks
 from penstock.serve.fleet.table import Table
@@ -30,6 +30,7 @@ from penstock.serve.gateway.routes import Handler, Route
 from penstock.serve.gateway.telemetry import timing
 from penstock.serve.gateway.telemetry.json_logs import write_json
 from penstock.serve.gateway.telemetry.tracing import tracing
+from penstock.serve.http import cors
 from penstock.serve.http.connection_limits import Connections
 from penstock.transport.connection import Headers
 
@@ -78,6 +79,7 @@ class Gateway:
         self._unresolved = self._dispatch.metrics("").on("")
         self._tracing: Tracing | None = None
         self._operate = operate
+        self._http: ASGIApp = self._serve if config.cors is None else cors.allowing(config.cors, self._serve)
         own = OwnAnswers(self._catalogue, table, self._listing, self._links, self._dispatch, self.connections)
         self._handlers: dict[Handler, Callable[[ClientRequest, Route, ClientResponse], Awaitable[None]]] = {
             Handler.ENGINE: self._ask_engine,
@@ -109,13 +111,14 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await self._serve(ClientRequest(scope, receive), send)
+            await self._http(scope, receive, send)
         elif scope["type"] == "lifespan":
             await lifespan(receive, send)
         else:
             await send({"type": "websocket.close", "code": 1008})
 
-    async def _serve(self, request: ClientRequest, send: Send) -> None:
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = ClientRequest(scope, receive)
         reply = ClientResponse(send, request.id, request.timing, request.writer, request.path)
         request.metrics = self._unresolved
         error = None
