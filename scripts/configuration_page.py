@@ -101,6 +101,8 @@ _SECTIONS: Sequence[tuple[str, type[BaseModel]]] = (
     ("callback_config", sections.CallbackConfig),
     ("experimental_configs", sections.ExperimentalConfigs),
     ("The gateway: `GatewayConfig`", gateway.GatewayConfig),
+    ("gateway.cors", gateway.CorsConfig),
+    ("gateway.tls", gateway.TlsConfig),
     ("Models and gateway: `LLMServingArgs`", serving_args.LLMServingArgs),
     ("An entry of `applications:`", load.ServeApplication),
     ("The environment", Settings),

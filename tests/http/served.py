@@ -20,6 +20,7 @@ from penstock.serve.gateway.admission import AdmissionQueue
 from penstock.serve.gateway.app import Gateway
 from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.http.server import Port, serve_on
+from penstock.serve.http.tls import Certificate
 from penstock.serve.replica.frontend.listener import Listener
 from penstock.serve.replica.frontend.status_link import AdapterNames, StatusSource
 from penstock.transport import link
@@ -177,7 +178,11 @@ class Served:
         self._gateway = gateway
         await gateway.start()
         self._stops.append(gateway.close)
-        self.port = await serve_on(gateway, "127.0.0.1", 0, connections=gateway.connections)
+        tls = gateway._config.tls
+        certificate = Certificate(tls.cert, tls.key) if tls else None
+        self.port = await serve_on(
+            gateway, "127.0.0.1", 0, connections=gateway.connections, certificate=certificate
+        )
         self._stops.append(lambda: self.port.close(grace_s=0.2))
         return gateway
 
@@ -188,7 +193,7 @@ class Served:
     @property
     def url(self) -> str:
         assert self.port is not None
-        return f"http://127.0.0.1:{self.port.number}"
+        return f"http{'s' if self._gateway._config.tls else ''}://127.0.0.1:{self.port.number}"
 
     def http(self, **options: Any) -> httpx.AsyncClient:
         return httpx.AsyncClient(base_url=self.url, timeout=30, verify=False, **options)

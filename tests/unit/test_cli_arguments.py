@@ -5,6 +5,7 @@ import pytest
 from penstock.cli.models.engine_arguments import read_engine_words
 from penstock.cli.models.options import Arguments, split
 from penstock.cli.models.plan import make_plan
+from penstock.cli.models.precheck import checked
 from penstock.cli.serve.ray_cluster import cpus_needed
 from penstock.errors import ConfigError
 
@@ -76,6 +77,28 @@ def test_files_settings_stay_where_the_command_says_nothing(yaml: str):
     planned = make_plan(Arguments(sources=(yaml,)))
     assert planned.gateway.port == 9000
     assert planned.configs[0].deployment_config["autoscaling_config"]["max_replicas"] == 5
+
+
+def test_a_certificate_needs_both_its_files():
+    tls = make_plan(Arguments(tls_cert="a.crt", tls_key="/b.key")).gateway.tls
+    assert tls is not None
+    assert (tls.cert, tls.key) == (str(Path.cwd() / "a.crt"), "/b.key")
+    with pytest.raises(ConfigError, match="belong together"):
+        make_plan(Arguments(tls_cert="a.crt"))
+
+
+def test_a_certificate_in_a_file_counts_from_its_folder(tmp_path: Path):
+    file = tmp_path / "serve.yaml"
+    file.write_text(
+        "llm_configs: [{model_loading_config: {model_id: m}, llm_engine: sim}]\n"
+        "gateway: {tls: {cert: a.crt, key: keys/a.key}}\n"
+    )
+    arguments = Arguments(sources=(str(file),))
+    planned = make_plan(arguments)
+    assert planned.gateway.tls is not None
+    assert planned.gateway.tls.key == str(tmp_path / "keys" / "a.key")
+    with pytest.raises(ConfigError, match=r"gateway.tls.cert: '.*a.crt' cannot be read"):
+        checked(planned, arguments)
 
 
 def test_two_files_that_disagree_about_the_gateway_are_refused(yaml: str, tmp_path: Path):

@@ -86,6 +86,10 @@ def serve(
             help="Key that clients must send. Prefer PENSTOCK_API_KEY: other users can see arguments."
         ),
     ] = None,
+    tls_cert: Annotated[
+        str | None, typer.Option(help="PEM file of a certificate: HTTPS. Read again when it changes.")
+    ] = None,
+    tls_key: Annotated[str | None, typer.Option(help="PEM file of its private key.")] = None,
     served_model_name: Annotated[
         str | None,
         typer.Option(help="Name that clients use for MODEL."),
@@ -123,6 +127,8 @@ def serve(
         host=host,
         port=port,
         api_key=api_key,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
         log_format=log_format,
         served_model_name=served_model_name,
         replicas=replicas,

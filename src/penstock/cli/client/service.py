@@ -6,7 +6,10 @@ Standard library on purpose: a command sends one request at a time, and must be 
 from __future__ import annotations
 
 import json
+import ssl
+from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
 
@@ -21,14 +24,20 @@ _QUOTED = 200  # characters of a response that is not JSON
 class Service:
     """A service at `url`, with or without `/v1` at its end. Each request opens its own connection."""
 
-    def __init__(self, url: str, key: str | None = None, *, key_hint: str = "") -> None:
-        """key_hint: a sentence for users whose key is refused.
+    def __init__(self, url: str, key: str | None = None, *, key_hint: str = "", own: bool = False) -> None:
+        """key_hint: a sentence for users whose key is refused. own: this process has started the service, so
+        its certificate, which is made out to other names than this machine uses, is not checked.
 
         Raises: ConfigError when `url` is not the address of a service.
         """
         parts = parsed(url)
         self.url = f"{parts.scheme}://{parts.netloc}{parts.path}"
-        self._connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        self._connect: Callable[..., HTTPConnection] = HTTPConnection
+        if parts.scheme == "https":
+            context = ssl.create_default_context()
+            if own:
+                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            self._connect = partial(HTTPSConnection, context=context)
         self._netloc, self._path = parts.netloc, parts.path
         self._key_hint = key_hint
         self._headers = {"content-type": "application/json"}

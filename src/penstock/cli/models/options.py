@@ -22,6 +22,8 @@ class Arguments:
     host: str | None = None
     port: int | None = None
     api_key: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
     log_format: str | None = None
     served_model_name: str | None = None
     replicas: int | None = None

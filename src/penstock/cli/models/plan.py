@@ -145,6 +145,10 @@ def _gateway(given: Sequence[GatewayConfig], arguments: Arguments) -> GatewayCon
     for name in ("host", "port", "api_key", "log_format"):
         if (value := getattr(arguments, name)) is not None:
             values[name] = value
+    if arguments.tls_cert or arguments.tls_key:
+        if not (arguments.tls_cert and arguments.tls_key):
+            raise ConfigError("--tls-cert and --tls-key belong together; give both.")
+        values["tls"] = {"cert": arguments.tls_cert, "key": arguments.tls_key}
     return GatewayConfig(**values)
 
 

@@ -14,6 +14,7 @@ from penstock.config.derive.accelerators import missing_here
 from penstock.config.derive.prefill import halves
 from penstock.config.messages.problems import config_error
 from penstock.errors import ConfigError
+from penstock.serve.http.tls import Certificate
 
 _ALIKE = 0.8
 """Of an engine's flag and one of our options: so the user is answered before Ray starts, not beside it."""
@@ -29,8 +30,11 @@ def with_all_faults(error: ConfigError, arguments: Arguments) -> ConfigError:
 def checked(plan: ServePlan, arguments: Arguments) -> ServePlan:
     """The plan, with its engine's arguments read where that is quick or one looks like an option of ours.
 
-    Raises: ConfigError for what this machine lacks, where the cluster is this machine alone.
+    Raises: ConfigError for a certificate that cannot be used, and for what this machine lacks, where the
+    cluster is this machine alone.
     """
+    if (tls := plan.gateway.tls) is not None:
+        Certificate(tls.cert, tls.key)  # the gateway runs on this machine, on whatever cluster
     if arguments.address is None:
         configs = [half for config in plan.configs for half in halves(config)]
         problems = [text for config in configs if (text := missing_here(config)) is not None]

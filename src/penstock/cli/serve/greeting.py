@@ -15,7 +15,8 @@ _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # what listens on all addre
 def base_url(gateway: GatewayConfig) -> str:
     """Where this machine reaches the gateway."""
     host = _EVERYWHERE.get(gateway.host, gateway.host)
-    return f"http://{f'[{host}]' if ':' in host else host}:{gateway.port}"
+    scheme = "http" if gateway.tls is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{gateway.port}"
 
 
 def greeting(gateway: GatewayConfig, configs: Sequence[LLMConfig], seconds: float) -> str:

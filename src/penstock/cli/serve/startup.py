@@ -159,7 +159,7 @@ class Steps:
 
     def _wait_until_serving(self, cluster: Cluster, plan: ServePlan) -> None:
         shown: set[str] = set()
-        gateway = Service(base_url(plan.gateway))
+        gateway = Service(base_url(plan.gateway), own=True)
         while not self._stop.wait(_LOOK_S):
             state = cluster.state(self._name)
             for message in state.messages:

@@ -128,19 +128,23 @@ class BoundedProtocol(HttpToolsProtocol):
             self.close()
 
     def linger(self) -> None:
-        """Ends our side; discards what the client sends until it ends its side or a limit passes."""
+        """Ends our side; discards what the client sends until it ends its side or a limit passes.
+
+        TLS has no half-closed connections (asyncio's): there the answer alone says that it is the last one.
+        """
         if self._peer is None or self.transport.is_closing():
             self.transport.close()
             return
         self._deaf, self.since = True, self.loop.time()
         self.flow.resume_reading()
-        self.transport.write_eof()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
 
     # -- what comes
 
     def eof_received(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The client has ended its side: whatever it asked, it does not wait for the answer."""
-        if self._peer is None:
+        if self._peer is None or not self.transport.can_write_eof():
             return False
         cast(Config, self.config).reads.take(self.transport.close)
         return True

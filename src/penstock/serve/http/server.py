@@ -18,6 +18,7 @@ from penstock.serve.http.connection_limits import Connections, ReadLimiter, expi
 from penstock.serve.http.port_sharing import PortClaim, PortGroup, claim
 from penstock.serve.http.protocol import BoundedProtocol, Config
 from penstock.serve.http.sockets import bind, raise_file_limit
+from penstock.serve.http.tls import Certificate, TlsListener
 from penstock.transport.address import KEEP_ALIVE_S
 
 _BACKLOG = 512
@@ -26,7 +27,25 @@ _SWEEP_S = 1.0
 
 
 class _Uvicorn(uvicorn.Server):
-    """Leaves signals to the process that embeds it."""
+    """Leaves signals to the process that embeds it. With a certificate, `TlsListener` accepts."""
+
+    def __init__(self, config: Config, certificate: Certificate | None) -> None:
+        super().__init__(config)
+        self._certificate = certificate
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._certificate is None:
+            return await super().startup(sockets)
+        await super().startup([])
+        connections = cast(Config, self.config).connections or Connections()
+        self.servers = [
+            cast(Any, TlsListener(sock, self._certificate, self._protocol, connections))
+            for sock in sockets or ()
+        ]
+        return None
+
+    def _protocol(self) -> BoundedProtocol:
+        return BoundedProtocol(self.config, self.server_state, self.lifespan.state)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -36,13 +55,21 @@ class _Uvicorn(uvicorn.Server):
 class Port:
     """A listening socket with an app behind it, on the running event loop."""
 
-    def __init__(self, config: Config, sock: socket.socket, claim: PortClaim | None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        sock: socket.socket,
+        claim: PortClaim | None,
+        certificate: Certificate | None,
+    ) -> None:
         self._config = config
-        self._server = server = _Uvicorn(config)
+        self._certificate = certificate
+        self._server = server = _Uvicorn(config, certificate)
         self._claim = claim
         self._name = sock.getsockname()
         self._task = asyncio.create_task(server.serve(sockets=[sock]))
-        self._sweeps = asyncio.create_task(self._sweep()) if config.connections is not None else None
+        public = config.connections is not None or certificate is not None
+        self._sweeps = asyncio.create_task(self._sweep()) if public else None
 
     @classmethod
     async def open(
@@ -51,11 +78,12 @@ class Port:
         sock: socket.socket,
         claim: PortClaim | None = None,
         connections: Connections | None = None,
+        certificate: Certificate | None = None,
     ) -> Port:
         """Listens on the bound `sock` and owns it from now on, with the claim of one that shares it.
 
         connections: bounds those of clients; the app accepts requests through their `DirectWriter`. Without
-        it clients are trusted.
+        it clients are trusted. certificate: for HTTPS.
         """
         config = Config(
             cast(Any, app),
@@ -73,7 +101,7 @@ class Port:
         )
         config.connections, config.reads = connections, ReadLimiter()
         sock.listen(_BACKLOG)  # connections wait in the backlog from here on, none is refused
-        port = cls(config, sock, claim)
+        port = cls(config, sock, claim, certificate)
         while not port._server.started:
             port.check()
             await asyncio.sleep(0)
@@ -112,6 +140,8 @@ class Port:
         connections = cast("set[BoundedProtocol]", self._server.server_state.connections)
         while True:
             await asyncio.sleep(_SWEEP_S)
+            if self._certificate is not None:
+                self._certificate.refresh()
             expire(list(connections), asyncio.get_running_loop().time() - limits.HEAD_S)
 
     async def _linger(self, linger_s: float, deadline: float) -> None:
@@ -130,16 +160,17 @@ async def serve_on(
     *,
     group: PortGroup | None = None,
     connections: Connections | None = None,
+    certificate: Certificate | None = None,
 ) -> Port:
     """Opens the public port.
 
-    connections: see `Port.open`.
+    connections, certificate: see `Port.open`.
     group: gateways of the same group share the port, and pass it on to their successors. Linux would let any
     other program of this user share it silently; here that is refused.
     Raises: ConfigError when the port is taken or the host is not one of this machine's.
     """
     raise_file_limit()
     if group is None:
-        return await Port.open(app, bind(host, port), connections=connections)
+        return await Port.open(app, bind(host, port), connections=connections, certificate=certificate)
     sock, held = await claim(port, group, lambda shared: bind(host, port, reuse_port=shared))
-    return await Port.open(app, sock, held, connections)
+    return await Port.open(app, sock, held, connections, certificate)

@@ -54,7 +54,7 @@ class RouterDeployment:
         """An application that serves all `models`: applications from `as_deployment().bind(...)`, or configs.
 
         Raises: ConfigError for two models of one id, an application that does not serve a model, or a routing
-        policy that cannot be loaded.
+        policy that cannot be loaded, or a certificate for Serve's HTTP.
         """
         applications = [_application(model) for model in models]
         known = [model_of(application) for application in applications]
@@ -63,6 +63,11 @@ class RouterDeployment:
         if problems := registry.problems(configs):
             raise config_error(problems)
         gateway = gateway or GatewayConfig()
+        if gateway.tls is not None and gateway.port is None:
+            raise ConfigError(
+                "gateway.tls needs a port of the gateway's own: set gateway.port, or end TLS in a proxy "
+                "before Ray Serve's HTTP."
+            )
         scaling = self.given.get("autoscaling_config") or {}
         if isinstance(most := self.given.get("num_replicas") or scaling.get("max_replicas"), int):
             gateway = gateway.model_copy(update={"processes": most})

@@ -27,6 +27,7 @@ from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.http.port_sharing import PortGroup
 from penstock.serve.http.serve_proxy import behind_haproxy, behind_serve
 from penstock.serve.http.server import Port, serve_on
+from penstock.serve.http.tls import Certificate
 from penstock.serve.router.deployment import RouterDeployment
 from penstock.serve.router.traffic_shift import TrafficShifts
 
@@ -61,7 +62,7 @@ class LLMRouter:
         """servers and cards: in the same order. drain_s: for open requests, at the end. prefill: handles to
         the prefill replicas by model, for their metrics only.
 
-        Raises: ConfigError when the gateway's own port is taken.
+        Raises: ConfigError when the gateway's own port is taken, or its certificate cannot be used.
         """
         handles = {card.id: handle for card, handle in zip(cards, servers, strict=True)}
         self._prefill = {prefill_name(model_id): handle for model_id, handle in (prefill or {}).items()}
@@ -85,6 +86,7 @@ class LLMRouter:
                 gateway.port,
                 group=_port_group(gateway.processes),
                 connections=self.gateway.connections,
+                certificate=Certificate(gateway.tls.cert, gateway.tls.key) if gateway.tls else None,
             )
         gc.collect()
         gc.freeze()  # collecting all imported objects would pause every stream

@@ -10,8 +10,8 @@ _LAUNCHER = "belongs to vLLM's own launcher, which Penstock replaces. Leave it o
 _GANG = (
     "is set for each replica of a gang: give data_parallel_size alone, and each of its engines is a replica."
 )
-_TLS = "is not supported: end TLS in front of the gateway."
-_CORS = "is not supported: browsers speak to the gateway, not to the engine."
+_TLS = "is the gateway's: set `gateway.tls`, or --tls-cert and --tls-key of `penstock serve`."
+_CORS = "is the gateway's: set `gateway.cors`."
 
 REFUSED: dict[str, str] = {
     "model": "is set by `model_loading_config.model_source`.",

@@ -1,0 +1,179 @@
+"""HTTPS on the own port: clients that check the certificate, new files, and the limits of connections."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from certificates import Pair, write_pair
+from served import Served, chat, until
+
+from penstock.errors import ConfigError
+from penstock.serve.http import limits
+from penstock.serve.http.tls import Certificate
+
+pytestmark = pytest.mark.parity("X21")
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Pair:
+    return write_pair(tmp_path)
+
+
+def trusting(pair: Pair) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(pair.cert))
+
+
+async def connect(served: Served, pair: Pair) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    assert served.port is not None
+    return await asyncio.open_connection("127.0.0.1", served.port.number, ssl=trusting(pair))
+
+
+async def shown_serial(served: Served) -> int:
+    """Of the certificate that a new connection is shown."""
+    assert served.port is not None
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    _, writer = await asyncio.open_connection("127.0.0.1", served.port.number, ssl=context)
+    found = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.transport.abort()
+    from cryptography import x509
+
+    return x509.load_der_x509_certificate(found).serial_number
+
+
+async def test_openais_client_asks_over_https_and_checks_the_certificate(served: Served, pair: Pair):
+    await served.gateway("m", api_key="key", tls=pair.config)
+    await served.replica(reply="one two three")
+    async with httpx.AsyncClient(verify=trusting(pair)) as http:
+        client = openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="key", http_client=http)
+        answer = await client.chat.completions.create(**chat())
+        stream = await client.chat.completions.create(**chat(stream=True))
+        pieces = [event.choices[0].delta.content or "" async for event in stream if event.choices]
+        assert answer.choices[0].message.content == "".join(pieces) == "one two three"
+    async with httpx.AsyncClient() as http:
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            await http.get(f"{served.url}/health")
+
+
+async def test_a_large_body_and_a_large_answer_arrive_whole(served: Served, pair: Pair):
+    async def echo(scope, receive, send):
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message["body"], message["more_body"]
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": body})
+
+    await served.gateway("m", tls=pair.config)
+    await served.app(echo)
+    body = chat("x" * 5_000_000)
+    async with httpx.AsyncClient(verify=trusting(pair), timeout=60) as http:
+        answer = await http.post(f"{served.url}/v1/chat/completions", json=body)
+    assert answer.json() == body
+
+
+async def test_new_files_are_shown_to_new_connections_while_open_ones_go_on(
+    served: Served, pair: Pair, tmp_path: Path
+):
+    await served.gateway("m", tls=pair.config)
+    await served.replica(reply="yes")
+    reader, writer = await connect(served, pair)
+    new, old_serial = write_pair(tmp_path, "new"), pair.serial
+    pair.cert.write_bytes(new.cert.read_bytes())  # for a moment the pair does not fit
+    served.port._certificate.refresh()
+    assert await shown_serial(served) == old_serial
+    new.key.replace(pair.key)
+    served.port._certificate.refresh()  # the port does so every second
+    assert await shown_serial(served) == new.serial
+    writer.write(b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_connection_counts_before_its_handshake(served: Served, pair: Pair):
+    gateway = await served.gateway("m", tls=pair.config, max_connections_per_address=3)
+    silent = [await asyncio.open_connection("127.0.0.1", served.port.number) for _ in range(5)]
+    await until(lambda: gateway.connections.counts["too_many_connections"] == 2)
+    assert await silent[0][0].read() == await silent[1][0].read() == b""
+    for _, writer in silent:
+        writer.close()
+    await until(lambda: gateway.connections.open == 0)
+
+
+async def test_a_silent_handshake_ends_in_time(served: Served, pair: Pair, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "HEAD_S", 0.2)
+    gateway = await served.gateway("m", tls=pair.config)
+    reader, _ = await asyncio.open_connection("127.0.0.1", served.port.number)
+    assert await asyncio.wait_for(reader.read(), 20) == b""
+    assert gateway.connections.counts["timeout"] == 1
+    await until(lambda: gateway.connections.open == 0)
+
+
+async def test_a_head_that_does_not_end_is_cut_in_time(
+    served: Served, pair: Pair, monkeypatch: pytest.MonkeyPatch
+):
+    gateway = await served.gateway("m", tls=pair.config)
+    reader, writer = await connect(served, pair)
+    monkeypatch.setattr(limits, "HEAD_S", 0.2)
+    writer.write(b"GET / HTTP/1.1\r\n")
+    with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+        await asyncio.wait_for(reader.readexactly(1), 20)
+    assert gateway.connections.counts["timeout"] == 1
+
+
+async def test_plain_http_is_hung_up_on_and_counted(served: Served, pair: Pair):
+    gateway = await served.gateway("m", tls=pair.config)
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port.number)
+    writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert not (await asyncio.wait_for(reader.read(), 20)).startswith(b"HTTP")
+    assert gateway.connections.counts["tls"] == 1
+    async with httpx.AsyncClient(verify=trusting(pair)) as http:
+        text = (await http.get(f"{served.url}/metrics")).text
+    assert 'penstock_connections_closed_total{reason="tls"} 1.0' in text
+
+
+async def test_who_goes_on_sending_after_a_refusal_reads_it_and_is_cut(
+    served: Served, pair: Pair, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(limits, "DISCARDED_BYTES", 2**20)
+    gateway = await served.gateway("m", api_key="key", tls=pair.config)
+    reader, writer = await connect(served, pair)
+    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 30000000\r\n\r\n")
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 401 ")
+    assert b"connection: close" in head.lower()
+    while gateway.connections.open:
+        writer.write(bytes(100_000))
+        await asyncio.sleep(0)
+    await until(lambda: gateway.connections.open == 0)
+    assert gateway.connections.counts["discarded"] == 1
+
+
+async def test_the_port_closes_with_handshakes_under_way(served: Served, pair: Pair):
+    await served.gateway("m", tls=pair.config)
+    reader, _ = await asyncio.open_connection("127.0.0.1", served.port.number)
+    await until(lambda: served._gateway.connections.open)
+    await served.port.close(grace_s=0.2)
+    assert await reader.read() == b""
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", served.port.number)
+
+
+def test_a_pair_that_cannot_be_used_is_one_sentence(pair: Pair, tmp_path: Path):
+    other = write_pair(tmp_path, "other")
+    locked = write_pair(tmp_path, "locked", passphrase=b"secret")
+    for cert, key, says in (
+        (tmp_path / "none.crt", pair.key, "none.crt' cannot be read: No such file"),
+        (pair.cert, tmp_path, "cannot be read: Is a directory"),
+        (pair.cert, other.key, "does not belong to the certificate"),
+        (locked.cert, locked.key, "asks for a passphrase"),
+        (pair.key, pair.key, "holds no certificate in PEM form"),
+        (pair.cert, pair.cert, "holds no private key in PEM form"),
+    ):
+        with pytest.raises(ConfigError, match=says) as caught:
+            Certificate(str(cert), str(key))
+        assert "\n" not in str(caught.value)
