@@ -138,6 +138,12 @@ class GatewayMetrics:
             ["model"],
             registry=registry,
         )
+        self.fallbacks = Counter(
+            "penstock_fallbacks",
+            "Requests for a model that were sent to another one because it could not answer.",
+            ["model", "to"],
+            registry=registry,
+        )
         self.picks = Counter(
             "penstock_picks",
             "Replicas picked, by reason.",

@@ -29,8 +29,11 @@ from penstock.transport.address import Address
 NODE = "this-node"
 
 
-def sim_config(model_id: str, lora: dict[str, Any] | None = None, **options: Any) -> LLMConfig:
+def sim_config(
+    model_id: str, lora: dict[str, Any] | None = None, aliases: Sequence[str] = (), **options: Any
+) -> LLMConfig:
     return LLMConfig(
+        aliases=[*aliases],
         model_loading_config={"model_id": model_id},
         llm_engine="sim",
         engine_kwargs=options,

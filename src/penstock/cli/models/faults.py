@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock import hooks
 from penstock.config import Application, LLMConfig, load_applications
+from penstock.config.derive import names
 from penstock.config.loading import yaml_source
 from penstock.config.loading.serving_args import FORMS
 from penstock.config.messages.location import Location
@@ -38,7 +39,8 @@ def faults(files: Sequence[str]) -> tuple[list[tuple[str, Application]], list[st
     if sys.stderr.isatty():
         print("Asking the engines about their arguments ...", file=sys.stderr)
     findings = check_arguments(configs)
-    problems += [*findings.problems, *_policy_problems(configs)]
+    served = [config for _, application in applications for config in application.args.llm_configs]
+    problems += [*names.problems(served), *findings.problems, *_policy_problems(configs)]
     for config in configs:
         problems += [*hooks.problems(config), *callback.problems(config)]
     return applications, problems, [*findings.notices, *_not_here(configs)]

@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 
 from penstock.cli.models.options import ACCELERATOR_KINDS, DEFAULT_PORT, YAML, Arguments
 from penstock.config import GatewayConfig, LLMConfig, LLMServingArgs, load_applications
+from penstock.config.derive import names
+from penstock.config.messages.problems import config_error
 from penstock.config.schema.model import DEMO_MODEL_ID, DEMO_SOURCE
 from penstock.errors import ConfigError
 
@@ -72,6 +74,8 @@ def make_plan(arguments: Arguments) -> ServePlan:
         for application in applications
         for config in application.args.llm_configs
     ]
+    if problems := names.problems(configs):
+        raise config_error(problems)
     if len(configs) > 1:
         _refuse_for_several(configs, arguments)
     gateway = _gateway([application.args.gateway for application in applications], arguments)

@@ -49,6 +49,13 @@ class LLMConfig(RootConfig):
     """
 
     model_loading_config: ModelLoadingConfig = Field(description="Which model.")
+    aliases: list[Annotated[str, Field(min_length=1, max_length=512)]] = Field(
+        default=[], description="More names that clients may use for it. See docs/serve/names.md."
+    )
+    fallbacks: list[Annotated[str, Field(min_length=1)]] = Field(
+        default=[],
+        description="Models behind the same gateway that answer when this one cannot, in this order.",
+    )
     llm_engine: str = Field(
         default="vllm",
         description="`vllm`, `sglang`, `process` (any program that speaks OpenAI HTTP) or `sim` (a "
@@ -116,6 +123,13 @@ class LLMConfig(RootConfig):
         description="Time limit of the engine's start. Half an hour reads 140 GB of weights at 100 MB/s; "
         "it is there for starts that hang.",
     )
+
+    @field_validator("aliases", "fallbacks")
+    @classmethod
+    def _each_once(cls, names: list[str]) -> list[str]:
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"names {', '.join(map(repr, twice))} more than once.")
+        return names
 
     @field_validator("runtime_env")
     @classmethod

@@ -234,7 +234,8 @@ class ProcessEngine(EngineControl):
         """The names of the model, or of an adapter."""
         model_id = self._config.model_id
         if adapter is None:
-            return ModelNames(model_id, self.options.served_model_name or model_id)
+            childs = self.options.served_model_name or model_id
+            return ModelNames(model_id, childs, tuple(self._config.aliases))
         return ModelNames(f"{model_id}:{plain_name(adapter)}", f"{model_id}:{adapter}")
 
     @asynccontextmanager

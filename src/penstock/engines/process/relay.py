@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 import aiohttp
@@ -36,10 +36,11 @@ _ERROR_WITHIN = re.compile(rb'\n(?=data: \{"error"|event: error)')
 
 @dataclass(frozen=True, slots=True)
 class ModelNames:
-    """The name of one request's model for clients, and for the child."""
+    """The name of one request's model for clients, and for the child. aliases: more names for clients."""
 
     ours: str
     childs: str
+    aliases: tuple[str, ...] = ()
 
     def in_answer(self, piece: bytes) -> bytes:
         """`piece`, whole lines or a whole body, with the clients' name of the model. Generated text has
@@ -82,7 +83,7 @@ class Relay:
             return await send({"type": "http.response.body", "body": b""})
         adapter = using_adapter.get()
         names = self._engine.names(adapter)
-        body = _asked(body, names, adapter is not None, prepared_prompt.get())
+        body, names = _asked(body, names, adapter is not None, prepared_prompt.get())
         async with (
             self._engine.at_work(waits=scope["method"] == "POST") as wire,
             wire.request(scope["method"], _target(scope), body, _for_child(scope["headers"])) as answer,
@@ -123,14 +124,21 @@ async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
             yield piece[error.end() :]
 
 
-def _asked(body: bytes, names: ModelNames, adapted: bool, ours: PreparedPrompt | None) -> bytes:
-    """The body to send to the child. Raises: Unsupported for a prepared prompt that it cannot take."""
-    if names.ours == names.childs and ours is None:
-        return body
+def _asked(
+    body: bytes, names: ModelNames, adapted: bool, ours: PreparedPrompt | None
+) -> tuple[bytes, ModelNames]:
+    """The body to send to the child, and the names with the alias that it has.
+
+    Raises: Unsupported for a prepared prompt that the child cannot take.
+    """
+    if names.ours == names.childs and not names.aliases and ours is None:
+        return body, names
     try:
         fields = msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return body  # an upload, or invalid: the child reports that itself
+        return body, names  # an upload, or invalid: the child reports that itself
+    if fields.get("model") in names.aliases:
+        names = replace(names, ours=fields["model"])
     if adapted or fields.get("model") == names.ours:
         fields["model"] = names.childs
     if ours is not None:
@@ -140,7 +148,7 @@ def _asked(body: bytes, names: ModelNames, adapted: bool, ours: PreparedPrompt |
                 f"ones; {completion.PATH} does."
             )
         fields |= completion.prompt_fields(ours.take())
-    return msgspec.json.encode(fields)
+    return msgspec.json.encode(fields), names
 
 
 def _target(scope: Scope) -> str:

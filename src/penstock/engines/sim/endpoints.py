@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -61,6 +61,7 @@ class Simulated(Protocol):
     """What the endpoints need from their engine."""
 
     model_id: str
+    aliases: Sequence[str]
     options: SimOptions
 
     def generate(
@@ -207,7 +208,7 @@ class Endpoints:
         """The adapter set for the request, or else the one that it names. Raises: ModelNotFound."""
         base = self._engine.model_id
         using = using_adapter.get()
-        if using is not None or model in (None, base):
+        if using is not None or model in (None, base, *self._engine.aliases):
             return using
         named = model.removeprefix(f"{base}:")
         if named == model or named not in self._engine.adapters():

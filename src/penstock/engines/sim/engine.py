@@ -45,6 +45,7 @@ class SimEngine(EngineControl):
     def __init__(self, config: LLMConfig, clock: Clock | None = None) -> None:
         self._config = config
         self.model_id = config.model_id
+        self.aliases = config.aliases
         with translated(SimOptions, config.location / "engine_kwargs"):
             self.options = SimOptions.model_validate(config.engine_kwargs)
         self._scheduler = Scheduler(self.options, self._after_step, clock)

@@ -1,6 +1,7 @@
 """Adapters in vLLM: those loaded in its core, and the registry in which its app looks them up.
 
-Importing this file imports vLLM.
+The registry also says by which name a response is given: an adapter's, or the one of the model's names that
+the request has. Importing this file imports vLLM.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +25,22 @@ from penstock.request_context import using_adapter
 
 log = logging.getLogger(__name__)
 
+_asked_name: ContextVar[str | None] = ContextVar("asked_name", default=None)
+"""Which of the model's own names the running request has; None when it has none."""
+
 _LOOK_S = 0.05  # waits for the last request of an adapter
 
 
 class Register(dict[str, LoRARequest]):
     """vLLM's map from a request's `model` to its adapter; an adapter set for the request takes precedence."""
 
-    def __init__(self, model_id: str, others: dict[str, LoRARequest]) -> None:
-        """others: adapters that vLLM itself loaded at its start, by the argument `lora_modules`."""
+    def __init__(self, model_id: str, names: frozenset[str], others: dict[str, LoRARequest]) -> None:
+        """names: the model's id and aliases. others: adapters that vLLM itself loaded at its start, by the
+        argument `lora_modules`.
+        """
         super().__init__(others)
         self._model_id = model_id
+        self._names = names
         self._others = frozenset(others)
 
     def key(self, adapter: str) -> str:
@@ -45,10 +53,15 @@ class Register(dict[str, LoRARequest]):
         using = using_adapter.get()
         return super().__getitem__(model if using is None else self.key(using))
 
+    def is_base_model(self, model_name: str) -> bool:
+        """vLLM checks a request's `model` by it, before it asks for `answer_name`."""
+        _asked_name.set(model_name if model_name in self._names else None)
+        return model_name in self._names
+
     def answer_name(self, lora_request: LoRARequest | None = None) -> str:
         """The model name to show in a response."""
         if lora_request is None:
-            return self._model_id
+            return _asked_name.get() or self._model_id
         name = lora_request.lora_name
         return name if name in self._others else plain_name(name)
 
@@ -59,12 +72,14 @@ class LoadedAdapters:
     def __init__(self, llm: AsyncLLM, model_id: str, models: OpenAIServingModels) -> None:
         self._llm = llm
         self._config = llm.vllm_config.lora_config
-        self._register = Register(model_id, models.lora_requests)
+        names = frozenset(path.name for path in models.base_model_paths)
+        self._register = Register(model_id, names, models.lora_requests)
         self._next_id = models.lora_id_counter
         self._loaded: dict[str, LoRARequest] = {}
         self._turn = asyncio.Lock()
         models.lora_requests = self._register
         models.model_name = self._register.answer_name
+        models.is_base_model = self._register.is_base_model
 
     def names(self) -> frozenset[str]:
         return frozenset(self._loaded)

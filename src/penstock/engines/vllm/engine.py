@@ -350,7 +350,7 @@ def _plan(config: LLMConfig, shape: Shape, gang: Gang | None) -> Plan:
         **engine,
         **({"tokenizer": tokenizer} if tokenizer else {}),
         "model": config.model_source,
-        "served_model_name": [config.model_id],
+        "served_model_name": [config.model_id, *config.aliases],
         **({"data_parallel_rank": gang.rank, "data_parallel_address": gang.host} if gang else {}),
     }
     return plan(engine, frontend)

@@ -71,12 +71,18 @@ class AdmissionQueue:
         return len(self._returned) + len(self._queued)
 
     async def acquire(
-        self, asked: RoutingRequest, tried: Tried, times: Timing, only: Replica | None = None
+        self,
+        asked: RoutingRequest,
+        tried: Tried,
+        times: Timing,
+        only: Replica | None = None,
+        patient: bool = True,
     ) -> Lease:
         """A slot of a replica, held until `release`.
 
         tried: replicas that failed this request. Such a request was admitted before and is not rejected.
-        only: the one replica that can answer, since it stores what the request refers to.
+        only: the one replica that can answer, since it stores what the request refers to. patient: whether
+        to wait when no replica is ready.
         Raises: Overloaded when the queue is full, Unavailable when no replica became ready in time.
         """
         times.begin(PICK)
@@ -85,6 +91,8 @@ class AdmissionQueue:
             pick = self._pick(asked, tried, only, now)
             if pick is not None:
                 return self._lease(asked, pick, now)
+        if not patient and all(replica in tried for replica in self._table.ready(self._model.id)):
+            raise self._unavailable()
         if not tried:
             self._refuse_when_full()
         times.begin(QUEUE)

@@ -17,7 +17,7 @@ from penstock.asgi import ASGIApp, ClientGone, Receive, Scope, Send, lifespan
 from penstock.config import GatewayConfig
 from penstock.serve.fleet.links import ReplicaLinks
 from penstock.serve.fleet.table import Table
-from penstock.serve.gateway import admin, body, routes, stored_responses
+from penstock.serve.gateway import admin, routes, stored_responses
 from penstock.serve.gateway.adapter_listing import Listing
 from penstock.serve.gateway.auth import Auth
 from penstock.serve.gateway.body import BodyBudget, RequestBody
@@ -183,7 +183,7 @@ class Gateway:
             await content.read(request.receive, fields.get(b"content-length"), self._config.max_body_bytes)
             request.timing.begin(timing.GATEWAY)
             kind = fields.get(b"content-type", b"")
-            content.fields = await body.look(content.content, kind, free=route.own)
+            await content.look(kind, free=route.own)
             await self._pass_on(request, route, reply, passing, content)
         finally:
             content.drop()

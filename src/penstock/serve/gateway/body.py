@@ -96,7 +96,7 @@ class BodyBudget:
 class RequestBody:
     """One request's body, from `read` to `drop`, and its fields."""
 
-    __slots__ = ("_budget", "_reader", "_taken", "content", "fields")
+    __slots__ = ("_budget", "_model_at", "_reader", "_taken", "content", "fields")
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
@@ -104,6 +104,7 @@ class RequestBody:
         self._reader: asyncio.Task[object] | None = None  # while it waits for more
         self.content: bytes | bytearray = b""
         self.fields = Fields()
+        self._model_at: slice | None = None  # of a form
 
     async def read(self, receive: Receive, content_length: bytes | None, limit: int) -> None:
         """Reads the body to its end. limit: in bytes.
@@ -162,6 +163,26 @@ class RequestBody:
         assert reader is not None
         reader.cancel()
 
+    async def look(self, content_type: bytes, free: bool = False) -> None:
+        """Finds `fields`. Raises: as `look`."""
+        if content_type.lower().startswith(b"multipart/form-data"):
+            self._model_at = at = await _form_model(self.content, content_type)
+            self.fields = Fields(self.content[at].decode(errors="replace") or None if at else None)
+        else:
+            self.fields = await look(self.content, content_type, free)
+
+    def name_model(self, model: str) -> None:
+        """Names another model in the body, if it names one; all else stays byte for byte, but for spaces
+        around the keys of JSON.
+        """
+        if self._model_at is not None:
+            content, at, name = self.content, self._model_at, model.encode()
+            self.content = content[: at.start] + name + content[at.stop :]
+            self._model_at = slice(at.start, at.start + len(name))
+        elif self.fields.model is not None:
+            given = msgspec.json.decode(self.content, type=dict[str, msgspec.Raw])
+            self.content = msgspec.json.encode(given | {"model": msgspec.Raw(msgspec.json.encode(model))})
+
     def drop(self) -> None:
         """Releases the memory, and the fields, which are views of it. Safe to call twice."""
         self.content, self.fields = b"", Fields()
@@ -177,15 +198,13 @@ def _check(size: int, limit: int) -> None:
 
 
 async def look(body: bytes | bytearray, content_type: bytes, free: bool = False) -> Fields:
-    """Fields of a JSON object or a multipart form; of a form, `model` alone.
+    """Fields of a JSON object.
 
     free: a body of any other content type is accepted and has no fields.
     Raises: BadRequest when the body is not a JSON object or `model` is not a string; TooLarge.
     """
     if not body:
         return Fields()
-    if content_type.lower().startswith(b"multipart/form-data"):
-        return Fields(await _form_model(body, content_type))
     if free and content_type and b"json" not in content_type.lower():
         return Fields()
     if len(body) > _LARGE_BYTES:
@@ -220,9 +239,10 @@ async def _check_items(body: bytes | bytearray) -> None:
         await asyncio.sleep(0)
 
 
-async def _form_model(body: bytes | bytearray, content_type: bytes) -> str | None:
-    """Skips from boundary to boundary, so that megabytes of audio cost little. RFC 2046, 5.1.1.
+async def _form_model(body: bytes | bytearray, content_type: bytes) -> slice | None:
+    """Where a multipart form has the value of `model`. RFC 2046, 5.1.1.
 
+    Skips from boundary to boundary, so that megabytes of audio cost little.
     Raises: BadRequest when the content type has no valid boundary, or there are too many parts.
     """
     found = _BOUNDARY.search(content_type)
@@ -239,8 +259,9 @@ async def _form_model(body: bytes | bytearray, content_type: bytes) -> str | Non
         start = at + len(delimiter)
         end = body.find(b"\r\n\r\n", start, start + _MOST_PART_HEADERS)
         if end >= 0 and body.startswith(_AFTER_BOUNDARY, start) and _MODEL_FIELD.search(body[start:end]):
-            value = body[end + 4 : end + 4 + limits.NAME_CHARS + 1].split(b"\r\n")[0]
-            return value.decode(errors="replace") or None
+            start = end + 4
+            value = body[start : start + limits.NAME_CHARS + 1].split(b"\r\n")[0]
+            return slice(start, start + len(value))
         if body.startswith(b"--", start):
             return None
         at = await _find(body, delimiter, start)

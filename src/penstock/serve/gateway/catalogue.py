@@ -27,7 +27,7 @@ class ServedModel:
     engines'. scales: whether the model may have more than one replica. adapter_slots: adapters that a replica
     holds at a time; 0 for a model without adapters. paths: endpoints of its server class. start_s: how long a
     request waits for a replica of a model that may have none, or none awake. on_demand: whether control
-    wakes it on demand.
+    wakes it on demand. aliases: more names for it. fallbacks: names of models that answer when it cannot.
     """
 
     id: str
@@ -44,6 +44,8 @@ class ServedModel:
     paths: tuple[str, ...] = ()
     start_s: float | None = None
     on_demand: bool = False
+    aliases: tuple[str, ...] = ()
+    fallbacks: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -69,6 +71,8 @@ class ServedModel:
             paths=tuple(paths),
             start_s=config.engine_start_timeout_s if scaling.get("min_replicas") == 0 or on_demand else None,
             on_demand=on_demand,
+            aliases=tuple(config.aliases),
+            fallbacks=tuple(config.fallbacks),
         )
 
 
@@ -97,13 +101,14 @@ class Catalogue:
         self.models = {model.id: model for model in models}
         if len(self.models) < len(models):
             raise ConfigError(f"Two models have the same id; the ids are {', '.join(c.id for c in models)}.")
-        if default_model is not None and default_model not in self.models:
+        self._named = {alias: model for model in models for alias in model.aliases} | self.models
+        if default_model is not None and default_model not in self._named:
             raise ConfigError(f"The default model '{default_model}' is none of {self._known()}.")
         only = models[0].id if len(models) == 1 else None
         self._default = default_model or only
 
     def resolve(self, name: str | None) -> tuple[ServedModel, str]:
-        """The model and the adapter that `name` means: an id, or `id:adapter`, longest id first.
+        """The model and the adapter that `name` means: an id or alias, or `id:adapter`, longest id first.
 
         Without a name, the default model; "" stands for no adapter.
         Raises: ModelNotFound; BadRequest when no name is given and no model is the default, or when the model
@@ -112,7 +117,7 @@ class Catalogue:
         if not name:
             if self._default is None:
                 raise BadRequest(f"The request names no model; name one of {self._known()}.", param="model")
-            return self.models[self._default], ""
+            return self._named[self._default], ""
         model, adapter = self.find(name)
         if adapter and not model.adapter_slots:
             raise BadRequest(
@@ -123,7 +128,7 @@ class Catalogue:
         return model, adapter
 
     def find(self, name: str) -> tuple[ServedModel, str]:
-        """The parts before and after the colon, longest id first. Raises: ModelNotFound."""
+        """The parts before and after the colon, longest id or alias first. Raises: ModelNotFound."""
         if len(name) > limits.NAME_CHARS:
             raise ModelNotFound(
                 f"The name of the model is longer than {limits.NAME_CHARS} characters. "
@@ -131,13 +136,13 @@ class Catalogue:
                 param="model",
             )
         base = name
-        while base not in self.models:
+        while base not in self._named:
             base, colon, _ = base.rpartition(":")
             if not colon:
                 raise self._not_found(name, self._known())
         if name == f"{base}:":
             raise self._not_found(name, self._known())
-        return self.models[base], name[len(base) + 1 :]
+        return self._named[base], name[len(base) + 1 :]
 
     def resolve_for(self, path: str, name: str | None) -> tuple[ServedModel, str]:
         """The same for a path that only some models have; without a name, the only one that has it.
@@ -152,22 +157,34 @@ class Catalogue:
         return model, adapter
 
     def show(
-        self, model: ServedModel, adapter: str, max_model_len: int | None, adapters: Sequence[str]
+        self,
+        model: ServedModel,
+        adapter: str,
+        max_model_len: int | None,
+        adapters: Sequence[str],
+        name: str | None = None,
     ) -> bytes:
-        """JSON of one model, or of one of its `adapters`. Raises: ModelNotFound."""
+        """JSON of one model, or of one of its `adapters`. name: the alias by which it was asked for.
+
+        Raises: ModelNotFound.
+        """
         if adapter and adapter not in adapters:
             known = _some([model.id, *(f"{model.id}:{name}" for name in adapters)])
             raise self._not_found(f"{model.id}:{adapter}", known)
-        return msgspec.json.encode(_shown(model, max_model_len, adapter))
+        return msgspec.json.encode(_shown(model, max_model_len, adapter, name))
 
     def show_all(
         self, max_model_lens: Mapping[str, int | None], adapters: Mapping[str, Sequence[str]]
     ) -> bytes:
-        """JSON of all models in the order of the configuration, each followed by its adapters."""
+        """JSON of all models in the order of the configuration, each followed by its aliases and adapters."""
         shown = [
-            _shown(model, max_model_lens.get(model.id), adapter)
+            _shown(model, max_model_lens.get(model.id), adapter, name)
             for model in self.models.values()
-            for adapter in ("", *adapters.get(model.id, ()))
+            for adapter, name in (
+                ("", None),
+                *(("", alias) for alias in model.aliases),
+                *((adapter, None) for adapter in adapters.get(model.id, ())),
+            )
         ]
         return msgspec.json.encode(_List(data=shown))
 
@@ -177,7 +194,7 @@ class Catalogue:
         )
 
     def _known(self) -> str:
-        return _some(list(self.models))
+        return _some(list(self._named))
 
 
 def _some(names: Sequence[str]) -> str:
@@ -187,9 +204,9 @@ def _some(names: Sequence[str]) -> str:
     return (", ".join(quoted[:_NAMED]) or "none") + rest
 
 
-def _shown(model: ServedModel, max_model_len: int | None, adapter: str) -> _Shown:
+def _shown(model: ServedModel, max_model_len: int | None, adapter: str, name: str | None = None) -> _Shown:
     return _Shown(
-        id=f"{model.id}:{adapter}" if adapter else model.id,
+        id=f"{model.id}:{adapter}" if adapter else name or model.id,
         created=model.created,
         owned_by=model.owned_by,
         root=model.id,

@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from penstock.errors import EngineDead
+from penstock.config.derive import names
+from penstock.errors import EngineDead, Error, Overloaded, Unavailable
 from penstock.metrics import GatewayMetrics, ModelMetrics
 from penstock.serve.fleet.links import ReplicaLinks
 from penstock.serve.fleet.replica import Replica, Tried
@@ -73,6 +74,7 @@ class Dispatch:
         self._gateway_id = gateway_id
         self._metrics = GatewayMetrics()
         self._models = {model.id: model for model in models}
+        self._fallbacks = names.fallbacks({model.id: (model.aliases, model.fallbacks) for model in models})
         self._loads: Counter[str] = Counter()
         self._closed: Counter[str] = Counter()
         self._used: dict[str, float] = {}
@@ -96,10 +98,37 @@ class Dispatch:
             self._queues[replica.model_id].offer(replica)
 
     async def answer(self, model_id: str, request: UpstreamRequest, reply: ClientResponse) -> None:
-        """Relays the answer of a replica of `model_id`.
+        """Relays the answer of a replica of `model_id`, or of one of its fallbacks.
 
-        Raises: Overloaded, Unavailable; EngineDead when the response broke off after it had begun.
+        Raises: Overloaded, Unavailable, EngineFailed; EngineDead when the response broke off after it had
+        begun, or the request seems to kill engines.
         """
+        fallbacks = () if request.adapter or request.keeper else self._fallbacks[model_id]
+        current = model_id
+        for i, other in enumerate(fallbacks):
+            patient = self._models[current].start_s is not None or not any(
+                map(self._table.ready, fallbacks[i:])
+            )
+            try:
+                return await self._answer(current, request, reply, patient)
+            except (Overloaded, Unavailable, relay.EngineFailed) as error:
+                if isinstance(error, EngineDead):
+                    raise
+                self._fall_back(model_id, other, request, reply, error)
+            current = other
+        return await self._answer(current, request, reply)
+
+    def _fall_back(
+        self, model_id: str, other: str, request: UpstreamRequest, reply: ClientResponse, error: Error
+    ) -> None:
+        log.warning("request %s for %s goes to %s: %s", request.id, model_id, other, error)
+        self._metrics.fallbacks.labels(model_id, other).inc()
+        reply.answered_by = other
+        request.body.name_model(other)
+
+    async def _answer(
+        self, model_id: str, request: UpstreamRequest, reply: ClientResponse, patient: bool = True
+    ) -> None:
         queue, tried, deaths = self._queues[model_id], Tried(), 0
         self._used[model_id] = time.monotonic()
         reply.timing.begin(timing.PICK)
@@ -107,7 +136,7 @@ class Dispatch:
             request.adapter, request.body.fields, request.headers, len(request.body.content)
         )
         while True:
-            lease = await queue.acquire(asked, tried, reply.timing, request.keeper)
+            lease = await queue.acquire(asked, tried, reply.timing, request.keeper, patient)
             replica = lease.replica
             reply.timing.begin(timing.GATEWAY)
             try:
@@ -170,6 +199,8 @@ class Dispatch:
             self._metrics.queued.labels(model_id).set(len(queue))
             self._metrics.ready.labels(model_id).set(len(self._table.ready(model_id)))
             self._metrics.failovers.labels(model_id)  # shown as 0 before the first
+            for other in self._fallbacks[model_id]:
+                self._metrics.fallbacks.labels(model_id, other)
             if self._models[model_id].adapter_slots:
                 self._count_adapters(model_id)
         return self._metrics.text()

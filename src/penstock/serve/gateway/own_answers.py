@@ -41,7 +41,8 @@ class OwnAnswers:
         else:
             model, adapter = self._catalogue.find(route.argument)
             adapters = await self._listing.adapters(model.id) if adapter else ()
-            content = self._catalogue.show(model, adapter, lengths[model.id], adapters)
+            name = None if adapter else route.argument
+            content = self._catalogue.show(model, adapter, lengths[model.id], adapters, name)
         await reply.whole(200, JSON, content)
 
     async def health(self, request: ClientRequest, route: Route, reply: ClientResponse) -> None:

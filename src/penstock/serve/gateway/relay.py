@@ -31,6 +31,10 @@ class ReplicaFailed(Exception):
         self.worked = worked
 
 
+class EngineFailed(Error):
+    """The engine answered 500. The message is for clients, its cause for the log."""
+
+
 async def ask(pool: Pool, head: bytes, body: RequestBody, reply: ClientResponse) -> None:
     """Sends a request to the pool's replica and relays its response. Leaving early aborts the request there.
 
@@ -155,6 +159,8 @@ def whole_events(stream: bytes) -> tuple[bytes, bytes]:
 
 def _internal(head: Head, body: bytes) -> Error:
     """Internal causes go to the log, not to the client."""
-    error = Error("The engine failed on this request. The server's log says why, under this request's id.")
+    error = EngineFailed(
+        "The engine failed on this request. The server's log says why, under this request's id."
+    )
     error.__cause__ = RuntimeError(f"the engine answered {head.status}: {body[:_LOGGED_BYTES]!r}")
     return error

@@ -22,6 +22,7 @@ from penstock.transport.connection import Headers
 _LAST_WORD_S = 5.0  # for the error event, when the client reads slowly or not at all
 _ONE_PIECE_S = 0.0005  # pieces closer together come from the same engine step
 _TIMING = b"server-timing"
+_MODEL = b"x-penstock-model"
 _STREAM = (b"content-type", b"text/event-stream")
 _UNBUFFERED = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]  # for proxies before us
 
@@ -34,6 +35,7 @@ class ClientResponse:
         "_piece_at",
         "_request_id",
         "_send",
+        "answered_by",
         "begun",
         "broken",
         "gaps",
@@ -55,6 +57,7 @@ class ClientResponse:
         self.writer = writer
         self.begun: Callable[[], None] | None = None  # called once the first byte leaves
         self._request_id = (b"x-request-id", request_id.encode())
+        self.answered_by = ""  # the id of another model than the one that was asked for
         self.timing = timing
         self.gaps: Buckets | None = None  # counts times between a stream's pieces
         self.status: int | None = None
@@ -77,6 +80,8 @@ class ClientResponse:
         self.streaming = kind.startswith(_STREAM[1])
         timing = (_TIMING, self.timing.header())
         more = [*(_UNBUFFERED if self.streaming else ()), timing, self._request_id]
+        if self.answered_by:
+            more.append((_MODEL, self.answered_by.encode("ascii", "backslashreplace")))
         names = {name for name, _ in more}
         passing = [field for field in headers if field[0] not in names]
         await self._send({"type": "http.response.start", "status": status, "headers": [*passing, *more]})

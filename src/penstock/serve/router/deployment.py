@@ -13,6 +13,7 @@ from ray import serve
 from ray.serve import Application
 
 from penstock.config import GatewayConfig, LLMConfig
+from penstock.config.derive import names
 from penstock.config.derive.server_class import server_class
 from penstock.config.messages.problems import config_error
 from penstock.errors import ConfigError
@@ -53,14 +54,15 @@ class RouterDeployment:
     ) -> Application:
         """An application that serves all `models`: applications from `as_deployment().bind(...)`, or configs.
 
-        Raises: ConfigError for two models of one id, an application that does not serve a model, or a routing
-        policy that cannot be loaded, or a certificate for Serve's HTTP.
+        Raises: ConfigError for two models of one name, fallbacks that are unknown or go in a circle, an
+        application that does not serve a model, a routing policy that cannot be loaded, or a certificate for
+        Serve's HTTP.
         """
         applications = [_application(model) for model in models]
         known = [model_of(application) for application in applications]
         configs = [model.config for model in known]
         _refuse_duplicates([config.model_id for config in configs])
-        if problems := registry.problems(configs):
+        if problems := [*names.problems(configs), *registry.problems(configs)]:
             raise config_error(problems)
         gateway = gateway or GatewayConfig()
         if gateway.tls is not None and gateway.port is None:

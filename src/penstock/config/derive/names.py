@@ -1,0 +1,63 @@
+"""The names of models behind one gateway: ids, aliases, and which models stand in for which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from penstock.config.messages.problems import unknown
+from penstock.config.schema.model import LLMConfig
+
+
+def problems(configs: Sequence[LLMConfig]) -> list[str]:
+    """A sentence for each alias that is taken, each unknown fallback, and each loop of fallbacks."""
+    taken = {config.model_id: config for config in configs}
+    found: list[str] = []
+    for config in configs:
+        for alias in config.aliases:
+            if alias in taken:
+                where = config.location / "aliases"
+                found.append(where.says(f"{alias!r} is already a name of {taken[alias].model_id!r}."))
+            taken.setdefault(alias, config)
+    ids = {name: config.model_id for name, config in taken.items()}
+    for config in configs:
+        where = config.location / "fallbacks"
+        found += [where.says(unknown("model", name, ids)) for name in config.fallbacks if name not in ids]
+    return found + _loops(configs, ids)
+
+
+def fallbacks(models: Mapping[str, tuple[Sequence[str], Sequence[str]]]) -> dict[str, tuple[str, ...]]:
+    """For each model the ids of those that stand in for it, in the order in which they are asked: each
+    fallback, and behind it its own.
+
+    models: aliases and fallbacks by id, without `problems`.
+    """
+    ids = {name: model for model, (aliases, _) in models.items() for name in (model, *aliases)}
+    named = {model: [ids[name] for name in names] for model, (_, names) in models.items()}
+    return {model: tuple(_order(model, named)[1:]) for model in models}
+
+
+def _order(model: str, named: Mapping[str, Sequence[str]]) -> list[str]:
+    order = [model]
+    for other in named[model]:
+        order += [name for name in _order(other, named) if name not in order]
+    return order
+
+
+def _loops(configs: Sequence[LLMConfig], ids: Mapping[str, str]) -> list[str]:
+    named = {config.model_id: [ids[name] for name in config.fallbacks if name in ids] for config in configs}
+    for config in configs:
+        if path := _way_back(config.model_id, named, (config.model_id,)):
+            text = " -> ".join(map(repr, path))
+            where = config.location / "fallbacks"
+            return [where.says(f"goes in a circle: {text}. Leave one of them out.")]
+    return []
+
+
+def _way_back(goal: str, named: Mapping[str, Sequence[str]], path: tuple[str, ...]) -> tuple[str, ...]:
+    """A path of fallbacks from the end of `path` to `goal`; empty if there is none."""
+    for other in named[path[-1]]:
+        if other == goal:
+            return (*path, other)
+        if other not in path and (found := _way_back(goal, named, (*path, other))):
+            return found
+    return ()
