@@ -19,6 +19,7 @@ from penstock.engines import engine_class
 from penstock.engines.process.engine import ProcessEngine
 
 MODEL_ID = "model:under/test"
+ALIAS = "gpt-4o-mini"
 WINDOW = 2048
 BLOCK_SIZE = 32
 KV_BLOCKS = 160
@@ -31,6 +32,7 @@ SEATS = 32
 def vllm_config(source: object = "demo", **engine_kwargs: object) -> LLMConfig:
     return LLMConfig(
         model_loading_config={"model_id": MODEL_ID, "model_source": source},
+        aliases=[ALIAS],
         accelerator_config={"kind": "cpu"},
         engine_kwargs={"max_model_len": WINDOW, "block_size": BLOCK_SIZE} | engine_kwargs,
     )
@@ -46,7 +48,12 @@ def sim_config(**engine_kwargs: object) -> LLMConfig:
     speed = {"step_base_ms": 1.0, "prefill_tokens_per_s": 1e6}
     cache = {"block_size": BLOCK_SIZE, "kv_tokens": BLOCK_SIZE * KV_BLOCKS}
     options = {"max_model_len": WINDOW} | speed | cache | engine_kwargs
-    return LLMConfig(model_loading_config={"model_id": MODEL_ID}, llm_engine="sim", engine_kwargs=options)
+    return LLMConfig(
+        model_loading_config={"model_id": MODEL_ID},
+        aliases=[ALIAS],
+        llm_engine="sim",
+        engine_kwargs=options,
+    )
 
 
 def process_config() -> LLMConfig:
@@ -88,6 +95,7 @@ def sglang_config(source: object = "demo", **engine_kwargs: object) -> LLMConfig
     }
     return LLMConfig(
         model_loading_config={"model_id": MODEL_ID, "model_source": source},
+        aliases=[ALIAS],
         llm_engine="sglang",
         accelerator_config={"kind": "cpu"},
         engine_kwargs=options | engine_kwargs,
@@ -99,6 +107,7 @@ def child_config(
 ) -> LLMConfig:
     return LLMConfig(
         model_loading_config={"model_id": MODEL_ID, "model_source": model_source},
+        aliases=[ALIAS],
         llm_engine="process",
         engine_kwargs={"command": list(command)} | engine_kwargs,
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from enginetest import BLOCK_SIZE, KV_BLOCKS, MODEL_ID, WINDOW, Served, until
+from enginetest import ALIAS, BLOCK_SIZE, KV_BLOCKS, MODEL_ID, WINDOW, Served, until
 
 from penstock.engine import Delta
 from penstock.errors import BadRequest, PromptTooLong
@@ -46,6 +46,19 @@ async def generate(served: Served, prompt: Any, **params: Any) -> list[Delta]:
 
 def text(deltas: list[Delta]) -> str:
     return "".join(delta.text for delta in deltas)
+
+
+@pytest.mark.parity("X22")
+async def test_an_alias_is_answered_under_the_name_that_was_asked_for(under_test: Served):
+    for name in (ALIAS, MODEL_ID):
+        answer = await ask(under_test, "/v1/chat/completions", **CHAT | {"model": name, "max_tokens": 2})
+        assert answer["model"] == name
+        events = await stream(under_test, "/v1/completions", **COMPLETION | {"model": name})
+        assert {event["model"] for event in events} == {name}
+        tokens = await ask(under_test, "/tokenize", model=name, prompt=QUESTION)
+        assert tokens["count"] > 1
+    refused = await under_test.http.post("/v1/chat/completions", json=CHAT | {"model": "gpt-4o"})
+    assert refused.status_code == 404
 
 
 async def until_idle(served: Served) -> None:
