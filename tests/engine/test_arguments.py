@@ -14,6 +14,7 @@ from models import model
 
 from penstock.config import LLMConfig, load_configs
 from penstock.engines.check import check_arguments
+from penstock.engines.vllm.arguments import names
 from penstock.engines.vllm.arguments.check import parse_flags
 from penstock.errors import ConfigError
 
@@ -181,7 +182,7 @@ applications:
 PROGRAM = """
 import json, sys
 from penstock.engines.vllm.arguments.schema import engine_arguments, frontend_arguments, split
-from penstock.engines.vllm.arguments.flags import parse
+from penstock.engines.vllm.arguments.flags import _Parser, make_arg_parser, parse
 from penstock.engines.vllm.arguments.refused import REFUSED
 from penstock.errors import ConfigError
 asked = json.load(sys.stdin)
@@ -193,7 +194,12 @@ except ConfigError as error:
 names = [{name: type(value).__name__ for name, value in side.items()} for side in (engine, frontend)]
 unknown = sorted(REFUSED.keys() - engine_arguments().keys() - frontend_arguments().keys())
 parsed = [parse(argv) for argv in asked["argv"]]
-print(json.dumps({"parsed": parsed, "split": names, "refused": refused, "refused_but_unknown": unknown}))
+said = {"parsed": parsed, "split": names, "refused": refused, "refused_but_unknown": unknown}
+actions = make_arg_parser(_Parser(add_help=False))._actions
+print(json.dumps(said | {
+    "flags": [flag for action in actions for flag in action.option_strings],
+    "arguments": sorted(engine_arguments() | frontend_arguments()),
+}))
 """
 
 
@@ -346,6 +352,12 @@ def test_splitting_refuses_what_checking_refuses(vllm):
 def test_every_refused_name_is_one_of_vllms(vllm):
     flags_only = ["api_server_count", "grpc", "headless"]
     assert vllm["refused_but_unknown"] == flags_only
+
+
+def test_every_name_of_vllms_is_in_what_its_source_says(vllm):
+    assert len(vllm["flags"]) > len(vllm["arguments"]) > 100
+    assert names.unknown_flags(vllm["flags"]) == []
+    assert set(vllm["arguments"]) <= names.known()
 
 
 def test_engines_that_compute_together_need_a_model_with_experts():

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.models.engine_arguments import read_engine_words
-from penstock.cli.models.options import Arguments, split
+from penstock.cli.models.engine_arguments import read_engine_words, read_quick_words
+from penstock.cli.models.options import SERVE, Arguments, split
 from penstock.cli.models.plan import make_plan
 from penstock.cli.models.precheck import checked
 from penstock.cli.serve.ray_cluster import cpus_needed
@@ -150,10 +150,11 @@ def test_bad_engine_words_are_told(words: tuple[str, ...], sentence: str):
         read_engine_words(planned)
 
 
-def test_mistyped_option_of_our_own_is_named():
-    planned = make_plan(Arguments(sources=("echo",), engine="sim", engine_words=("--prot", "9000")))
+@pytest.mark.parametrize("engine", ["sim", "vllm"])
+def test_mistyped_option_of_our_own_is_named(engine: str):
+    planned = make_plan(Arguments(sources=("demo",), engine=engine, engine_words=("--prot", "9000")))
     with pytest.raises(ConfigError, match="`penstock serve` has --port"):
-        read_engine_words(planned)
+        read_quick_words(planned, SERVE)
 
 
 def test_guests_variables_go_under_what_the_config_says():

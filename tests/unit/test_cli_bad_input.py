@@ -12,11 +12,19 @@ from unittest import mock
 import pytest
 
 from penstock.cli import main
-from penstock.cli.models import check
+from penstock.cli.batch import run as batch_run
+from penstock.cli.models import check, precheck
+from penstock.cli.models.options import Arguments
+from penstock.cli.models.plan import make_plan
 from penstock.cli.process import guard
+from penstock.cli.serve import startup
+from penstock.data.backends import ray_cluster
+from penstock.errors import ConfigError
 
 NOBODY = "http://127.0.0.1:9"
 """The port of a service that no machine runs any more."""
+
+GLOB = Path.glob
 
 FILES = {
     "binary.yaml": b"\xff\xfe\x00",
@@ -48,8 +56,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "folder.yaml").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    # The guard of `serve` ends every descendant of its process, here the engines of other tests.
+    # The guard of a command ends every descendant of its process, here the engines of other tests.
     monkeypatch.setattr(guard, "guarded", lambda work, stop_s: work(0))
+    monkeypatch.setattr(batch_run, "end_descendants", lambda: None)
     return tmp_path
 
 
@@ -96,6 +105,13 @@ BAD: list[tuple[list[str], str]] = [
     (["bench", NOBODY, "--trace", "prompts.jsonl"], "prompts.jsonl"),
     (["bench", NOBODY, "--body", "{"], "--body"),
     (["bench", NOBODY, "--json", "/no/such/folder"], "cannot be written"),
+    (["batch", "rseume", "out.jsonl"], "Did you mean 'resume'"),
+    (["batch", "in.jsonl", "-o", "out", "--modle", "demo"], "`penstock batch` has --model"),
+    (
+        ["batch", "in.jsonl", "-o", "out", "--url", NOBODY, "--conurrency", "5"],
+        "`penstock batch` has --concurrency",
+    ),
+    (["batch", "missing.jsonl", "-o", "out.jsonl", "--model", "demo"], "There is no file"),
     (["sevre"], "Did you mean 'serve'"),
     (["--verison"], "--version"),
 ]
@@ -143,7 +159,63 @@ def test_serve_tells_all_mistakes_of_a_file_as_check_does(ended, folder: Path):
         assert (code, "'replicas'" in err, "max_len" in err) == (2, True, True)
 
 
-def test_a_gpu_that_is_not_there_is_told_before_ray_starts(ended, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter(()))
-    code, err = ended("serve", "demo", "--accelerator", "gpu")
-    assert (code, "no node has a GPU" in err, "--accelerator cpu" in err) == (2, True, True)
+@pytest.fixture
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Rows of a job; any attempt to start Ray is a failure of the test."""
+    monkeypatch.setattr(startup.Steps, "begin", lambda self: pytest.fail("Ray was started"))
+    monkeypatch.setattr(ray_cluster, "init_ray", lambda **options: pytest.fail("Ray was started"))
+    rows = Path("rows.jsonl")
+    rows.write_text('{"prompt": "a"}\n')
+    return rows
+
+
+BEFORE_RAY = [
+    (["demo", "--accelerator", "gpu"], 2, ["no node has a GPU", "--accelerator cpu"]),
+    (["./no-such-model"], 2, ["no-such-model' does not exist on this machine"]),
+    (["demo", "--max-modl-len", "5"], 2, ["unknown flag '--max-modl-len'; did you mean '--max-model-len'"]),
+    (["unknown-argument.yaml"], 2, ["unknown-argument.yaml:2", "did you mean 'max_model_len'"]),
+    (["program.yaml"], 1, ["there is no program 'no-such-program' on this machine"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"), BEFORE_RAY, ids=[" ".join(words) for words, *_ in BEFORE_RAY]
+)
+@pytest.mark.parametrize("verb", ["serve", "batch"])
+@pytest.mark.usefixtures("no_ray")
+def test_it_is_told_before_ray_starts(
+    verb: str,
+    words: list[str],
+    code: int,
+    says: list[str],
+    ended,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(
+        Path, "glob", lambda self, pattern: iter(()) if str(self) == "/dev" else GLOB(self, pattern)
+    )
+    model = "model_loading_config: {model_id: m, model_source: demo}\n"
+    (folder / "unknown-argument.yaml").write_text(f"{model}engine_kwargs: {{max_modl_len: 5}}\n")
+    (folder / "program.yaml").write_text(
+        f"{model}llm_engine: process\nengine_kwargs: {{command: [no-such-program]}}\n"
+    )
+    batch = ["batch", "rows.jsonl", "-o", "out.jsonl", "--model"]
+    ended_with, err = ended(*(["serve"] if verb == "serve" else batch), *words)
+    assert (ended_with, [text for text in says if text not in err]) == (code, [])
+    assert not (folder / "out.jsonl.journal").exists()
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_a_vllm_that_is_missing_is_told_before_ray_starts(ended, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    for words in (["serve", "demo"], ["batch", "rows.jsonl", "-o", "out.jsonl", "--model", "demo"]):
+        code, err = ended(*words)
+        assert (code, "vLLM is not installed" in err, "pip install" in err) == (1, True, True)
+
+
+def test_what_the_nodes_of_a_cluster_may_have_is_not_refused_here(no_ray: Path):
+    plan = make_plan(Arguments(sources=("./on-the-nodes",), accelerator="H100"))
+    assert precheck.checked(plan, "10.0.0.1:6379") == plan
+    with pytest.raises(ConfigError, match="no node has a GPU"):
+        precheck.checked(plan, None)

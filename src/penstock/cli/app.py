@@ -156,7 +156,8 @@ def _serve(arguments: Arguments, signals_fd: int) -> int:
             planned = make_plan(arguments)
         except ConfigError as error:
             raise precheck.with_all_faults(error, arguments) from error
-        planned = precheck.checked(planned, arguments)
+        precheck.refuse_certificate(planned)
+        planned = precheck.checked(planned, arguments.address)
         refuse_taken(planned.gateway.host, planned.gateway.port or DEFAULT_PORT)
         if arguments.address:
             refuse_silent(arguments.address)

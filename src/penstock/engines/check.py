@@ -1,4 +1,7 @@
-"""Checks `engine_kwargs` against their engine, before anything starts. Imports no engine."""
+"""Checks `engine_kwargs` against their engine, before anything starts. Imports no engine.
+
+`find_unknown` takes milliseconds; `check_arguments` may ask vLLM in a process of its own, for seconds.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,10 @@ from penstock.config.derive.prefill import to_check
 from penstock.config.messages.problems import ErrorCollector, translated
 from penstock.config.schema.strict import StrictModel
 from penstock.engines.vllm.arguments import check as vllm
+from penstock.engines.vllm.arguments import names
 from penstock.engines.vllm.arguments.check import Findings
 
-__all__ = ["Findings", "check_arguments", "options_form"]
+__all__ = ["Findings", "check_arguments", "find_unknown", "options_form"]
 
 _FORMS = {
     "process": "penstock.engines.process.options:ProcessOptions",
@@ -31,6 +35,15 @@ def check_arguments(configs: Sequence[LLMConfig]) -> Findings:
     configs = [half for config in configs for half in to_check(config)]
     of_vllm = vllm.check_arguments([config for config in configs if config.engine_name == "vllm"])
     return Findings((*of_vllm.problems, *_problems_of_forms(configs)), of_vllm.notices)
+
+
+def find_unknown(configs: Sequence[LLMConfig]) -> list[str]:
+    """The problems that are known without asking an engine: unknown names, and all of engines with a form."""
+    if Settings.read().engine_cls:
+        return []
+    configs = [half for config in configs for half in to_check(config)]
+    of_vllm = names.unknown_arguments([config for config in configs if config.engine_name == "vllm"])
+    return [*of_vllm, *_problems_of_forms(configs)]
 
 
 def options_form(engine_name: str) -> type[StrictModel] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import signal
 import sys
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from typing import Annotated, Any, Literal, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from penstock.cli.models.options import Engine, split
+from penstock.cli.models.options import Command, Engine, split
 from penstock.cli.process.failure import fail
 from penstock.errors import BadRequest, ConfigError, Error
 
@@ -42,8 +43,14 @@ class _InputFirst(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args or args[0] not in self.commands:
+            self._refuse_misspelt(ctx, *args[:1])
             args = ["run", *(args or ["--help"])]
         return super().parse_args(ctx, args)
+
+    def _refuse_misspelt(self, ctx: Any, word: str = "") -> None:
+        meant = difflib.get_close_matches(word, self.commands, 1)
+        if meant and word.isidentifier() and not Path(word).exists():
+            ctx.fail(f"There is no file {word!r}, and no such command. Did you mean {meant[0]!r}?")
 
 
 batch = typer.Typer(
@@ -120,6 +127,7 @@ _Verbose = Annotated[bool, typer.Option("--verbose", help="Show what Ray and the
 
 @batch.command(name="run", hidden=True, help=_HELP, context_settings={"ignore_unknown_options": True})
 def run(
+    context: typer.Context,
     words: Annotated[list[str], typer.Argument(metavar="INPUT...", help="Files, folders, globs.")],
     output: Annotated[
         str, typer.Option("--output", "-o", help="A file, or a folder of part files when it ends with /.")
@@ -257,6 +265,7 @@ def run(
                     concurrency=concurrency or 64,
                 ),
                 {"--concurrency": concurrency},
+                _command(context),
             ),
             input_form=input_form,
             kind=task,
@@ -280,6 +289,7 @@ def run(
     except Exception as error:
         _fail(error)
     _start(
+        context,
         output,
         spec=spec,
         limits=(max_seconds, max_total_tokens, max_failures),
@@ -293,6 +303,7 @@ def run(
 
 @batch.command(context_settings={"ignore_unknown_options": True})
 def resume(
+    context: typer.Context,
     words: Annotated[list[str], typer.Argument(metavar="OUTPUT", help="The output of the job.")],
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed rows again.")] = False,
     model: _Model = None,
@@ -324,12 +335,13 @@ def resume(
             given = EngineSpec(
                 url=url, app=app, deployment=deployment, model=model, replicas=replicas or 0, address=address
             )
-            engines = _engines(engine_words, given, {})
+            engines = _engines(engine_words, given, {}, _command(context))
         elif replicas or deployment:
             engines = _changed(output, replicas, deployment)
     except Exception as error:
         _fail(error)
     _start(
+        context,
         output,
         engines=engines,
         url=url,
@@ -358,7 +370,7 @@ def status(
     sys.exit(code)
 
 
-def _start(output: str, *, limits: Any, prices: Any, **options: Any) -> None:
+def _start(context: typer.Context, output: str, *, limits: Any, prices: Any, **options: Any) -> None:
     from penstock.cli.batch.run import STOP_S, BatchRun
     from penstock.cli.batch.run import run as run_job
     from penstock.cli.process import guard
@@ -367,7 +379,7 @@ def _start(output: str, *, limits: Any, prices: Any, **options: Any) -> None:
     seconds, tokens, failures = limits
     price = Prices(prices[0] or 0.0, prices[1] or 0.0) if any(p is not None for p in prices) else None
     options["limits"] = Limits(seconds, tokens, failures)
-    batch_run = BatchRun(_absolute_url(output), prices=price, **options)
+    batch_run = BatchRun(_absolute_url(output), _command(context), prices=price, **options)
     code = guard.guarded(partial(run_job, batch_run), stop_s=STOP_S)
     if code - 128 in set(signal.Signals) - set(guard.STOPS):
         name = signal.Signals(code - 128).name
@@ -377,6 +389,11 @@ def _start(output: str, *, limits: Any, prices: Any, **options: Any) -> None:
             file=sys.stderr,
         )
     sys.exit(code)
+
+
+def _command(context: typer.Context) -> Command:
+    words = [word for param in context.command.params for word in param.opts if word.startswith("--")]
+    return Command("penstock batch", tuple(words))
 
 
 def _fail(error: Exception) -> NoReturn:
@@ -407,12 +424,14 @@ def _changed(output: str, replicas: int | None, deployment: str | None) -> Any:
     return replace(found, replicas=replicas or found.replicas, deployment=deployment or found.deployment)
 
 
-def _engines(words: tuple[str, ...], given: Any, more: Mapping[str, Any]) -> Any:
+def _engines(words: tuple[str, ...], given: Any, more: Mapping[str, Any], command: Command) -> Any:
     """`given`, checked: it names one of engines, service and application. more: options that are not in it.
 
     Raises: ConfigError.
     """
     from msgspec.structs import replace
+
+    from penstock.cli.models.engine_arguments import with_own_options
 
     address = None if given.address in ("", "local") else given.address
     if given.url is not None and given.app is not None:
@@ -431,10 +450,12 @@ def _engines(words: tuple[str, ...], given: Any, more: Mapping[str, Any]) -> Any
         _refuse_idle("without --url", more)
     if given.url is not None or given.app is not None:
         if words:
-            raise ConfigError(f"{words[0]} is not an option of `penstock batch` with --url or --app.")
+            text = f"{words[0]} is not an option of `penstock batch` with --url or --app."
+            raise with_own_options(ConfigError(text), words, command)
         return replace(given, address=address)
     if given.model is None and given.engine != "sim":
-        raise ConfigError("Name the engines: --model MODEL, --url URL or --app NAME (--model demo to try).")
+        text = "Name the engines: --model MODEL, --url URL or --app NAME (--model demo to try)."
+        raise with_own_options(ConfigError(text), words, command)
     cli_args = (_absolute_path(given.model or ""), *words)
     return replace(given, cli_args=cli_args, model=None, address=address)
 

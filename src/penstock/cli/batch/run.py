@@ -17,9 +17,10 @@ import msgspec
 
 from penstock.cli.batch.progress_bar import Meter
 from penstock.cli.batch.summary import shown
+from penstock.cli.models import precheck
 from penstock.cli.models.engine_arguments import read_engine_words
-from penstock.cli.models.options import ACCELERATOR_KINDS, Arguments
-from penstock.cli.models.plan import make_plan
+from penstock.cli.models.options import ACCELERATOR_KINDS, Arguments, Command
+from penstock.cli.models.plan import ServePlan, make_plan
 from penstock.cli.process.failure import reason
 from penstock.cli.process.output import Output, redirect_output
 from penstock.config import LLMConfig
@@ -29,7 +30,7 @@ from penstock.data.job.job import Job
 from penstock.data.job.preview import Preview, preview
 from penstock.data.job.report import BUDGET, JobReport, Limits, Prices, RunStats, report
 from penstock.data.job.spec import EngineSpec, JobSpec
-from penstock.data.job.validation import check_continuation, finished_report
+from penstock.data.job.validation import check_continuation, find_job_input, finished_report
 from penstock.data.journal.index import Index
 from penstock.data.journal.lock import is_locked
 from penstock.data.storage.paths import StoragePath
@@ -48,6 +49,7 @@ class BatchRun:
     """The options of one run. spec: None to continue the job of `output`. url: as given to `resume`."""
 
     output: str
+    command: Command
     spec: JobSpec | None = None
     engines: EngineSpec | None = None
     limits: Limits | None = None
@@ -89,7 +91,10 @@ def _run(batch_run: BatchRun, signals_fd: int, output: Output) -> int:
     if (done := finished_report(before, spec, retry_failed=batch_run.retry_failed)) is not None:
         print(f"penstock batch: '{batch_run.output}' is finished; nothing was run.", file=output.err)
         return _ended(batch_run, done, output, whole=False)
-    config = config_of(spec.engines)
+    if (plan := plan_of(spec.engines)) is not None:
+        plan = precheck.checked(plan, spec.engines.address, batch_run.command)
+    find_job_input(spec)  # before an engine is asked, and Ray imported
+    config = config_of(spec.engines, plan)
     pool = make_worker_pool(
         spec.engines, config, kind=spec.kind, api_key=batch_run.api_key, verbose=batch_run.verbose
     )
@@ -219,13 +224,14 @@ def _os_error(error: OSError) -> str:
     return f"'{error.filename}': {why}" if error.filename else why
 
 
-def config_of(engines: EngineSpec) -> LLMConfig | None:
-    """The config of engines that the job starts, with their arguments read. Raises: ConfigError."""
-    if engines.url is not None or engines.app is not None:
+def plan_of(engines: EngineSpec) -> ServePlan | None:
+    """The engines that the job starts; None without any, and where the journal has their config.
+
+    Raises: ConfigError.
+    """
+    if engines.url is not None or engines.app is not None or engines.config is not None:
         return None
     words = engines.cli_args
-    if engines.config is not None:
-        return LLMConfig.model_validate(engines.config)
     if words[1:] and not words[1].startswith("-"):
         raise ConfigError(
             "This job was begun from Python with a config that a journal cannot hold. Call batch() again as "
@@ -241,10 +247,21 @@ def config_of(engines: EngineSpec) -> LLMConfig | None:
     )
     if engines.accelerator in ACCELERATOR_KINDS:
         os.environ["PENSTOCK_ACCELERATOR"] = engines.accelerator
-    planned = read_engine_words(make_plan(arguments))
+    planned = make_plan(arguments)
     if len(planned.configs) != 1:
         raise ConfigError(f"'{words[0]}' describes {len(planned.configs)} models; a job has one.")
-    return planned.configs[0]
+    return planned
+
+
+def config_of(engines: EngineSpec, plan: ServePlan | None = None) -> LLMConfig | None:
+    """The config of engines that the job starts, with their arguments read. plan: if it was made already.
+
+    Raises: ConfigError.
+    """
+    plan = plan or plan_of(engines)
+    if plan is not None:
+        return read_engine_words(plan).configs[0]
+    return None if engines.config is None else LLMConfig.model_validate(engines.config)
 
 
 def dry_run(spec: JobSpec) -> int:

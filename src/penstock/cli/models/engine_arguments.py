@@ -7,11 +7,15 @@ from typing import Any
 
 import yaml
 
-from penstock.cli.models.options import OPTIONS
+from penstock.cli.models.options import Command
 from penstock.cli.models.plan import ServePlan
 from penstock.config.messages.problems import config_error, nearest, translated
-from penstock.engines.check import check_arguments, options_form
+from penstock.engines.check import check_arguments, find_unknown, options_form
+from penstock.engines.vllm.arguments.check import has_doubts
+from penstock.engines.vllm.arguments.names import unknown_flags
 from penstock.errors import ConfigError
+
+_VLLM = "vllm"
 
 
 def read_engine_words(plan: ServePlan) -> ServePlan:
@@ -24,18 +28,33 @@ def read_engine_words(plan: ServePlan) -> ServePlan:
             raise config_error(problems)
         return plan
     (config,) = plan.configs
+    return plan.with_engine_arguments(_READERS[config.engine_name](plan.engine_words))
+
+
+def read_quick_words(plan: ServePlan, command: Command) -> ServePlan:
+    """The plan with what can be read and checked at once; vLLM is asked where a value is probably wrong.
+
+    Raises: ConfigError for what the engine does not know; it names options of `command` that may be meant.
+    """
+    vllm = [config for config in plan.configs if config.engine_name == _VLLM]
     try:
-        read = _READERS[config.engine_name](plan.engine_words)
+        if problems := find_unknown(plan.configs) or (unknown_flags(plan.engine_words) if vllm else []):
+            raise config_error(problems)
+        if plan.engine_words and not vllm:
+            return read_engine_words(plan)
     except ConfigError as error:
-        raise ConfigError("\n".join([str(error), *_own_options(plan.engine_words)]), error.problems) from None
-    return plan.with_engine_arguments(read)
+        raise with_own_options(error, plan.engine_words, command) from None
+    return read_engine_words(plan) if not plan.engine_words and has_doubts(vllm) else plan
 
 
-def _own_options(words: Sequence[str]) -> list[str]:
-    """A sentence for each word that was perhaps meant for us: what we do not know goes to the engine."""
+def with_own_options(error: ConfigError, words: Sequence[str], command: Command) -> ConfigError:
+    """The error, and options of `command` that were perhaps meant: what it has not goes to the engine."""
     flags = [word.partition("=")[0] for word in words if word.startswith("--")]
-    meant = {flag: option for flag in flags if (option := nearest(flag, OPTIONS))}
-    return [f"Or did you mean an option of ours? `penstock serve` has {option}." for option in meant.values()]
+    meant = {flag: option for flag in flags if (option := nearest(flag, command.options))}
+    hints = [
+        f"Or did you mean an option of ours? `{command.name}` has {option}." for option in meant.values()
+    ]
+    return ConfigError("\n".join([str(error), *hints]), error.problems)
 
 
 def _vllm(words: Sequence[str]) -> dict[str, Any]:
@@ -70,5 +89,5 @@ _READERS: Mapping[str, Callable[[Sequence[str]], dict[str, Any]]] = {
     "process": _form("process"),
     "sglang": _form("sglang"),
     "sim": _form("sim"),
-    "vllm": _vllm,
+    _VLLM: _vllm,
 }

@@ -15,7 +15,7 @@ from penstock.config.loading.serving_args import FORMS
 from penstock.config.messages.location import Location
 from penstock.config.schema.routing import POLICIES
 from penstock.engines import callback
-from penstock.engines.check import check_arguments
+from penstock.engines.check import check_arguments, find_unknown
 from penstock.errors import ConfigError, Error
 
 
@@ -24,6 +24,22 @@ def faults(files: Sequence[str]) -> tuple[list[tuple[str, Application]], list[st
 
     Raises: EngineStartFailed when the engine is installed but cannot be asked.
     """
+    applications, problems, configs = _read(files)
+    if sys.stderr.isatty():
+        print("Asking the engines about their arguments ...", file=sys.stderr)
+    findings = check_arguments(configs)
+    problems += [*findings.problems, *_policy_problems(configs), *_problems_of_hooks(configs)]
+    return applications, problems, [*findings.notices, *_not_here(configs)]
+
+
+def quick_faults(files: Sequence[str]) -> list[str]:
+    """The faults in the files that are found without asking an engine or importing Ray."""
+    _, problems, configs = _read(files)
+    return [*problems, *find_unknown(configs), *_problems_of_hooks(configs)]
+
+
+def _read(files: Sequence[str]) -> tuple[list[tuple[str, Application]], list[str], list[LLMConfig]]:
+    """What the files describe, the faults of those that cannot be read, and every model in them."""
     applications: list[tuple[str, Application]] = []
     problems: list[str] = []
     configs: list[LLMConfig] = []
@@ -36,14 +52,12 @@ def faults(files: Sequence[str]) -> tuple[list[tuple[str, Application]], list[st
         else:
             applications += [(file, application) for application in found]
             configs += [config for application in found for config in application.args.llm_configs]
-    if sys.stderr.isatty():
-        print("Asking the engines about their arguments ...", file=sys.stderr)
-    findings = check_arguments(configs)
     served = [config for _, application in applications for config in application.args.llm_configs]
-    problems += [*names.problems(served), *findings.problems, *_policy_problems(configs)]
-    for config in configs:
-        problems += [*hooks.problems(config), *callback.problems(config)]
-    return applications, problems, [*findings.notices, *_not_here(configs)]
+    return applications, [*problems, *names.problems(served)], configs
+
+
+def _problems_of_hooks(configs: Sequence[LLMConfig]) -> list[str]:
+    return [text for config in configs for text in (*hooks.problems(config), *callback.problems(config))]
 
 
 def _not_here(configs: Sequence[LLMConfig]) -> list[str]:

@@ -34,10 +34,21 @@ class Arguments:
     verbose: bool = False
 
 
-OPTIONS = tuple(
-    f"--{field.name.replace('_', '-')}"
-    for field in fields(Arguments)
-    if field.name not in ("sources", "engine_words")
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command whose unknown options go to the engine, and its own options."""
+
+    name: str
+    options: tuple[str, ...]
+
+
+SERVE = Command(
+    "penstock serve",
+    tuple(
+        f"--{field.name.replace('_', '-')}"
+        for field in fields(Arguments)
+        if field.name not in ("sources", "engine_words")
+    ),
 )
 
 

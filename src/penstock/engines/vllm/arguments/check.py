@@ -61,6 +61,16 @@ def check_arguments(configs: Sequence[LLMConfig]) -> Findings:
     return Findings(tuple(problems))
 
 
+def has_doubts(configs: Sequence[LLMConfig]) -> bool:
+    """Whether a value does not fit its schema, as far as schemas are cached: it is wrong, or nearly."""
+    plain = answer_cache.find(_PLAIN) or {}
+    return any(
+        name in plain and not _fits(plain[name], value)
+        for config in configs
+        for name, value in config.engine_kwargs.items()
+    )
+
+
 def _faults(configs: Sequence[LLMConfig]) -> list[list[tuple[list[str | int], str]]]:
     """Problems in the arguments of each, by path. Asks vLLM about those that are not certainly valid."""
     plain = answer_cache.find(_PLAIN) or {}

@@ -19,8 +19,9 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from penstock.config.messages.location import Path
 from penstock.config.messages.problems import unknown
 from penstock.config.messages.type_names import shape
+from penstock.engines.vllm.arguments.names import HELP
 from penstock.engines.vllm.arguments.refused import REFUSED
-from penstock.engines.vllm.arguments.schema import HELP, engine_arguments, faults, frontend_arguments
+from penstock.engines.vllm.arguments.schema import engine_arguments, faults, frontend_arguments
 
 
 class _Refusal(Exception):

@@ -24,14 +24,13 @@ from penstock.config.messages.location import Location, Path
 from penstock.config.messages.problems import config_error, described, nearest, unknown
 from penstock.config.messages.redact import is_secret
 from penstock.config.messages.type_names import choices, describe, members, shape
+from penstock.engines.vllm.arguments.names import HELP
 from penstock.engines.vllm.arguments.question import is_opaque, to_json
 from penstock.engines.vllm.arguments.refused import REFUSED
 
 Fault = tuple[Path, str]
 
 _SPECULATIVE = "speculative_config"
-
-HELP = "`python -m vllm.entrypoints.openai.api_server --help=all` lists all."
 
 
 @dataclasses.dataclass(frozen=True)
