@@ -15,6 +15,7 @@ from penstock.config import GatewayConfig, LLMConfig
 from penstock.engine import Load
 from penstock.engines.sim.engine import SimEngine
 from penstock.layers.adapters import Layer, Source, Store
+from penstock.layers.generation import Generation
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway.admission import AdmissionQueue
 from penstock.serve.gateway.app import Gateway
@@ -58,7 +59,7 @@ class Replica:
         config = sim_config(model_id, **options)
         engine, adapters = SimEngine(config), None
         await engine.start()
-        app = engine.app()
+        app: ASGIApp = Generation(engine.app(), engine)
         if config.lora_config is not None:
             adapters = Store(engine, Source(config), config.lora_config, lambda: listener.notify_links())
             app = Layer(app, adapters)

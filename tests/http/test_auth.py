@@ -1,8 +1,17 @@
 """The API key: once set, only the probes answer without it."""
 
+import pytest
 from served import Served, chat
 
-PRIVATE = ["/v1/models", "/v1/models/m", "/metrics", "/version", "/nothing", "/_penstock/link"]
+PRIVATE = [
+    "/v1/models",
+    "/v1/models/m",
+    "/metrics",
+    "/version",
+    "/openapi.json",
+    "/nothing",
+    "/_penstock/link",
+]
 WRONG = [{}, {"authorization": "Bearer wrong"}, {"x-api-key": "wrong"}, {"authorization": "key"}]
 RIGHT = [{"authorization": "Bearer key"}, {"authorization": "bearer key"}, {"x-api-key": "key"}]
 
@@ -24,11 +33,14 @@ async def test_either_header_brings_the_key(served: Served):
             assert (await http.get("/v1/models", headers=headers)).status_code == 200
 
 
-async def test_health_alone_needs_no_key(served: Served):
+@pytest.mark.parity("X23")
+async def test_probes_and_what_says_nothing_need_no_key(served: Served):
     await served.gateway("m", api_key="key")
     async with served.http() as http:
-        assert (await http.get("/health")).status_code == 503
-        assert (await http.get("/-/healthz")).status_code == 401
+        ready = [(await http.get(path)).status_code for path in ("/health", "/readyz", "/ping")]
+        alive = [(await http.get(path)).status_code for path in ("/livez", "/-/healthz", "/", "/docs")]
+    assert ready == [503] * 3
+    assert alive == [200] * 4
 
 
 async def test_what_kuberay_asks_is_answered_in_its_words(served: Served):

@@ -28,8 +28,6 @@ FORBIDDEN = [
     "/stop_profile",
     "/scale_elastic_ep",
     "/server_info",
-    "/docs",
-    "/openapi.json",
 ]
 
 

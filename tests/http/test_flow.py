@@ -125,7 +125,7 @@ async def test_a_client_that_does_not_read_stops_the_replica_from_making_more(se
 
     await served.app(app)
     _, writer = await asyncio.open_connection("127.0.0.1", served.port.number, limit=1)
-    writer.write(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
+    writer.write(b"GET /tokenizer_info HTTP/1.1\r\nhost: x\r\n\r\n")
     assert await blocked < 32_000_000  # what the kernel's socket buffers take, and a little of ours
     writer.transport.abort()
 

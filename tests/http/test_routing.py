@@ -86,16 +86,16 @@ async def test_the_configured_default_takes_what_names_no_model(served: Served):
     async with served.http() as http:
         answers = [
             await http.post("/tokenize", json={"prompt": "x", "model": None}),
-            await http.get("/version"),
+            await http.get("/tokenizer_info"),
         ]
-    assert [answer.json()["path"] for answer in answers] == ["/tokenize", "/version"]
+    assert [answer.json()["path"] for answer in answers] == ["/tokenize", "/tokenizer_info"]
 
 
 async def test_a_path_without_body_may_name_its_model_in_the_query(served: Served):
     await served.gateway("a", "b")
     await served.app(Mirror(), "b")
     async with served.http() as http:
-        named, unnamed = await http.get("/version?model=b"), await http.get("/version")
+        named, unnamed = await http.get("/tokenizer_info?model=b"), await http.get("/tokenizer_info")
     assert (named.status_code, named.json()["query"]) == (200, "model=b")
     assert unnamed.status_code == 400
 

@@ -30,6 +30,7 @@ ENGINE_PATHS = (
     "/v1/completions/render",
     "/v1/completions/derender",
     "/v1/responses/render",
+    "/v1/responses/input_tokens",
     "/v1/messages/render",
     "/v1/messages/count_tokens",
     "/v1/systemone",

@@ -82,6 +82,17 @@ class Simulated(Protocol):
     def counts(self) -> Counts: ...
 
 
+_BODIES: Mapping[str, type[msgspec.Struct]] = {
+    "/v1/chat/completions": wire.Chat,
+    "/v1/completions": wire.Completion,
+    "/v1/embeddings": wire.Embed,
+    "/v1/score": wire.Score,
+    "/score": wire.Score,
+    "/tokenize": wire.Tokenize,
+    "/detokenize": wire.Detokenize,
+}
+
+
 class Endpoints:
     """The endpoints of one engine."""
 
@@ -99,6 +110,7 @@ class Endpoints:
             ("POST", "/tokenize"): self.tokenize,
             ("POST", "/detokenize"): self.detokenize,
             ("GET", "/v1/models"): self.models,
+            ("GET", "/openapi.json"): self.openapi,
             ("GET", "/health"): self.health,
             ("GET", "/metrics"): self.metrics,
         }
@@ -194,6 +206,22 @@ class Endpoints:
             "max_model_len": self._engine.options.max_model_len,
         }
         await call.answer_json({"object": "list", "data": [card]})
+
+    async def openapi(self, call: Call) -> None:
+        schemas, components = msgspec.json.schema_components(
+            _BODIES.values(), ref_template="#/components/schemas/{name}"
+        )
+        bodies = {
+            path: {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
+            for path, schema in zip(_BODIES, schemas, strict=True)
+        }
+        paths: dict[str, dict[str, Any]] = {}
+        for method, path in self.routes():
+            paths.setdefault(path, {})[method.lower()] = {"responses": {}, **bodies.get(path, {})}
+        info = {"title": "Simulator", "version": "1"}
+        await call.answer_json(
+            {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": components}}
+        )
 
     async def health(self, call: Call) -> None:
         await self._engine.check_health()

@@ -22,6 +22,7 @@ from penstock.serve.gateway.adapter_listing import Listing
 from penstock.serve.gateway.auth import Auth
 from penstock.serve.gateway.body import BodyBudget, RequestBody
 from penstock.serve.gateway.catalogue import Catalogue, ServedModel
+from penstock.serve.gateway.description.engine_documents import EngineDocuments
 from penstock.serve.gateway.dispatch import Dispatch, UpstreamRequest, WakeUps
 from penstock.serve.gateway.own_answers import JSON, OwnAnswers
 from penstock.serve.gateway.request import ClientRequest
@@ -80,9 +81,23 @@ class Gateway:
         self._tracing: Tracing | None = None
         self._operate = operate
         self._http: ASGIApp = self._serve if config.cors is None else cors.allowing(config.cors, self._serve)
-        own = OwnAnswers(self._catalogue, table, self._listing, self._links, self._dispatch, self.connections)
+        own = OwnAnswers(
+            self._catalogue,
+            table,
+            self._listing,
+            self._links,
+            self._dispatch,
+            self.connections,
+            EngineDocuments(table, self._links),
+            config.api_key is not None,
+            operate is not None and config.admin_key is not None,
+        )
         self._handlers: dict[Handler, Callable[[ClientRequest, Route, ClientResponse], Awaitable[None]]] = {
             Handler.ENGINE: self._ask_engine,
+            Handler.ROOT: own.root,
+            Handler.DOCS: own.docs,
+            Handler.OPENAPI: own.openapi,
+            Handler.VERSION: own.version,
             Handler.MODELS: own.models,
             Handler.HEALTH: own.health,
             Handler.ALIVE: own.alive,

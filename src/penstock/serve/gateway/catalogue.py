@@ -28,6 +28,7 @@ class ServedModel:
     holds at a time; 0 for a model without adapters. paths: endpoints of its server class. start_s: how long a
     request waits for a replica of a model that may have none, or none awake. on_demand: whether control
     wakes it on demand. aliases: more names for it. fallbacks: names of models that answer when it cannot.
+    engine: its name in configs.
     """
 
     id: str
@@ -46,6 +47,7 @@ class ServedModel:
     on_demand: bool = False
     aliases: tuple[str, ...] = ()
     fallbacks: tuple[str, ...] = ()
+    engine: str = ""
 
     @classmethod
     def of(
@@ -71,6 +73,7 @@ class ServedModel:
             paths=tuple(paths),
             start_s=config.engine_start_timeout_s if scaling.get("min_replicas") == 0 or on_demand else None,
             on_demand=on_demand,
+            engine=config.engine_name,
             aliases=tuple(config.aliases),
             fallbacks=tuple(config.fallbacks),
         )

@@ -1,26 +1,42 @@
-"""What the gateway answers itself: the list of models, health, and metrics."""
+"""What the gateway answers itself: what it is, the list of models, health, and metrics."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 import msgspec
 
+from penstock import __version__
 from penstock.config.derive.prefill import prefill_name
 from penstock.serve.fleet.links import ReplicaLinks
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway.adapter_listing import Listing
 from penstock.serve.gateway.catalogue import Catalogue
+from penstock.serve.gateway.description import openapi, page
+from penstock.serve.gateway.description.engine_documents import EngineDocuments
 from penstock.serve.gateway.dispatch import Dispatch
 from penstock.serve.gateway.request import ClientRequest
 from penstock.serve.gateway.response import ClientResponse
-from penstock.serve.gateway.routes import Route
+from penstock.serve.gateway.routes import ALL, Handler, Route
 from penstock.serve.gateway.telemetry import engine_metrics
 from penstock.serve.http.connection_limits import Connections
 
 JSON = [(b"content-type", b"application/json")]
 _TEXT = [(b"content-type", b"text/plain; charset=utf-8")]
 _PROMETHEUS = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
+
+
+_ABOUT = {
+    "service": "penstock",
+    "about": "OpenAI's and Anthropic's APIs for large language models",
+    "models": "/v1/models",
+    "documentation": "/docs",
+    "openapi": "/openapi.json",
+    "version": "/version",
+    "health": "/health",
+    "metrics": "/metrics",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +49,41 @@ class OwnAnswers:
     _links: ReplicaLinks
     _dispatch: Dispatch
     _connections: Connections
+    _documents: EngineDocuments
+    _keyed: bool
+    _administered: bool
+
+    async def root(self, request: ClientRequest, route: Route, reply: ClientResponse) -> None:
+        """Says nothing that needs a key."""
+        places = {name: request.root + at if at.startswith("/") else at for name, at in _ABOUT.items()}
+        await reply.whole(200, JSON, msgspec.json.encode(places))
+
+    async def docs(self, request: ClientRequest, route: Route, reply: ClientResponse) -> None:
+        await reply.whole(200, page.HEADERS, page.html())
+
+    async def version(self, request: ClientRequest, route: Route, reply: ClientResponse) -> None:
+        models = self._catalogue.models.values()
+        found = await asyncio.gather(*(self._documents.get(model.id, "/version") for model in models))
+        engines = {
+            model.id: {"engine": model.engine, "version": (said or {}).get("version")}
+            for model, said in zip(models, found, strict=True)
+        }
+        content = msgspec.json.encode({"version": __version__, "models": engines})
+        await reply.whole(200, JSON, content)
+
+    async def openapi(self, request: ClientRequest, route: Route, reply: ClientResponse) -> None:
+        models = self._catalogue.models.values()
+        found = await asyncio.gather(*(self._documents.get(model.id, "/openapi.json") for model in models))
+        described = [
+            openapi.Described(model.id, said, model.paths) for model, said in zip(models, found, strict=True)
+        ]
+        endpoints = [
+            openapi.Endpoint(one.path, one.methods, one.handler is Handler.ENGINE, one.public) for one in ALL
+        ]
+        whole = openapi.document(
+            described, endpoints, root=request.root, keyed=self._keyed, administered=self._administered
+        )
+        await reply.whole(200, JSON, msgspec.json.encode(whole))
 
     async def models(self, request: ClientRequest, route: Route, reply: ClientResponse) -> None:
         lengths = {model_id: self._table.max_model_len(model_id) for model_id in self._catalogue.models}

@@ -38,7 +38,8 @@ class ClientRequest:
         self.receive = receive
         self.writer = direct_writer.of(scope)
         self.method: str = scope["method"]
-        self.path = below(scope.get("root_path", ""), scope["path"])
+        self.root: str = scope.get("root_path", "").rstrip("/")
+        self.path = below(self.root, scope["path"])
         self.query: bytes = scope.get("query_string", b"")
         self.headers: Headers = list(scope["headers"])
         self.fields = dict(self.headers)

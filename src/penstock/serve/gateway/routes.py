@@ -20,6 +20,10 @@ class Handler(enum.Enum):
     """What answers a path."""
 
     ENGINE = enum.auto()
+    ROOT = enum.auto()
+    DOCS = enum.auto()
+    OPENAPI = enum.auto()
+    VERSION = enum.auto()
     MODELS = enum.auto()
     HEALTH = enum.auto()
     ALIVE = enum.auto()
@@ -51,20 +55,33 @@ class Route:
 _GET, _POST = ("GET",), ("POST",)
 _FIXED = (
     *(Route(path, _POST, Handler.ENGINE) for path in ENGINE_PATHS),
-    Route("/version", _GET, Handler.ENGINE),
     Route("/tokenizer_info", _GET, Handler.ENGINE),
     Route("/v1/models", _GET, Handler.MODELS),
     Route("/health", _GET, Handler.HEALTH, public=True),
-    Route("/-/healthz", _GET, Handler.ALIVE),  # what KubeRay asks on every node
+    Route("/ping", _GET, Handler.HEALTH, public=True),  # what SageMaker asks
+    Route("/readyz", _GET, Handler.HEALTH, public=True),
+    Route("/livez", _GET, Handler.ALIVE, public=True),
+    Route("/-/healthz", _GET, Handler.ALIVE, public=True),  # what KubeRay asks on every node
+    Route("/version", _GET, Handler.VERSION),
     Route("/metrics", _GET, Handler.METRICS),
+    Route("/", _GET, Handler.ROOT, public=True),
+    Route("/docs", _GET, Handler.DOCS, public=True),
+    Route("/openapi.json", _GET, Handler.OPENAPI),
 )
 _ROUTES = {route.path: route for route in _FIXED}
-_SHOW = Route("/v1/responses/{id}", _GET, Handler.ENGINE)
-_CANCEL = Route("/v1/responses/{id}/cancel", _POST, Handler.ENGINE)
-_RESPONSE = re.compile(r"/v1/responses/([A-Za-z0-9_-]{1,128})(/cancel)?")
+_STORED = {
+    "": Route("/v1/responses/{id}", ("GET", "DELETE"), Handler.ENGINE),
+    "/cancel": Route("/v1/responses/{id}/cancel", _POST, Handler.ENGINE),
+    "/input_items": Route("/v1/responses/{id}/input_items", _GET, Handler.ENGINE),
+}
+_RESPONSE = re.compile(r"/v1/responses/([A-Za-z0-9_-]{1,128})(|/cancel|/input_items)")
+_ONE_MODEL = Route("/v1/models/{id}", _GET, Handler.MODELS)
 _MODEL = "/v1/models/"
 _ADMIN = "/admin/"
 
+
+ALL = (*_FIXED, *_STORED.values(), _ONE_MODEL)
+"""Every path but those of administration and of models' server classes."""
 
 RESERVED = frozenset(route.path for route in _FIXED if route.handler is not Handler.ENGINE)
 """Paths that the gateway always answers itself."""
@@ -81,12 +98,12 @@ def find(path: str, added: Mapping[str, Route] | None = None) -> Route:
     if route is not None:
         return route
     if path.startswith(_MODEL) and len(path) > len(_MODEL):
-        return Route("/v1/models/{id}", _GET, Handler.MODELS, argument=path[len(_MODEL) :])
+        return replace(_ONE_MODEL, argument=path[len(_MODEL) :])
     if path.startswith(_ADMIN):
         methods = _GET if path == f"{_ADMIN}status" else _POST
         return Route("/admin/{operation}", methods, Handler.ADMIN, argument=path[len(_ADMIN) :])
     if match := _RESPONSE.fullmatch(path):
-        return replace(_CANCEL if match[2] else _SHOW, argument=match[1])
+        return replace(_STORED[match[2]], argument=match[1])
     raise unknown(path)
 
 

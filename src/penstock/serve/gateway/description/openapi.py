@@ -1,0 +1,248 @@
+"""`/openapi.json`: what this service answers, and nothing else.
+
+Of each engine's own description it takes the endpoints that the gateway passes on, with the schemas that they
+need; what the gateway answers itself is described here. Source: OpenAPI 3.1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import msgspec
+
+from penstock import __version__
+from penstock.layers import generation
+from penstock.openai.errors import Envelope
+from penstock.serve.control import operations
+from penstock.serve.gateway.description.engine_documents import Document
+
+_REFERENCE = "#/components/schemas/"
+_PARAMETER = re.compile(r"\{[^}]*\}")
+_GENERATES = "/v1/completions"
+
+_OWN = {
+    "/": "What this service is, and where things are",
+    "/v1/models": "The models, their aliases and adapters",
+    "/v1/models/{id}": "One model",
+    "/health": "Whether every model can answer, with the counts of each",
+    "/ping": "The same",
+    "/readyz": "The same",
+    "/livez": "Whether the gateway runs",
+    "/-/healthz": "The same",
+    "/version": "Versions of Penstock and of the engines",
+    "/metrics": "Metrics in Prometheus' text format",
+    "/docs": "This description as a page",
+    "/openapi.json": "This description",
+}
+_PLAIN_TEXT = ("/livez", "/-/healthz", "/metrics")
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A model. document: its engine's own description; None when it has none now. own_paths: endpoints of
+    its server class.
+    """
+
+    id: str
+    document: Document | None
+    own_paths: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A path of the gateway with its methods. by_engine: passed on. public: needs no key."""
+
+    path: str
+    methods: Sequence[str]
+    by_engine: bool = False
+    public: bool = False
+
+
+def document(
+    models: Sequence[Described], endpoints: Sequence[Endpoint], *, root: str, keyed: bool, administered: bool
+) -> dict[str, Any]:
+    """The whole description. root: the path under which clients reach the service.
+
+    keyed, administered: whether there is an API key, and an admin key.
+    """
+    schemas = _Schemas()
+    paths: dict[str, dict[str, Any]] = {}
+    passed_on = {
+        (_PARAMETER.sub("{}", one.path), method.lower()): one
+        for one in endpoints
+        if one.by_engine
+        for method in one.methods
+    }
+    for model in models:
+        for path, method, operation in _operations(model, passed_on.keys(), schemas):
+            known = paths.setdefault(path, {}).setdefault(method, operation)
+            known["x-models"].append(model.id)
+    for one in endpoints:
+        for method in () if one.by_engine else one.methods:
+            paths.setdefault(one.path, {})[method.lower()] = _own(one)
+    if administered:
+        paths |= _administration()
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Penstock", "version": __version__, "description": _said(models)},
+        "servers": [{"url": root or "/"}],
+        "paths": paths,
+        "components": {
+            "schemas": schemas.needed(paths),
+            "securitySchemes": {
+                name: {"type": "http", "scheme": "bearer"} for name in ("api_key", "admin_key")
+            },
+        },
+        "security": [{"api_key": []}] if keyed else [],
+    }
+
+
+def _said(models: Sequence[Described]) -> str:
+    silent = ", ".join(model.id for model in models if model.document is None)
+    text = f"One gateway to {', '.join(model.id for model in models)}."
+    more = f" The endpoints of {silent} are left out: no replica that describes them is ready."
+    return text + (more if silent else "")
+
+
+def _operations(
+    model: Described, passed_on: Sequence[tuple[str, str]] | Any, schemas: _Schemas
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Path, method and operation of each endpoint of a model."""
+    for path in model.own_paths:
+        yield path, "post", _operation({"summary": f"An endpoint of {model.id}'s own", "requestBody": _BODY})
+    if model.document is None:
+        return
+    renamed = schemas.add(model.document)
+    for path, methods in model.document.get("paths", {}).items():
+        for method, given in methods.items():
+            if (_PARAMETER.sub("{}", path), method) in passed_on:
+                yield path, method, _operation(renamed(given))
+    if _GENERATES in model.document.get("paths", {}):
+        yield generation.PATH, "post", _generation(schemas)
+
+
+_BODY = {"content": {"application/json": {"schema": {"type": "object"}}}}
+_KEPT = ("summary", "description", "parameters", "requestBody")
+
+
+def _operation(given: Mapping[str, Any]) -> dict[str, Any]:
+    """An engine's operation with our errors."""
+    answer = given.get("responses", {}).get("200", {"description": "The answer"})
+    return {
+        **{name: given[name] for name in _KEPT if name in given},
+        "tags": ["Models"],
+        "responses": {"200": answer, "default": _ERROR},
+        "x-models": [],
+    }
+
+
+def _own(endpoint: Endpoint) -> dict[str, Any]:
+    kind = (
+        "text/html"
+        if endpoint.path == "/docs"
+        else "text/plain"
+        if endpoint.path in _PLAIN_TEXT
+        else "application/json"
+    )
+    names = [name[1:-1] for name in _PARAMETER.findall(endpoint.path)]
+    return {
+        "summary": _OWN[endpoint.path],
+        "tags": ["Service"],
+        **({"parameters": [_in_path(name) for name in names]} if names else {}),
+        **({"security": []} if endpoint.public else {}),
+        "responses": {"200": {"description": "The answer", "content": {kind: {}}}, "default": _ERROR},
+    }
+
+
+def _in_path(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+
+
+def _administration() -> dict[str, Any]:
+    status = {"summary": "Desired and actual state of every replica"}
+    named = {operation: {"summary": f"{operation} of the fleet"} for operation in operations.OPERATIONS}
+    common = {
+        "tags": ["Administration"],
+        "security": [{"admin_key": []}],
+        "responses": {"200": {"description": "What replicas answered"}, "default": _ERROR},
+    }
+    return {"/admin/status": {"get": status | common}} | {
+        f"/admin/{operation}": {"post": said | {"requestBody": _BODY} | common}
+        for operation, said in named.items()
+    }
+
+
+_ENVELOPE = msgspec.json.schema_components([Envelope], ref_template=_REFERENCE + "{name}")[1]
+_ERROR = {
+    "description": "An error; on paths of Anthropic's Messages in their form",
+    "content": {"application/json": {"schema": {"$ref": f"{_REFERENCE}Envelope"}}},
+}
+
+
+def _generation(schemas: _Schemas) -> dict[str, Any]:
+    (schema,), components = msgspec.json.schema_components(
+        [generation.GenerateRequest], ref_template=_REFERENCE + "{name}"
+    )
+    schemas.known |= components
+    body = {"content": {"application/json": {"schema": schema}}, "required": True}
+    return _operation({"summary": "Tokens in, tokens out", "requestBody": body})
+
+
+@dataclass(slots=True)
+class _Schemas:
+    """Schemas of all engines. Those of one that differ under the same name get a number."""
+
+    known: dict[str, Any] = field(default_factory=lambda: dict(_ENVELOPE))
+    given: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
+
+    def add(self, document: Document) -> Any:
+        """Takes an engine's schemas; returns a function that renames what refers to them."""
+        new = document.get("components", {}).get("schemas", {})
+        differs = any(
+            before.get(name, schema) != schema for before in self.given for name, schema in new.items()
+        )
+        suffix = str(len(self.given) + 1) if differs else ""
+        if new not in self.given:
+            self.given.append(new)
+        elif differs:
+            suffix = str(self.given.index(new) + 1)
+
+        def renamed(value: Any) -> Any:
+            if isinstance(value, dict):
+                entries = cast("dict[str, Any]", value)
+                return {
+                    name: inner + suffix
+                    if name == "$ref" and isinstance(inner, str) and inner.startswith(_REFERENCE)
+                    else renamed(inner)
+                    for name, inner in entries.items()
+                }
+            return [renamed(one) for one in cast("list[Any]", value)] if isinstance(value, list) else value
+
+        self.known |= {name + suffix: renamed(schema) for name, schema in new.items()}
+        return renamed
+
+    def needed(self, paths: Mapping[str, Any]) -> dict[str, Any]:
+        """Those that `paths` refer to, and those that these refer to."""
+        found: dict[str, Any] = {}
+        waiting = list(_references(paths))
+        while waiting:
+            name = waiting.pop()
+            if name not in found and name in self.known:
+                found[name] = self.known[name]
+                waiting += _references(found[name])
+        return dict(sorted(found.items()))
+
+
+def _references(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for name, inner in cast("dict[str, Any]", value).items():
+            if name == "$ref" and isinstance(inner, str) and inner.startswith(_REFERENCE):
+                yield inner.removeprefix(_REFERENCE)
+            else:
+                yield from _references(inner)
+    elif isinstance(value, list):
+        for one in cast("list[Any]", value):
+            yield from _references(one)
