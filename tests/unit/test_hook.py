@@ -6,10 +6,8 @@ import threading
 import pytest
 
 from penstock.config import LLMConfig
-from penstock.data.rows.parameters import PARAMETERS
 from penstock.errors import BadRequest, ConfigError, Error, PromptTooLong
 from penstock.hooks import PREPROCESSOR, Context, Hook, meant, problems
-from penstock.hooks.result import SAMPLING
 
 pytestmark = pytest.mark.parity("X13")
 
@@ -201,7 +199,3 @@ def test_a_misspelt_sampling_parameter_and_a_prompt_of_another_type_are_named():
     with pytest.raises(TypeError, match="a 'prompt' of type int"):
         meant({"prompt": 5}, CHAT)
     assert meant(({"prompt": "x"}, {"engines_own": 1}), CHAT).sampling == {"engines_own": 1}
-
-
-def test_sampling_parameters_are_those_of_batch_rows():
-    assert PARAMETERS["generate"].keys() == SAMPLING

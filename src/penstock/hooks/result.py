@@ -9,6 +9,7 @@ from operator import index
 from typing import Any, cast
 
 from penstock.engine import Prompt
+from penstock.openai.parameters import GENERATING
 
 PROMPT_KEYS = frozenset(
     {
@@ -23,63 +24,7 @@ PROMPT_KEYS = frozenset(
 )
 """A dict of these alone, with one of the first three, is a prompt for the engine."""
 
-SAMPLING = frozenset(
-    {
-        "add_generation_prompt",
-        "add_special_tokens",
-        "allowed_token_ids",
-        "bad_words",
-        "best_of",
-        "cache_salt",
-        "chat_template",
-        "chat_template_kwargs",
-        "continue_final_message",
-        "echo",
-        "frequency_penalty",
-        "ignore_eos",
-        "include_reasoning",
-        "include_stop_str_in_output",
-        "length_penalty",
-        "logit_bias",
-        "logprob_token_ids",
-        "logprobs",
-        "max_completion_tokens",
-        "max_tokens",
-        "media_io_kwargs",
-        "min_p",
-        "min_tokens",
-        "mm_processor_kwargs",
-        "n",
-        "parallel_tool_calls",
-        "presence_penalty",
-        "priority",
-        "prompt_logprobs",
-        "reasoning_effort",
-        "repetition_detection",
-        "repetition_penalty",
-        "response_format",
-        "return_token_ids",
-        "seed",
-        "skip_special_tokens",
-        "spaces_between_special_tokens",
-        "stop",
-        "stop_token_ids",
-        "structured_outputs",
-        "suffix",
-        "temperature",
-        "thinking_token_budget",
-        "tool_choice",
-        "tools",
-        "top_k",
-        "top_logprobs",
-        "top_p",
-        "truncate_prompt_tokens",
-        "truncation_side",
-        "use_beam_search",
-        "vllm_xargs",
-        "watermarking",
-    }
-)
+SAMPLING = frozenset(GENERATING)
 """Parameters that engines know. Unknown ones pass, unless they look like one of these."""
 
 _ALIKE = 0.8

@@ -1,1 +1,1 @@
-"""OpenAI's wire: paths, bodies, errors and server-sent events. It knows no engine and no server."""
+"""OpenAI's wire: paths, parameters, errors and server-sent events. It knows no engine and no server."""
