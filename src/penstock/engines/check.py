@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
+from pkgutil import resolve_name
 
 from penstock.config import LLMConfig, Settings
 from penstock.config.derive.prefill import to_check
@@ -49,10 +49,7 @@ def find_unknown(configs: Sequence[LLMConfig]) -> list[str]:
 def options_form(engine_name: str) -> type[StrictModel] | None:
     """The model of an engine's `engine_kwargs`, where it is ours; None for vLLM, which has its own."""
     path = _FORMS.get(engine_name)
-    if path is None:
-        return None
-    module, name = path.split(":")
-    return getattr(import_module(module), name)
+    return None if path is None else resolve_name(path)
 
 
 def _problems_of_forms(configs: Sequence[LLMConfig]) -> list[str]:

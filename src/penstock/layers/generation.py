@@ -19,8 +19,8 @@ from penstock import asgi
 from penstock.asgi import ASGIApp, Receive, Scope, Send
 from penstock.engine import Delta, Engine, Logprob, Prompt
 from penstock.errors import BadRequest, Error
-from penstock.openai.asgi_response import send_error
-from penstock.openai.errors import CONTENT_TYPE, error_event
+from penstock.openai.asgi_response import send_error, send_json
+from penstock.openai.errors import error_event
 from penstock.request_context import prepared_prompt
 
 log = logging.getLogger(__name__)
@@ -139,10 +139,7 @@ async def _gather(answer: GenerateResponse, deltas: AsyncGenerator[Delta, None],
             output.logprobs = output.logprobs or []
             output.logprobs += delta.logprobs
     answer.outputs = [outputs[index] for index in sorted(outputs)]
-    body = _encode(answer)
-    fields = [(b"content-type", CONTENT_TYPE), (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": 200, "headers": fields})
-    await send({"type": "http.response.body", "body": body})
+    await send_json(send, answer)
 
 
 async def _stream(answer: GenerateResponse, deltas: AsyncGenerator[Delta, None], send: Send) -> None:
