@@ -10,7 +10,7 @@ import email.utils
 import math
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import aiohttp
 
 from penstock.data.backends.protocol import Response
+from penstock.errors import ConfigError
 
 _CONNECT_S = 10.0
 # TCP keep-alive, so that the kernel notices a host that vanished or a router that lost the connection.
@@ -50,16 +51,23 @@ class ConnectionLost(Exception):
 class HttpClient:
     """A pool of connections to one service. Made on a running loop; the caller closes it."""
 
-    def __init__(self, headers: Mapping[str, str] | None = None, timeout_s: float | None = None) -> None:
-        """headers: of every request. timeout_s: for one request."""
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, socket_factory=_keepalive_socket),
-            headers={"content-type": "application/json", **(headers or {})},
-            timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_S),
-            trust_env=True,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            trace_configs=[_reuse_tracer()],
-        )
+    def __init__(
+        self,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        session_factory: Callable[[], aiohttp.ClientSession] | None = None,
+    ) -> None:
+        """headers: of every request. timeout_s: for one request. session_factory: makes a session with
+        limits and connections of its own, which is closed with this client.
+
+        Raises: ConfigError when session_factory makes something else.
+        """
+        given = {name.lower(): value for name, value in (headers or {}).items()}
+        self._headers = {"content-type": "application/json", **given}
+        self._session = _session(timeout_s) if session_factory is None else _made_by(session_factory)
+        tracer = _reuse_tracer()
+        tracer.freeze()
+        self._session.trace_configs.append(tracer)
 
     async def get(self, url: str) -> HttpResponse:
         """Raises: ConnectFailed, ConnectionLost, TimeoutError."""
@@ -91,11 +99,34 @@ class HttpClient:
         self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], trace: SimpleNamespace
     ) -> HttpResponse:
         request = self._session.request(
-            method, url, data=body, headers=headers, allow_redirects=False, trace_request_ctx=trace
+            method,
+            url,
+            data=body,
+            headers={**self._headers, **headers},
+            allow_redirects=False,
+            trace_request_ctx=trace,
         )
         async with request as answer:
             trace.reused = False  # the service has answered
             return HttpResponse(answer.status, await answer.read(), answer.headers)
+
+
+def _session(timeout_s: float | None) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, socket_factory=_keepalive_socket),
+        timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_S),
+        trust_env=True,
+        cookie_jar=aiohttp.DummyCookieJar(),
+    )
+
+
+def _made_by(factory: Callable[[], object]) -> aiohttp.ClientSession:
+    made = factory()
+    if not isinstance(made, aiohttp.ClientSession):
+        raise ConfigError(
+            f"session_factory returned a {type(made).__name__}; it must return an aiohttp.ClientSession."
+        )
+    return made
 
 
 def _keepalive_socket(info: tuple[Any, ...]) -> socket.socket:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 import msgspec
@@ -38,6 +39,7 @@ class OpenAIService:
     model: for rows that name none; without it, the only model that the service lists.
     requests_per_second: None for no limit. max_concurrency: requests at a time; fewer while it answers 429
     or 503. finds_model: whether `start` asks for its models; else the first row that is no payload does.
+    session_factory: makes the HTTP session; its own timeout counts then.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class OpenAIService:
         max_concurrency: int = 64,
         timeout_s: float | None = None,
         finds_model: bool = True,
+        session_factory: Callable[[], Any] | None = None,
     ) -> None:
         """Raises: ConfigError."""
         self._url = _parsed(url)
@@ -58,6 +61,7 @@ class OpenAIService:
         self._headers = {**({"authorization": f"Bearer {api_key}"} if api_key else {}), **(headers or {})}
         self._model = model
         self._timeout_s = timeout_s
+        self._session_factory = session_factory
         self._finds_model = finds_model
         self._finding_model = asyncio.Lock()
         self._model_found = model is not None
@@ -72,7 +76,7 @@ class OpenAIService:
         """Raises: Unavailable when the service is not reached, ConfigError when it refuses the API key."""
         if self._client is not None:
             return
-        client = HttpClient(self._headers, self._timeout_s)
+        client = HttpClient(self._headers, self._timeout_s, self._session_factory)
         try:
             if self._finds_model:
                 await self._find_model(client)
@@ -140,13 +144,18 @@ class OpenAIService:
         except ConnectionLost as error:
             return Response(502, envelope(Unavailable(f"{self._shown} broke the connection: {error}.")))
         except TimeoutError:
-            return _refused(DeadlineExceeded(f"{self._shown} did not answer within {self._timeout_s:g} s."))
+            return _refused(DeadlineExceeded(f"{self._shown} did not answer within {self._limit()}."))
         if 300 <= response.status < 400:
             moved = (
                 f"{self._shown} answers {response.status}, a redirection; use the URL that it redirects to."
             )
             return Response(response.status, envelope(Unavailable(moved)))
         return response
+
+    def _limit(self) -> str:
+        if self._session_factory is not None or self._timeout_s is None:
+            return "the time limit of its session"
+        return f"{self._timeout_s:g} s"
 
     def _url_and_body(self, request: RowRequest) -> tuple[str, bytes]:
         if request.path == PAYLOAD:

@@ -5,6 +5,7 @@ A Penstock model's methods that are endpoints of its replicas' listeners are cal
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +18,7 @@ from penstock.data.backends.serve_handle import ServeHandle, build_argument
 from penstock.data.rows.coerce import to_json
 from penstock.data.rows.request import RowRequest
 from penstock.engine import Load, Progress, no_progress
-from penstock.errors import BadRequest, ConfigError
+from penstock.errors import BadRequest, ConfigError, DeadlineExceeded, Error
 from penstock.openai.errors import envelope
 
 _PATHS = {
@@ -39,7 +40,8 @@ _PATHS = {
 class ServeDeployment:
     """Reached at its replicas' listeners where it serves a Penstock model, else by handle.
 
-    dtypes: classes by the names that rows give. max_concurrency: calls by handle at a time.
+    dtypes: classes by the names that rows give. max_concurrency: calls by handle at a time. timeout_s: for
+    one try of a row.
     """
 
     def __init__(
@@ -49,8 +51,10 @@ class ServeDeployment:
         *,
         dtypes: Mapping[str, Any],
         max_concurrency: int = 256,
+        timeout_s: float | None = None,
     ) -> None:
         self._dtypes = dtypes
+        self._timeout_s = timeout_s
         self._replicas: ReplicaSet | None = ReplicaSet(app_name, deployment_name)
         self._handle = ServeHandle(app_name, deployment_name, dtypes=dtypes, max_concurrency=max_concurrency)
 
@@ -68,6 +72,16 @@ class ServeDeployment:
             await self._replicas.stop()
 
     async def send(self, request: RowRequest) -> Response:
+        limit = asyncio.timeout(self._timeout_s)
+        try:
+            async with limit:
+                return await self._send(request)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            return _refused(DeadlineExceeded(f"No answer within request_timeout_s, {self._timeout_s:g} s."))
+
+    async def _send(self, request: RowRequest) -> Response:
         is_call = not request.path.startswith("/")
         if self._replicas is None:
             return await self._handle.send(request) if is_call else _refused(_NOT_A_MODEL)
@@ -107,5 +121,5 @@ _NOT_A_MODEL = BadRequest(
 )
 
 
-def _refused(error: BadRequest) -> Response:
+def _refused(error: Error) -> Response:
     return Response(error.status, envelope(error))
