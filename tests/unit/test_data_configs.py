@@ -2,17 +2,24 @@
 
 from typing import Any
 
+import msgspec
 import pydantic
 import pytest
 
 from penstock.config.messages.notices import warn_once
 from penstock.data import (
+    ChatTemplateStageConfig,
+    EngineProcessorConfig,
     HttpRequestProcessorConfig,
+    HttpRequestStageConfig,
+    LLMConfig,
+    PrepareMultimodalStageConfig,
     ServeDeploymentProcessorConfig,
+    SGLangEngineProcessorConfig,
     build_processor,
     vLLMEngineProcessorConfig,
 )
-from penstock.data.pipeline.configs import llm_config
+from penstock.data.pipeline.model_configs import llm_config
 from penstock.data.pipeline.stage_spec import stage_spec
 from penstock.engines.vllm.arguments import lora
 from penstock.errors import BadRequest, ConfigError
@@ -33,6 +40,9 @@ from penstock.errors import BadRequest, ConfigError
 def test_a_wrong_config_says_what_is_wrong(wrong, says):
     with pytest.raises(ValueError, match=says):
         vLLMEngineProcessorConfig(**wrong)
+
+
+MODEL = {"model_loading_config": {"model_id": "m"}}
 
 
 class RaysStage(pydantic.BaseModel):
@@ -99,8 +109,7 @@ def test_a_stage_that_says_what_cannot_be_is_refused(wrong, says):
             {"tokenize_stage": {"batch_size": 8, "num_cpus": 2}},
             "tokenize_stage.batch_size, tokenize_stage.num_cpus",
         ),
-        ({"detokenize": False}, "detokenize"),
-        ({"prepare_image_stage": False}, "prepare_image_stage.enabled"),
+        ({"prepare_multimodal_stage": {"apply_sys_msg_formatting": True}}, "apply_sys_msg_formatting"),
     ],
 )
 def test_what_ray_knows_and_has_no_effect_here_is_a_warning_said_once(idle, named, caplog):
@@ -111,8 +120,9 @@ def test_what_ray_knows_and_has_no_effect_here_is_a_warning_said_once(idle, name
 
 
 def test_what_rays_programs_usually_say_is_no_warning(caplog):
-    usual = {"apply_chat_template": True, "tokenize": True, "detokenize": True, "has_image": True}
-    vLLMEngineProcessorConfig(model_source="demo", chat_template_stage=True, tokenize_stage={}, **usual)
+    older = {"apply_chat_template": True, "tokenize": True, "detokenize": False, "has_image": True}
+    stages = {"chat_template_stage": True, "tokenize_stage": {}, "detokenize_stage": False}
+    vLLMEngineProcessorConfig(model_source="demo", **older, **stages)
     assert caplog.text == ""
 
 
@@ -164,3 +174,106 @@ def test_options_that_a_step_sets_itself_are_refused(step):
     options = {f"{step}_map_kwargs": {"batch_format": "pandas", "num_cpus": 1}}
     with pytest.raises(ConfigError, match=f"{step}_map_kwargs: batch_format cannot be set"):
         build_processor(vLLMEngineProcessorConfig(model_source="demo"), **options)
+
+
+def test_variables_of_the_template_come_from_the_builder_where_the_stage_has_none():
+    kwargs = {"chat_template_kwargs": {"enable_thinking": True}}
+    stage = ChatTemplateStageConfig(chat_template="{{ messages }}")
+    config = vLLMEngineProcessorConfig(model_source="demo", chat_template_stage=stage)
+    assert llm_config(build_processor(config, builder_kwargs=kwargs).config).engine_kwargs == {
+        "chat_template": "{{ messages }}",
+        "default_chat_template_kwargs": {"enable_thinking": True},
+    }
+    own = vLLMEngineProcessorConfig(
+        model_source="demo", chat_template_stage={"chat_template_kwargs": {"enable_thinking": False}}
+    )
+    given = llm_config(build_processor(own, builder_kwargs=kwargs).config).engine_kwargs
+    assert given == {"default_chat_template_kwargs": {"enable_thinking": False}}
+
+
+@pytest.mark.parametrize(
+    ("config", "kwargs", "says"),
+    [
+        (vLLMEngineProcessorConfig(model_source="demo"), {"preprocess": None}, "preprocess is not known"),
+        (
+            HttpRequestProcessorConfig(url="http://host"),
+            {"chat_template_kwargs": {}},
+            "without effect with Http",
+        ),
+    ],
+)
+def test_what_a_builder_does_not_take_is_refused(config, kwargs, says):
+    with pytest.raises(ConfigError, match=says):
+        build_processor(config, builder_kwargs=kwargs)
+
+
+def test_sglangs_engine_gets_its_own_arguments_and_each_row_the_templates_variables():
+    stage = ChatTemplateStageConfig(chat_template="/a.jinja", chat_template_kwargs={"thinking": False})
+    config = SGLangEngineProcessorConfig(
+        model_source="demo", engine_kwargs={"tp_size": 2}, chat_template_stage=stage
+    )
+    model = llm_config(config)
+    assert (model.engine_name, model.engine_kwargs) == (
+        "sglang",
+        {"tp_size": 2, "chat_template": "/a.jinja"},
+    )
+    ask = stage_spec(config).build_request
+    body = msgspec.json.decode(ask({"messages": [{"role": "user", "content": "x"}]}, {}).body)
+    assert body["chat_template_kwargs"] == {"thinking": False}
+    assert "chat_template_kwargs" not in msgspec.json.decode(ask({"prompt": "x"}, {}).body)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"task_type": "embed"}, "only generates"),
+        ({"chat_template_stage": {"chat_template": "{{ messages }}"}}, "give its path"),
+        ({"prepare_multimodal_stage": {"chat_template_content_format": "openai"}}, "engine_kwargs"),
+        ({"dynamic_lora_loading_path": "/adapters"}, "dynamic_lora_loading_path"),
+    ],
+)
+def test_what_sglang_does_not_do_is_refused(wrong, says):
+    with pytest.raises(ConfigError, match=says):
+        SGLangEngineProcessorConfig(model_source="demo", **wrong)
+
+
+def test_arguments_of_a_media_stages_model_are_the_engines():
+    stage = PrepareMultimodalStageConfig(model_config_kwargs={"allowed_local_media_path": "/tmp"})
+    config = vLLMEngineProcessorConfig(model_source="demo", prepare_multimodal_stage=stage)
+    assert llm_config(config).engine_kwargs == {"allowed_local_media_path": "/tmp"}
+    assert config.prepare_multimodal_stage.get("enabled") is True
+
+
+def test_a_stage_made_by_itself_names_its_misspelt_option():
+    with pytest.raises(ConfigError, match="did you mean 'chat_template'"):
+        ChatTemplateStageConfig(chat_templat="x")
+
+
+def test_actors_that_send_requests_are_as_their_stage_says():
+    config = HttpRequestProcessorConfig(
+        url="http://host",
+        accelerator_type="L4",
+        concurrency=1,
+        http_request_stage=HttpRequestStageConfig(concurrency=(2, 3), batch_size=7, num_cpus=2, memory=5),
+    )
+    assert stage_spec(config).resources() == {"num_cpus": 2, "memory": 5, "accelerator_type": "L4"}
+    assert (config.get_concurrency(), config.rows_per_batch) == ({"min_size": 2, "max_size": 3}, 7)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (lambda: HttpRequestProcessorConfig(url="http://host", http_request_stage=False), "enabled is False"),
+        (lambda: HttpRequestProcessorConfig(url="http://host", http_request_stage={"size": 1}), "size"),
+        (lambda: EngineProcessorConfig(llm_config=LLMConfig(**MODEL), accelerator_type="L4"), "llm_config"),
+    ],
+)
+def test_what_a_client_or_an_engine_cannot_be_is_refused(config, says):
+    with pytest.raises(ConfigError, match=says):
+        config()
+
+
+def test_a_pool_of_n_is_n_in_rays_words():
+    config = vLLMEngineProcessorConfig(model_source="demo", concurrency=4)
+    assert config.get_concurrency() == {"min_size": 4, "max_size": 4}
+    assert config.get_concurrency(autoscaling_enabled=False) == {"size": 4}

@@ -27,6 +27,9 @@ RequestFields = Callable[[Mapping[str, Any]], set[str]]
 
 ERROR = "error"
 
+INFERENCE_ERROR = "__inference_error__"
+"""What Ray's programs look at: the message of `error`, "" for a row that is ok."""
+
 
 class RowFailed(Error):
     """A row failed, and `should_continue_on_error` is false."""
@@ -44,12 +47,15 @@ class Postprocess:
         request_fields: RequestFields,
         continue_on_error: bool,
         is_packed: bool = False,
+        names_failures: bool = False,
     ) -> None:
+        """names_failures: whether each row gets INFERENCE_ERROR."""
         self._function = UserFunction(function, "postprocess") if function is not None else None
         self._columns = columns
         self._request_fields = request_fields
         self._continue_on_error = continue_on_error
         self._is_packed = is_packed
+        self._names_failures = names_failures
 
     def __call__(self, batch: Table) -> dict[str, Any]:
         rows, outcomes = user_rows(batch, self._is_packed), unpack(batch, OUTCOME)
@@ -58,6 +64,8 @@ class Postprocess:
         output = [self._output(*one) for one in zip(rows, views, outcomes, results, strict=True)]
         if not self._continue_on_error:
             _check_all_ok(output)
+        if self._names_failures:
+            output = [{**row, INFERENCE_ERROR: (row[ERROR] or {}).get("message", "")} for row in output]
         if self._is_packed:
             return {ROW: np.array([cloudpickle.dumps(row) for row in output], dtype=object)}
         return _as_columns(output)

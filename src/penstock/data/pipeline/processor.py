@@ -11,7 +11,8 @@ import logging
 import math
 import pickle
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import pandas as pd
 import ray.data
@@ -54,51 +55,47 @@ _OWN = frozenset(
 )
 """Options of `map_batches` that the stages set."""
 
+_OF_THE_POOL = frozenset({"compute", "concurrency", "batch_size"})
+"""More of them, for the stage with the engines: the processor's config says them."""
 
-def build_processor(
-    config: ProcessorConfig,
-    preprocess: UserStep | None = None,
-    postprocess: UserStep | None = None,
-    *,
-    program: Program | None = None,
-    preprocess_map_kwargs: Mapping[str, Any] | None = None,
-    postprocess_map_kwargs: Mapping[str, Any] | None = None,
-) -> Processor:
-    """A function of datasets.
 
-    preprocess: row -> request fields; without it, the row itself is the request.
-    postprocess: row with the result columns -> output row; without it, all columns are the output.
-    program: `async def program(row, llm)` makes many requests for one row and returns its output.
-    *_map_kwargs: Ray Data's options of these stages (`num_cpus`, `concurrency`, `memory`, ...).
-    Raises: ConfigError.
+@dataclass(frozen=True, slots=True)
+class ProcessorStage:
+    """The stage with the engines, or with the clients of a service.
+
+    map_batches_kwargs: Ray Data's options of its actors (`num_cpus`, `memory`, `runtime_env`, ...), which win
+    over those that follow from the config. What is set here counts in the next call of the processor.
     """
-    return Processor(
-        config, preprocess, postprocess, program, preprocess_map_kwargs or {}, postprocess_map_kwargs or {}
-    )
 
-
-build_llm_processor = build_processor
-"""The older name."""
+    name: str
+    map_batches_kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 class Processor:
     """`processor(dataset)` returns a lazy dataset; for a list or a DataFrame, the results as such."""
 
+    DATA_COLUMN: ClassVar[str] = ROW
+    """A column that datasets must not have; more names are reserved, see `batch_columns`."""
+
     def __init__(
         self,
         config: ProcessorConfig,
-        preprocess: UserStep | None,
-        postprocess: UserStep | None,
-        program: Program | None,
-        preprocess_options: Mapping[str, Any],
-        postprocess_options: Mapping[str, Any],
+        preprocess: UserStep | None = None,
+        postprocess: UserStep | None = None,
+        program: Program | None = None,
+        preprocess_options: Mapping[str, Any] | None = None,
+        postprocess_options: Mapping[str, Any] | None = None,
     ) -> None:
-        _check_options("preprocess_map_kwargs", preprocess_options)
-        _check_options("postprocess_map_kwargs", postprocess_options)
+        before, after = dict(preprocess_options or {}), dict(postprocess_options or {})
+        _check_step("preprocess", preprocess)
+        _check_step("postprocess", postprocess)
+        _check_options("preprocess_map_kwargs", before)
+        _check_options("postprocess_map_kwargs", after)
         self.config = config
         self._stage = stage_spec(config, program)
+        self._stages = {self._stage.name: ProcessorStage(self._stage.name)}
         self._steps = preprocess, postprocess
-        self._options = dict(preprocess_options), dict(postprocess_options)
+        self._options = before, after
 
     def __call__(self, rows: Any) -> Any:
         if isinstance(rows, Dataset):
@@ -113,13 +110,26 @@ class Processor:
             for row in self._in_order(self._pipeline(ray.data.from_items(packed), is_packed=True))
         ]
 
+    def list_stage_names(self) -> list[str]:
+        """One name: chat templates, tokenizing and media have no stages of their own here."""
+        return list(self._stages)
+
+    def get_stage_by_name(self, name: str) -> ProcessorStage:
+        """Raises: ConfigError, a ValueError, for a name that `list_stage_names` does not have."""
+        if name not in self._stages:
+            raise ConfigError(
+                f"There is no stage '{name}'; this processor has {', '.join(self._stages)}, in which the "
+                "engine does all of a row's work (chat template, tokenizing, media)."
+            )
+        return self._stages[name]
+
     def log_input_column_names(self) -> None:
         """Logs which columns the engine needs."""
         log.info("A row needs %s.", required_input(self.config.task_type))
 
     def _pipeline(self, dataset: Dataset, is_packed: bool = False) -> Dataset:
         (preprocess, postprocess), (before, after) = self._steps, self._options
-        size = self.config.batch_size
+        size = self.config.rows_per_batch
         build = (self._stage.build_request, is_packed)
         preprocessed = _mapped(dataset, Preprocess, preprocess, build, before, size)
         concurrent = self._stage.concurrent_requests
@@ -139,13 +149,14 @@ class Processor:
                 self._stage.max_in_flight,
                 self._stage.identity,
             ),
-            **self._stage.resources(),
+            **self._stage.resources() | self._actor_options(),
         )
         args = (
             self._stage.columns,
             self._stage.request_fields,
             self.config.should_continue_on_error,
             is_packed,
+            self.config.names_failures,
         )
         return _mapped(answered, Postprocess, postprocess, args, after, size).map_batches(
             CastEmptyColumns(self._stage.schema),
@@ -153,6 +164,12 @@ class Processor:
             zero_copy_batch=True,
             batch_size=None,
         )
+
+    def _actor_options(self) -> dict[str, Any]:
+        """Raises: ConfigError for options that the stage sets."""
+        options = self._stages[self._stage.name].map_batches_kwargs
+        _check_options(f"map_batches_kwargs of {self._stage.name}", options, _OWN | _OF_THE_POOL)
+        return options
 
     def _empty(self, rows: pd.DataFrame) -> pd.DataFrame:
         """The columns of an empty result; those of a postprocess are unknown without rows."""
@@ -166,21 +183,26 @@ class Processor:
         return dataset.take_all()
 
 
-def _check_options(name: str, options: Mapping[str, Any]) -> None:
-    """Raises: ConfigError for options that the stages set."""
-    if own := sorted(_OWN & options.keys()):
+def _check_step(name: str, step: object) -> None:
+    """Raises: ConfigError for what cannot be called, such as a list of stages."""
+    if step is not None and not callable(step):
         raise ConfigError(
-            f"{name}: {', '.join(own)} cannot be set: rows reach your function as dicts. Other options of "
+            f"{name} is a {type(step).__name__}; it must be a function of a row, or a class. "
+            "Use build_processor(config, preprocess, postprocess): the stages follow from the config."
+        )
+
+
+def _check_options(name: str, options: Mapping[str, Any], own: frozenset[str] = _OWN) -> None:
+    """Raises: ConfigError for options that the stages set."""
+    if wrong := sorted(own & options.keys()):
+        raise ConfigError(
+            f"{name}: {', '.join(wrong)} cannot be set: rows reach your function as dicts. Other options of "
             "Ray Data's map can: num_cpus, num_gpus, memory, concurrency, batch_size, ..."
         )
 
 
 def _pool(config: ProcessorConfig, wanted_calls: int) -> ActorPoolStrategy:
-    least, most = (
-        config.concurrency
-        if isinstance(config.concurrency, tuple)
-        else (config.concurrency, config.concurrency)
-    )
+    least, most = config.get_concurrency().values()
     fewest, highest = _CALLS
     calls = min(highest, max(fewest, wanted_calls))
     return ActorPoolStrategy(

@@ -1,81 +1,112 @@
-"""The stages of `ray.data.llm` as options of a processor, and which of them have an effect here.
+"""The stage configs of `ray.data.llm`, and which of their options have an effect here.
 
-There each stage is a separate operator. Here the engine does their work row by row, so a chat template is an
-engine argument, and sizes of stages have no effect.
+There each stage is a separate operator. Here the engine does the work of all but the HTTP stage row by row,
+so a chat template is an engine argument, and sizes of those stages have no effect.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
-from penstock.config.schema.strict import StrictModel
-
-_EFFECTIVE = {
-    "enabled",
-    "model_source",
-    "chat_template",
-    "chat_template_kwargs",
-    "chat_template_content_format",
-}
+from penstock.config.schema.strict import RootConfig
 
 
-class Stage(StrictModel):
+def _in_order(value: int | tuple[int, int]) -> int | tuple[int, int]:
+    least, most = value if isinstance(value, tuple) else (value, value)
+    if not 1 <= least <= most:
+        raise ValueError(f"{value} is no size of a pool: give n, or (m, n) with 1 <= m <= n")
+    return value
+
+
+Concurrency = Annotated[int | tuple[int, int], AfterValidator(_in_order)]
+"""Actors of a pool; `(m, n)`: from m to n."""
+
+
+class StageConfig(RootConfig):
     """Options that every stage has."""
 
-    _may_be_off: ClassVar[bool] = False
-    enabled: bool = True
-    batch_size: int | None = Field(None, ge=1)
-    concurrency: int | tuple[int, int] | None = None
-    runtime_env: dict[str, Any] | None = None
-    num_cpus: float | None = Field(None, ge=0)
-    memory: float | None = Field(None, ge=0)
+    _effective: ClassVar[frozenset[str]] = frozenset({"enabled", "model_source"})
 
-    @classmethod
-    def of(cls, given: object) -> object:
-        """Ray accepts a bool, a dict, or its own object."""
-        if isinstance(given, bool):
-            return cls.model_validate({"enabled": given})
-        return given.model_dump(exclude_unset=True) if isinstance(given, BaseModel) else given
+    enabled: bool = Field(True, description="Whether the stage is switched on.")
+    batch_size: int | None = Field(None, ge=1, description="Rows per batch.")
+    concurrency: Concurrency | None = Field(None, description="Actors; `(m, n)`: from m to n.")
+    runtime_env: dict[str, Any] | None = Field(None, description="Ray's runtime environment of its actors.")
+    num_cpus: float | None = Field(None, ge=0, description="CPUs that one actor reserves.")
+    memory: float | None = Field(None, ge=0, description="Bytes of heap memory that one actor reserves.")
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The option by its name, as from the dict that a config may have been given."""
+        return getattr(self, name, default)
 
     def without_effect(self, stage: str) -> list[str]:
         """Options of this stage that are set without effect."""
-        idle = sorted(f"{stage}.{name}" for name in self.model_fields_set - _EFFECTIVE)
-        return idle if self.enabled or self._may_be_off else [f"{stage}.enabled", *idle]
+        return sorted(f"{stage}.{name}" for name in self.model_fields_set - self._effective)
 
 
-class ModelStage(Stage):
-    """A stage with the model's tokenizer."""
+class TokenizerStageConfig(StageConfig):
+    """The engine tokenizes, with the tokenizer of its model."""
 
-    model_source: str | None = None
+    model_source: str | None = Field(None, description="The processor's `model_source`, or nothing.")
 
 
-class ChatTemplateStage(ModelStage):
+class DetokenizeStageConfig(TokenizerStageConfig):
+    """The engine detokenizes, with the tokenizer of its model."""
+
+
+class ChatTemplateStageConfig(TokenizerStageConfig):
     """How messages become a prompt. Not enabled: rows bring prompts."""
 
-    _may_be_off = True
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    _effective = StageConfig._effective | {"chat_template", "chat_template_kwargs"}
+
+    chat_template: str | None = Field(None, description="Jinja text, or the path of a file with it.")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables of the template.")
 
 
-class MultimodalStage(Stage):
+class PrepareMultimodalStageConfig(StageConfig):
     """How images and other media are read from messages."""
 
-    model_config_kwargs: dict[str, Any] | None = None
-    chat_template_content_format: Literal["auto", "string", "openai"] | None = None
-    apply_sys_msg_formatting: bool | None = None
+    _effective = StageConfig._effective | {"chat_template_content_format", "model_config_kwargs"}
+
+    model_config_kwargs: dict[str, Any] | None = Field(None, description="More arguments of the engine.")
+    chat_template_content_format: Literal["auto", "string", "openai"] | None = Field(
+        None, description="How the template gets the content of a message."
+    )
+    apply_sys_msg_formatting: bool | None = Field(
+        None, description="Without effect: the engine gives system messages to the template as they are."
+    )
 
 
-TextStage = Annotated[ModelStage, BeforeValidator(ModelStage.of)]
-TemplateStage = Annotated[ChatTemplateStage, BeforeValidator(ChatTemplateStage.of)]
-MediaStage = Annotated[MultimodalStage, BeforeValidator(MultimodalStage.of)]
-PlainStage = Annotated[Stage, BeforeValidator(Stage.of)]
+class HttpRequestStageConfig(StageConfig):
+    """The actors that send requests; what is not set here is as in the processor's config."""
+
+    def resources(self) -> dict[str, Any]:
+        """Ray's options of one actor."""
+        given = {"runtime_env": self.runtime_env, "num_cpus": self.num_cpus, "memory": self.memory}
+        return {name: value for name, value in given.items() if value is not None}
 
 
-def engine_arguments(template: ChatTemplateStage | None, media: MultimodalStage | None) -> dict[str, Any]:
+def _values(given: object) -> object:
+    """Ray's configs accept a bool, a dict, or an object of the stage's class."""
+    if isinstance(given, bool):
+        return {"enabled": given}
+    return given.model_dump(exclude_unset=True) if isinstance(given, BaseModel) else given
+
+
+TextStage = Annotated[TokenizerStageConfig, BeforeValidator(_values)]
+TemplateStage = Annotated[ChatTemplateStageConfig, BeforeValidator(_values)]
+MediaStage = Annotated[PrepareMultimodalStageConfig, BeforeValidator(_values)]
+HttpStage = Annotated[HttpRequestStageConfig, BeforeValidator(_values)]
+PlainStage = Annotated[StageConfig, BeforeValidator(_values)]
+
+
+def engine_arguments(
+    template: ChatTemplateStageConfig | None, media: PrepareMultimodalStageConfig | None
+) -> dict[str, Any]:
     """The stages' options as vLLM arguments."""
     arguments = {
+        **((media and media.model_config_kwargs) or {}),
         "chat_template": template and template.chat_template,
         "default_chat_template_kwargs": template and template.chat_template_kwargs,
         "chat_template_content_format": media and media.chat_template_content_format,

@@ -24,20 +24,26 @@ from penstock.errors import BadRequest
 Fields = Mapping[str, Any]
 
 
-def model_request(task: Task, fields: Fields, row: Fields) -> RowRequest:
+def model_request(
+    task: Task, fields: Fields, row: Fields, defaults: Mapping[str, Any] | None = None
+) -> RowRequest:
     """The request in `fields`, without columns that preprocessing only passed through.
 
+    defaults: fields of rows that do not set them.
     Raises: BadRequest.
     """
     ours = request_columns(fields, task)
-    return build_request({name: fields[name] for name in fields if name in ours or name not in row}, task)
+    own = {name: fields[name] for name in fields if name in ours or name not in row}
+    return build_request(own, task, defaults)
 
 
-def prompt_request(task: Task, fields: Fields, row: Fields) -> RowRequest:
+def prompt_request(
+    task: Task, fields: Fields, row: Fields, defaults: Mapping[str, Any] | None = None
+) -> RowRequest:
     """The same; a prompt wins over the messages that it was made of."""
     if fields.get("prompt") is not None:
         fields = {name: value for name, value in fields.items() if name != "messages"}
-    return model_request(task, fields, row)
+    return model_request(task, fields, row, defaults)
 
 
 def model_columns(task: Task, outcome: Outcome, fields: Fields) -> dict[str, Any]:

@@ -29,10 +29,13 @@ from penstock.data.pipeline.configs import (
     HttpRequestProcessorConfig,
     ProcessorConfig,
     ServeDeploymentProcessorConfig,
-    llm_config,
-    vLLMEngineProcessorConfig,
 )
 from penstock.data.pipeline.engine_stage import RunRow, send_request
+from penstock.data.pipeline.model_configs import (
+    ModelProcessorConfig,
+    SGLangEngineProcessorConfig,
+    llm_config,
+)
 from penstock.data.pipeline.row_program import Program, program_columns, program_schema, run_program
 from penstock.data.results.columns import result_schema
 from penstock.data.results.outcome import Outcome
@@ -48,7 +51,8 @@ _DEFAULT_CONCURRENCY, _DEPLOYMENT_CONCURRENCY = 256, 1024
 
 @dataclass(frozen=True, slots=True)
 class StageSpec:
-    """build_request: from what preprocessing returned and the row, what the engine stage runs.
+    """name: Ray's name of its stage, where it has one.
+    build_request: from what preprocessing returned and the row, what the engine stage runs.
 
     columns: from an outcome and what preprocessing returned, the result columns.
     request_fields: the names in what preprocessing returned that belong to the request.
@@ -57,6 +61,7 @@ class StageSpec:
     identity: of the model or service; a journal returns its answers only for the same one.
     """
 
+    name: str
     task: Task
     make_backend: Callable[[], Backend]
     build_request: Callable[[Fields, Fields], Any]
@@ -88,32 +93,43 @@ def stage_spec(config: ProcessorConfig, program: Program | None = None) -> Stage
 
 
 def _for_backend(config: ProcessorConfig) -> StageSpec:
-    if isinstance(config, EngineProcessorConfig | vLLMEngineProcessorConfig):
-        return _in_process(config)
+    if isinstance(config, EngineProcessorConfig):
+        return _in_process(config, "EngineStage", row_mapping.model_request)
+    if isinstance(config, ModelProcessorConfig):
+        return _own_model(config)
     if isinstance(config, ServeDeploymentProcessorConfig):
         return _serve_deployment(config)
     if isinstance(config, HttpRequestProcessorConfig):
         return _http(config)
-    raise ConfigError(f"{type(config).__name__} is not a processor's config.")
+    raise ConfigError(
+        f"{type(config).__name__} is not the config of a processor; there are vLLMEngineProcessorConfig, "
+        "SGLangEngineProcessorConfig, EngineProcessorConfig, ServeDeploymentProcessorConfig and "
+        "HttpRequestProcessorConfig."
+    )
 
 
-def _in_process(config: EngineProcessorConfig | vLLMEngineProcessorConfig) -> StageSpec:
+def _own_model(config: ModelProcessorConfig) -> StageSpec:
+    name = "SGLangEngineStage" if isinstance(config, SGLangEngineProcessorConfig) else "vLLMEngineStage"
+    request = row_mapping.model_request if config.applies_chat_template else row_mapping.prompt_request
+    spec = _in_process(config, name, partial(request, defaults=config.row_defaults))
+    return replace(spec, max_in_flight=config.max_pending_requests)
+
+
+def _in_process(
+    config: EngineProcessorConfig | ModelProcessorConfig, name: str, request: Callable[..., Any]
+) -> StageSpec:
     model = with_runner(llm_config(config), config.task_type)
     task = Task(config.task_type, model=model.model_id, alone=True, read_files=config.read_files)
-    vllm = config if isinstance(config, vLLMEngineProcessorConfig) else None
-    brings_prompts = vllm is not None and not vllm.applies_chat_template
     return StageSpec(
+        name=name,
         task=task,
         make_backend=partial(in_process_engine, model),
-        build_request=partial(
-            row_mapping.prompt_request if brings_prompts else row_mapping.model_request, task
-        ),
+        build_request=partial(request, task),
         columns=partial(row_mapping.model_columns, task),
         request_fields=partial(request_columns, task=task),
         schema=result_schema(task),
         resources=partial(_engine_resources, model),
         concurrent_requests=int(model.engine_kwargs.get("max_num_seqs") or _DEFAULT_CONCURRENCY),
-        max_in_flight=vllm.max_pending_requests if vllm is not None else None,
         identity=_identity("engine", config.task_type, engine_identity(model)),
     )
 
@@ -121,19 +137,21 @@ def _in_process(config: EngineProcessorConfig | vLLMEngineProcessorConfig) -> St
 def _serve_deployment(config: ServeDeploymentProcessorConfig) -> StageSpec:
     task = Task(config.task_type, read_files=config.read_files)
     return StageSpec(
+        name="ServeDeploymentStage",
         task=task,
         make_backend=partial(
             ServeDeployment,
             config.app_name,
             config.deployment_name,
-            dtypes=config.dtype_mapping,
+            dtypes=config.dtype_mapping or {},
             max_concurrency=config.max_in_flight,
+            timeout_s=config.request_timeout_s,
         ),
         build_request=partial(row_mapping.call_or_request, task),
         columns=partial(row_mapping.call_or_model_columns, task),
         request_fields=partial(row_mapping.call_or_request_fields, task),
         schema=result_schema(task),
-        resources=_client_resources,
+        resources=partial(_client_resources, config),
         exclusive=False,
         identity=_identity("served", config.task_type, config.app_name, config.deployment_name),
     )
@@ -142,13 +160,14 @@ def _serve_deployment(config: ServeDeploymentProcessorConfig) -> StageSpec:
 def _http(config: HttpRequestProcessorConfig) -> StageSpec:
     task = Task(config.task_type, token_ids=False, read_files=config.read_files)
     return StageSpec(
+        name="HttpRequestStage",
         task=task,
         make_backend=partial(http_service, config),
         build_request=partial(row_mapping.payload_or_request, task),
         columns=partial(row_mapping.payload_or_model_columns, task),
         request_fields=partial(row_mapping.payload_or_request_fields, task),
         schema=result_schema(task),
-        resources=_client_resources,
+        resources=partial(_client_resources, config),
         exclusive=False,
         identity=_identity("http", config.task_type, config.url, config.model),
     )
@@ -165,6 +184,7 @@ def http_service(config: HttpRequestProcessorConfig) -> OpenAIService:
         max_concurrency=config.max_in_flight,
         timeout_s=config.timeout_s,
         finds_model=False,
+        session_factory=config.session_factory,
     )
 
 
@@ -180,9 +200,11 @@ def _source(program: Program) -> bytes:
         return f"{program.__module__}.{getattr(program, '__qualname__', type(program).__qualname__)}".encode()
 
 
-def _client_resources() -> dict[str, Any]:
+def _client_resources(config: ServeDeploymentProcessorConfig | HttpRequestProcessorConfig) -> dict[str, Any]:
     """Of an actor that only sends requests."""
-    return {"num_cpus": 0}
+    stage = config.http_request_stage if isinstance(config, HttpRequestProcessorConfig) else None
+    placed = {"accelerator_type": config.accelerator_type} if config.accelerator_type else {}
+    return {"num_cpus": 0, **placed, **(stage.resources() if stage is not None else {})}
 
 
 def _program_input(fields: Fields, row: Fields) -> Fields:
