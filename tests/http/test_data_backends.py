@@ -10,6 +10,7 @@ from email.utils import formatdate
 from time import monotonic, time
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 from backend_contract import CHAT, COMPLETIONS, FACTS, OPTIONS, REQUESTS, config, expected, meaning, row
@@ -21,7 +22,7 @@ from penstock.data.backends.protocol import Backend
 from penstock.data.execution.retry import RetryPolicy
 from penstock.data.execution.window import Window
 from penstock.data.pipeline.configs import HttpRequestProcessorConfig
-from penstock.data.pipeline.stage_spec import http_service
+from penstock.data.pipeline.stage_spec import http_service, stage_spec
 from penstock.data.rows.request import RowRequest
 from penstock.engines.sim.engine import SimEngine
 from penstock.errors import ConfigError, Unavailable
@@ -107,6 +108,57 @@ async def test_a_raw_url_gets_the_body_as_it_is():
     ):
         answer = await raw.send(RowRequest(path="", body=b'{"a":   1.50}', model="not sent"))
         assert answer.body == b'/any/where?x=1 {"a":   1.50}'
+
+
+async def test_a_payload_with_a_file_is_sent_as_a_form_each_time():
+    found: list[Any] = []
+
+    async def transcribe(request: web.Request) -> web.Response:
+        fields = await request.post()
+        sound = fields["file"]
+        found.append((sound.filename, sound.content_type, sound.file.read()))
+        return web.json_response(
+            {"model": fields["model"], "n": fields["n"]}, status=500 if len(found) == 1 else 200
+        )
+
+    payload = {
+        "model": "whisper",
+        "n": [1, 2],
+        "file": {"content": b"sound", "filename": "a.wav", "content_type": "audio/wav"},
+    }
+    async with service(transcribe) as base:
+        config = HttpRequestProcessorConfig(url=base, headers={"Content-Type": "application/json"})
+        request = stage_spec(config).build_request({"payload": payload}, {})
+        async with started(http_service(config)) as raw:
+            outcome = await Window(raw, RetryPolicy(initial_backoff_s=0.01)).run(request)
+    assert bytes(outcome.body) == b'{"model": "whisper", "n": "[1,2]"}'
+    assert found == [("a.wav", "audio/wav", b"sound")] * 2
+
+
+async def test_a_session_of_ones_own_has_its_own_limits_and_is_closed():
+    async def late(request: web.Request) -> web.Response:
+        await asyncio.sleep(1 if request.headers["x-team"] == "blue" else 0)
+        return web.Response()
+
+    made: list[aiohttp.ClientSession] = []
+
+    def session() -> aiohttp.ClientSession:
+        made.append(
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=0.1), headers={"x-team": "blue"})
+        )
+        return made[-1]
+
+    async with service(late) as base:
+        config = HttpRequestProcessorConfig(url=base, session_factory=session)
+        async with started(http_service(config)) as raw:
+            assert (await raw.send(RowRequest(path="", body=b"{}"))).status == 504
+    assert made[0].closed
+
+
+async def test_what_is_no_session_is_refused():
+    config = HttpRequestProcessorConfig(url="http://host", session_factory=dict)
+    with pytest.raises(ConfigError, match="returned a dict; it must return an aiohttp"):
+        await http_service(config).start()
 
 
 async def test_headers_and_key_are_sent():

@@ -27,6 +27,10 @@ _CONNECT_ERRORS = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError,
 _LOST_ERRORS = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, ConnectionError)
 
 
+Body = bytes | Callable[[], aiohttp.FormData]
+"""JSON, or what makes a form for each try."""
+
+
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
     """headers: by names in lower case; where they come from aiohttp, in any case."""
@@ -73,7 +77,7 @@ class HttpClient:
         """Raises: ConnectFailed, ConnectionLost, TimeoutError."""
         return await self._send("GET", url, None, {})
 
-    async def post(self, url: str, body: bytes, headers: Mapping[str, str] | None = None) -> HttpResponse:
+    async def post(self, url: str, body: Body, headers: Mapping[str, str] | None = None) -> HttpResponse:
         """Raises: ConnectFailed, ConnectionLost; TimeoutError after `timeout_s`."""
         return await self._send("POST", url, body, headers or {})
 
@@ -81,7 +85,7 @@ class HttpClient:
         await self._session.close()
 
     async def _send(
-        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
+        self, method: str, url: str, body: Body | None, headers: Mapping[str, str]
     ) -> HttpResponse:
         was_lost = False
         while True:
@@ -96,13 +100,15 @@ class HttpClient:
                 was_lost = True  # maybe closed while idle: try other connections, until one is new
 
     async def _try(
-        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], trace: SimpleNamespace
+        self, method: str, url: str, body: Body | None, headers: Mapping[str, str], trace: SimpleNamespace
     ) -> HttpResponse:
+        form = body() if callable(body) else None
+        own = {name: self._headers[name] for name in self._headers if form is None or name != "content-type"}
         request = self._session.request(
             method,
             url,
-            data=body,
-            headers={**self._headers, **headers},
+            data=body if form is None else form,
+            headers={**own, **headers},
             allow_redirects=False,
             trace_request_ctx=trace,
         )

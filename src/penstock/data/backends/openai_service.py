@@ -7,18 +7,21 @@ Unavailable.
 from __future__ import annotations
 
 import asyncio
+import pickle
 import re
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 import msgspec
 
-from penstock.data.backends.http_client import ConnectFailed, ConnectionLost, HttpClient
+from penstock.data.backends.http_client import Body, ConnectFailed, ConnectionLost, HttpClient
 from penstock.data.backends.json_fields import with_fields
 from penstock.data.backends.protocol import Response
 from penstock.data.backends.rate_limit import AdaptiveConcurrency, RateLimiter
+from penstock.data.rows.form import form_data
 from penstock.data.rows.request import RowRequest
 from penstock.engine import Load, Progress, no_progress
 from penstock.errors import BadRequest, ConfigError, DeadlineExceeded, Error, Unavailable
@@ -30,7 +33,8 @@ _MODELS = "/v1/models"
 _VERSION = re.compile(r"/v\d\w*(/|$)")
 
 PAYLOAD = ""
-"""Path of a request whose body is posted unchanged to exactly the service's URL."""
+"""Path of a request whose body is posted unchanged to exactly the service's URL; where it has a `prompt`, the
+pickled fields of a form in its place."""
 
 
 class OpenAIService:
@@ -132,7 +136,7 @@ class OpenAIService:
 
     async def _post(self, client: HttpClient, request: RowRequest) -> Response:
         """Raises: Unavailable."""
-        if request.prompt is not None:
+        if request.prompt is not None and request.path != PAYLOAD:
             return _refused(
                 BadRequest(f"{self._shown} does not take an engine prompt; put the input into the body.")
             )
@@ -157,9 +161,10 @@ class OpenAIService:
             return "the time limit of its session"
         return f"{self._timeout_s:g} s"
 
-    def _url_and_body(self, request: RowRequest) -> tuple[str, bytes]:
+    def _url_and_body(self, request: RowRequest) -> tuple[str, Body]:
         if request.path == PAYLOAD:
-            return urlunsplit(self._url), request.body
+            own = request.body if request.prompt is None else partial(form_data, pickle.loads(request.prompt))
+            return urlunsplit(self._url), own
         model = request.model or self._model
         body = with_fields(request.body, {"model": model} if model else {})
         return _endpoint(self._url, request.path), body

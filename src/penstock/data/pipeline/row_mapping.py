@@ -6,6 +6,7 @@ returned; `row` is what it was given.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from penstock.data.backends.openai_service import PAYLOAD
 from penstock.data.backends.serve_handle import method_call
 from penstock.data.results.columns import common_columns, result_columns
 from penstock.data.results.outcome import Outcome
+from penstock.data.rows import form
 from penstock.data.rows.builder import build_request
 from penstock.data.rows.coerce import to_json
 from penstock.data.rows.input_columns import is_batch_line, request_columns
@@ -81,10 +83,13 @@ def _is_call(fields: Fields) -> bool:
 
 
 def payload_or_request(task: Task, fields: Fields, row: Fields) -> RowRequest:
-    """A payload is sent as it is. Raises: BadRequest."""
+    """A payload is sent as it is, one with files as a form. Raises: BadRequest."""
     if "payload" not in fields:
         return model_request(task, fields, row)
-    return RowRequest(path=PAYLOAD, body=msgspec.json.encode(to_json(fields["payload"], "payload")))
+    payload = fields["payload"]
+    if form.is_form(payload):
+        return RowRequest(path=PAYLOAD, body=b"{}", prompt=pickle.dumps(form.checked(payload)))
+    return RowRequest(path=PAYLOAD, body=msgspec.json.encode(to_json(payload, "payload")))
 
 
 def payload_or_model_columns(task: Task, outcome: Outcome, fields: Fields) -> dict[str, Any]:

@@ -2,6 +2,6 @@
 
 In order: `template` fills in a prompt, `builder` makes a `request`: it takes the request's columns
 (`input_columns`), a line of an OpenAI batch file (`openai_batch`), `messages` with their `media`, and
-`parameters`, all by `coerce` as JSON. `digest` says which requests may share an answer, `rows_by_key` which
-row has it.
+`parameters`, all by `coerce` as JSON. `form` is for payloads with files. `digest` says which requests may
+share an answer, `rows_by_key` which row has it.
 """
