@@ -195,3 +195,17 @@ def test_a_failed_row_has_no_empty_columns_of_the_answer_beside_what_postprocess
     assert {"generated_text", "attempts", "original_generated_text"} <= whole.keys()
     assert sorted(short) == ["error", "original_generated_text", "text"]
     assert short["error"][0]["code"] == "bad"
+
+
+@pytest.mark.parametrize("function", [None, lambda row: {"answer": row["text"]}])
+def test_failures_have_rays_name_where_the_program_says_to_go_on(function):
+    config = EngineProcessorConfig(llm_config=sim(), should_continue_on_error=True)
+    assert config.names_failures
+    assert not EngineProcessorConfig(llm_config=sim()).names_failures
+    why = Failure(code="bad", message="Why.", stage="engine", attempts=1)
+    batch = pa.table({"text": ["a", "b"]}).append_column(FIELDS, pack([{}, {}]))
+    ends = [Outcome(state="failed", failure=why), Outcome(state="skipped")]
+    batch = batch.append_column(OUTCOME, pack(ends))
+    of = stage_spec(config)
+    step = Postprocess(function, of.columns, of.request_fields, True, names_failures=config.names_failures)
+    assert list(step(batch)["__inference_error__"]) == ["Why.", ""]

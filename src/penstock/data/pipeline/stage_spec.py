@@ -129,9 +129,14 @@ def _in_process(
         request_fields=partial(request_columns, task=task),
         schema=result_schema(task),
         resources=partial(_engine_resources, model),
-        concurrent_requests=int(model.engine_kwargs.get("max_num_seqs") or _DEFAULT_CONCURRENCY),
+        concurrent_requests=_concurrency(model),
         identity=_identity("engine", config.task_type, engine_identity(model)),
     )
+
+
+def _concurrency(model: LLMConfig) -> int:
+    name = "max_running_requests" if model.engine_name == "sglang" else "max_num_seqs"
+    return int(model.engine_kwargs.get(name) or _DEFAULT_CONCURRENCY)
 
 
 def _serve_deployment(config: ServeDeploymentProcessorConfig) -> StageSpec:
