@@ -7,7 +7,7 @@ It runs in the replica's process; "the engine died" means that every stream ends
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +45,7 @@ class SimEngine(EngineControl):
     def __init__(self, config: LLMConfig, clock: Clock | None = None) -> None:
         self._config = config
         self.model_id = config.model_id
-        self.aliases = config.aliases
+        self.aliases: Sequence[str] = config.aliases
         with translated(SimOptions, config.location / "engine_kwargs"):
             self.options = SimOptions.model_validate(config.engine_kwargs)
         self._scheduler = Scheduler(self.options, self._after_step, clock)

@@ -23,4 +23,4 @@ HEADERS: Headers = [
 @cache
 def html() -> bytes:
     """The whole page."""
-    return (files(__package__) / "page.html").read_bytes()
+    return (files("penstock.serve.gateway.description") / "page.html").read_bytes()
