@@ -121,7 +121,7 @@ class Dispatch:
     def _fall_back(
         self, model_id: str, other: str, request: UpstreamRequest, reply: ClientResponse, error: Error
     ) -> None:
-        log.warning("request %s for %s goes to %s: %s", request.id, model_id, other, error)
+        log.info("request %s for %s goes to %s: %s", request.id, model_id, other, error)
         self._metrics.fallbacks.labels(model_id, other).inc()
         reply.answered_by = other
         request.body.name_model(other)

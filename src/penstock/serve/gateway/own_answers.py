@@ -80,8 +80,13 @@ class OwnAnswers:
         endpoints = [
             openapi.Endpoint(one.path, one.methods, one.handler is Handler.ENGINE, one.public) for one in ALL
         ]
-        whole = openapi.document(
-            described, endpoints, root=request.root, keyed=self._keyed, administered=self._administered
+        whole = await asyncio.to_thread(  # it has thousands of parts
+            openapi.document,
+            described,
+            endpoints,
+            root=request.root,
+            keyed=self._keyed,
+            administered=self._administered,
         )
         await reply.whole(200, JSON, msgspec.json.encode(whole))
 

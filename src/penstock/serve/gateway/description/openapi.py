@@ -7,7 +7,7 @@ need; what the gateway answers itself is described here. Source: OpenAPI 3.1.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -37,7 +37,7 @@ _OWN = {
     "/docs": "This description as a page",
     "/openapi.json": "This description",
 }
-_PLAIN_TEXT = ("/livez", "/-/healthz", "/metrics")
+_KINDS = dict.fromkeys(("/livez", "/-/healthz", "/metrics"), "text/plain") | {"/docs": "text/html"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def _said(models: Sequence[Described]) -> str:
 
 
 def _operations(
-    model: Described, passed_on: Sequence[tuple[str, str]] | Any, schemas: _Schemas
+    model: Described, passed_on: Set[tuple[str, str]], schemas: _Schemas
 ) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Path, method and operation of each endpoint of a model."""
     for path in model.own_paths:
@@ -140,13 +140,7 @@ def _operation(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _own(endpoint: Endpoint) -> dict[str, Any]:
-    kind = (
-        "text/html"
-        if endpoint.path == "/docs"
-        else "text/plain"
-        if endpoint.path in _PLAIN_TEXT
-        else "application/json"
-    )
+    kind = _KINDS.get(endpoint.path, "application/json")
     names = [name[1:-1] for name in _PARAMETER.findall(endpoint.path)]
     return {
         "summary": _OWN[endpoint.path],
@@ -198,17 +192,15 @@ class _Schemas:
     known: dict[str, Any] = field(default_factory=lambda: dict(_ENVELOPE))
     given: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
 
-    def add(self, document: Document) -> Any:
+    def add(self, document: Document) -> Callable[[Any], Any]:
         """Takes an engine's schemas; returns a function that renames what refers to them."""
         new = document.get("components", {}).get("schemas", {})
-        differs = any(
-            before.get(name, schema) != schema for before in self.given for name, schema in new.items()
-        )
-        suffix = str(len(self.given) + 1) if differs else ""
         if new not in self.given:
             self.given.append(new)
-        elif differs:
-            suffix = str(self.given.index(new) + 1)
+        number = self.given.index(new)
+        earlier = self.given[:number]
+        differs = any(one.get(name, schema) != schema for one in earlier for name, schema in new.items())
+        suffix = str(number + 1) if differs else ""
 
         def renamed(value: Any) -> Any:
             if isinstance(value, dict):
