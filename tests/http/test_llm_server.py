@@ -126,6 +126,17 @@ async def test_a_replica_answers_by_the_adapter_that_the_model_names(tmp_path: P
     await server.stop()
 
 
+@pytest.mark.parity("X22")
+async def test_a_call_may_use_an_alias_with_an_adapter_or_without(tmp_path: Path):
+    config = with_adapters(tmp_path, "a").model_copy(update={"aliases": ["gpt-4o-mini"]})
+    server = await LLMServer(config)
+    plain = await said(server, model="gpt-4o-mini")
+    assert (plain.model, plain.choices[0].message.content) == ("gpt-4o-mini", "Hello there")
+    assert (await said(server, model="gpt-4o-mini:a")).choices[0].message.content == "[a@1] Hello there"
+    assert (await said(server, model="gpt-4o")).error.code == "model_not_found"
+    await server.stop()
+
+
 @pytest.mark.parity("S21")
 async def test_a_replica_without_lora_config_says_so():
     server = await LLMServer(sim())

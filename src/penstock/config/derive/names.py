@@ -25,6 +25,14 @@ def problems(configs: Sequence[LLMConfig]) -> list[str]:
     return found + _loops(configs, ids)
 
 
+def adapter_in(config: LLMConfig, name: str) -> str:
+    """The adapter that `name` has behind one of the model's names and a colon; "" for none."""
+    for own in (config.model_id, *config.aliases):
+        if name.startswith(f"{own}:"):
+            return name.removeprefix(f"{own}:")
+    return ""
+
+
 def fallbacks(models: Mapping[str, tuple[Sequence[str], Sequence[str]]]) -> dict[str, tuple[str, ...]]:
     """For each model the ids of those that stand in for it, in the order in which they are asked: each
     fallback, and behind it its own.

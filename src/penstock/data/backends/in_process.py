@@ -18,6 +18,7 @@ import ray
 from penstock import sources
 from penstock.asgi import ASGIApp
 from penstock.asgi_client import call
+from penstock.config.derive import names
 from penstock.data.backends.engine_config import with_usage_details
 from penstock.data.backends.json_fields import with_fields
 from penstock.data.backends.protocol import Response
@@ -130,14 +131,15 @@ class InProcessEngine:
 
     def _headers(self, request: RowRequest) -> dict[str, str]:
         """Raises: BadRequest for an adapter of a model without adapters."""
-        own, named = self._config.model_id, request.model or ""
-        if not named.startswith(f"{own}:"):
+        adapter = names.adapter_in(self._config, request.model or "")
+        if not adapter:
             return {}
         if self._config.lora_config is None:
             raise BadRequest(
-                f"Model '{own}' takes no adapters: its config has no lora_config.", param="model"
+                f"Model '{self._config.model_id}' takes no adapters: its config has no lora_config.",
+                param="model",
             )
-        return asking_for(named.removeprefix(f"{own}:"))
+        return asking_for(adapter)
 
     def _body(self, request: RowRequest) -> bytes:
         """Sets `prepared_prompt` for the running task where the request has an engine prompt.

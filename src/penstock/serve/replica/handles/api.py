@@ -16,6 +16,7 @@ from ray import serve
 from penstock.asgi import ASGIApp
 from penstock.asgi_client import batched, call, events
 from penstock.config import LLMConfig
+from penstock.config.derive import names
 from penstock.engine import Delta, Engine, Prompt
 from penstock.errors import BadRequest
 from penstock.layers.adapters import Store, asking_for
@@ -119,14 +120,13 @@ class HandleAPI:
 
         Raises: BadRequest when this model takes none.
         """
-        base = self._config.model_id
         chosen, named = serve.get_multiplexed_model_id(), model if isinstance(model, str) else ""
-        if not chosen and named.startswith(f"{base}:"):
-            chosen = named
-        if chosen in ("", base):
+        if not chosen:
+            chosen = names.adapter_in(self._config, named)
+        if chosen in ("", self._config.model_id):
             return ""  # the base model, or an unknown one: the engine refuses it
         self.adapters()
-        return chosen.removeprefix(f"{base}:")
+        return names.adapter_in(self._config, chosen) or chosen
 
 
 def _json(body: Mapping[str, Any]) -> tuple[str, bytes]:
