@@ -6,7 +6,7 @@ costs as much as a pick among two.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from penstock.serve.fleet.adapter_index import AdapterIndex
 from penstock.serve.fleet.indexed_set import IndexedSet
@@ -24,35 +24,16 @@ class Candidates(IndexedSet[Replica]):
 
     __slots__ = ("adapter_slots", "busy", "elsewhere", "holders", "members", "ready")
 
-    def __init__(
-        self,
-        replicas: Iterable[Replica] = (),
-        *,
-        members: Sequence[Replica] = (),
-        ready: int = 0,
-        busy: int = 0,
-        elsewhere: int = 0,
-        holders: AdapterIndex | None = None,
-        adapter_slots: int = 0,
-    ) -> None:
+    def __init__(self, replicas: Iterable[Replica] = ()) -> None:
         super().__init__(replicas)
-        self.members = tuple(members)
-        self.ready = ready
-        self.busy = busy
-        self.elsewhere = elsewhere
-        self.holders = holders or AdapterIndex()
-        self.adapter_slots = adapter_slots
+        self.members: tuple[Replica, ...] = ()
+        self.ready = self.busy = self.elsewhere = self.adapter_slots = 0
+        self.holders = AdapterIndex()
 
     def without(self, tried: Iterable[Replica]) -> Candidates:
         """A copy without these."""
         out = set(tried)
-        left = (replica for replica in self if replica not in out)
-        return Candidates(
-            left,
-            members=self.members,
-            ready=self.ready,
-            busy=self.busy,
-            elsewhere=self.elsewhere,
-            holders=self.holders,
-            adapter_slots=self.adapter_slots,
-        )
+        left = Candidates(replica for replica in self if replica not in out)
+        left.members, left.ready, left.busy = self.members, self.ready, self.busy
+        left.elsewhere, left.holders, left.adapter_slots = self.elsewhere, self.holders, self.adapter_slots
+        return left
