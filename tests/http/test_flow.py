@@ -75,8 +75,8 @@ async def test_a_connection_that_is_not_read_holds_little_and_loses_nothing(serv
     address = (await served.app(app)).address
     connection: ReplicaConnection = await connect(address, NODE, lambda _: None)
     connection.request(headers.to_replica("GET", b"/x", [], headers.own(address.secret, "g", "r"), 0))
-    await until(lambda: connection.paused)
-    assert connection.unread_bytes < 1_000_000
+    await until(lambda: connection._paused)
+    assert connection._unread_bytes < 1_000_000
     size = 0
     while piece := await connection.read():
         size += len(piece)

@@ -111,7 +111,7 @@ async def test_a_client_that_does_not_read_stops_its_own_stream_alone(served: Se
         request = http.build_request("POST", CHAT, json=chat(stream=True), headers={"x-slow": "1"})
         answer = await http.send(request, stream=True)
         pool = next(iter(served._gateway._links._pools.values()))
-        await until(lambda: any(connection.paused for connection in pool.multiplexer._streams.values()))
+        await until(lambda: any(connection._held for connection in pool.multiplexer._streams.values()))
         sent = slow.sent
         assert await numbers(http) == [*map(str, range(50)), "[DONE]"]
         assert slow.sent - sent < 5

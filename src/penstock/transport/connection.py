@@ -143,16 +143,6 @@ class ReplicaConnection(asyncio.Protocol):
             and self._transport.get_write_buffer_size() == 0
         )
 
-    @property
-    def paused(self) -> bool:
-        """Whether the replica must wait because the reader is behind."""
-        return self._paused or self._held
-
-    @property
-    def unread_bytes(self) -> int:
-        """Body bytes held for the reader."""
-        return self._unread_bytes
-
     def write(self, piece: bytes) -> None:
         """Sends more of the body of a request that has not ended."""
         if self._transport is not None and not self._transport.is_closing():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from penstock.config import LLMConfig
 
 _SHOWN_PROMPTS, _SHOWN_FAULTS = 3, 10
-
-Template = Callable[[Any], str]
 
 
 @dataclass(slots=True)

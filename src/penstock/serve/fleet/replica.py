@@ -45,11 +45,6 @@ class Replica:
         return self.address.replica_id
 
     @property
-    def ongoing(self) -> int:
-        """Open requests of all gateways."""
-        return self.in_flight + self.elsewhere
-
-    @property
     def busy(self) -> int:
         """Requests in it now: the last report, corrected by what this gateway has sent and finished since."""
         return max(self.in_flight + self.elsewhere, self.reported + self.in_flight - self.in_flight_then)
