@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from urllib.parse import quote
 
 import msgspec
@@ -15,13 +15,14 @@ import msgspec
 from penstock.data.backends.http_client import ConnectFailed, ConnectionLost, HttpResponse
 from penstock.data.backends.queue_depth import QueueDepth
 from penstock.engine import Load
-from penstock.transport import link
+from penstock.transport import headers, link
 from penstock.transport.address import Address
-from penstock.transport.connection import ReplicaConnection, connect
+from penstock.transport.connection import ReplicaConnection
+from penstock.transport.pool import Pool
 
 log = logging.getLogger(__name__)
 
-_IDLE_S = 60.0  # less than a replica keeps an idle connection
+_JSON = (b"content-type", b"application/json")
 _PATH = "/-_.~:@!$&'()*+,;=?"
 """Characters of a path that need no quoting."""
 
@@ -36,13 +37,13 @@ class ReplicaClient:
         self.takes_adapters = False
         self.in_flight = 0
         self.lost = False
-        self._address, self._node_id, self._sender = address, node_id, sender
+        self._secret, self._sender = address.secret, sender
+        self._pool = Pool(address, node_id)
         self._changed = changed
         self._report: link.LoadReport | None = None
         self._reported = 0
         """Requests from here in it, at its last report."""
         self._queue_depth = QueueDepth()
-        self._idle: list[ReplicaConnection] = []
         self._link = asyncio.create_task(self._follow_link())
 
     @property
@@ -72,13 +73,13 @@ class ReplicaClient:
         """Raises: ConnectFailed when it was not sent; ConnectionLost when the replica died with it."""
         self.in_flight += 1
         try:
-            connection = await self._connection()
+            connection = await _reached(self._pool.acquire())
             try:
                 response = await _exchange(connection, self._head(path, len(body), adapter), body)
             except OSError as error:
                 raise ConnectionLost(str(error)) from error
             finally:
-                self._release(connection)
+                self._pool.release(connection)
         finally:
             self.in_flight -= 1
         self._queue_depth.on_response(self.load())
@@ -89,51 +90,17 @@ class ReplicaClient:
         self.lost = True
         self._link.cancel()
         await asyncio.wait({self._link})
-        for connection in self._idle:
-            connection.abort()
-
-    async def _connection(self) -> ReplicaConnection:
-        """Raises: ConnectFailed."""
-        now = asyncio.get_running_loop().time()
-        while self._idle:
-            connection = self._idle.pop()
-            if now - connection.idle_since < _IDLE_S and connection.reusable:
-                return connection
-            connection.abort()
-        return await self._connect()
-
-    async def _connect(self) -> ReplicaConnection:
-        try:
-            return await connect(self._address, self._node_id, _ignore)
-        except (OSError, TimeoutError) as error:
-            raise ConnectFailed(str(error) or "no connection in time") from error
-
-    def _release(self, connection: ReplicaConnection) -> None:
-        """Keeps the connection for the next request, or closes it, which aborts an unfinished request."""
-        if connection.reusable and not self.lost:
-            connection.idle_since = asyncio.get_running_loop().time()
-            self._idle.append(connection)
-        else:
-            connection.abort()
+        self._pool.close()
 
     def _head(self, path: str, body_bytes: int, adapter: str | None) -> bytes:
-        fields = [
-            b"POST %b HTTP/1.1" % quote(path, safe=_PATH).encode(),
-            b"host: replica",
-            b"content-type: application/json",
-            b"content-length: %d" % body_bytes,
-            b"%b: %b" % (link.SECRET, self._address.secret.encode()),
-            b"%b: %b" % (link.GATEWAY, self._sender.encode()),
-        ]
-        if adapter:
-            fields.append(b"%b: %b" % (link.ADAPTER, quote(adapter, safe="").encode()))
-        return b"\r\n".join(fields) + b"\r\n\r\n"
+        own = headers.own(self._secret, self._sender, headers.request_id(None), adapter or "")
+        return headers.to_replica("POST", quote(path, safe=_PATH).encode(), [_JSON], own, body_bytes)
 
     async def _follow_link(self) -> None:
         try:
-            connection = await self._connect()
+            connection = await _reached(self._pool.connect())
             try:
-                await link.listen(connection, self._address.secret, self._sender, self._on_message)
+                await link.listen(connection, self._secret, self._sender, self._on_message)
             finally:
                 connection.abort()
         except (ConnectFailed, OSError, TimeoutError, msgspec.DecodeError) as error:
@@ -154,6 +121,14 @@ class ReplicaClient:
             self._changed()
 
 
+async def _reached(connecting: Awaitable[ReplicaConnection]) -> ReplicaConnection:
+    """Raises: ConnectFailed."""
+    try:
+        return await connecting
+    except (OSError, TimeoutError) as error:
+        raise ConnectFailed(str(error) or "no connection in time") from error
+
+
 async def _exchange(connection: ReplicaConnection, head: bytes, body: bytes) -> HttpResponse:
     """Raises: ConnectionError."""
     connection.request(head, body)
@@ -163,7 +138,3 @@ async def _exchange(connection: ReplicaConnection, head: bytes, body: bytes) -> 
         pieces.append(piece)
     fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in answer.headers}
     return HttpResponse(answer.status, b"".join(pieces), fields)
-
-
-def _ignore(_connection: ReplicaConnection) -> None:
-    """The next use of a lost connection notices."""
