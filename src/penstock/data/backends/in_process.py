@@ -26,12 +26,13 @@ from penstock.data.backends.queue_depth import QueueDepth
 from penstock.data.rows.request import RowRequest
 from penstock.engine import Engine, Load, Progress, no_progress
 from penstock.engines import engine_class
-from penstock.errors import BadRequest, EngineDead, EngineStartFailed, Error, Unavailable
-from penstock.hooks import POSTPROCESSOR, PREPROCESSOR, Hook
+from penstock.errors import BadRequest, EngineDead, Unavailable
+from penstock.hooks import POSTPROCESSOR, PREPROCESSOR
 from penstock.hooks.context import authors_ask
 from penstock.layers.adapters import Source, Store, asking_for
 from penstock.layers.preprocessing import GENERATING, stand_in
 from penstock.layers.stack import stacked
+from penstock.layers.startup import make_hook, start_engine
 from penstock.openai.errors import form
 from penstock.request_context import PreparedPrompt, prepared_prompt
 
@@ -174,44 +175,19 @@ class StartedEngine:
         """Raises: EngineStartFailed, also after `engine_start_timeout_s`; ConfigError for a hook."""
         if ray.is_initialized():  # or vLLM workers that are Ray actors would start another cluster
             os.environ.setdefault("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
-        before, after = _hook(config, PREPROCESSOR), _hook(config, POSTPROCESSOR)
+        before, after = make_hook(config, PREPROCESSOR), make_hook(config, POSTPROCESSOR)
         engine = engine_class(config)(config)
         adapters = None
         if config.lora_config is not None:
             adapters = Store(engine, Source(config), config.lora_config)
-        try:
-            async with asyncio.timeout(config.engine_start_timeout_s):
-                await engine.start(progress)
-                if adapters is not None:
-                    await _start_adapters(adapters, config)
-            app = stacked(engine, config, adapters=adapters, preprocessor=before, postprocessor=after)
-        except TimeoutError as error:
-            await engine.stop()
-            raise EngineStartFailed(
-                f"The engine of model '{config.model_id}' was not ready after "
-                f"{config.engine_start_timeout_s:g} s. Raise engine_start_timeout_s if it needs longer."
-            ) from error
-        except BaseException:
-            await engine.stop()
-            raise
+        await start_engine(engine, config, adapters, progress)
+        app = stacked(engine, config, adapters=adapters, preprocessor=before, postprocessor=after)
         return cls(engine, app, adapters)
 
     async def stop(self) -> None:
         if self.adapters is not None:
             await self.adapters.stop()
         await self.engine.stop()
-
-
-def _hook(config: LLMConfig, field: str) -> Hook | None:
-    return None if getattr(config, field) is None else Hook(config, field)
-
-
-async def _start_adapters(adapters: Store, config: LLMConfig) -> None:
-    try:
-        await adapters.start()
-    except Error as error:
-        sentence = f"Model '{config.model_id}' cannot start with its pinned adapters: {error}"
-        raise EngineStartFailed(sentence) from error
 
 
 def _is_cancelled() -> bool:
