@@ -10,6 +10,7 @@ import pytest
 from gcs import gcs_server
 
 from penstock import sources
+from penstock.data.storage.paths import storage_path
 from penstock.errors import DownloadFailed, SourceNotFound
 from penstock.sources import bucket as bucket_module
 
@@ -61,5 +62,5 @@ def test_a_server_that_is_down_is_told(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_one_file_is_read_by_both_names_of_a_bucket():
-    assert sources.read("gs://models/of/poet/adapter_config.json") == b"{}"
-    assert sources.read("gcs://models/of/poet/adapter_config.json") == b"{}"
+    assert storage_path("gs://models/of/poet/adapter_config.json").read() == b"{}"
+    assert storage_path("gcs://models/of/poet/adapter_config.json").read() == b"{}"

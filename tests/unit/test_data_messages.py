@@ -180,7 +180,7 @@ def test_a_bucket_that_is_not_reached_may_be_later(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
-    with pytest.raises(DownloadFailed, match=r"s3://pictures/red\.png cannot be read"):
+    with pytest.raises(DownloadFailed, match=r"'s3://pictures/red\.png' cannot be read"):
         part(type="image", image="s3://pictures/red.png")
 
 
@@ -200,7 +200,9 @@ def test_pictures_of_every_mode_can_be_sent(mode: str):
         (MP4, "has video/mp4, which is not a known image format"),
         ("", "is an empty string; give bytes, a PIL image, a path, or a URL"),
         ("/no/such.png", "is '/no/such.png': there is no such file; give bytes"),
-        ("nosuch://a/b.png", "is 'nosuch://a/b.png': there is no such file"),
+        ("nosuch://a/b.png", "'nosuch://a/b.png' cannot be reached: Protocol not known: nosuch"),
+        ("zip://a::file:///b.png", "is 'zip://a::file:///b.png': there is no such file"),
+        ("~nobody-of-this-name/a.png", "is '~nobody-of-this-name/a.png': there is no such file"),
         ("/", "is '/': there is no such file"),
         (5, "is an int; give bytes, a PIL image"),
         (None, "is a part of type 'image' without 'image'"),

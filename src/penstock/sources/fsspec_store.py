@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import fsspec
 from fsspec.callbacks import Callback
 from fsspec.core import url_to_fs
 
@@ -64,14 +63,6 @@ class FsspecSource:
         name = self._alone if path == self._path else path.removeprefix(f"{self._path}/")
         version = next((str(info[key]) for key in _VERSIONS if info.get(key)), "")
         return File(name, int(info.get("size") or 0), version)
-
-
-def read(url: str) -> bytes:
-    """One file, whole. Raises: FileNotFoundError also where no file system has such URLs."""
-    if url.partition("://")[0] not in fsspec.available_protocols():
-        raise FileNotFoundError(url)
-    with fsspec.open(url, "rb") as file:
-        return cast("Any", file).read()
 
 
 class _Counting(Callback):

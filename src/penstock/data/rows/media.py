@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any, cast
 
-from penstock import sources
 from penstock.data.rows.coerce import invalid_field, truncate, type_name
-from penstock.errors import BadRequest, DownloadFailed, SourceNotFound
+from penstock.data.storage.paths import storage_path
+from penstock.errors import BadRequest, DownloadFailed, SourceNotFound, Unavailable
 
 MediaKind = str
 """image, video, audio."""
@@ -98,15 +98,21 @@ def _of_text(text: str, kind: MediaKind, where: str, read_files: bool) -> str:
     if not text:
         raise invalid_field(where, f"is an empty string; {_ways(kind)}")
     try:
-        return _data_url(sources.read(text), kind, where)
-    except (SourceNotFound, OSError, ValueError, ImportError) as error:
+        return _data_url(_read(text), kind, where)
+    except (SourceNotFound, OSError, ValueError, RuntimeError) as error:
         raise invalid_field(
             where, f"is {truncate(repr(text))}: there is no such file; {_ways(kind)}"
         ) from error
-    except DownloadFailed as error:
+    except Unavailable as error:
         if error.facts.get("retryable"):
-            raise
+            raise DownloadFailed(str(error), retryable=True) from error
         raise BadRequest(f"{where}: {error}", param=where) from error
+
+
+def _read(text: str) -> bytes:
+    if "::" in text:  # fsspec's way to name a URL within another
+        raise FileNotFoundError(text)
+    return storage_path(text).read()  # RuntimeError: "~" before an unknown user
 
 
 def _of_dataset(value: Mapping[str, Any], kind: MediaKind, where: str, read_files: bool) -> str:

@@ -159,6 +159,8 @@ class LocalPath:
         return self._path.open("rb")
 
     def read(self) -> bytes:
+        if not self._path.is_file():  # a pipe or a device would be read for ever
+            raise FileNotFoundError(self.url)
         return self._path.read_bytes()
 
     def write(self, data: bytes) -> None:
