@@ -98,7 +98,7 @@ class OutputWriter:
             try:
                 self._write_files(to, index, states, make_row, shape, folder)
             except TypeMismatch as mismatch:
-                shape = self._writer.with_json_column(shape, mismatch.column)
+                shape = mismatch.schema
             else:
                 return [to.url]
 

@@ -28,17 +28,13 @@ class FileWriter(Protocol):
         """Raises: TypeMismatch, when all rows must be written again with another schema."""
         ...
 
-    def with_json_column(self, schema: Any, column: str) -> Any:
-        """The schema for rows of which some values do not fit the type of `column`."""
-        ...
-
 
 class TypeMismatch(Exception):
-    """A value does not fit the type of its column."""
+    """A value does not fit the type of its column. schema: one that fits."""
 
-    def __init__(self, column: str) -> None:
-        super().__init__(column)
-        self.column = column
+    def __init__(self, schema: Any) -> None:
+        super().__init__(schema)
+        self.schema = schema
 
 
 class JsonLines:
@@ -50,9 +46,6 @@ class JsonLines:
     def write(self, file: IO[bytes], rows: Iterable[Record], schema: None) -> None:
         for some in batched(rows):
             file.write(b"".join(_encode(row) + b"\n" for row in some))
-
-    def with_json_column(self, schema: None, column: str) -> None:
-        return None
 
 
 class Csv:
@@ -68,9 +61,6 @@ class Csv:
         for row in rows:
             writer.writerow([_cell(row.get(name)) for name in schema])
         text.detach()
-
-    def with_json_column(self, schema: list[str], column: str) -> list[str]:
-        return schema
 
 
 class Parquet:
@@ -102,24 +92,17 @@ class Parquet:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        columns, mixed = schema
+        columns, _ = schema
         with pq.ParquetWriter(file, columns) as writer:
             group: list[Any] = []  # tables of one row group
             for some in batched(rows):
-                arrays = [_column(field, some, field.name in mixed) for field in columns]
+                arrays = [_column(field, some, schema) for field in columns]
                 group.append(pa.Table.from_arrays(arrays, schema=columns))
                 if sum(table.nbytes for table in group) >= _BATCH_BYTES:
                     writer.write_table(pa.concat_tables(group))
                     group = []
             if group:
                 writer.write_table(pa.concat_tables(group))
-
-    def with_json_column(self, schema: Any, column: str) -> Any:
-        import pyarrow as pa
-
-        columns, mixed = schema
-        index = columns.get_field_index(column)
-        return columns.set(index, pa.field(column, pa.string())), {*mixed, column}
 
 
 WRITERS: Mapping[FileFormat, FileWriter] = {"jsonl": JsonLines(), "csv": Csv(), "parquet": Parquet()}
@@ -155,17 +138,20 @@ def _size(value: Any) -> int:
     return 8
 
 
-def _column(field: Any, rows: list[Record], as_json: bool) -> Any:
-    """An Arrow array. Raises: TypeMismatch."""
+def _column(field: Any, rows: list[Record], schema: Any) -> Any:
+    """An Arrow array. Raises: TypeMismatch, with a schema in which the column holds JSON text."""
     import pyarrow as pa
 
+    columns, mixed = schema
+    as_json = field.name in mixed
     values = [_json(row.get(field.name)) if as_json else _arrow(row.get(field.name)) for row in rows]
     try:
         return pa.array(values, field.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         if as_json:
             raise
-        raise TypeMismatch(field.name) from error
+        text = columns.set(columns.get_field_index(field.name), pa.field(field.name, pa.string()))
+        raise TypeMismatch((text, {*mixed, field.name})) from error
 
 
 def _cell(value: Any) -> Any:
