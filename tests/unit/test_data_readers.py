@@ -14,7 +14,7 @@ from penstock.data.storage.source import find_input
 from penstock.errors import ConfigError, Unavailable
 
 
-def rows(*paths: Path, wanted=None):
+def rows(*paths: Path, wanted=lambda number: True):
     return list(find_input([str(path) for path in paths]).rows(wanted))
 
 

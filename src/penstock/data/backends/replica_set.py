@@ -58,7 +58,9 @@ class ReplicaSet:
         Raises: Unavailable; ConfigError for unknown names; EngineStartFailed when Serve reports it.
         """
         if self._deployment is None:
-            self._deployment = await serve_lookup.find(self._app_name, self._deployment_name)
+            self._deployment = await asyncio.to_thread(
+                serve_lookup.find_deployment, self._app_name, self._deployment_name
+            )
         if self._refreshing is None or self._refreshing.done():
             await self._refresh(self._deployment)
             self._refreshing = asyncio.create_task(self._keep_refreshing(self._deployment))

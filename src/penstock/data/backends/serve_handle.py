@@ -23,6 +23,7 @@ from ray.serve.exceptions import (
 
 from penstock.data.backends import serve_lookup
 from penstock.data.backends.protocol import Response
+from penstock.data.results.outcome import BY_CODE
 from penstock.data.rows.request import RowRequest
 from penstock.engine import Load, Progress, no_progress
 from penstock.errors import BadRequest, EngineDead, Error, Overloaded, OwnCodeFailed, Unavailable
@@ -57,7 +58,9 @@ class ServeHandle:
     async def start(self, progress: Progress = no_progress) -> None:
         """Raises: Unavailable; ConfigError for unknown names; EngineStartFailed."""
         if self._deployment is None:
-            self._deployment = await serve_lookup.find(self._app_name, self._deployment_name)
+            self._deployment = await asyncio.to_thread(
+                serve_lookup.find_deployment, self._app_name, self._deployment_name
+            )
         await self._deployment.check()
 
     async def stop(self) -> None:
@@ -228,16 +231,6 @@ def _status(detail: Mapping[str, Any]) -> int:
     code, kind = detail.get("code"), str(detail.get("type") or "")
     if isinstance(code, int) and 400 <= code < 600:
         return code
-    if code in _STATUSES:
-        return _STATUSES[code]
+    if code in BY_CODE:
+        return BY_CODE[code].status
     return 400 if "invalid" in kind or "BadRequest" in kind else 500
-
-
-def _statuses(kind: type[Error]) -> dict[Any, int]:
-    found = {kind.code: kind.status}
-    for one in kind.__subclasses__():
-        found |= _statuses(one)
-    return found
-
-
-_STATUSES = _statuses(Error)

@@ -49,7 +49,7 @@ class FoundDeployment:
 def find_deployment(app: str, name: str | None = None) -> FoundDeployment:
     """The deployment `name` of `app`; without a name, the only one that serves a model.
 
-    Raises: Unavailable when no Ray cluster runs; ConfigError with the names that exist.
+    Blocks. Raises: Unavailable when no Ray cluster runs; ConfigError with the names that exist.
     """
     _connect()
     applications = _applications()
@@ -61,11 +61,6 @@ def find_deployment(app: str, name: str | None = None) -> FoundDeployment:
     if name not in names:
         raise ConfigError(f"Application '{app}' has no deployment '{name}'; {_listed('it has', names)}.")
     return FoundDeployment(app, name, cast("DeploymentHandle[Any]", serve.get_deployment_handle(name, app)))
-
-
-async def find(app: str, name: str | None = None) -> FoundDeployment:
-    """`find_deployment` without blocking the loop."""
-    return await asyncio.to_thread(find_deployment, app, name)
 
 
 def is_no_method(cause: BaseException) -> bool:

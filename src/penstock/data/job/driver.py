@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Coroutine, Iterable, Iterator
 from functools import partial
-from typing import Protocol
 
 from penstock.data.execution.retry import RetryPolicy
 from penstock.data.job.prefix import PendingRow
@@ -65,12 +64,6 @@ class ShutdownRequest:
             return
 
 
-class Rows(Protocol):
-    """Rows to run, and entries for rows that need none."""
-
-    def __iter__(self) -> Iterator[PendingRow | Entry]: ...
-
-
 async def _run_together(works: Iterable[Coroutine[None, None, None]]) -> None:
     """Runs the coroutines concurrently; when one raises, cancels the others and re-raises."""
     tasks = [asyncio.create_task(work) for work in works]
@@ -107,9 +100,10 @@ class Driver:
         self._completed_by = Counter[str]()
         self._cancelled = asyncio.Event()
 
-    async def run(self, rows: Rows, *, group: bool) -> None:
+    async def run(self, rows: Iterable[PendingRow | Entry], *, group: bool) -> None:
         """Until every row is completed or, after a stop, the running rows are or their time is up.
 
+        rows: rows to run, and entries for rows that need none.
         Raises: errors of the input; the last worker's error when no worker is left.
         """
         self._loop = asyncio.get_running_loop()

@@ -47,7 +47,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_error(self) -> Error:
         """Of the class with this code, else of that for this status; the code is one of its facts."""
-        kind = _BY_CODE.get(self.code) or _BY_STATUS.get(self.status or 500, Error)
+        kind = BY_CODE.get(self.code) or _BY_STATUS.get(self.status or 500, Error)
         return kind(self.message, code=self.code, attempts=self.attempts, status=self.status or kind.status)
 
 
@@ -88,7 +88,9 @@ def _kinds(of: type[Error] = Error) -> Iterator[type[Error]]:
 
 
 _OURS = [kind for kind in _kinds() if kind.__module__ == errors.__name__]
-_BY_CODE = {kind.code: kind for kind in reversed(_OURS)}
+BY_CODE = {kind.code: kind for kind in reversed(_OURS)}
+"""Errors of `errors`, by code."""
+
 _BY_STATUS = {
     400: errors.BadRequest,
     401: errors.Unauthorized,

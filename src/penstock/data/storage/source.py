@@ -68,14 +68,14 @@ class InputFiles(msgspec.Struct, frozen=True, rename={"format": "form"}):
     format: FileFormat
     parts: tuple[InputFile, ...]
 
-    def rows(self, wanted: Wanted | None = None) -> Iterator[InputRow]:
+    def rows(self, wanted: Wanted = lambda number: True) -> Iterator[InputRow]:
         """Every row that is wanted; the others are counted and skipped.
 
         Raises: Unavailable, naming the file that cannot be read.
         """
         number = 0
         for part in self.parts:
-            for row in read_rows(part.path, self.format, number, wanted or _every):
+            for row in read_rows(part.path, self.format, number, wanted):
                 if isinstance(row, InputRow):
                     number = row.number + 1
                     yield row
@@ -88,7 +88,7 @@ class InputFiles(msgspec.Struct, frozen=True, rename={"format": "form"}):
             return sum(read_footer(part.path).num_rows for part in self.parts)
         number = 0
         for part in self.parts:
-            for row in read_rows(part.path, self.format, number, _none):
+            for row in read_rows(part.path, self.format, number, lambda number: False):
                 number = row if isinstance(row, int) else row.number + 1
         return number
 
@@ -171,11 +171,3 @@ def _format(name: str) -> FileFormat:
     if name not in EXTENSIONS.values():
         raise ConfigError(f"{name!r} is not a file format; use jsonl, parquet or csv.")
     return cast(FileFormat, name)
-
-
-def _every(number: int) -> bool:
-    return True
-
-
-def _none(number: int) -> bool:
-    return False

@@ -11,10 +11,9 @@ import hmac
 import logging
 from collections import Counter
 
-import msgspec
-
 from penstock.asgi import TRUSTED, ASGIApp, Receive, Scope, Send
 from penstock.errors import EngineDead, Error, Unavailable
+from penstock.openai.asgi_response import send_error, send_json
 from penstock.openai.errors import envelope, headers
 from penstock.request_context import current_replica
 from penstock.serve.http import direct_writer
@@ -129,14 +128,12 @@ def _is_for_app(name: bytes) -> bool:
 
 async def _list(send: Send, adapters: AdapterNames | None) -> None:
     try:
-        body = msgspec.json.encode(list(await adapters.listed()) if adapters else [])
+        names = list(await adapters.listed()) if adapters else []
     except Error as error:
         log.warning("The adapters cannot be listed: %s", error, exc_info=error)
-        await _refuse(send, error.status, error, [])
-        return
-    fields = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": 200, "headers": fields})
-    await send({"type": "http.response.body", "body": body})
+        await send_error(send, error, link.ADAPTERS_PATH)
+    else:
+        await send_json(send, names)
 
 
 async def _turn_away(send: Send, why: Unavailable, state: bytes) -> None:
