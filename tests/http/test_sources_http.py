@@ -57,7 +57,7 @@ def test_the_files_that_a_web_server_lists_are_fetched(url: str):
 def test_a_signed_file_has_its_plain_name(url: str):
     signed = f"{url}/signed/template?sig={SECRET}"
     assert [path.name for path in sources.fetch(signed).iterdir()] == ["template"]
-    folder = sources.fetch_all(f"{url}/model", [(signed, "chat_template.jinja")])
+    folder = sources.fetch(f"{url}/model", [(signed, "chat_template.jinja")])
     assert (folder / "chat_template.jinja").read_text() == "t"
 
 
@@ -105,4 +105,4 @@ def test_no_server_writes_outside_of_the_cache(url: str, tmp_path: Path, name: s
 @pytest.mark.parametrize("to", ["../outside", "a/../../outside"])
 def test_extra_files_stay_in_the_models_folder(url: str, to: str):
     with pytest.raises(SourceNotFound, match="not below its own folder"):
-        sources.fetch_all(f"{url}/model", [(f"{url}/model/config.json", to)])
+        sources.fetch(f"{url}/model", [(f"{url}/model/config.json", to)])

@@ -90,7 +90,7 @@ def test_only_wanted_files_are_fetched(adapters: str):
 def test_extra_files_come_from_elsewhere(adapters: str, tmp_path: Path):
     (tmp_path / "tokenizer.json").write_text("{}")
     extra = [(str(tmp_path / "tokenizer.json"), "tokenizer.json"), (f"{adapters}/b/weights", "more")]
-    assert set(contents(sources.fetch_all(f"{adapters}/a", extra))) == {
+    assert set(contents(sources.fetch(f"{adapters}/a", extra))) == {
         "adapter_config.json",
         "weights/part.bin",
         "tokenizer.json",

@@ -7,7 +7,7 @@ In the order of a call: `fetch`, `protocol`, the kinds (`folder`, `hub`, `bucket
 `pin`, `transfer`, `failures`; for models `fetch_model`, `weights`.
 """
 
-from penstock.sources.fetch import Only, children, fetch, fetch_all, fetch_with_version, version_of
+from penstock.sources.fetch import Only, children, fetch, fetch_with_version, version_of
 from penstock.sources.fetch_model import is_here, with_local_sources
 from penstock.sources.hub import use_fast_transfers
 from penstock.sources.pin import pin
@@ -17,7 +17,6 @@ __all__ = [
     "Only",
     "children",
     "fetch",
-    "fetch_all",
     "fetch_with_version",
     "is_here",
     "model_files",

@@ -34,18 +34,32 @@ Extra = tuple[str, str]
 
 def fetch(
     source: str,
+    extra: Sequence[Extra] = (),
     *,
     timeout_s: float | None = None,
     tries: int = 3,
     only: Only | None = None,
     watch: Watch = silent,
 ) -> Path:
-    """The folder on this node that holds the files of `source`.
+    """The folder on this node that holds the files of `source`, and `extra` ones.
 
-    A local folder as it is; anything else is downloaded unless its present version is here.
+    A local folder as it is, or copied if there are extra files; anything else is downloaded unless its
+    present version is here.
     Raises: SourceNotFound, DownloadFailed; what `watch` raises.
     """
-    return fetch_all(source, (), timeout_s=timeout_s, tries=tries, only=only, watch=watch)
+    deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
+    store = _store(source)
+    if not extra and isinstance(store, Folder):
+        _files(store, tries=1)
+        return store.path
+    if not extra and isinstance(store, Hub):
+        return _from_hub(store, only, tries, deadline, watch)
+    slot = Slot("\n".join([source, *(f"{uri} {to}" for uri, to in extra)]), store.shown)
+    try:
+        wanted = _wanted(store, extra, only, tries)
+    except DownloadFailed as failure:
+        return _cached_fallback(slot, failure)
+    return slot.find(_version(wanted)) or _download(slot, wanted, tries, deadline, watch)
 
 
 def fetch_with_version(source: str, *, timeout_s: float | None = None, tries: int = 3) -> tuple[Path, str]:
@@ -61,31 +75,6 @@ def fetch_with_version(source: str, *, timeout_s: float | None = None, tries: in
             before = ""
     folder = fetch(source, timeout_s=timeout_s, tries=tries)
     return folder, folder.name if before is None else before
-
-
-def fetch_all(
-    source: str,
-    extra: Sequence[Extra],
-    *,
-    timeout_s: float | None = None,
-    tries: int = 3,
-    only: Only | None = None,
-    watch: Watch = silent,
-) -> Path:
-    """The same with further files in it. A local folder stays as it is: then they and it are copied."""
-    deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
-    store = _store(source)
-    if not extra and isinstance(store, Folder):
-        _files(store, tries=1)
-        return store.path
-    if not extra and isinstance(store, Hub):
-        return _from_hub(store, only, tries, deadline, watch)
-    slot = Slot("\n".join([source, *(f"{uri} {to}" for uri, to in extra)]), store.shown)
-    try:
-        wanted = _wanted(store, extra, only, tries)
-    except DownloadFailed as failure:
-        return _cached_fallback(slot, failure)
-    return slot.find(_version(wanted)) or _download(slot, wanted, tries, deadline, watch)
 
 
 def version_of(source: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.config.schema.sections import BucketSource
-from penstock.sources.fetch import Only, fetch, fetch_all
+from penstock.sources.fetch import Only, fetch
 from penstock.sources.hub import is_hub_id
 from penstock.sources.pin import pin
 from penstock.sources.transfer import Watch, silent
@@ -75,7 +75,7 @@ def _folder(
     )
     extra = [(one.bucket_uri, one.destination_path) for one in bucket.extra_files]
     within = [(origin, to) for origin, to in extra if not Path(to).is_absolute()]
-    folder = fetch_all(uri, within, timeout_s=limit_s, only=only, watch=watch)
+    folder = fetch(uri, within, timeout_s=limit_s, only=only, watch=watch)
     pin(folder)
     for origin, to in extra:
         if Path(to).is_absolute():
