@@ -8,7 +8,7 @@ import pytest
 
 from penstock.data.job.prefix import PendingRow, prompt_prefix
 from penstock.data.job.protocol import RowCompleted
-from penstock.data.job.queue import LOOK_AHEAD_BYTES, Queue, ReusedAnswer
+from penstock.data.job.queue import LOOK_AHEAD_BYTES, Queue
 from penstock.data.rows.request import RowRequest
 
 
@@ -156,25 +156,25 @@ def test_rows_of_two_models_never_begin_alike():
 
 @pytest.mark.parity("X20")
 async def test_an_identical_request_waits_for_the_first_ones_answer():
-    reused: list[ReusedAnswer] = []
+    reused: list[tuple[int, int]] = []
     rows = [waiting(0, key="k"), waiting(1, key="k"), waiting(2, key="other")]
-    found = await queue(rows, "a", on_reused=reused.extend)
+    found = await queue(rows, "a", on_reused=lambda *pair: reused.append(pair))
     assert taken(found, "a", 9) == [0, 2]
     found.record_completed("a", [RowCompleted(0, "ok"), RowCompleted(2, "ok")])
-    assert reused == [ReusedAnswer(1, 0)]
+    assert reused == [(1, 0)]
     assert found.drained
 
 
 @pytest.mark.parity("X20")
 async def test_after_a_failure_the_next_identical_row_tries_itself():
-    reused: list[ReusedAnswer] = []
+    reused: list[tuple[int, int]] = []
     rows = [waiting(number, key="k") for number in range(3)]
-    found = await queue(rows, "a", on_reused=reused.extend)
+    found = await queue(rows, "a", on_reused=lambda *pair: reused.append(pair))
     assert taken(found, "a", 9) == [0]
     found.record_completed("a", [RowCompleted(0, "failed")])
     assert taken(found, "a", 9) == [1]
     found.record_completed("a", [RowCompleted(1, "ok")])
-    assert reused == [ReusedAnswer(2, 1)]
+    assert reused == [(2, 1)]
 
 
 async def test_a_queue_that_was_closed_early_is_not_complete():

@@ -15,7 +15,7 @@ from functools import partial
 from penstock.data.execution.retry import RetryPolicy
 from penstock.data.job.prefix import PendingRow
 from penstock.data.job.protocol import RowCompleted, WorkerHandle, WorkerLost, WorkerPool
-from penstock.data.job.queue import Queue, ReusedAnswer
+from penstock.data.job.queue import Queue
 from penstock.data.job.report import BUDGET, Limits, ProgressListener, RunStats
 from penstock.data.job.worker import row_completed
 from penstock.data.journal.lock import JobLock, lost_lock
@@ -146,9 +146,8 @@ class Driver:
             else:
                 self._write(row)
 
-    def _write_reused(self, reused: list[ReusedAnswer]) -> None:
-        for one in reused:
-            self._write(Entry(one.row, duplicate_of=one.of))
+    def _write_reused(self, row: int, of: int) -> None:
+        self._write(Entry(row, duplicate_of=of))
 
     def _write(self, entry: Entry) -> None:
         """Journals a row that no worker ran. On any thread."""

@@ -60,16 +60,11 @@ def prompt_prefix(request: RowRequest) -> bytes:
     return b"\0".join([model, *(text[:_MAX_PREFIX_BYTES] for text in texts if text)])[:_MAX_PREFIX_BYTES]
 
 
-def _common_length(one: bytes, other: bytes) -> int:
-    """Length of the common prefix in bytes."""
-    least, most = 0, min(len(one), len(other))
-    while least < most:
-        middle = (least + most + 1) // 2
-        if one[:middle] == other[:middle]:
-            least = middle
-        else:
-            most = middle - 1
-    return least
+def _common_length(prefixes: Sequence[bytes]) -> int:
+    """Length of what all of them begin with, in bytes."""
+    first, last = min(prefixes), max(prefixes)
+    pairs = enumerate(zip(first, last, strict=False))
+    return next((at for at, (one, other) in pairs if one != other), len(first))
 
 
 @dataclass(eq=False, slots=True)
@@ -96,8 +91,7 @@ class PrefixGroups:
 
     def add(self, rows: Sequence[PendingRow]) -> None:
         if self._common is None and rows:
-            prefixes = [row.prefix for row in rows]
-            self._common = _common_length(min(prefixes), max(prefixes)) if len(rows) > 1 else 0
+            self._common = _common_length([row.prefix for row in rows]) if len(rows) > 1 else 0
         for row in rows:
             key = row.number if self._separate else row.prefix[: (self._common or 0) + SHARED_BYTES]
             group = self._by_prefix.get(key)

@@ -38,18 +38,10 @@ class _Duplicates:
     others: list[PendingRow] = field(default_factory=list[PendingRow])
 
 
-@dataclass(slots=True)
-class ReusedAnswer:
-    """A row that gets the answer of row `of`."""
-
-    row: int
-    of: int
-
-
 class Queue:
     """rows: rows to run, in the order of the input; read on a thread.
 
-    on_reused: called with rows that need not run, because an identical request was answered in this run.
+    on_reused: called with a row that need not run, and the row of this run whose answer it gets.
     """
 
     def __init__(
@@ -57,7 +49,7 @@ class Queue:
         rows: Iterator[PendingRow],
         *,
         group: bool = True,
-        on_reused: Callable[[list[ReusedAnswer]], None] = lambda reused: None,
+        on_reused: Callable[[int, int], None] = lambda row, of: None,
         look_ahead: int = LOOK_AHEAD,
     ) -> None:
         self._rows, self._on_reused = rows, on_reused
@@ -210,7 +202,7 @@ class Queue:
         if row.key is None:
             return True
         if (answer := self._answers.get(row.key)) is not None:
-            self._on_reused([ReusedAnswer(row.number, answer)])
+            self._on_reused(row.number, answer)
             return False
         same = self._duplicates.setdefault(row.key, _Duplicates(row.number, row.request))
         if same.first != row.number:
@@ -235,8 +227,8 @@ class Queue:
             self._need_rows.set()
         if ok:
             self._answers.setdefault(row.key, same.first)
-            if same.others:
-                self._on_reused([ReusedAnswer(other.number, same.first) for other in same.others])
+            for other in same.others:
+                self._on_reused(other.number, same.first)
 
     def _requeue(self, rows: list[PendingRow]) -> None:
         self._requeued.extend(rows)
