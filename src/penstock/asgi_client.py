@@ -95,6 +95,17 @@ async def call(
     return AppResponse(start["status"], names, reply)
 
 
+async def ask(
+    app: ASGIApp, path: str, body: bytes, headers: Mapping[str, str] | None = None
+) -> tuple[AppResponse, bytes]:
+    """As `call`, with the whole body; when cancelled, it ends the app."""
+    reply = await call(app, path, body, headers)
+    try:
+        return reply, await reply.read()
+    finally:
+        await reply.body.aclose()
+
+
 def _scope(path: str, length: int, headers: Mapping[str, str], content_type: str) -> Scope:
     fixed = {"content-type": content_type, "content-length": str(length), "host": "replica"}
     merged = {name.lower(): value for name, value in headers.items()} | fixed

@@ -17,7 +17,7 @@ import ray
 
 from penstock import sources
 from penstock.asgi import ASGIApp
-from penstock.asgi_client import call
+from penstock.asgi_client import ask
 from penstock.config.derive import names
 from penstock.data.backends.engine_config import with_usage_details
 from penstock.data.backends.json_fields import with_fields
@@ -121,11 +121,8 @@ class InProcessEngine:
         except BadRequest as error:
             return Response(error.status, form(request.path).envelope(error))
         authors_ask.set(True)
-        answer = await call(started.app, request.path, body, headers)
-        try:
-            response = Response(answer.status, await answer.read())
-        finally:
-            await answer.body.aclose()
+        answer, content = await ask(started.app, request.path, body, headers)
+        response = Response(answer.status, content)
         if response.status >= 500:
             await asyncio.sleep(_DEATH_GRACE_S)  # cancelled here when the engine dies
         return response

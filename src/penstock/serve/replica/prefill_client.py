@@ -17,7 +17,7 @@ from ray.serve.handle import DeploymentHandle
 
 from penstock import asgi
 from penstock.asgi import ASGIApp, Scope
-from penstock.asgi_client import call
+from penstock.asgi_client import ask
 from penstock.config import GatewayConfig, LLMConfig
 from penstock.config.derive.prefill import prefill_half, prefill_name
 from penstock.engine_control import DEFAULT_WEIGHTS
@@ -85,11 +85,7 @@ class PrefillClient:
     async def _send(
         self, gateway: Gateway, path: str, body: bytes, fields: Mapping[str, str]
     ) -> bytes | None:
-        reply = await call(gateway, path, body, fields)
-        try:
-            answer = await reply.read()
-        finally:
-            await reply.body.aclose()
+        reply, answer = await ask(gateway, path, body, fields)
         theirs = reply.headers.get(WEIGHTS.decode(), DEFAULT_WEIGHTS)
         if reply.status == 200 and theirs == self._weights():  # the cache of other weights is useless
             return answer
@@ -117,11 +113,7 @@ class PrefillClient:
                 answer = await self._send(gateway, _WARM_PATH, prefill, {})
                 if where := (asgi.parsed(answer or b"") or {}).get(WHERE):
                     fetch = msgspec.json.encode({**prompt, WHERE: where})
-                    reply = await call(self._engine_app, _WARM_PATH, fetch)
-                    try:
-                        await reply.read()
-                    finally:  # aborts a fetch from a dead peer
-                        await reply.body.aclose()
+                    await ask(self._engine_app, _WARM_PATH, fetch)  # the time limit ends one from a dead peer
         except TimeoutError:  # the first real prompt connects them instead
             log.info("%s: prefill replica %s is not warm yet", self._model_id, address.replica_id)
         finally:
