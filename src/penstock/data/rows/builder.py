@@ -13,7 +13,7 @@ from typing import Any, cast
 import msgspec
 
 from penstock.data.rows import messages
-from penstock.data.rows.coerce import expect, invalid_field, to_dict, to_json, type_name
+from penstock.data.rows.coerce import as_list, expect, invalid_field, to_dict, to_json, type_name
 from penstock.data.rows.input_columns import IDS, INPUTS, MEDIA, check_columns, is_batch_line, required_input
 from penstock.data.rows.openai_batch import parse_batch_line
 from penstock.data.rows.parameters import CHAT_ONLY, COMPLETIONS_ONLY, for_endpoint, read_parameters
@@ -112,7 +112,7 @@ def _text_or_ids(given: Fields) -> str | list[int]:
     for name in IDS:
         if name in given:
             return _ids(given[name], name)
-    prompt = _plain_ids(given["prompt"])
+    prompt = as_list(given["prompt"])
     if isinstance(prompt, str | bytes):
         return to_json(prompt, "prompt")
     if not isinstance(prompt, list):
@@ -124,7 +124,7 @@ def _text_or_ids(given: Fields) -> str | list[int]:
 
 
 def _ids(value: Any, where: str) -> list[int]:
-    found = _plain_ids(value)
+    found = as_list(value)
     if not isinstance(found, list) or not found:
         raise invalid_field(
             where, f"is {'empty' if found == [] else type_name(value)}; it must be a list of token ids"
@@ -132,14 +132,6 @@ def _ids(value: Any, where: str) -> list[int]:
     if found is not value and all(type(item) is int for item in cast("list[Any]", found)):
         return cast("list[int]", found)
     return expect(found, where, "wholes")
-
-
-def _plain_ids(value: Any) -> Any:
-    """A list where `value` is another library's sequence; else `value`."""
-    for method in ("as_py", "tolist", "to_pylist"):
-        if hasattr(value, method):
-            return getattr(value, method)()
-    return list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value
 
 
 def _engine_prompt(given: Fields, own: Fields) -> tuple[str, Fields, bytes]:
@@ -196,7 +188,7 @@ def _pooled(given: Fields, task: Task) -> Fields:
 
 def _single(value: Any) -> Any:
     """The only item of a list of one."""
-    value = _plain_ids(value)
+    value = as_list(value)
     if isinstance(value, list) and len(cast("list[Any]", value)) == 1 and not isinstance(value[0], int):
         return cast("list[Any]", value)[0]
     return cast("Any", value)

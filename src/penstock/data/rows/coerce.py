@@ -82,6 +82,14 @@ def parse_json(value: Any, where: str) -> Any:
         raise invalid_field(where, "is JSON with too many levels") from error
 
 
+def as_list(value: Any) -> Any:
+    """A list where `value` is another library's sequence; else `value`."""
+    for method in ("as_py", "tolist", "to_pylist"):
+        if hasattr(value, method):
+            return getattr(value, method)()
+    return list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value
+
+
 def expect(value: Any, where: str, wanted: str) -> Any:
     """`value` as JSON, checked to be of the type `wanted`, a key of `_TYPES`. Raises: BadRequest."""
     if wanted in ("object", "objects"):

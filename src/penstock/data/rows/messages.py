@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from penstock.data.rows import media
-from penstock.data.rows.coerce import invalid_field, parse_json, to_json, truncate, type_name
+from penstock.data.rows.coerce import as_list, invalid_field, parse_json, to_json, truncate, type_name
 from penstock.data.rows.request import Task
 
 _MEDIA = {
@@ -30,7 +30,7 @@ _PARTS = ", ".join(("text", *_MEDIA, "input_audio"))
 
 def read_messages(value: Any, task: Task, where: str = "messages") -> list[dict[str, Any]]:
     """Raises: BadRequest naming the message and what is wrong with it."""
-    value = _listed(parse_json(value, where))
+    value = as_list(parse_json(value, where))
     if not isinstance(value, list):
         raise invalid_field(
             where, f"is {_shown(value)}; it must be a list of messages with 'role' and 'content'"
@@ -43,14 +43,8 @@ def read_messages(value: Any, task: Task, where: str = "messages") -> list[dict[
 
 def is_messages(value: Any) -> bool:
     """Whether a prompt is a list of messages, as in some datasets."""
-    value = _listed(value)
+    value = as_list(value)
     return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
-
-
-def _listed(value: Any) -> Any:
-    if hasattr(value, "tolist") and getattr(value, "ndim", 0) == 1:
-        return value.tolist()
-    return list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value
 
 
 def _message(value: Any, task: Task, where: str) -> dict[str, Any]:
@@ -89,7 +83,7 @@ def _check_role(message: Mapping[str, Any], task: Task, where: str) -> None:
 
 
 def _content(value: Any, task: Task, where: str) -> Any:
-    value = _listed(value)
+    value = as_list(value)
     if isinstance(value, Mapping):
         raise invalid_field(where, "is a dict; it must be a string or a list of parts")
     if not isinstance(value, list):
