@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -262,30 +263,19 @@ def _consume_exception(task: asyncio.Task[None]) -> None:
         task.exception()
 
 
+@dataclass(eq=False, slots=True)
 class _Row:
     """One row during `run`."""
 
-    __slots__ = (
-        "attempts",
-        "busy_since",
-        "deaths",
-        "failures",
-        "first",
-        "request",
-        "started",
-        "turn",
-        "unreached",
-    )
-
-    def __init__(self, request: RowRequest, deaths: int) -> None:
-        self.request = request
-        self.deaths = deaths
-        self.attempts = 1
-        self.failures = self.unreached = 0
-        self.busy_since: float | None = None
-        self.first: float | None = None
-        self.started = 0.0
-        self.turn: asyncio.Future[None]
+    request: RowRequest
+    deaths: int
+    attempts: int = 1
+    failures: int = 0
+    unreached: int = 0
+    busy_since: float | None = None
+    first: float | None = None
+    started: float = 0.0
+    turn: asyncio.Future[None] = field(init=False)
 
     def start_try(self) -> bool:
         """A try begins now; whether it is the first."""
