@@ -51,25 +51,21 @@ class Listener:
         wait_dead: returns once the engine has died. replica_id: random unless given.
         """
         network = bind(node_host, 0) if node_host is not None else None
-        unix = f"\0penstock-{secrets.token_hex(8)}"
+        unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        unix.bind(f"\0penstock-{secrets.token_hex(8)}")
         address = Address(
             replica_id=replica_id or secrets.token_hex(8),
             node_id=node_id,
-            unix=unix,
+            unix=unix.getsockname().decode(),
             host=node_host,
             port=network.getsockname()[1] if network else None,
             secret=secrets.token_urlsafe(32),
         )
         listener = cls(address, Guard(app, source, address), network)
-        await listener._start(unix)
+        listener._ports.append(await Port.open(listener._guard, unix))
         if wait_dead is not None:
             listener._watch = asyncio.create_task(listener._die_with(wait_dead))
         return listener
-
-    async def _start(self, unix: str) -> None:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.bind(unix)
-        self._ports.append(await Port.open(self._guard, sock))
 
     async def listen_on_network(self) -> None:
         """Listens on the reserved port, for gateways on other nodes. Safe to call twice."""

@@ -27,14 +27,6 @@ class AdapterNames(Protocol):
         ...
 
 
-def _ready() -> link.State:
-    return "ready"
-
-
-def _default_weights() -> str:
-    return DEFAULT_WEIGHTS
-
-
 @dataclass(frozen=True, slots=True)
 class StatusSource:
     """Callbacks for what a replica reports.
@@ -45,8 +37,8 @@ class StatusSource:
 
     load: Callable[[], Load]
     hello: Callable[[], link.Hello]
-    state: Callable[[], link.State] = _ready
-    weights: Callable[[], str] = _default_weights
+    state: Callable[[], link.State] = lambda: "ready"
+    weights: Callable[[], str] = lambda: DEFAULT_WEIGHTS
     adapters: AdapterNames | None = None
 
 
