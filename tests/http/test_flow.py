@@ -9,8 +9,8 @@ import pytest
 from served import NODE, Served, chat, until
 
 from penstock.transport import headers
-from penstock.transport.connection import ReplicaConnection, connect
-from penstock.transport.pool import Pool
+from penstock.transport.connection import ReplicaConnection
+from penstock.transport.pool import Pool, connect
 
 pytestmark = pytest.mark.parity("X3")
 

@@ -10,7 +10,8 @@ from served import NODE, Replica, Served, chat, until
 from penstock.engine import Load
 from penstock.serve.http.server import Port
 from penstock.transport import link
-from penstock.transport.connection import ReplicaConnection, connect
+from penstock.transport.connection import ReplicaConnection
+from penstock.transport.pool import connect
 
 
 async def words(replica: Replica, gateway_id: str = "g") -> asyncio.Queue[link.Hello | link.LoadReport]:

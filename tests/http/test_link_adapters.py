@@ -11,7 +11,7 @@ from penstock.asgi import Receive, Scope, Send
 from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.replica.frontend.listener import Listener
 from penstock.transport import link
-from penstock.transport.connection import connect
+from penstock.transport.pool import connect
 
 pytestmark = pytest.mark.parity("X14")
 

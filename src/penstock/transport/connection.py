@@ -9,20 +9,13 @@ body, nothing looks inside. It knows neither tables nor clients.
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
 import httptools
 
-from penstock.transport.address import Address
-
 _HIGH_WATER_BYTES = 64 * 1024  # unread; above it the socket is not read, so a slow client costs no memory
-_CONNECT_S = 3.0
-# The kernel notices a peer node that vanished: probes after 5 s, gone after 20 s.
-_KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
-_USER_TIMEOUT_MS = 20_000
 
 STREAM = b"x-penstock-stream"
 """Header of a request: the id under which its stream may be multiplexed. In the response: it is."""
@@ -275,38 +268,3 @@ class ReplicaConnection(asyncio.Protocol):
         self._finish()
         if not self._parser.should_keep_alive():
             self._broken = ConnectionAbortedError("the replica closes this connection")
-
-
-async def connect(
-    address: Address, node_id: str, lost: Callable[[ReplicaConnection], None]
-) -> ReplicaConnection:
-    """Opens a connection: by Unix socket on the same node, else over the network.
-
-    Raises: OSError (ConnectionRefusedError: nobody listens there), TimeoutError.
-    """
-    loop = asyncio.get_running_loop()
-    if address.unix is not None and address.node_id == node_id:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            sock.setblocking(False)
-            # Never waits on Linux: connected, refused, or BlockingIOError when full.
-            sock.connect(address.unix)
-            return (await loop.create_unix_connection(lambda: ReplicaConnection(lost), sock=sock))[1]
-        except BaseException:
-            sock.close()
-            raise
-    if address.host is None or address.port is None:
-        raise ConnectionRefusedError(f"replica {address.replica_id} publishes no network address")
-    async with asyncio.timeout(_CONNECT_S):
-        transport, connection = await loop.create_connection(
-            lambda: ReplicaConnection(lost), address.host, address.port
-        )
-    _notice_lost_nodes(transport.get_extra_info("socket"))
-    return connection
-
-
-def _notice_lost_nodes(sock: socket.socket) -> None:
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _KEEPALIVE:
-        sock.setsockopt(socket.IPPROTO_TCP, option, value)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)

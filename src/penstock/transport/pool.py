@@ -1,13 +1,19 @@
-"""A pool of connections to one replica."""
+"""Opens connections to one replica, and keeps them in a pool."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Callable
 
 from penstock.transport.address import KEEP_ALIVE_S, Address
-from penstock.transport.connection import ReplicaConnection, connect
+from penstock.transport.connection import ReplicaConnection
 from penstock.transport.multiplexer import StreamReceiver
 
+_CONNECT_S = 3.0
+# The kernel notices a peer node that vanished: probes after 5 s, gone after 20 s.
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+_USER_TIMEOUT_MS = 20_000
 _IDLE_S = KEEP_ALIVE_S - 15  # shorter than the replica's own limit
 
 
@@ -55,3 +61,38 @@ class Pool:
 
     def _forget(self, connection: ReplicaConnection) -> None:
         self._idle.pop(connection, None)
+
+
+async def connect(
+    address: Address, node_id: str, lost: Callable[[ReplicaConnection], None]
+) -> ReplicaConnection:
+    """Opens a connection: by Unix socket on the same node, else over the network.
+
+    Raises: OSError (ConnectionRefusedError: nobody listens there), TimeoutError.
+    """
+    loop = asyncio.get_running_loop()
+    if address.unix is not None and address.is_local(node_id):
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            # Never waits on Linux: connected, refused, or BlockingIOError when full.
+            sock.connect(address.unix)
+            return (await loop.create_unix_connection(lambda: ReplicaConnection(lost), sock=sock))[1]
+        except BaseException:
+            sock.close()
+            raise
+    if address.host is None or address.port is None:
+        raise ConnectionRefusedError(f"replica {address.replica_id} publishes no network address")
+    async with asyncio.timeout(_CONNECT_S):
+        transport, connection = await loop.create_connection(
+            lambda: ReplicaConnection(lost), address.host, address.port
+        )
+    _notice_lost_nodes(transport.get_extra_info("socket"))
+    return connection
+
+
+def _notice_lost_nodes(sock: socket.socket) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE:
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)
