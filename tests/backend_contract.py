@@ -79,43 +79,47 @@ async def until(true: Callable[[], object], limit_s: float = 20.0) -> None:
             await asyncio.sleep(0.005)
 
 
-async def many_rows_get_each_its_own_answer(backend: Backend) -> None:
+Running = Callable[[], int]
+"""How many requests the engine has."""
+
+
+async def many_rows_get_each_its_own_answer(backend: Backend, running: Running) -> None:
     answers = await asyncio.gather(*(backend.send(row(prompt=f"row {i}", max_tokens=8)) for i in range(100)))
     texts = [json.loads(answer.body)["choices"][0]["text"] for answer in answers]
     assert texts == [f"row {i}" for i in range(100)]
 
 
-async def an_idle_backend_wants_some(backend: Backend) -> None:
+async def an_idle_backend_wants_some(backend: Backend, running: Running) -> None:
     await until(lambda: backend.available_slots(0) > 0)
 
 
-async def a_backend_with_far_too_many_wants_none(backend: Backend) -> None:
+async def a_backend_with_far_too_many_wants_none(backend: Backend, running: Running) -> None:
     assert backend.available_slots(10_000) == 0
 
 
-async def what_runs_is_seen_in_its_load_and_leaves_it_when_cancelled(backend: Backend) -> None:
+async def what_runs_is_in_the_engine_and_leaves_it_when_cancelled(backend: Backend, running: Running) -> None:
     asking = [asyncio.create_task(backend.send(long())) for _ in range(3)]
-    await until(lambda: backend.load().running == 3)
+    await until(lambda: running() == 3)
     for task in asking:
         task.cancel()
     await asyncio.wait(asking)
     assert all(task.cancelled() for task in asking)
-    await until(lambda: backend.load().running == 0)
+    await until(lambda: running() == 0)
 
 
-async def starting_again_changes_nothing(backend: Backend) -> None:
+async def starting_again_changes_nothing(backend: Backend, running: Running) -> None:
     asking = asyncio.create_task(backend.send(row(prompt="hello", max_tokens=400, ignore_eos=True)))
-    await until(lambda: backend.load().running == 1)
+    await until(lambda: running() == 1)
     await backend.start()
     assert (await asking).status == 200
 
 
-Fact = Callable[[Backend], Awaitable[None]]
+Fact = Callable[[Backend, Running], Awaitable[None]]
 _ALL: list[Fact] = [
     many_rows_get_each_its_own_answer,
     an_idle_backend_wants_some,
     a_backend_with_far_too_many_wants_none,
-    what_runs_is_seen_in_its_load_and_leaves_it_when_cancelled,
+    what_runs_is_in_the_engine_and_leaves_it_when_cancelled,
     starting_again_changes_nothing,
 ]
 FACTS: dict[str, Fact] = {fact.__name__: fact for fact in _ALL}

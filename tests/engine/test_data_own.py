@@ -19,7 +19,6 @@ from penstock.data.backends.in_process import InProcessEngine
 from penstock.data.backends.protocol import Response
 from penstock.data.execution.window import Window
 from penstock.data.rows.request import RowRequest
-from penstock.engine import Load
 
 if TYPE_CHECKING:
     from pooling import Pooled
@@ -74,10 +73,8 @@ class Watched:
         return answer
 
     def _running(self) -> int:
-        return self.load().running - self.load().unseen
-
-    def load(self) -> Load:
-        return self._backend.load()
+        load = self._backend.load()
+        return load.running - load.unseen
 
     async def start(self) -> None:
         await self._backend.start()
@@ -97,7 +94,7 @@ async def test_a_window_fills_every_seat_and_never_sends_much_more(own: InProces
 
 @pytest.mark.parametrize("fact", [fact for fact in FACTS if fact != "many_rows_get_each_its_own_answer"])
 async def test_of_every_backend(own: InProcessEngine, fact: str):
-    await FACTS[fact](own)
+    await FACTS[fact](own, lambda: own.load().running)
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])

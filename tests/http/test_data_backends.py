@@ -13,7 +13,18 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from backend_contract import CHAT, COMPLETIONS, FACTS, OPTIONS, REQUESTS, config, expected, meaning, row
+from backend_contract import (
+    CHAT,
+    COMPLETIONS,
+    FACTS,
+    OPTIONS,
+    REQUESTS,
+    Running,
+    config,
+    expected,
+    meaning,
+    row,
+)
 from served import Served
 
 from penstock.data.backends.in_process import InProcessEngine
@@ -53,10 +64,11 @@ async def started(backend: Any) -> AsyncIterator[Any]:
 
 
 @pytest.fixture(params=["own", "url"])
-async def backend(request: pytest.FixtureRequest, served: Served) -> AsyncIterator[Backend]:
+async def backend(request: pytest.FixtureRequest, served: Served) -> AsyncIterator[tuple[Backend, Running]]:
+    """One of them, and how many requests its engine has."""
     if request.param == "own":
         async with started(InProcessEngine(config())) as own:
-            yield own
+            yield own, lambda: own.load().running
         return
     engine = SimEngine(config())
     await engine.start()
@@ -64,21 +76,21 @@ async def backend(request: pytest.FixtureRequest, served: Served) -> AsyncIterat
     app = stacked(engine, config(), adapters=None, preprocessor=None, postprocessor=None)
     await served.app(app, load=engine.load)
     async with started(OpenAIService(served.url)) as url:
-        yield url
+        yield url, lambda: engine.load().running
     await engine.stop()
 
 
 @pytest.mark.parity("D3")
 @pytest.mark.parametrize("fact", FACTS)
-async def test_of_every_backend(backend: Backend, fact: str):
-    await FACTS[fact](backend)
+async def test_of_every_backend(backend: tuple[Backend, Running], fact: str):
+    await FACTS[fact](*backend)
 
 
 @pytest.mark.parity("D3", "D11")
 @pytest.mark.parametrize("name", REQUESTS)
-async def test_every_backend_answers_as_an_own_engine(backend: Backend, name: str):
+async def test_every_backend_answers_as_an_own_engine(backend: tuple[Backend, Running], name: str):
     request = REQUESTS[name]
-    assert meaning(await backend.send(request)) == await expected(request, config())
+    assert meaning(await backend[0].send(request)) == await expected(request, config())
 
 
 # -- a service by its URL

@@ -10,7 +10,6 @@ from penstock.data.backends.protocol import Response
 from penstock.data.execution.retry import RetryPolicy
 from penstock.data.execution.window import Window
 from penstock.data.rows.request import RowRequest
-from penstock.engine import Load
 from penstock.errors import EngineDead, EngineStartFailed, Unavailable
 
 QUICK = RetryPolicy(initial_backoff_s=0.001)
@@ -66,9 +65,6 @@ class Obedient:
         if word == "away" and self.asked[word] < 3:
             raise Unavailable("Nobody there.")
         return Response(200, b'{"said": "%s"}' % word.encode())
-
-    def load(self) -> Load:
-        return Load(running=len(self.inside))
 
     def available_slots(self, in_flight: int) -> int:
         return max(0, self.size - in_flight)

@@ -92,6 +92,7 @@ class InProcessEngine:
             self._queue_depth.on_response(started.engine.load())
 
     def load(self) -> Load:
+        """The engine's."""
         return self._started.engine.load() if self._started is not None else Load()
 
     def available_slots(self, in_flight: int) -> int:

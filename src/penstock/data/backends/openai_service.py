@@ -23,7 +23,7 @@ from penstock.data.backends.protocol import Response
 from penstock.data.backends.rate_limit import AdaptiveConcurrency, RateLimiter
 from penstock.data.rows.form import form_data
 from penstock.data.rows.request import RowRequest
-from penstock.engine import Load, Progress, no_progress
+from penstock.engine import Progress, no_progress
 from penstock.errors import BadRequest, ConfigError, DeadlineExceeded, Error, Unavailable
 from penstock.openai.errors import envelope
 
@@ -72,7 +72,6 @@ class OpenAIService:
         self._rate = RateLimiter(requests_per_second)
         self._concurrency = AdaptiveConcurrency(max_concurrency)
         self._client: HttpClient | None = None
-        self._in_flight = 0
         self._listed: list[str] = []
         self._accepted = False
 
@@ -99,23 +98,15 @@ class OpenAIService:
             raise Unavailable(f"Call `start` before sending requests to {self._shown}.")
         if request.path != PAYLOAD:
             await self._find_model(self._client)
-        self._in_flight += 1
-        try:
-            await self._rate.acquire()
-            sent_at = time.monotonic()
-            response = await self._post(self._client, request)
-        finally:
-            self._in_flight -= 1
+        await self._rate.acquire()
+        sent_at = time.monotonic()
+        response = await self._post(self._client, request)
         if response.status in _THROTTLED:
             self._concurrency.on_throttled(sent_at, response.retry_after_s)
         else:
             self._concurrency.on_success()
         self._check_model_named(request, response)
         return response
-
-    def load(self) -> Load:
-        """Its own unanswered requests, all that is known here."""
-        return Load(running=self._in_flight)
 
     def available_slots(self, in_flight: int) -> int:
         slots, soon = max(0, self._concurrency.limit - in_flight), self._rate.available()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.data.rows.request import RowRequest
-from penstock.engine import Load, Progress, no_progress
+from penstock.engine import Progress, no_progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,6 @@ class Backend(Protocol):
 
         Raises: EngineDead when the engine died while it ran the request; Unavailable when it was not reached.
         """
-        ...
-
-    def load(self) -> Load:
-        """The load of its engines, as far as known. Cheap, never raises."""
         ...
 
     def available_slots(self, in_flight: int) -> int:

@@ -20,7 +20,7 @@ from penstock.data.backends.json_fields import with_fields
 from penstock.data.backends.protocol import Response
 from penstock.data.backends.replica import ReplicaClient
 from penstock.data.rows.request import RowRequest
-from penstock.engine import Load, Progress, no_progress
+from penstock.engine import Progress, no_progress
 from penstock.errors import BadRequest, ConfigError, EngineDead, EngineStartFailed, Unavailable
 from penstock.openai.errors import form
 from penstock.transport import link
@@ -101,16 +101,6 @@ class ReplicaSet:
             if retry != _UNTOUCHED:
                 raise EngineDead("The replica's engine died while it ran this request.")
             excluded.add(replica.id)
-
-    def load(self) -> Load:
-        """Of all replicas together; kv_usage is that of the fullest one."""
-        loads = [replica.load() for replica in self._ready()] or [Load()]
-        return Load(
-            sum(load.running for load in loads),
-            sum(load.waiting for load in loads),
-            sum(load.waiting_tokens for load in loads),
-            max(load.kv_usage for load in loads),
-        )
 
     def available_slots(self, in_flight: int) -> int:
         if not self._ready():

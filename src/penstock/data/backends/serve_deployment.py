@@ -17,7 +17,7 @@ from penstock.data.backends.replica_set import ReplicaSet
 from penstock.data.backends.serve_handle import ServeHandle, build_argument
 from penstock.data.rows.coerce import to_json
 from penstock.data.rows.request import RowRequest
-from penstock.engine import Load, Progress, no_progress
+from penstock.engine import Progress, no_progress
 from penstock.errors import BadRequest, ConfigError, DeadlineExceeded, Error
 from penstock.openai.errors import envelope
 
@@ -93,9 +93,6 @@ class ServeDeployment:
             return await self._replicas.send(self._as_request(request))
         except BadRequest as error:
             return _refused(error)
-
-    def load(self) -> Load:
-        return self._handle.load() if self._replicas is None else self._replicas.load()
 
     def available_slots(self, in_flight: int) -> int:
         return (

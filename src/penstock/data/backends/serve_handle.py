@@ -25,7 +25,7 @@ from penstock.data.backends import serve_lookup
 from penstock.data.backends.protocol import Response
 from penstock.data.results.outcome import BY_CODE
 from penstock.data.rows.request import RowRequest
-from penstock.engine import Load, Progress, no_progress
+from penstock.engine import Progress, no_progress
 from penstock.errors import BadRequest, EngineDead, Error, Overloaded, OwnCodeFailed, Unavailable
 from penstock.openai.errors import envelope
 
@@ -52,7 +52,6 @@ class ServeHandle:
         self._dtypes = dtypes or {}
         self._max_concurrency = max_concurrency
         self._deployment: serve_lookup.FoundDeployment | None = None
-        self._in_flight = 0
         self._streams: set[str] = set()
 
     async def start(self, progress: Progress = no_progress) -> None:
@@ -86,17 +85,10 @@ class ServeHandle:
         if self._deployment is None:
             raise Unavailable(f"Call `start` before calling application '{self._app_name}'.")
         given = build_argument(dtype, kwargs, self._dtypes)
-        self._in_flight += 1
         try:
             return as_columns(await self._items(self._deployment, method, given))
         except (RayError, *_SERVE_ERRORS) as error:
             raise _translated(error, method, self._deployment) from error
-        finally:
-            self._in_flight -= 1
-
-    def load(self) -> Load:
-        """Its own open calls, all that is known here."""
-        return Load(running=self._in_flight)
 
     def available_slots(self, in_flight: int) -> int:
         return max(0, self._max_concurrency - in_flight)
