@@ -696,6 +696,27 @@ def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch):
         acquire_lock(storage_path(tmp_path))
 
 
+def test_a_lock_that_may_have_been_taken_over_stays_lost(monkeypatch):
+    """The bucket is away for too long, back for one heartbeat, and away again."""
+    written, beats, over = RemotePath.write, iter(range(40)), threading.Event()
+
+    def write(self, data: bytes) -> None:
+        if (beat := next(beats)) == 30:
+            over.set()
+        if beat != 20:
+            raise Unavailable("The bucket cannot be reached.")
+        written(self, data)
+
+    monkeypatch.setattr("penstock.data.journal.lock.HEARTBEAT_S", 0.01)
+    mine = acquire_lock(storage_path("memory://lock-that-is-lost"))
+    monkeypatch.setattr(RemotePath, "write", write)
+    assert over.wait(30)
+    lost = mine.lost()
+    monkeypatch.setattr(RemotePath, "write", written)
+    mine.release()
+    assert lost
+
+
 def test_a_template_of_the_model_that_refuses_a_row_is_its_fault(spec, monkeypatch):
     class Template:
         def apply_chat_template(self, messages, **options):

@@ -171,7 +171,7 @@ class _HeartbeatLock:
                 missed = 0
             except Error:
                 missed += 1
-                self._lost = missed > _MAX_MISSED
+                self._lost = self._lost or missed > _MAX_MISSED
 
     def _write(self) -> None:
         self._own.count += 1
