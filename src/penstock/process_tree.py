@@ -1,4 +1,4 @@
-"""Ends processes with all that they have started. Linux only where it says so; knows nothing of engines."""
+"""Ends processes with all that they have started. Knows nothing of engines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ctypes
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -42,9 +41,8 @@ def end(processes: Sequence[psutil.Process], wait_s: float, kill_s: float) -> No
 
 
 def adopt_orphans() -> None:
-    """Makes this process, not init, the parent of descendants that lose theirs. Linux only."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    """Makes this process, not init, the parent of descendants that lose theirs."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_descendants(term_s: float = 1.0, kill_s: float = 3.0) -> None:
