@@ -62,7 +62,7 @@ class HandleAPI:
         try:
             if adapter := self._adapter(body.get("model")):
                 fields |= asking_for(adapter)
-            content_type, content = multipart.encode(body) if path in multipart.PATHS else _json(body)
+            content_type, content = await multipart.encode(body) if path in multipart.PATHS else _json(body)
         except BadRequest as error:
             refusal = ErrorResponse.model_validate_json(form(path).envelope(error))
             yield [refusal] if body.get("stream") else refusal

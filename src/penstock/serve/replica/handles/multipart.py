@@ -5,11 +5,12 @@ Used by `api`, for calls by handle; forms that come by HTTP are passed on as the
 
 from __future__ import annotations
 
-import secrets
+import io
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
+from aiohttp import FormData
 
 from penstock.errors import BadRequest
 
@@ -18,23 +19,22 @@ PATHS = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
 """They take forms, not JSON."""
 
 
-def encode(fields: Mapping[str, Any]) -> tuple[str, bytes]:
+async def encode(fields: Mapping[str, Any]) -> tuple[str, bytes]:
     """Content type and body of a form with these fields, of which `file` is the one with a file's bytes.
 
     Lists become repeated fields, objects JSON, and what is None is left out.
     Raises: BadRequest when `file` is neither bytes nor a file.
     """
-    boundary = secrets.token_hex(16)
-    pieces: list[bytes] = []
+    form = FormData(quote_fields=False, default_to_multipart=True)
     for name, value in fields.items():
-        for head, content in _parts(name, value):
-            pieces += [
-                f"--{boundary}\r\nContent-Disposition: form-data; {head}\r\n\r\n".encode(),
-                content,
-                b"\r\n",
-            ]
-    pieces.append(f"--{boundary}--\r\n".encode())
-    return f"multipart/form-data; boundary={boundary}", b"".join(pieces)
+        if name == FILE:
+            called, found = content(value)
+            form.add_field(name, io.BytesIO(found), filename=called)  # aiohttp warns of large bytes
+        else:
+            for text in _texts(value):
+                form.add_field(name, text)
+    body = form()
+    return body.headers["content-type"], await body.as_bytes()
 
 
 def content(file: object) -> tuple[str, bytes]:
@@ -62,18 +62,9 @@ def _name(given: object) -> str:
     return given.rpartition("/")[2] if isinstance(given, str) else "audio"
 
 
-def _parts(name: str, value: Any) -> Iterator[tuple[str, bytes]]:
-    if name == FILE:
-        called, found = content(value)
-        yield f'name="{FILE}"; filename="{_quoted(called)}"\r\nContent-Type: application/octet-stream', found
-    elif isinstance(value, list | tuple):
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, list | tuple):
         for each in value:
-            yield from _parts(name, each)
+            yield from _texts(each)
     elif value is not None:
-        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-        yield f'name="{_quoted(name)}"', text.encode()
-
-
-def _quoted(name: str) -> str:
-    """Source: WHATWG HTML, multipart/form-data encoding."""
-    return name.replace("\n", "%0A").replace("\r", "%0D").replace('"', "%22")
+        yield value if isinstance(value, str) else msgspec.json.encode(value).decode()
