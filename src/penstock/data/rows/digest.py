@@ -29,8 +29,11 @@ _GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/
 
 
 def is_deterministic(request: RowRequest) -> bool:
-    """Whether the same request gets the same answer: nothing is sampled, or with a seed in the request."""
-    if request.path not in _GENERATING:
+    """Whether the same request gets the same answer: nothing is sampled, or with a seed in the request.
+
+    A payload for a URL, and a method's call, have no path of an endpoint: they may generate, too.
+    """
+    if request.path.startswith("/") and request.path not in _GENERATING:
         return True
     try:
         body = _sampling(request.body)
