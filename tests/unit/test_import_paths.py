@@ -36,7 +36,9 @@ PATHS = {
     "penstock.serve.routing": ("Asked", "Candidates", "Pick"),
     "penstock.data": (
         *("EngineProcessorConfig", "HttpRequestProcessorConfig", "LLMConfig", "Processor", "ProcessorConfig"),
-        *("ServeDeploymentProcessorConfig", "vLLMEngineProcessorConfig", "batch", "batched"),
+        *("ServeDeploymentProcessorConfig", "vLLMEngineProcessorConfig", "SGLangEngineProcessorConfig"),
+        *("ChatTemplateStageConfig", "TokenizerStageConfig", "DetokenizeStageConfig"),
+        *("PrepareMultimodalStageConfig", "HttpRequestStageConfig", "batch", "batched"),
         *("build_llm_processor", "build_processor", "shared_engine"),
     ),
     "penstock.config": (

@@ -52,6 +52,8 @@ IN_ENGINE = "the engine does it; False and sizes are accepted with a warning"
 GOES_ON = "True: a failed row does not end the pipeline; it has `error`, and where True is written out "
 GOES_ON += "`__inference_error__` too"
 
+ONE_NODE = "an engine on one node; one on several is refused with how to serve it and name it"
+
 YAML = {
     "parse_yaml": alias("(file, **kwargs)", "always the safe loader; faults are told with their lines"),
     "from_file": alias("(path, **kwargs)", "always the safe loader; faults are told with their lines"),
@@ -96,7 +98,7 @@ CLASSES: Mapping[str, tuple[Held, Mapping[str, Held]]] = {
             "task_type": alias("vLLMTaskType.GENERATE", "by its value, 'generate'"),
             "log_engine_metrics": same("True"),
             "dynamic_lora_loading_path": same("None"),
-            "placement_group_config": same("None"),
+            "placement_group_config": alias("None", ONE_NODE),
         },
     ),
     "SGLangEngineProcessorConfig": (

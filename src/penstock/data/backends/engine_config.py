@@ -1,14 +1,16 @@
-"""What batch adds to an engine's config, and which part of it identifies the engine's answers."""
+"""What batch adds to an engine's config and adapters, and what of it identifies the engine's answers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.data.rows.request import Kind
+from penstock.layers.adapters import AdapterDownloader
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
+    from penstock.config.schema.sections import LoraConfig
 
 _USAGE_DETAILS = "enable_prompt_tokens_details"
 _WITH_USAGE_DETAILS = ("vllm", "sim")  # engines that have this argument
@@ -23,6 +25,9 @@ _RUNNERS: Mapping[Kind, Mapping[str, str]] = {
 
 _ADAPTERS = {"dynamic_lora_loading_path", "adapters"}
 _HOOKS = ("preprocessor", "preprocessor_options", "postprocessor", "postprocessor_options")
+_SLASH = "--"
+"""In place of an id's slash: an adapter's name is that of a folder."""
+
 SPEED_ONLY = frozenset(
     {
         "block_size",
@@ -70,3 +75,35 @@ def engine_identity(config: LLMConfig) -> dict[str, object]:
         "engine_kwargs": {name: str(value) for name, value in kwargs.items() if name not in SPEED_ONLY},
         **{name: str(getattr(hook, "__qualname__", hook)) for name, hook in hooks.items()},
     }
+
+
+def adapter_name(given: str, lora: LoraConfig) -> str:
+    """The name of an adapter; `org--name` for the id `org/name` on the hub."""
+    return given if downloader(lora) is None else given.replace("/", _SLASH)
+
+
+def downloader(lora: LoraConfig) -> type[AdapterDownloader] | None:
+    """Downloads adapters that rows name by their ids on the hub; None where the config names their sources.
+
+    Only in batch, whose rows are the user's: clients of a service could make it download anything.
+    """
+    return None if lora.dynamic_lora_loading_path or lora.adapters else HubDownloader
+
+
+class HubDownloader(AdapterDownloader):
+    """Takes an adapter's name for its id on the hub."""
+
+    def load_model_from_config(self, lora_model_id: str, llm_config: LLMConfig) -> Any:
+        return super().load_model_from_config(lora_model_id, _with_source(lora_model_id, llm_config))
+
+    def stamp(self, lora_model_id: str, llm_config: LLMConfig) -> str:
+        return super().stamp(lora_model_id, _with_source(lora_model_id, llm_config))
+
+
+def _with_source(lora_model_id: str, config: LLMConfig) -> LLMConfig:
+    assert config.lora_config is not None
+    name = lora_model_id.removeprefix(f"{config.model_id}:")
+    adapters = {name: f"hf://{name.replace(_SLASH, '/', 1)}"}
+    return config.model_copy(
+        update={"lora_config": config.lora_config.model_copy(update={"adapters": adapters})}
+    )

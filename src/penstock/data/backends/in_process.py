@@ -19,7 +19,7 @@ from penstock import sources
 from penstock.asgi import ASGIApp
 from penstock.asgi_client import ask
 from penstock.config.derive import names
-from penstock.data.backends.engine_config import with_usage_details
+from penstock.data.backends.engine_config import adapter_name, downloader, with_usage_details
 from penstock.data.backends.json_fields import with_fields
 from penstock.data.backends.protocol import Response
 from penstock.data.backends.queue_depth import QueueDepth
@@ -138,7 +138,7 @@ class InProcessEngine:
                 f"Model '{self._config.model_id}' takes no adapters: its config has no lora_config.",
                 param="model",
             )
-        return asking_for(adapter)
+        return asking_for(adapter_name(adapter, self._config.lora_config))
 
     def _body(self, request: RowRequest) -> bytes:
         """Sets `prepared_prompt` for the running task where the request has an engine prompt.
@@ -177,7 +177,8 @@ class StartedEngine:
         engine = engine_class(config)(config)
         adapters = None
         if config.lora_config is not None:
-            adapters = Store(engine, Source(config), config.lora_config)
+            source = Source(config, downloader(config.lora_config))
+            adapters = Store(engine, source, config.lora_config)
         await start_engine(engine, config, adapters, progress)
         app = stacked(engine, config, adapters=adapters, preprocessor=before, postprocessor=after)
         return cls(engine, app, adapters)

@@ -130,7 +130,9 @@ class vLLMEngineProcessorConfig(ModelProcessorConfig):
     """vLLM engines started by the pipeline."""
 
     dynamic_lora_loading_path: str | None = Field(
-        None, description="Folder or bucket with one adapter in each subfolder; rows name `base:adapter`."
+        None,
+        description="Folder or bucket with one adapter in each subfolder; rows name `base:adapter`. "
+        "Without it, and with `enable_lora` in engine_kwargs, rows name ids on the hub.",
     )
     log_engine_metrics: bool = Field(True, description="Whether the engine records its metrics.")
     prepare_image_stage: PlainStage | None = Field(None, description=_IN_ENGINE)
@@ -192,7 +194,7 @@ def llm_config(config: EngineProcessorConfig | ModelProcessorConfig) -> LLMConfi
 
 
 def _vllms_own(config: vLLMEngineProcessorConfig, kwargs: dict[str, Any]) -> dict[str, Any]:
-    if config.dynamic_lora_loading_path is None:
+    if config.dynamic_lora_loading_path is None and not kwargs.get("enable_lora"):
         return {"log_engine_metrics": config.log_engine_metrics}
     lora: dict[str, Any] = {"dynamic_lora_loading_path": config.dynamic_lora_loading_path}
     if "max_loras" in kwargs:  # in Ray's programs the one way to say it; the engine needs room for more
