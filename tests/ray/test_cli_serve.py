@@ -4,6 +4,7 @@ test_cli_serve_ends has the ends of commands that own their cluster.
 """
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -21,9 +22,16 @@ SLOW = ["--replies", json.dumps(REPLIES), "--step-base-ms", "100"]
 
 
 @pytest.fixture(scope="module")
-def service(cluster: Cluster, port: int) -> Iterator[Command]:
+def noted(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where the service notes itself, and nothing else that runs on this machine does."""
+    return str(tmp_path_factory.mktemp("noted"))
+
+
+@pytest.fixture(scope="module")
+def service(cluster: Cluster, port: int, noted: str) -> Iterator[Command]:
     words = ["echo", "--engine", "sim", "--port", str(port), "--api-key", "secret", *SLOW]
-    with own_applications(), serving(*words, "--address", cluster.address, "--name", "cli") as command:
+    guest = ["--address", cluster.address, "--name", "cli"]
+    with own_applications(), serving(*words, *guest, TMPDIR=noted) as command:
         yield command
 
 
@@ -89,15 +97,50 @@ def test_bad_engine_argument_is_exit_code_2(cluster: Cluster, free_port: int):
     assert command.left() == []
 
 
-def test_open_streams_may_finish_and_a_second_signal_waits_for_none(service: Command, port: int):
+def penstock(*words: str, **environment: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command."""
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock.cli", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environment},
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_models_and_status_say_what_is_served(service: Command, port: int):
+    there = ["--url", f"127.0.0.1:{port}", "--api-key", "secret"]
+    assert penstock("models", *there) == (0, "echo  16,384 tokens\n", "")
+    code, out, _ = penstock("status", *there)
+    assert (code, "echo  1 of 1 replicas ready" in out) == (0, True)
+    code, out, _ = penstock("status", *there, "--json")
+    assert (code, json.loads(out)["models"]["echo"]["ready"]) == (0, 1)
+    code, out, err = penstock("models", *there[:2], "--api-key", "guess")
+    assert (code, out, "Give the key with --api-key" in err) == (1, "", True)
+
+
+def test_stop_needs_a_service_of_ones_own(service: Command, noted: str, tmp_path: Path):
+    code, out, err = penstock("stop", TMPDIR=str(tmp_path))
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    code, out, err = penstock("stop", "1", TMPDIR=noted)
+    assert (code, out, f"(process {service.pid})" in err) == (2, "", True)
+
+
+def test_stop_lets_open_streams_finish_and_a_second_signal_waits_for_none(
+    service: Command, port: int, noted: str
+):
     """The last test of the service that the others share."""
     short, long = (ask(port, length, "echo") for length in REPLIES)
     assert next(piece for piece in long if piece)
     begun = next(piece for piece in short if piece)
-    service.signal_group(signal.SIGTERM)
+    stop = Command(verb="stop", TMPDIR=noted)
     assert f"{begun}{''.join(short)}" == REPLIES["short"]
     service.signal_group(signal.SIGTERM)
     assert service.exit_code() == 0
+    assert stop.exit_code() == 0
+    assert stop.out[0].startswith(f"Stopping echo at http://127.0.0.1:{port} (process {service.pid});")
+    assert stop.out[1].startswith("Stopped after ")
     assert "The application may still be on the cluster: see `serve status`." in service.out
     assert service.left() == []
     long.close()

@@ -1,5 +1,6 @@
 """`penstock serve`, once its models are known.
 
 port (is the address free), run (inside the guard: start, show, wait, stop), startup (its blocking steps),
-ray_cluster (Ray and Serve), display (the terminal while it starts), greeting (what it prints when it serves).
+ray_cluster (Ray and Serve), display (the terminal while it starts), greeting (what it prints when it serves),
+started (which services run here; `penstock stop`).
 """

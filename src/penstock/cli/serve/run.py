@@ -27,7 +27,7 @@ from penstock.cli.models.plan import ServePlan
 from penstock.cli.process import guard
 from penstock.cli.process.failure import reason
 from penstock.cli.process.output import Output, redirect_output
-from penstock.cli.serve import startup
+from penstock.cli.serve import started, startup
 from penstock.cli.serve.display import Display, Plain, display_on
 from penstock.cli.serve.greeting import greeting
 from penstock.errors import ConfigError, EngineStartFailed, Error
@@ -57,7 +57,8 @@ def run(plan: ServePlan, arguments: Arguments, signals_fd: int) -> int:
 
     Exit code: 0 after serving, 128 + signal before it, 1 for a failure, 2 for a bad config.
     """
-    folder = Path(tempfile.mkdtemp(prefix="penstock-serve-"))
+    folder = Path(tempfile.mkdtemp(prefix=started.PREFIX))
+    started.note(folder, plan)
     output = redirect_output(None if arguments.verbose else folder / "serve.log")
     reader = progress.ProgressReader(folder / "progress")
     os.environ |= {progress.ENVIRONMENT: str(reader.path), progress.LOG_ENVIRONMENT: output.err_path}

@@ -1,0 +1,77 @@
+"""`penstock models` and `penstock status`: what a running service serves, and how well."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.cli.client.service import Service
+from penstock.errors import Error
+
+_KEY_HINT = "Give the key with --api-key or in PENSTOCK_API_KEY."
+_ANSWER_S = 30.0
+_UNAVAILABLE = 1
+
+
+def show_models(url: str, api_key: str | None, *, as_json: bool) -> int:
+    """Prints every model, alias and adapter that requests may name; its context window in tokens.
+
+    Raises: Error when the service does not answer.
+    """
+    service = Service(url, api_key, key_hint=_KEY_HINT)
+    models = service.json("GET", "/v1/models", timeout_s=_ANSWER_S)["data"]
+    if as_json:
+        print(json.dumps(models, indent=2, ensure_ascii=False))
+        return 0
+    width = max((len(model["id"]) for model in models), default=0)
+    for model in models:
+        print(f"{model['id']:<{width}}  {_described(model)}".rstrip())
+    return 0
+
+
+def _described(model: Mapping[str, Any]) -> str:
+    parent, root, length = (model.get(name) for name in ("parent", "root", "max_model_len"))
+    if parent:
+        return f"adapter of {parent}"
+    if root and root != model["id"]:
+        return f"alias of {root}"
+    return f"{length:,} tokens" if length else "no replica has said its context window yet"
+
+
+def show_status(url: str, api_key: str | None, *, as_json: bool) -> int:
+    """Prints the replicas of each model. Exit code: 0 when every model can answer, 1 when one cannot.
+
+    Raises: Error when the service does not answer.
+    """
+    service = Service(url, api_key, key_hint=_KEY_HINT)
+    health = service.json("GET", "/health", timeout_s=_ANSWER_S)
+    version, engines = _versions(service)
+    models = {name: {**counts, **engines.get(name, {})} for name, counts in health.get("models", {}).items()}
+    if as_json:
+        found = {"url": service.url, "status": health["status"], "version": version, "models": models}
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        print(f"{service.url}  {health['status']}{f', Penstock {version}' if version else ''}")
+        for name, model in models.items():
+            print(f"  {name}  {_state(model)}")
+    return 0 if health["status"] == "ok" else _UNAVAILABLE
+
+
+def _versions(service: Service) -> tuple[str | None, Mapping[str, Mapping[str, Any]]]:
+    """Penstock's, and each model's engine with its version; nothing for a key that may not ask."""
+    try:
+        found = service.json("GET", "/version", timeout_s=_ANSWER_S)
+    except Error:
+        return None, {}
+    return found.get("version"), found.get("models", {})
+
+
+def _state(model: Mapping[str, Any]) -> str:
+    ready, replicas, resting = (model.get(name, 0) for name in ("ready", "replicas", "resting"))
+    parts = [f"{ready} of {replicas} replicas ready"]
+    if resting:
+        parts.append(f"{resting} asleep or paused")
+    if engine := model.get("engine"):
+        parts.append(f"{engine} {model.get('version') or ''}".rstrip())
+    return ", ".join(parts)

@@ -1,0 +1,120 @@
+"""The services that `penstock serve` runs here, for `penstock stop`: each notes itself in its own folder.
+
+A note counts while the process lives that it names; nothing has to be cleaned up after a kill.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from penstock.cli.models.plan import ServePlan
+from penstock.cli.serve.greeting import base_url
+from penstock.errors import ConfigError, Unavailable
+
+PREFIX = "penstock-serve-"
+"""Of the folder that each service has in the directory for temporary files."""
+
+_NOTE = "service.json"
+_END_S = 40.0  # the guard of a service needs at most 28
+_CLOCK_S = 2.0  # a process's start is counted from the machine's, which a correction of the clock moves
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A service. id: of the process that signals go to; begun: its start, in seconds since 1970."""
+
+    id: int
+    begun: float
+    url: str
+    models: tuple[str, ...]
+
+    def process(self) -> psutil.Process | None:
+        """None when it has ended, also when another process has its number now."""
+        try:
+            process = psutil.Process(self.id)
+            is_same = abs(process.create_time() - self.begun) < _CLOCK_S
+            alive = is_same and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return None
+        return process if alive else None
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.models)} at {self.url} (process {self.id})"
+
+
+def note(folder: Path, plan: ServePlan) -> None:
+    """Notes this service, which runs below the process that guards it."""
+    guard = psutil.Process(os.getppid())
+    models = tuple(config.model_id for config in plan.configs)
+    started = Started(guard.pid, guard.create_time(), base_url(plan.gateway), models)
+    (folder / _NOTE).write_text(json.dumps(asdict(started)))
+
+
+def running() -> list[Started]:
+    """The services of this user that run on this machine, in the order in which they were started."""
+    found: list[Started] = []
+    for file in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{_NOTE}"):
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            if file.parent.stat().st_uid != os.geteuid():
+                continue  # written by someone else: its number could be that of any process of ours
+            noted = json.loads(file.read_text())
+            found.append(Started(**{**noted, "models": tuple(noted["models"])}))
+    return sorted((one for one in found if one.process() is not None), key=lambda one: one.begun)
+
+
+def stop(ids: Sequence[int], *, as_json: bool = False) -> int:
+    """Ends services as Ctrl-C does, and prints which. Without `ids` the only one.
+
+    Exit code: 0 when they have ended.
+    Raises: Unavailable when none runs, or one does not end; ConfigError when it is not clear which to end.
+    """
+    chosen = _chosen(running(), ids)
+    ended: list[dict[str, object]] = []
+    for one in chosen:
+        if not as_json:
+            print(f"Stopping {one}; open streams have 20 s to finish.", flush=True)
+        seconds = _end(one)
+        ended.append({"id": one.id, "url": one.url, "models": one.models, "seconds": round(seconds, 1)})
+        if not as_json:
+            print(f"Stopped after {seconds:.1f} s.", flush=True)
+    if as_json:
+        print(json.dumps(ended, indent=2))
+    return 0
+
+
+def _chosen(there: Sequence[Started], ids: Sequence[int]) -> list[Started]:
+    if not there:
+        raise Unavailable("No service runs here that `penstock serve` of this user started.")
+    known = {one.id: one for one in there}
+    shown = "; ".join(map(str, there))
+    if unknown := [str(one) for one in ids if one not in known]:
+        raise ConfigError(f"No service of yours is process {', '.join(unknown)}. Running here: {shown}.")
+    if not ids and len(there) > 1:
+        raise ConfigError(f"{len(there)} services run here; say which by its process: {shown}.")
+    return [known[one] for one in dict.fromkeys(ids)] or list(there)
+
+
+def _end(one: Started) -> float:
+    """Seconds until it was gone. Raises: Unavailable when it is not."""
+    begun = time.monotonic()
+    with suppress(ProcessLookupError):
+        handle = os.pidfd_open(one.id)  # from here on it is this process, or none
+        try:
+            if one.process() is not None:
+                signal.pidfd_send_signal(handle, signal.SIGTERM)
+                if not select.select([handle], [], [], _END_S)[0]:
+                    raise Unavailable(f"{one} has not ended within {_END_S:g} s. `kill -9 {one.id}` ends it.")
+        finally:
+            os.close(handle)
+    return time.monotonic() - begun

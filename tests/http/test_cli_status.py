@@ -1,0 +1,46 @@
+"""`penstock models` and `penstock status` against a real gateway."""
+
+import asyncio
+import json
+from functools import partial
+
+import pytest
+from served import Served
+
+from penstock.cli.client.status import show_models, show_status
+from penstock.errors import Unavailable
+
+
+async def shown(command, served: Served, *, as_json: bool = False) -> int:
+    return await asyncio.to_thread(partial(command, served.url, None, as_json=as_json))
+
+
+async def test_models_and_the_health_of_each_are_listed(served: Served, capsys: pytest.CaptureFixture[str]):
+    await served.gateway("m", "unstarted")
+    await served.replica("m", max_model_len=2048)
+    assert await shown(show_models, served) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["m          2,048 tokens", "unstarted  no replica has said its context window yet"]
+    assert await shown(show_status, served) == 1
+    first, *models = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{served.url}  unavailable")
+    assert [line.split(",")[0].strip() for line in models] == [
+        "m  1 of 1 replicas ready",
+        "unstarted  0 of 0 replicas ready",
+    ]
+
+
+async def test_json_has_the_same(served: Served, capsys: pytest.CaptureFixture[str]):
+    await served.gateway("m")
+    await served.replica("m")
+    assert await shown(show_models, served, as_json=True) == 0
+    assert [model["id"] for model in json.loads(capsys.readouterr().out)] == ["m"]
+    assert await shown(show_status, served, as_json=True) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["status"], found["models"]["m"]["ready"]) == ("ok", 1)
+
+
+async def test_no_service_is_told(free_port: int):
+    for command in (show_models, show_status):
+        with pytest.raises(Unavailable, match="Nothing answers"):
+            await asyncio.to_thread(partial(command, f"127.0.0.1:{free_port}", None, as_json=False))
