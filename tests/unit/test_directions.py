@@ -22,7 +22,7 @@ HOUSES: dict[str, list[set[str]]] = {
         {"asgi_client", "sources"},
         {"request_context"},
         {"engine"},
-        {"engine_control", "openai"},
+        {"engine_control", "openai", "ray_version"},
         {"asgi", "config"},
         {"autoscaling", "errors", "lifeline", "metrics", "process_tree", "progress"},
     ],

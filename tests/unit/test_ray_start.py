@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 from typing import Any
 
 import pytest
 import ray
+from ray._private import utils as ray_utils
 
+from penstock import ray_version
 from penstock.data.backends.ray_cluster import init_ray
 from penstock.errors import Unavailable
 
@@ -46,8 +49,36 @@ def starts(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_start_that_was_too_late_is_tried_again_and_leaves_nothing(starts):
     slow = starts(1)
-    assert init_ray(address="local") == "ready"
+    told: list[str] = []
+    assert init_ray(told.append, address="local") == "ready"
     assert slow.left[0].poll() is not None
+    assert [text.partition(" ")[0] for text in told] == ["Ray"]
+
+
+def test_a_cluster_of_another_version_is_told_in_one_sentence(starts):
+    """Ray's own text, as its `check_version_info` makes it."""
+    metadata = {"ray_version": "2.57.1", "python_version": "3.12.4"}
+    with pytest.raises(RuntimeError) as told:
+        ray_utils.check_version_info(metadata, "node 10.0.0.1")
+    starts(5, str(told.value))
+    python = platform.python_version()
+    with pytest.raises(Unavailable, match=f"Ray 2.57.1 with Python 3.12.4; .* Ray .* with Python {python}"):
+        init_ray(address="10.0.0.1:6379")
+
+
+@pytest.mark.parametrize(
+    ("version", "says"), [("2.56.1", "Ray 2.56.1 is installed"), (None, "not installed")]
+)
+def test_a_ray_that_is_too_old_is_told(monkeypatch: pytest.MonkeyPatch, version: str | None, says: str):
+    monkeypatch.setattr(ray_version, "installed", lambda: version)
+    with pytest.raises(Unavailable, match=f"{says}.*`pip install"):
+        ray_version.check()
+
+
+@pytest.mark.parametrize("version", ["2.57.0", "2.60.3", "2.61.0", "3.0.0.dev0"])
+def test_newer_rays_are_tried(monkeypatch: pytest.MonkeyPatch, version: str):
+    monkeypatch.setattr(ray_version, "installed", lambda: version)
+    ray_version.check()
 
 
 def test_a_second_late_start_is_told(starts):

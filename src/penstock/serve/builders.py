@@ -13,7 +13,7 @@ from typing import Any
 
 from ray.serve import Application
 
-from penstock import hooks
+from penstock import hooks, ray_version
 from penstock.config import LLMConfig, LLMServingArgs, check_accelerator
 from penstock.config.derive.server_class import server_class
 from penstock.config.messages.problems import config_error
@@ -70,6 +70,7 @@ def build_dp_openai_app(args: Mapping[str, Any]) -> Application:
 
 
 def _check(configs: Sequence[LLMConfig]) -> None:
+    ray_version.check()
     findings = check_arguments(configs)
     for notice in findings.notices:
         log.warning(notice)

@@ -95,10 +95,15 @@ def _run(batch_run: BatchRun, signals_fd: int, output: Output) -> int:
         plan = precheck.checked(plan, spec.engines.address, batch_run.command)
     find_job_input(spec)  # before an engine is asked, and Ray imported
     config = config_of(spec.engines, plan)
-    pool = make_worker_pool(
-        spec.engines, config, kind=spec.kind, api_key=batch_run.api_key, verbose=batch_run.verbose
-    )
     with Meter(output.err) as meter:
+        pool = make_worker_pool(
+            spec.engines,
+            config,
+            kind=spec.kind,
+            api_key=batch_run.api_key,
+            verbose=batch_run.verbose,
+            on_message=meter.on_message,
+        )
         job = Job(
             spec,
             pool,

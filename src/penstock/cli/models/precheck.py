@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from penstock import ray_version
 from penstock.cli.models.engine_arguments import read_quick_words
 from penstock.cli.models.faults import missing_folders, quick_faults
 from penstock.cli.models.installed import missing_engine
@@ -26,9 +27,10 @@ def with_all_faults(error: ConfigError, arguments: Arguments) -> ConfigError:
 def checked(plan: ServePlan, address: str | None, command: Command = SERVE) -> ServePlan:
     """The plan, with its engine's arguments read where that is quick. address: that of a cluster, if given.
 
-    Raises: ConfigError; EngineStartFailed when an engine is not installed. Without an address, the cluster is
-    this machine alone.
+    Raises: ConfigError; Unavailable for a Ray that is too old; EngineStartFailed when an engine is not
+    installed. Without an address, the cluster is this machine alone.
     """
+    ray_version.check()
     configs = [half for config in plan.configs for half in halves(config)]
     if address is None:
         _refuse_missing(configs)

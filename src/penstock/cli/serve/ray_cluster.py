@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -37,12 +37,19 @@ class Cluster:
     """A connection to Ray. Without an `address` Ray is started here, and ends with `leave`."""
 
     def __init__(
-        self, address: str | None, *, cpus: int, passes_objects: bool = False, verbose: bool = False
+        self,
+        address: str | None,
+        *,
+        cpus: int,
+        passes_objects: bool = False,
+        verbose: bool = False,
+        on_message: Callable[[str], None] | None = None,
     ) -> None:
         """cpus: what the application needs; Ray counts them, it does not measure them.
         passes_objects: whether the application needs more of Ray's object store than its least.
 
-        Raises: Unavailable when no cluster answers at `address`.
+        on_message: called with what users should know while Ray starts.
+        Raises: Unavailable when no cluster answers at `address`, or one of another version does.
         """
         self.own = address is None
         self._started_serve = False
@@ -50,7 +57,7 @@ class Cluster:
         if passes_objects:
             options.pop("object_store_memory", None)
         try:
-            context = init_ray(**options)
+            context = init_ray(on_message, **options)
         except (ConnectionError, ValueError) as error:
             if self.own:
                 raise

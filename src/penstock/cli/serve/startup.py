@@ -131,6 +131,7 @@ class Steps:
                     cpus=_cpus(self._plan),
                     passes_objects=bool(preprocessors(self._plan.configs)),
                     verbose=self._verbose,
+                    on_message=lambda text: self._report(Note(text)),
                 )
             if cluster.own:
                 _watch_ray(self._report)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import psutil
 
+from penstock import ray_version
 from penstock.errors import Unavailable
 
 _OBJECT_STORE_BYTES = 80 << 20  # Ray's minimum is 75 MiB; little passes through it
@@ -18,13 +20,17 @@ _ENVIRONMENT = {
 
 _TIMED_OUT = "timed out during startup"
 _KILL_S = 5.0
+_AGAIN = "Ray did not start within its limit of 30 s on this busy machine; trying once more."
 
 
-def init_ray(**options: Any) -> Any:
+def init_ray(on_message: Callable[[str], None] | None = None, **options: Any) -> Any:
     """`ray.init`, repeated once where it starts Ray and exceeds its own limit of 30 s.
 
-    Raises: Unavailable when it exceeds it again; what `ray.init` raises.
+    on_message: called with a sentence that says so.
+    Raises: Unavailable when it exceeds it again, for a cluster of another version, and for a version of Ray
+    that is too old; what `ray.init` raises.
     """
+    ray_version.check()
     import ray
 
     this = psutil.Process()
@@ -33,6 +39,8 @@ def init_ray(**options: Any) -> Any:
         try:
             return ray.init(**options)
         except Exception as error:  # Ray raises plain ones
+            if text := ray_version.explain_mismatch(str(error)):
+                raise Unavailable(text) from error
             if options.get("address") != "local" or _TIMED_OUT not in str(error):
                 raise
             ray.shutdown()
@@ -42,6 +50,8 @@ def init_ray(**options: Any) -> Any:
                     "Ray did not start within 30 s, twice: this machine is too busy. Try again, or start a "
                     "cluster with `ray start --head` and name it with --address."
                 ) from error
+            if on_message is not None:
+                on_message(_AGAIN)
     raise AssertionError
 
 
@@ -75,7 +85,14 @@ def _kill(processes: list[psutil.Process]) -> None:
 class RayCluster:
     """A connection. `disconnect` closes it if it was made here, and stops a cluster that was started here."""
 
-    def __init__(self, address: str | None, *, cpus: int, verbose: bool = False) -> None:
+    def __init__(
+        self,
+        address: str | None,
+        *,
+        cpus: int,
+        verbose: bool = False,
+        on_message: Callable[[str], None] | None = None,
+    ) -> None:
         """Raises: Unavailable when no cluster answers at `address`."""
         options = connection_options(address, cpus=cpus, verbose=verbose)
         import ray
@@ -84,7 +101,7 @@ class RayCluster:
         if not self._connected_here:
             return
         try:
-            init_ray(**options)
+            init_ray(on_message, **options)
         except Unavailable:
             raise
         except Exception as error:  # Ray raises plain ones when a node does not come up

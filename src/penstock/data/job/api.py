@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -108,7 +108,9 @@ def batch(
         return done
     job = Job(
         spec,
-        make_worker_pool(engines, config, kind=task, api_key=api_key),
+        make_worker_pool(
+            engines, config, kind=task, api_key=api_key, on_message=watcher and watcher.on_message
+        ),
         limits=limits,
         prices=prices,
         listener=watcher,
@@ -149,8 +151,11 @@ def make_worker_pool(
     kind: Kind = "generate",
     api_key: str | None = None,
     verbose: bool = False,
+    on_message: Callable[[str], None] | None = None,
 ) -> WorkerPool:
     """The pool for `engines`: engines to start, by `config`; a URL; or a running application.
+
+    on_message: called with what users should know while Ray starts.
 
     Raises: ConfigError.
     """
@@ -166,7 +171,9 @@ def make_worker_pool(
     from penstock.data.job.ray_workers import RayActorPool
 
     size = engines.replicas or replica_count(config)
-    return RayActorPool(with_runner(config, kind), size, address=engines.address, verbose=verbose)
+    return RayActorPool(
+        with_runner(config, kind), size, address=engines.address, verbose=verbose, on_message=on_message
+    )
 
 
 def replica_count(config: LLMConfig) -> int:

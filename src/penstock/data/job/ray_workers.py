@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -55,10 +55,17 @@ class RayActorPool:
     """`size` engines of one config on a Ray cluster, started here if there is none."""
 
     def __init__(
-        self, config: LLMConfig, size: int, *, address: str | None = None, verbose: bool = False
+        self,
+        config: LLMConfig,
+        size: int,
+        *,
+        address: str | None = None,
+        verbose: bool = False,
+        on_message: Callable[[str], None] | None = None,
     ) -> None:
         self.size = size
         self._config, self._address, self._verbose = config, address, verbose
+        self._on_message = on_message
         self._cluster: RayCluster | None = None
 
     async def open(self) -> None:
@@ -68,7 +75,9 @@ class RayActorPool:
         """
         if self._cluster is None:
             cpus = self.size * max(1.0, self._options()[1].get("num_cpus", 1))
-            self._cluster = RayCluster(self._address, cpus=int(cpus) + 1, verbose=self._verbose)
+            self._cluster = RayCluster(
+                self._address, cpus=int(cpus) + 1, verbose=self._verbose, on_message=self._on_message
+            )
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         self._config = resolved(self._config, nodes)
 
