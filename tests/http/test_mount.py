@@ -10,8 +10,8 @@ import pytest
 from benchmarks.fleet import Gateway, Replica
 from served import Served, chat
 
+from penstock import json_logs
 from penstock.errors import ConfigError, Unavailable
-from penstock.serve.gateway.telemetry import json_logs
 from penstock.serve.http.port_sharing import PortGroup
 from penstock.serve.http.serve_proxy import Proxied
 from penstock.serve.http.server import Port, serve_on
@@ -208,8 +208,10 @@ async def test_failures_are_logged_as_json_with_the_request_id(
             await http.post("/v1/chat/completions", json=chat())
             await http.get("/v1/models")
     finally:
-        for handler in [h for h in logger.handlers if isinstance(h.formatter, json_logs.JSONLines)]:
-            logger.removeHandler(handler)
+        for one in (logger, logging.getLogger()):
+            for handler in [h for h in one.handlers if isinstance(h, json_logs.CommandHandler)]:
+                one.removeHandler(handler)
+        logging.captureWarnings(False)
         logger.propagate = True
         logger.setLevel(level)
     [line] = [json.loads(line) for line in capsys.readouterr().err.splitlines() if "find-me" in line]

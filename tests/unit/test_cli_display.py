@@ -1,4 +1,5 @@
 import io
+import json
 
 from rich.console import Console
 
@@ -87,3 +88,23 @@ def test_said_text_is_not_taken_for_markup():
     out = io.StringIO()
     Plain(out, begin=0.0).say("[bold] and [1]")
     assert out.getvalue() == "[bold] and [1]\n"
+
+
+def test_json_has_an_object_for_each_change_and_each_text():
+    out = io.StringIO()
+    display = display_on(out, 0.0, as_json=True, clock=lambda: 2.0)
+    display.enter("Ray", "starting", 0.5)
+    display.end("Ray", 1.75)
+    display.say("\nA note.\nOf two lines.")
+    display.enter("Serve", "starting")
+    display.close(failed=True)
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [line["message"] for line in lines] == [
+        "Ray: starting",
+        "Ray: ready",
+        "A note.\nOf two lines.",
+        "Serve: starting",
+        "Serve: failed",
+    ]
+    assert lines[1]["seconds"] == 1.2
+    assert {line["level"] for line in lines} == {"INFO"}

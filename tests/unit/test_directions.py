@@ -22,7 +22,7 @@ HOUSES: dict[str, list[set[str]]] = {
         {"asgi_client", "sources"},
         {"request_context"},
         {"engine"},
-        {"engine_control", "openai", "ray_version"},
+        {"engine_control", "openai", "ray_version", "json_logs"},
         {"asgi", "config"},
         {"autoscaling", "errors", "lifeline", "metrics", "process_tree", "progress"},
     ],

@@ -169,7 +169,7 @@ def _serve(arguments: Arguments, signals_fd: int) -> int:
         if arguments.address:
             refuse_silent(arguments.address)
     except Error as error:
-        fail("serve", error)
+        fail("serve", error, as_json=arguments.log_format == "json")
     return run(planned, arguments, signals_fd)
 
 

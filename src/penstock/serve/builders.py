@@ -14,11 +14,12 @@ from typing import Any
 from ray.serve import Application
 
 from penstock import hooks, ray_version
-from penstock.config import LLMConfig, LLMServingArgs, check_accelerator
+from penstock.config import GatewayConfig, LLMConfig, LLMServingArgs, check_accelerator
 from penstock.config.derive.server_class import server_class
 from penstock.config.messages.problems import config_error
 from penstock.engines import callback
 from penstock.engines.check import check_arguments
+from penstock.json_logs import LOG_FORMAT
 from penstock.serve.deployments import LLMRouter, LLMServer
 from penstock.serve.replica import environment
 from penstock.serve.routing import registry
@@ -41,9 +42,18 @@ def build_openai_app(args: Mapping[str, Any] | LLMServingArgs) -> Application:
     """
     serving = args if isinstance(args, LLMServingArgs) else LLMServingArgs.parse(args)
     _check(serving.llm_configs)
-    models = [build_llm_deployment(config) for config in serving.llm_configs]
+    models = [build_llm_deployment(_logging(config, serving.gateway)) for config in serving.llm_configs]
     router = LLMRouter.as_deployment(serving.ingress_deployment_config)
     return router.bind(models, serving.gateway)
+
+
+def _logging(config: LLMConfig, gateway: GatewayConfig) -> LLMConfig:
+    """The config, with a replica that writes its log as the gateway does; its own environment wins."""
+    if gateway.log_format == "text":
+        return config
+    given = config.runtime_env or {}
+    variables = {LOG_FORMAT: gateway.log_format, **given.get("env_vars", {})}
+    return config.model_copy(update={"runtime_env": {**given, "env_vars": variables}})
 
 
 def build_pd_openai_app(args: Mapping[str, Any]) -> Application:

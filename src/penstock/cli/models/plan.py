@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from penstock.cli.models.options import ACCELERATOR_KINDS, DEFAULT_PORT, YAML, Arguments
-from penstock.config import GatewayConfig, LLMConfig, LLMServingArgs, load_applications
+from penstock.config import GatewayConfig, LLMConfig, LLMServingArgs, Settings, load_applications
 from penstock.config.derive import names
 from penstock.config.messages.problems import config_error
 from penstock.config.schema.model import DEMO_MODEL_ID, DEMO_SOURCE
@@ -146,6 +146,7 @@ def _gateway(given: Sequence[GatewayConfig], arguments: Arguments) -> GatewayCon
             if values.setdefault(name, value) != value:
                 raise ConfigError(f"gateway.{name} is {values[name]!r} in one file and {value!r} in another.")
     values.setdefault("port", DEFAULT_PORT)
+    values.setdefault("log_format", Settings.read().log_format)
     for name in ("host", "port", "api_key", "log_format"):
         if (value := getattr(arguments, name)) is not None:
             values[name] = value

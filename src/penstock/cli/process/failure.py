@@ -29,9 +29,17 @@ def reason(text: str) -> str:
     return found if len(found) <= _LONGEST else f"{found[:_LONGEST]} ..."
 
 
-def fail(command: str, error: Error) -> NoReturn:
-    """Tells the user and exits: 2 for a mistake in what was written, 1 for anything else."""
-    print(f"{f'penstock {command}'.strip()}: {error}", file=sys.stderr)
+def fail(command: str, error: Error, *, as_json: bool = False) -> NoReturn:
+    """Tells the user and exits: 2 for a mistake in what was written, 1 for anything else.
+
+    as_json: as a line of a JSON log.
+    """
+    text = f"{f'penstock {command}'.strip()}: {error}"
+    if as_json:
+        from penstock.json_logs import error_line
+
+        text = error_line(text)
+    print(text, file=sys.stderr)
     sys.exit(2 if isinstance(error, ConfigError) else 1)
 
 

@@ -10,9 +10,12 @@ import contextlib
 import fcntl
 import io
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
+
+from penstock.json_logs import error_line
 
 
 class TerminalWriter(io.TextIOWrapper):
@@ -45,6 +48,11 @@ class Output:
     def err_path(self) -> str:
         """Name under which other processes of this user on this machine can open `err`."""
         return f"/proc/{os.getpid()}/fd/{self.err.fileno()}"
+
+    def say_error(self, sentences: Sequence[str], *, as_json: bool) -> None:
+        """Tells the user why the command ends."""
+        text = error_line(" ".join(sentences)) if as_json else "\n".join(sentences)
+        print(text, file=self.err)
 
     def note(self, text: str) -> None:
         """Writes to where foreign code writes."""

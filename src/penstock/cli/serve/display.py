@@ -6,6 +6,7 @@ the parts are.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +18,9 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from penstock.json_logs import entry
+
+_LOGGER = "penstock.cli.serve"
 Clock = Callable[[], float]
 
 
@@ -80,8 +84,10 @@ class Display(Protocol):
         ...
 
 
-def display_on(out: TextIO, begin: float, clock: Clock = time.monotonic) -> Display:
-    """A table that is redrawn where `out` is a terminal, else a line for each change."""
+def display_on(out: TextIO, begin: float, *, as_json: bool = False, clock: Clock = time.monotonic) -> Display:
+    """A table that is redrawn where `out` is a terminal, else a line for each change; or JSON lines."""
+    if as_json:
+        return JSONDisplay(out, begin, clock)
     return Live(out, begin, clock) if out.isatty() else Plain(out, begin, clock)
 
 
@@ -113,6 +119,35 @@ class Plain:
 
     def _line(self, at: float, text: str) -> None:
         self.say(f"{at - self._timeline.begin:6.1f} s  {text}")
+
+
+class JSONDisplay:
+    """One JSON object for each change and each text, of the form of log lines."""
+
+    def __init__(self, out: TextIO, begin: float, clock: Clock = time.monotonic) -> None:
+        self._out, self._clock = out, clock
+        self._timeline = Timeline(begin)
+
+    def enter(self, label: str, phase: str, at: float | None = None) -> None:
+        self._timeline.enter(label, phase, self._clock() if at is None else at)
+        self._line(f"{label}: {phase}", part=label, phase=phase)
+
+    def end(self, label: str, at: float | None = None, *, failed: bool = False) -> None:
+        at = self._clock() if at is None else at
+        seconds = round(self._timeline.end(label, at, failed).seconds(at), 1)
+        outcome = "failed" if failed else "ready"
+        self._line(f"{label}: {outcome}", part=label, phase=outcome, seconds=seconds)
+
+    def say(self, text: str) -> None:
+        self._line(text.strip())
+
+    def close(self, *, failed: bool = False) -> None:
+        for row in self._timeline.running() if failed else []:
+            self.end(row.label, failed=True)
+
+    def _line(self, message: str, **facts: str | float) -> None:
+        line = entry(message, "INFO", _LOGGER, time.time()) | facts
+        print(json.dumps(line, ensure_ascii=False), file=self._out, flush=True)
 
 
 class Live:

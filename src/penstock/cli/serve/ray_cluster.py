@@ -64,14 +64,17 @@ class Cluster:
             raise Unavailable(f"No Ray cluster answers at {address!r}: {error}") from error
         self.log_dir = os.path.join(context.address_info["session_dir"], "logs")
 
-    def start_serve(self) -> None:
-        """Starts Serve without its own HTTP: the gateway opens the public port itself."""
+    def start_serve(self, log_encoding: str = "TEXT") -> None:
+        """Starts Serve without its own HTTP: the gateway opens the public port itself.
+
+        log_encoding: of Serve's own logs, TEXT or JSON.
+        """
         import ray
         from ray import serve
 
         actors: list[Any] = ray.util.list_named_actors(all_namespaces=True)
         if not any(actor["namespace"] == "serve" for actor in actors):
-            serve.start(proxy_location="Disabled")
+            serve.start(proxy_location="Disabled", logging_config={"encoding": log_encoding})
             self._started_serve = True
 
     def refuse_taken(self, name: str) -> None:
@@ -83,12 +86,16 @@ class Cluster:
                 f"The cluster already runs an application named {name!r}. Choose another --name."
             )
 
-    def deploy(self, application: Application, name: str) -> None:
+    def deploy(self, application: Application, name: str, log_encoding: str = "TEXT") -> None:
         """Hands the application to Serve and returns; ask `state` what becomes of it."""
         from ray import serve
 
         serve.run_many(
-            [serve.RunTarget(target=application, name=name, route_prefix=None)],
+            [
+                serve.RunTarget(
+                    application, name=name, route_prefix=None, logging_config={"encoding": log_encoding}
+                )
+            ],
             wait_for_applications_running=False,
         )
 

@@ -31,6 +31,7 @@ from penstock.cli.serve import started, startup
 from penstock.cli.serve.display import Display, Plain, display_on
 from penstock.cli.serve.greeting import greeting
 from penstock.errors import ConfigError, EngineStartFailed, Error
+from penstock.json_logs import LOG_FORMAT
 from penstock.process_tree import adopt_orphans, end_descendants
 
 STOP_S = 24.0
@@ -62,6 +63,8 @@ def run(plan: ServePlan, arguments: Arguments, signals_fd: int) -> int:
     output = redirect_output(None if arguments.verbose else folder / "serve.log")
     reader = progress.ProgressReader(folder / "progress")
     os.environ |= {progress.ENVIRONMENT: str(reader.path), progress.LOG_ENVIRONMENT: output.err_path}
+    if plan.gateway.log_format == "json":
+        os.environ[LOG_FORMAT] = "json"
     command = _Command(plan, arguments, output)
     command.take_signals()
     threading.Thread(target=_forward_steps, args=(reader, command.inbox), daemon=True).start()
@@ -80,7 +83,8 @@ class _Command:
         self.inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._output = output
         self._began = psutil.Process(os.getppid()).create_time() - time.time() + time.monotonic()
-        self._display: Display = display_on(output.out, self._began)
+        self._as_json = plan.gateway.log_format == "json"
+        self._display: Display = display_on(output.out, self._began, as_json=self._as_json)
         self._labels = _Labels()
         self._signalled = -_ONE_SIGNAL_S
         self._own_cluster = arguments.address is None
@@ -115,8 +119,12 @@ class _Command:
         self._display.close(failed=isinstance(event, startup.Failed))
         if isinstance(event, startup.Serving):
             seconds = time.monotonic() - self._began
-            self._display = Plain(self._output.out, self._began)
-            self._display.say("\n" + greeting(event.plan.gateway, event.plan.configs, seconds))
+            text = greeting(event.plan.gateway, event.plan.configs, seconds)
+            if self._as_json:
+                self._display.say(text.partition("\n")[0])
+            else:
+                self._display = Plain(self._output.out, self._began)
+                self._display.say("\n" + text)
             event = self._read_until((startup.Failed, Signalled))
         if isinstance(event, startup.Failed):
             self._explain(event.error)
@@ -172,10 +180,11 @@ class _Command:
         self._output.note("".join(traceback.format_exception(error)))
         if isinstance(error, EngineStartFailed) or not isinstance(error, Error):
             text = reason(text or repr(error))
-        print(f"penstock serve: {text}", file=self._output.err)
+        sentences = [f"penstock serve: {text}"]
         if self._output.log is not None and not isinstance(error, ConfigError):
             where = f" Ray's own logs: {self._steps.log_dir}." if self._steps.log_dir else ""
-            print(f"Full log: {self._output.log}.{where}", file=self._output.err)
+            sentences.append(f"Full log: {self._output.log}.{where}")
+        self._output.say_error(sentences, as_json=self._as_json)
 
 
 class _Labels:

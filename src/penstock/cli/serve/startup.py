@@ -23,6 +23,7 @@ from penstock.cli.process.failure import reason
 from penstock.cli.serve.greeting import base_url
 from penstock.cli.serve.ray_cluster import Cluster, cpus_needed, preprocessors
 from penstock.errors import EngineStartFailed, Unavailable
+from penstock.json_logs import LOG_FORMAT
 
 ARGUMENTS, RAY, SERVE, SERVICE = "Engine arguments", "Ray", "Serve", "Service"
 
@@ -89,6 +90,7 @@ class Steps:
     ) -> None:
         self._plan, self._address, self._name, self._verbose = plan, address, name, verbose
         self._report = report
+        self._log_encoding = plan.gateway.log_format.upper()
         self._stop = threading.Event()
         self._cluster: Cluster | None = None
         self.deployed = False
@@ -136,7 +138,7 @@ class Steps:
             if cluster.own:
                 _watch_ray(self._report)
             with self._part(SERVE, "starting"):
-                cluster.start_serve()
+                cluster.start_serve(self._log_encoding)
             with self._part(ARGUMENTS, "reading") if not engine_arguments.done() else nullcontext():
                 plan = engine_arguments.result()
         self._deploy(cluster, plan)
@@ -149,12 +151,13 @@ class Steps:
             return
         self._report(Entered(SERVICE, "deploying"))
         if not cluster.own:
-            here = {name: os.environ[name] for name in (progress.ENVIRONMENT, progress.LOG_ENVIRONMENT)}
+            names = (progress.ENVIRONMENT, progress.LOG_ENVIRONMENT, LOG_FORMAT)
+            here = {name: os.environ[name] for name in names if name in os.environ}
             plan = plan.as_guest(cluster.here(), here)
         cluster.refuse_taken(self._name)
         application = build_openai_app(plan.serving)
         self.deployed = True  # from here on there may be something to remove
-        cluster.deploy(application, self._name)
+        cluster.deploy(application, self._name, self._log_encoding)
         if not cluster.own and (niceness := cluster.niceness()):
             self._report(Note(_SLOW_WORKERS.format(niceness)))
 

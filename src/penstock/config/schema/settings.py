@@ -51,6 +51,12 @@ class Settings(StrictModel):
         description="Import path of the engine class to use for every model, for tests.",
     )
 
+    log_format: Literal["text", "json"] = Field(
+        default="text",
+        description="Form of the log lines of every process; `penstock serve --log-format` sets it for all "
+        "that it starts.",
+    )
+
     cache: str | None = Field(
         default=None,
         min_length=1,

@@ -13,6 +13,7 @@ import msgspec
 import ray
 from ray import serve
 
+from penstock import json_logs
 from penstock.config.derive.serve_options import deployment_name
 from penstock.config.schema.settings import Settings
 from penstock.errors import BadRequest
@@ -33,6 +34,7 @@ class LLMControl:
 
     def __init__(self) -> None:
         """Without arguments: Serve restarts a deployment whose arguments change."""
+        json_logs.configure()
         context, app = ray.get_runtime_context(), serve.get_replica_context().app_name
         file = store.file_name(context.gcs_address, app, context.get_session_name())
         self._app = app

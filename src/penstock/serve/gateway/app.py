@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock import errors
+from penstock import errors, json_logs
 from penstock.asgi import ASGIApp, ClientGone, Receive, Scope, Send, lifespan
 from penstock.config import GatewayConfig
 from penstock.serve.fleet.links import ReplicaLinks
@@ -29,7 +29,6 @@ from penstock.serve.gateway.request import ClientRequest
 from penstock.serve.gateway.response import ClientResponse
 from penstock.serve.gateway.routes import Handler, Route
 from penstock.serve.gateway.telemetry import timing
-from penstock.serve.gateway.telemetry.json_logs import write_json
 from penstock.serve.gateway.telemetry.tracing import tracing
 from penstock.serve.http import cors
 from penstock.serve.http.connection_limits import Connections
@@ -108,7 +107,9 @@ class Gateway:
     async def start(self) -> None:
         """Starts to follow the table's replicas."""
         if self._config.log_format == "json":
-            write_json()
+            json_logs.write_json()
+        else:
+            json_logs.configure()
         self._tracing = await asyncio.to_thread(tracing)  # its imports, where there are any, take long
         self._table.watch(self._links.join, self._links.leave, self._dispatch.offer)
 

@@ -8,7 +8,7 @@ from typing import Any
 import ray
 from ray import serve
 
-from penstock import lifeline, sources
+from penstock import json_logs, lifeline, sources
 from penstock.config import LLMConfig
 from penstock.config.messages.redact import parted
 from penstock.engine import HOST
@@ -45,7 +45,10 @@ def prepare(config: LLMConfig) -> None:
 
 
 def enter(config: LLMConfig) -> None:
-    """Sets secret variables, which come with the config because Serve shows a deployment's options."""
+    """Sets secret variables, which come with the config because Serve shows a deployment's options, and the
+    form of the log.
+    """
     _, secrets = parted((config.runtime_env or {}).get("env_vars", {}))
     os.environ.update(secrets)
+    json_logs.configure()
     sources.use_fast_transfers()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from penstock import json_logs
 from penstock.engines.vllm.arguments.defaults import Shape
 
 MEDIA_CONNECTOR = "penstock"
@@ -44,6 +45,7 @@ def prepare(shape: Shape) -> None:
         defaults |= _CPU_TINY if shape.tiny else {}
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+    json_logs.prepare_vllm(os.environ["VLLM_LOGGING_LEVEL"].upper())
     _allow_our_plugin()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from penstock import lifeline
+from penstock import json_logs, lifeline
 from penstock.engines.vllm.core import failure_reason, nixl_progress
 
 OWNER = "_PENSTOCK_ENGINE_OWNER"
@@ -21,6 +21,7 @@ def register() -> None:
     if owner is None:
         return
     lifeline.tie_to(int(owner), failure_reason.forget)
+    json_logs.configure()
     failure_reason.record()
     if nixl_progress.RESTS in os.environ:
         nixl_progress.rest()
