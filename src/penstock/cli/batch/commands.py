@@ -8,12 +8,13 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
-from penstock.cli.models.options import Command, Engine, split
+from penstock.cli.batch import options
+from penstock.cli.models.options import Command, split
 from penstock.cli.process.failure import fail
 from penstock.errors import BadRequest, ConfigError, Error
 
@@ -34,8 +35,6 @@ A job that was killed or stopped continues with the same command, or with
 - `penstock batch resume answers.jsonl`, with `--retry-failed` to run failed rows again
 - `penstock batch status answers.jsonl`
 """
-
-_ENGINES, _ROWS, _LIMITS, _REPORT = "Engines", "Rows", "Limits", "Report"
 
 
 class _InputFirst(TyperGroup):
@@ -59,186 +58,45 @@ batch = typer.Typer(
     rich_markup_mode="markdown",
 )
 
-_Output = Annotated[str, typer.Argument(metavar="OUTPUT", help="The output of the job.")]
-_Url = Annotated[
-    str | None,
-    typer.Option(help="OpenAI-compatible service to send requests to.", rich_help_panel=_ENGINES),
-]
-_App = Annotated[
-    str | None,
-    typer.Option(help="Application on a Ray cluster to send requests to.", rich_help_panel=_ENGINES),
-]
-_Deployment = Annotated[
-    str | None,
-    typer.Option(
-        help="With --app: deployment to use, when it serves several models.", rich_help_panel=_ENGINES
-    ),
-]
-_Model = Annotated[
-    str | None,
-    typer.Option(
-        help="Model to load (hub id, folder or CONFIG.yaml); with --url or --app, the name of the model.",
-        rich_help_panel=_ENGINES,
-    ),
-]
-_Key = Annotated[
-    str | None,
-    typer.Option(help="Key of the service.", envvar="PENSTOCK_API_KEY", rich_help_panel=_ENGINES),
-]
-_Replicas = Annotated[
-    int | None,
-    typer.Option(help="Number of engines to start.", min=1, rich_help_panel=_ENGINES),
-]
-_Address = Annotated[
-    str | None,
-    typer.Option(
-        help="Ray cluster to use (host:port, or auto).", envvar="RAY_ADDRESS", rich_help_panel=_ENGINES
-    ),
-]
-_MaxSeconds = Annotated[
-    float | None, typer.Option(help="Stop after this many seconds.", min=0.0, rich_help_panel=_LIMITS)
-]
-_MaxTokens = Annotated[
-    int | None,
-    typer.Option(help="Stop after this many tokens of prompts and answers.", min=1, rich_help_panel=_LIMITS),
-]
-_MaxFailures = Annotated[
-    int | None, typer.Option(help="Stop when this many rows have failed.", min=1, rich_help_panel=_LIMITS)
-]
-_Report = Annotated[
-    str | None, typer.Option(help="Write the report as JSON to this file.", rich_help_panel=_REPORT)
-]
-_PriceIn = Annotated[
-    float | None, typer.Option(help="Price of a million prompt tokens.", min=0, rich_help_panel=_REPORT)
-]
-_PriceOut = Annotated[
-    float | None, typer.Option(help="Price of a million generated tokens.", min=0, rich_help_panel=_REPORT)
-]
-_FailOnErrors = Annotated[
-    bool,
-    typer.Option(
-        "--fail-on-errors",
-        help="Exit with 1 when any row failed, not only when all did.",
-        rich_help_panel=_REPORT,
-    ),
-]
-_Verbose = Annotated[bool, typer.Option("--verbose", help="Show what Ray and the engines print.")]
-
 
 @batch.command(name="run", hidden=True, help=_HELP, context_settings={"ignore_unknown_options": True})
 def run(
     context: typer.Context,
-    words: Annotated[list[str], typer.Argument(metavar="INPUT...", help="Files, folders, globs.")],
-    output: Annotated[
-        str, typer.Option("--output", "-o", help="A file, or a folder of part files when it ends with /.")
-    ],
-    model: _Model = None,
-    url: _Url = None,
-    app: _App = None,
-    deployment: _Deployment = None,
-    api_key: _Key = None,
-    replicas: _Replicas = None,
-    engine: Annotated[
-        Engine | None,
-        typer.Option(
-            help="`sim` is a simulator.", case_sensitive=False, show_default="vllm", rich_help_panel=_ENGINES
-        ),
-    ] = None,
-    accelerator: Annotated[
-        str | None,
-        typer.Option(help="`cpu`, `gpu`, or Ray's name of a GPU type.", rich_help_panel=_ENGINES),
-    ] = None,
-    address: _Address = None,
-    concurrency: Annotated[
-        int | None,
-        typer.Option(
-            help="Most concurrent requests to --url.",
-            min=1,
-            rich_help_panel=_ENGINES,
-            show_default="64",
-        ),
-    ] = None,
-    task: Annotated[
-        Literal["generate", "embed", "classify", "score"],
-        typer.Option(help="What the model does with a row.", rich_help_panel=_ROWS),
-    ] = "generate",
-    prompt: Annotated[
-        str | None,
-        typer.Option(
-            help="Prompt template with columns in braces: `Summarise: {text}`.", rich_help_panel=_ROWS
-        ),
-    ] = None,
-    system: Annotated[
-        str | None, typer.Option(help="With --prompt: a system prompt.", rich_help_panel=_ROWS)
-    ] = None,
-    no_chat: Annotated[
-        bool,
-        typer.Option(
-            "--no-chat", help="Send --prompt as a plain prompt, not as a message.", rich_help_panel=_ROWS
-        ),
-    ] = False,
-    max_tokens: Annotated[
-        int | None, typer.Option(help="Most tokens of an answer.", min=1, rich_help_panel=_ROWS)
-    ] = None,
-    param: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=VALUE to add to every request: `temperature=0`.", rich_help_panel=_ROWS),
-    ] = None,
-    input_form: Annotated[
-        Literal["jsonl", "parquet", "csv"] | None,
-        typer.Option(help="Format of INPUT.", show_default="by its name", rich_help_panel=_ROWS),
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(help="Only the first so many rows.", min=1, rich_help_panel=_ROWS)
-    ] = None,
-    reuse: Annotated[
-        Literal["exact", "all", "off"],
-        typer.Option(
-            help="Send identical requests once: `exact` only where the answer would be the same "
-            "(temperature 0, a seed, embeddings).",
-            rich_help_panel=_ROWS,
-        ),
-    ] = "exact",
-    reuse_from: Annotated[
-        str | None,
-        typer.Option(help="Reuse answers of another job's output, too.", rich_help_panel=_ROWS),
-    ] = None,
-    no_group_prefixes: Annotated[
-        bool,
-        typer.Option(
-            "--no-group-prefixes",
-            help="Do not group rows with the same prefix.",
-            rich_help_panel=_ROWS,
-        ),
-    ] = False,
-    no_read_files: Annotated[
-        bool,
-        typer.Option(
-            "--no-read-files",
-            help="Refuse rows that name files or buckets. For rows from untrusted sources.",
-            rich_help_panel=_ROWS,
-        ),
-    ] = False,
-    attempts: Annotated[
-        int,
-        typer.Option(help="Attempts for a row that is refused temporarily.", min=1, rich_help_panel=_LIMITS),
-    ] = 3,
-    deadline: Annotated[
-        float | None,
-        typer.Option(help="Seconds for all attempts of a row.", min=0.001, rich_help_panel=_LIMITS),
-    ] = None,
-    max_seconds: _MaxSeconds = None,
-    max_total_tokens: _MaxTokens = None,
-    max_failures: _MaxFailures = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Check all rows and show the first prompts; send nothing."),
-    ] = False,
-    report: _Report = None,
-    price_input: _PriceIn = None,
-    price_output: _PriceOut = None,
-    fail_on_errors: _FailOnErrors = False,
-    verbose: _Verbose = False,
+    words: options.Inputs,
+    output: options.NewOutput,
+    model: options.Model = None,
+    url: options.Url = None,
+    app: options.App = None,
+    deployment: options.Deployment = None,
+    api_key: options.Key = None,
+    replicas: options.Replicas = None,
+    engine: options.Engine = None,
+    accelerator: options.Accelerator = None,
+    address: options.Address = None,
+    concurrency: options.Concurrency = None,
+    task: options.Task = "generate",
+    prompt: options.Prompt = None,
+    system: options.System = None,
+    no_chat: options.NoChat = False,
+    max_tokens: options.MaxTokens = None,
+    param: options.Param = None,
+    input_form: options.InputForm = None,
+    limit: options.Limit = None,
+    reuse: options.Reuse = "exact",
+    reuse_from: options.ReuseFrom = None,
+    no_group_prefixes: options.NoGroupPrefixes = False,
+    no_read_files: options.NoReadFiles = False,
+    attempts: options.Attempts = 3,
+    deadline: options.Deadline = None,
+    max_seconds: options.MaxSeconds = None,
+    max_total_tokens: options.MaxTotalTokens = None,
+    max_failures: options.MaxFailures = None,
+    dry_run: options.DryRun = False,
+    report: options.Report = None,
+    price_input: options.PriceIn = None,
+    price_output: options.PriceOut = None,
+    fail_on_errors: options.FailOnErrors = False,
+    verbose: options.Verbose = False,
 ) -> None:
     from penstock.data.job.spec import EngineSpec, JobSpec
 
@@ -288,17 +146,7 @@ def run(
             sys.exit(check_rows(spec))
     except Exception as error:
         _fail(error)
-    _start(
-        context,
-        output,
-        spec=spec,
-        limits=(max_seconds, max_total_tokens, max_failures),
-        prices=(price_input, price_output),
-        report=report,
-        api_key=api_key,
-        fail_on_errors=fail_on_errors,
-        verbose=verbose,
-    )
+    _start(context, output, spec=spec)
 
 
 @batch.command(context_settings={"ignore_unknown_options": True})
@@ -306,21 +154,21 @@ def resume(
     context: typer.Context,
     words: Annotated[list[str], typer.Argument(metavar="OUTPUT", help="The output of the job.")],
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed rows again.")] = False,
-    model: _Model = None,
-    url: _Url = None,
-    app: _App = None,
-    deployment: _Deployment = None,
-    api_key: _Key = None,
-    replicas: _Replicas = None,
-    address: _Address = None,
-    max_seconds: _MaxSeconds = None,
-    max_total_tokens: _MaxTokens = None,
-    max_failures: _MaxFailures = None,
-    report: _Report = None,
-    price_input: _PriceIn = None,
-    price_output: _PriceOut = None,
-    fail_on_errors: _FailOnErrors = False,
-    verbose: _Verbose = False,
+    model: options.Model = None,
+    url: options.Url = None,
+    app: options.App = None,
+    deployment: options.Deployment = None,
+    api_key: options.Key = None,
+    replicas: options.Replicas = None,
+    address: options.Address = None,
+    max_seconds: options.MaxSeconds = None,
+    max_total_tokens: options.MaxTotalTokens = None,
+    max_failures: options.MaxFailures = None,
+    report: options.Report = None,
+    price_input: options.PriceIn = None,
+    price_output: options.PriceOut = None,
+    fail_on_errors: options.FailOnErrors = False,
+    verbose: options.Verbose = False,
 ) -> None:
     """Continue a job that was stopped or killed; with other engines, where options name some."""
     from penstock.data.job.spec import EngineSpec
@@ -340,24 +188,12 @@ def resume(
             engines = _changed(output, replicas, deployment)
     except Exception as error:
         _fail(error)
-    _start(
-        context,
-        output,
-        engines=engines,
-        url=url,
-        retry_failed=retry_failed,
-        limits=(max_seconds, max_total_tokens, max_failures),
-        prices=(price_input, price_output),
-        report=report,
-        api_key=api_key,
-        fail_on_errors=fail_on_errors,
-        verbose=verbose,
-    )
+    _start(context, output, engines=engines, url=url, retry_failed=retry_failed)
 
 
 @batch.command()
 def status(
-    output: _Output,
+    output: options.Output,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the progress of a job: rows by state, tokens, errors by kind."""
@@ -370,16 +206,23 @@ def status(
     sys.exit(code)
 
 
-def _start(context: typer.Context, output: str, *, limits: Any, prices: Any, **options: Any) -> None:
+def _start(context: typer.Context, output: str, **job: Any) -> None:
+    """Runs a job with the limits, prices and other options that `run` and `resume` share, and exits."""
     from penstock.cli.batch.run import STOP_S, BatchRun
     from penstock.cli.batch.run import run as run_job
     from penstock.cli.process import guard
     from penstock.data.job.report import Limits, Prices
 
-    seconds, tokens, failures = limits
-    price = Prices(prices[0] or 0.0, prices[1] or 0.0) if any(p is not None for p in prices) else None
-    options["limits"] = Limits(seconds, tokens, failures)
-    batch_run = BatchRun(_absolute_url(output), _command(context), prices=price, **options)
+    given = context.params
+    prices = given["price_input"], given["price_output"]
+    batch_run = BatchRun(
+        _absolute_url(output),
+        _command(context),
+        limits=Limits(given["max_seconds"], given["max_total_tokens"], given["max_failures"]),
+        prices=Prices(prices[0] or 0.0, prices[1] or 0.0) if prices != (None, None) else None,
+        **{name: given[name] for name in ("report", "api_key", "fail_on_errors", "verbose")},
+        **job,
+    )
     code = guard.guarded(partial(run_job, batch_run), stop_s=STOP_S)
     if code - 128 in set(signal.Signals) - set(guard.STOPS):
         name = signal.Signals(code - 128).name
