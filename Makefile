@@ -1,5 +1,5 @@
 # Two targets do everything on a fresh machine: `make serve` and `make test`.
-.PHONY: serve test test-all fuzz coverage check models fast-models bench docs sglang clean
+.PHONY: serve test test-all test-ray fuzz coverage check models fast-models bench docs sglang clean
 .DEFAULT_GOAL := help
 
 # Where Python may not write bytecode, as in many images, each start of an engine compiles 20 s anew.
@@ -12,6 +12,7 @@ help:
 	@echo "make serve     set up, then serve the embedded model on http://127.0.0.1:8000"
 	@echo "make test      set up, then the tests of the fast tier (T=path or options for some)"
 	@echo "make test-all  set up, then all tests"
+	@echo "make test-ray RAY=2.57.1   set up, then tests of serving and batch jobs with that version of Ray"
 	@echo "make fuzz      set up, then odd requests, bytes and batch jobs for MINUTES=30"
 	@echo "make coverage  set up, then the lines of src/ that the fast tier runs (FULL=1: all tests)"
 	@echo "make check     set up, then format, lint, types, directions of imports, features without a test, the manual"
@@ -43,6 +44,13 @@ endif
 test-all: $(READY) sglang
 	@$(MAKE) models >/dev/null 2>&1 &
 	$(PYTEST) --full --write-costs $(WORKERS)
+
+RAY_TESTS := tests/unit/test_config_against_ray.py tests/ray/test_server.py tests/ray/test_control.py \
+	tests/ray/test_death.py tests/ray/test_autoscaling.py tests/ray/test_update.py tests/ray/test_cli_serve.py \
+	tests/ray/test_batch_engines.py tests/ray/test_batch_app.py tests/ray/test_data_processor.py
+test-ray: $(READY)
+	@scripts/ray $(RAY)
+	.venv-ray-$(RAY)/bin/python -m pytest $(or $(T),$(RAY_TESTS))
 
 FUZZ := $(wildcard tests/*/test_*fuzz.py) tests/http/test_batch_bucket.py
 MINUTES := 30
@@ -85,5 +93,5 @@ sglang: $(READY)
 	@scripts/sglang
 
 clean:
-	rm -rf .venv .venv-sglang build dist .pytest_cache .ruff_cache src/*.egg-info
+	rm -rf .venv .venv-sglang .venv-ray-* build dist .pytest_cache .ruff_cache src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

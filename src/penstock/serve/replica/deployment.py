@@ -5,11 +5,13 @@ It binds the server class that it is given, and imports none. Nothing is started
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
+import ray
 from ray import serve
 from ray.serve import Application, Deployment
 
@@ -90,8 +92,21 @@ class ModelDeployment:
 
 
 def deployment(server: Any, options: Mapping[str, Any]) -> Deployment:
-    """A class as a deployment of Serve, with these options."""
+    """A class as a deployment of Serve, with these options.
+
+    Raises: ConfigError for one that the installed Ray has not.
+    """
+    if unknown := ", ".join(sorted(name for name in options if not has_option(name))):
+        raise ConfigError(
+            f"Ray {ray.__version__}, which is installed here, has no deployment option {unknown}. Leave it "
+            "out, or use a newer Ray."
+        )
     return cast(Deployment, serve.deployment(server)).options(**options)
+
+
+def has_option(name: str) -> bool:
+    """Whether deployments of the installed Ray have an option: some came after the oldest supported."""
+    return name in inspect.signature(serve.deployment).parameters
 
 
 def model_of(application: Application) -> Model:

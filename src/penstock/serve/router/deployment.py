@@ -20,7 +20,7 @@ from penstock.errors import ConfigError
 from penstock.serve.control.deployment import LLMControl
 from penstock.serve.control.state import NAME
 from penstock.serve.gateway.catalogue import ServedModel
-from penstock.serve.replica.deployment import deployment, model_of
+from penstock.serve.replica.deployment import deployment, has_option, model_of
 from penstock.serve.replica.frontend.custom_endpoints import paths
 from penstock.serve.replica.server import LLMServer
 from penstock.serve.routing import registry
@@ -34,6 +34,9 @@ _CONTROL: Mapping[str, Any] = {
     "graceful_shutdown_wait_loop_s": 0.2,
     "graceful_shutdown_timeout_s": 1.0,
 }
+_SURGE = {"max_surge_percent": 100} if has_option("max_surge_percent") else {}  # since Ray 2.60
+"""In an update the new gateway opens the port before the old one leaves it."""
+
 _CLOSING_S = 5.0  # of a gateway's time to shut down: what remains after open requests have ended, or were cut
 _UNLIMITED = 1_000_000  # open requests of one gateway process: the gateway itself admits by model
 
@@ -81,8 +84,7 @@ class RouterDeployment:
             "health_check_period_s": 1.0,
             "graceful_shutdown_timeout_s": 20.0 + _CLOSING_S,
             "graceful_shutdown_wait_loop_s": 0.2,
-            # In an update the new gateway opens the port before the old one leaves it.
-            "max_surge_percent": 100,
+            **_SURGE,
             **self.given,
         }
         drain_s = max(0.0, options["graceful_shutdown_timeout_s"] - _CLOSING_S)
