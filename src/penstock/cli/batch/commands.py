@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from penstock.cli.batch import options
-from penstock.cli.models.options import Command, split
+from penstock.cli.models.options import CommandOptions, split
 from penstock.cli.process.failure import fail
 from penstock.errors import BadRequest, ConfigError, Error
 
@@ -234,9 +234,9 @@ def _start(context: typer.Context, output: str, **job: Any) -> None:
     sys.exit(code)
 
 
-def _command(context: typer.Context) -> Command:
+def _command(context: typer.Context) -> CommandOptions:
     words = [word for param in context.command.params for word in param.opts if word.startswith("--")]
-    return Command("penstock batch", tuple(words))
+    return CommandOptions("penstock batch", tuple(words))
 
 
 def _fail(error: Exception) -> NoReturn:
@@ -267,7 +267,7 @@ def _changed(output: str, replicas: int | None, deployment: str | None) -> Any:
     return replace(found, replicas=replicas or found.replicas, deployment=deployment or found.deployment)
 
 
-def _engines(words: tuple[str, ...], given: Any, more: Mapping[str, Any], command: Command) -> Any:
+def _engines(words: tuple[str, ...], given: Any, more: Mapping[str, Any], command: CommandOptions) -> Any:
     """`given`, checked: it names one of engines, service and application. more: options that are not in it.
 
     Raises: ConfigError.

@@ -19,7 +19,7 @@ from penstock.cli.batch.progress_bar import Meter
 from penstock.cli.batch.summary import shown
 from penstock.cli.models import precheck
 from penstock.cli.models.engine_arguments import read_engine_words
-from penstock.cli.models.options import ACCELERATOR_KINDS, Arguments, Command
+from penstock.cli.models.options import ACCELERATOR_KINDS, Arguments, CommandOptions
 from penstock.cli.models.plan import ServePlan, make_plan
 from penstock.cli.process.failure import reason
 from penstock.cli.process.output import Output, redirect_output
@@ -49,7 +49,7 @@ class BatchRun:
     """The options of one run. spec: None to continue the job of `output`. url: as given to `resume`."""
 
     output: str
-    command: Command
+    command: CommandOptions
     spec: JobSpec | None = None
     engines: EngineSpec | None = None
     limits: Limits | None = None

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from penstock.cli.models.options import Command
+from penstock.cli.models.options import CommandOptions
 from penstock.cli.models.plan import ServePlan
 from penstock.config.messages.problems import config_error, nearest, translated
 from penstock.engines.check import check_arguments, find_unknown, options_form
@@ -31,7 +31,7 @@ def read_engine_words(plan: ServePlan) -> ServePlan:
     return plan.with_engine_arguments(_READERS[config.engine_name](plan.engine_words))
 
 
-def read_quick_words(plan: ServePlan, command: Command) -> ServePlan:
+def read_quick_words(plan: ServePlan, command: CommandOptions) -> ServePlan:
     """The plan with what can be read and checked at once; vLLM is asked where a value is probably wrong.
 
     Raises: ConfigError for what the engine does not know; it names options of `command` that may be meant.
@@ -47,7 +47,7 @@ def read_quick_words(plan: ServePlan, command: Command) -> ServePlan:
     return read_engine_words(plan) if not plan.engine_words and has_doubts(vllm) else plan
 
 
-def with_own_options(error: ConfigError, words: Sequence[str], command: Command) -> ConfigError:
+def with_own_options(error: ConfigError, words: Sequence[str], command: CommandOptions) -> ConfigError:
     """The error, and options of `command` that were perhaps meant: what it has not goes to the engine."""
     flags = [word.partition("=")[0] for word in words if word.startswith("--")]
     meant = {flag: option for flag in flags if (option := nearest(flag, command.options))}

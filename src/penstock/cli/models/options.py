@@ -35,14 +35,14 @@ class Arguments:
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
-    """A command whose unknown options go to the engine, and its own options."""
+class CommandOptions:
+    """A command whose unknown options go to the engine, and the options of its own."""
 
     name: str
     options: tuple[str, ...]
 
 
-SERVE = Command(
+SERVE = CommandOptions(
     "penstock serve",
     tuple(
         f"--{field.name.replace('_', '-')}"

@@ -9,7 +9,7 @@ from penstock import ray_version
 from penstock.cli.models.engine_arguments import read_quick_words
 from penstock.cli.models.faults import missing_folders, quick_faults
 from penstock.cli.models.installed import missing_engine
-from penstock.cli.models.options import SERVE, YAML, Arguments, Command
+from penstock.cli.models.options import SERVE, YAML, Arguments, CommandOptions
 from penstock.cli.models.plan import ServePlan
 from penstock.config import LLMConfig
 from penstock.config.derive.accelerators import missing_here
@@ -24,7 +24,7 @@ def with_all_faults(error: ConfigError, arguments: Arguments) -> ConfigError:
     return config_error(dict.fromkeys([*(error.problems or [str(error)]), *quick_faults(files)]))
 
 
-def checked(plan: ServePlan, address: str | None, command: Command = SERVE) -> ServePlan:
+def checked(plan: ServePlan, address: str | None, command: CommandOptions = SERVE) -> ServePlan:
     """The plan, with its engine's arguments read where that is quick. address: that of a cluster, if given.
 
     Raises: ConfigError; Unavailable for a Ray that is too old; EngineStartFailed when an engine is not
