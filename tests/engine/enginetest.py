@@ -41,7 +41,8 @@ def vllm_config(source: object = "demo", **engine_kwargs: object) -> LLMConfig:
 def vllm_config_with_small_cache(**engine_kwargs: object) -> LLMConfig:
     """vLLM keeps one block for itself."""
     size = {"kv_cache_memory_bytes": 1 << 26, "num_gpu_blocks_override": KV_BLOCKS + 1}
-    return vllm_config(**size, **engine_kwargs)
+    tools = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
+    return vllm_config(**size, **tools, **engine_kwargs)
 
 
 def sim_config(**engine_kwargs: object) -> LLMConfig:
@@ -63,7 +64,7 @@ def process_config() -> LLMConfig:
     words += ["--max-model-len", str(WINDOW), "--block-size", str(BLOCK_SIZE), "--enforce-eager"]
     words += ["--distributed-executor-backend", "uni", "--kv-cache-memory-bytes", str(1 << 26)]
     words += ["--num-gpu-blocks-override", str(KV_BLOCKS + 1), "--enable-lora", "--max-loras", "2"]
-    words += ["--disable-uvicorn-access-log"]
+    words += ["--disable-uvicorn-access-log", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
     environment = {
         "OMP_NUM_THREADS": "1",
         "TORCH_COMPILE_DISABLE": "1",
@@ -89,6 +90,7 @@ def sglang_config(source: object = "demo", **engine_kwargs: object) -> LLMConfig
         "max_total_tokens": BLOCK_SIZE * KV_BLOCKS,
         "attention_backend": "torch_native",
         "sampling_backend": "pytorch",
+        "tool_call_parser": "hermes",
         "disable_overlap_schedule": True,
         # Five long answers begin together, as in vLLM, though they would not fit at their ends.
         "environment": {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "64"},

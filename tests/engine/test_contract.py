@@ -22,6 +22,17 @@ CHAT = {"model": MODEL_ID, "messages": [{"role": "user", "content": QUESTION}], 
 COMPLETION = {"model": MODEL_ID, "prompt": QUESTION, "temperature": 0, "max_tokens": 12}
 LONG = {"max_tokens": WINDOW - 64, "ignore_eos": True, "temperature": 0}
 TOO_LONG = "word " * 4 * WINDOW
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "enum": ["Rome", "Oslo"]}},
+            "required": ["city"],
+        },
+    },
+}
 NO_SEEDS = {"sglang": "SGLang obeys seeds with attention kernels for GPUs only; it refuses them elsewhere"}
 
 
@@ -97,6 +108,25 @@ async def test_usage_comes_last_in_a_stream_that_asks_for_it(under_test: Served)
     assert events[-1]["choices"] == []
     for count in ("prompt_tokens", "completion_tokens", "total_tokens"):
         assert events[-1]["usage"][count] == whole["usage"][count] > 0
+
+
+@pytest.mark.parity("S11")
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+async def test_a_forced_call_has_an_object_that_fits_the_tools_schema(under_test: Served, choice: Any):
+    """Clients parse the arguments as an object; the tool does not say `strict`."""
+    body = CHAT | {"tools": [WEATHER], "tool_choice": choice, "max_tokens": 300}
+    whole = await ask(under_test, "/v1/chat/completions", **body)
+    deltas = [
+        choice["delta"]
+        for event in await stream(under_test, "/v1/chat/completions", **body)
+        for choice in event["choices"]
+    ]
+    streamed = [call["function"] for delta in deltas for call in delta.get("tool_calls") or []]
+    (call, *_) = whole["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "get_weather"
+    assert json.loads(call["function"]["arguments"])["city"] in ("Rome", "Oslo")
+    assert streamed[0]["name"] == "get_weather"
+    assert "".join(part.get("arguments") or "" for part in streamed).startswith(call["function"]["arguments"])
 
 
 async def test_n_outputs_have_indices_of_their_own(under_test: Served, request: pytest.FixtureRequest):

@@ -82,6 +82,7 @@ class ProcessEngine(EngineControl):
         self._death = ""
         self._died = asyncio.Event()
         self._window: int | None = None
+        self.is_vllm = False
         self._gauges: Gauges | None = None
         self._looking: asyncio.Task[None] | None = None
         self._guarding: asyncio.Task[None] | None = None
@@ -311,7 +312,9 @@ class ProcessEngine(EngineControl):
         if self.options.warm_up:
             progress("warm up")
             await readiness.token(wire, name)
-        self._window = self.options.max_model_len or await readiness.window(wire, name)
+        card = await readiness.card(wire, name)
+        self._window = self.options.max_model_len or card.max_model_len
+        self.is_vllm = card.owned_by == "vllm"
         self._gauges = await self._seen(wire)
         for adapter, path in self._adapters.items():
             await self._load(wire, adapter, path)

@@ -82,21 +82,24 @@ async def token(wire: Wire, name: str) -> None:
     )
 
 
-async def window(wire: Wire, name: str) -> int | None:
-    """Tokens, as its list of models says. Raises: one of BROKEN."""
+async def card(wire: Wire, name: str) -> ModelCard:
+    """The model's entry in its list of models; without content if there is none. Raises: one of BROKEN."""
     async with wire.request("GET", "/v1/models") as listed:
         body = await listed.read()
     try:
         cards = msgspec.json.decode(body, type=_Cards).data
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    return next((card.max_model_len for card in cards if card.id == name), None)
+        cards = []
+    return next((card for card in cards if card.id == name), ModelCard())
 
 
-class _Card(msgspec.Struct):
+class ModelCard(msgspec.Struct):
+    """Units: max_model_len in tokens."""
+
     id: str = ""
     max_model_len: int | None = None
+    owned_by: str | None = None
 
 
 class _Cards(msgspec.Struct):
-    data: list[_Card] = []
+    data: list[ModelCard] = []

@@ -1,6 +1,7 @@
 """Relays the child's HTTP as an ASGI app: requests unchanged, responses as the child sends them.
 
-Bodies are not parsed, unless the child knows the model by another name or a preprocessor made the prompt.
+Bodies are not parsed, unless the child knows the model by another name, a preprocessor made the prompt, or
+vLLM is asked for a tool call.
 `engines.edge`, which wraps this app, turns the child's errors into our envelope.
 """
 
@@ -17,7 +18,7 @@ import msgspec
 
 from penstock import asgi
 from penstock.asgi import Receive, Scope, Send
-from penstock.engines.process import completion
+from penstock.engines.process import completion, forced_tools
 from penstock.engines.process.wire import Wire, lines
 from penstock.errors import Unsupported
 from penstock.request_context import PreparedPrompt, prepared_prompt, using_adapter
@@ -51,7 +52,9 @@ class ModelNames:
 
 
 class RelayTarget(Protocol):
-    """What the relay needs from the engine."""
+    """What the relay needs from the engine. is_vllm: whether the child is vLLM's server."""
+
+    is_vllm: bool
 
     def at_work(self, *, waits: bool) -> AbstractAsyncContextManager[Wire]: ...
 
@@ -84,6 +87,7 @@ class Relay:
         adapter = using_adapter.get()
         names = self._engine.names(adapter)
         body, names = _asked(body, names, adapter is not None, prepared_prompt.get())
+        body = forced_tools.strict(body) if self._engine.is_vllm else body
         async with (
             self._engine.at_work(waits=scope["method"] == "POST") as wire,
             wire.request(scope["method"], _target(scope), body, _for_child(scope["headers"])) as answer,

@@ -13,8 +13,8 @@ import msgspec
 
 from penstock.asgi import Send
 from penstock.engine import Delta, Load, Prompt
-from penstock.engines.sim import metrics, prompt, tokenizer, vectors, wire
-from penstock.engines.sim.events import CHAT, COMPLETION, DONE, EventForm, SimOutput, SimResponse
+from penstock.engines.sim import metrics, prompt, tokenizer, tools, vectors, wire
+from penstock.engines.sim.events import CHAT, COMPLETION, DONE, EventForm, SimOutput, SimResponse, calling
 from penstock.engines.sim.options import SimOptions
 from penstock.engines.sim.scheduler import Counts
 from penstock.errors import BadRequest, Error, ModelNotFound
@@ -118,7 +118,11 @@ class Endpoints:
     async def chat(self, call: Call) -> None:
         request = wire.read(call.body, wire.Chat)
         request.max_tokens = request.max_completion_tokens or request.max_tokens
-        await self._generate(call, request, {"messages": request.messages}, CHAT)
+        function = tools.forced(request.tools or [], request.tool_choice)
+        if function is not None:
+            request.arguments = tools.arguments(function)
+        form = CHAT if function is None else calling(function.name)
+        await self._generate(call, request, {"messages": request.messages}, form)
 
     async def completions(self, call: Call) -> None:
         request = wire.read(call.body, wire.Completion)

@@ -104,8 +104,7 @@ class SimEngine(EngineControl):
             raise Error("The simulated engine failed, as its option error_every told it to.")
         tokens = read_prompt(prompt)
         obeyed = wire.convert(params, wire.Params)
-        said = f"[{adapter}] " if adapter else ""
-        said += self._answer(tokens)
+        said = self._answer(tokens, obeyed.arguments, adapter)
         reply = plan(said, self._room(tokens, obeyed), obeyed.stops(), obeyed.ignore_eos)
         limit = self.options.fail_after_tokens
         made = 0
@@ -219,8 +218,12 @@ class SimEngine(EngineControl):
             self._died.set()
             self._scheduler.fail(reason)
 
-    def _answer(self, tokens: Tokens) -> str:
-        return self.options.replies.get(tokens.said) or self.options.reply or tokens.said
+    def _answer(self, tokens: Tokens, arguments: str | None, adapter: str | None) -> str:
+        """The reply of the options, or an echo. A tool's arguments are replaced by an object only."""
+        reply = self.options.replies.get(tokens.said) or self.options.reply
+        if arguments is not None:
+            return reply if reply and reply.startswith("{") else arguments
+        return (f"[{adapter}] " if adapter else "") + (reply or tokens.said)
 
     def _room(self, tokens: Tokens, params: wire.Params) -> int:
         """Tokens left for the response."""

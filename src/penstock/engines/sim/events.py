@@ -7,8 +7,10 @@ the simulator.
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 
@@ -21,17 +23,58 @@ _json = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class EventForm:
-    """The differences between chats and completions on the wire."""
+    """The differences between chats, chats that call a tool, and completions on the wire.
+
+    opening: the delta of the first event of each output; empty without such an event.
+    call: the tool call of which the text is the arguments.
+    """
 
     id_prefix: str
     object: str
     chunk_object: str
+    opening: bytes
     before_text: bytes
     after_text: bytes
+    call: dict[str, Any] | None = None
+
+    def said(self, output: SimOutput) -> dict[str, object]:
+        """An output's own fields in a response's body."""
+        if not self.opening:
+            return {"text": output.text}
+        if self.call is None:
+            return {"message": {"role": "assistant", "content": output.text}}
+        return {"message": {"role": "assistant", "content": None, "tool_calls": [self._called(output.text)]}}
+
+    def finish(self, reason: str | None) -> str | None:
+        return "tool_calls" if self.call is not None and reason == "stop" else reason
+
+    def _called(self, arguments: str) -> dict[str, Any]:
+        assert self.call is not None
+        return {**self.call, "function": {**self.call["function"], "arguments": arguments}}
 
 
-CHAT = EventForm("chatcmpl-", "chat.completion", "chat.completion.chunk", b'"delta":{"content":', b"}")
-COMPLETION = EventForm("cmpl-", "text_completion", "text_completion", b'"text":', b"")
+CHAT = EventForm(
+    "chatcmpl-",
+    "chat.completion",
+    "chat.completion.chunk",
+    b'{"role":"assistant","content":""}',
+    b'"delta":{"content":',
+    b"}",
+)
+COMPLETION = EventForm("cmpl-", "text_completion", "text_completion", b"", b'"text":', b"")
+
+
+def calling(function: str) -> EventForm:
+    """A chat whose answer is a call of `function`."""
+    call = {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": {"name": function}}
+    first = {"index": 0, **call, "function": {"name": function, "arguments": ""}}
+    return replace(
+        CHAT,
+        opening=_json({"role": "assistant", "tool_calls": [first]}),
+        before_text=b'"delta":{"tool_calls":[{"index":0,"function":{"arguments":',
+        after_text=b"}}]}",
+        call=call,
+    )
 
 
 @dataclass(slots=True)
@@ -71,14 +114,14 @@ class SimResponse:
 
     def opening(self, head: bytes) -> bytes:
         """Chats begin with an event per output that names the role."""
-        if self.form is not CHAT:
+        if not self.form.opening:
             return b""
-        role = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}\n\n'
-        return b"".join(b'%b"choices":[{"index":%d,%b' % (head, i, role) for i in range(len(self.outputs)))
+        first = b'"delta":%b,"logprobs":null,"finish_reason":null}]}\n\n' % self.form.opening
+        return b"".join(b'%b"choices":[{"index":%d,%b' % (head, i, first) for i in range(len(self.outputs)))
 
     def event(self, head: bytes, delta: Delta) -> bytes:
         said = self.form.before_text + _json(delta.text) + self.form.after_text
-        finish = _json(delta.finish_reason)
+        finish = _json(self.form.finish(delta.finish_reason))
         rest = b'"choices":[{"index":%d,%b,"logprobs":null,"finish_reason":%b}]}\n\n'
         return head + rest % (delta.index, said, finish)
 
@@ -112,9 +155,6 @@ class SimResponse:
 def _choices(form: EventForm, outputs: Sequence[SimOutput]) -> list[dict[str, object]]:
     choices: list[dict[str, object]] = []
     for index, output in enumerate(outputs):
-        said: dict[str, object] = {"text": output.text}
-        if form is CHAT:
-            said = {"message": {"role": "assistant", "content": output.text}}
-        ended = {"logprobs": None, "finish_reason": output.finish_reason}
-        choices.append({"index": index, **said, **ended})
+        ended = {"logprobs": None, "finish_reason": form.finish(output.finish_reason)}
+        choices.append({"index": index, **form.said(output), **ended})
     return choices

@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from penstock.engines.sim.tools import Named, Tool
 from penstock.errors import BadRequest
 
 T = TypeVar("T")
@@ -43,6 +44,8 @@ class Params(Struct, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=128)] = 1
     stop: str | list[str] | None = None
     ignore_eos: bool = False
+    arguments: str | None = None
+    """The whole answer, where it is the call of a tool."""
 
     def stops(self) -> list[str]:
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -70,6 +73,8 @@ class Messages(Struct):
 class Chat(Generate, kw_only=True):
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     max_completion_tokens: Positive | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | Named | None = None
 
 
 class Completion(Generate, kw_only=True):

@@ -1,0 +1,68 @@
+"""Makes the arguments of a forced tool call an object, where the child is vLLM's server.
+
+vLLM enforces a tool's schema only where the tool is `strict`; otherwise the arguments of a forced call may be
+any JSON, where clients expect an object, and fail. Other servers enforce it by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import msgspec
+
+from penstock import asgi
+
+_ENFORCED = frozenset(
+    {"type", "properties", "required", "items", "enum", "const", "anyOf", "additionalProperties"}
+    | {"$ref", "$defs", "title", "description", "default", "examples", "$schema"}
+)
+"""Keywords that every grammar library of vLLM's takes. With others it might refuse the whole request."""
+
+_SCHEMAS = ("parameters", "input_schema")
+_OPEN = ("auto", "none", "allowed_tools")
+
+
+def strict(body: bytes) -> bytes:
+    """The body of a chat, a response or a message. Where a call is forced, its tools are `strict`, unless
+    they say otherwise or have a schema that vLLM may refuse.
+    """
+    if b'"tool_choice"' not in body:
+        return body
+    fields = asgi.parsed(body)
+    if fields is None or not _is_forced(fields.get("tool_choice")):
+        return body
+    for function in _functions(fields.get("tools")):
+        schema = next((function[name] for name in _SCHEMAS if function.get(name)), None)
+        if schema is None:
+            schema = function["parameters"] = {"type": "object", "properties": {}}
+        if function.get("strict") is None and _is_enforced(schema):
+            function["strict"] = True
+    return msgspec.json.encode(fields)
+
+
+def _is_forced(choice: Any) -> bool:
+    kind: Any = cast("dict[str, Any]", choice).get("type") if isinstance(choice, dict) else choice
+    return kind is not None and kind not in _OPEN
+
+
+def _functions(tools: Any) -> Iterator[dict[str, Any]]:
+    """Chats wrap a tool's function; Responses and Messages do not."""
+    for tool in cast("list[Any]", tools) if isinstance(tools, list) else ():
+        if isinstance(tool, dict) and ("input_schema" in tool or tool.get("type") == "function"):
+            function: Any = cast("dict[str, Any]", tool).get("function", tool)
+            if isinstance(function, dict):
+                yield cast("dict[str, Any]", function)
+
+
+def _is_enforced(schema: Any) -> bool:
+    """Whether the schema, and each one in it, has only keywords that any vLLM enforces."""
+    if not isinstance(schema, dict):
+        return isinstance(schema, bool)
+    part = cast("dict[str, Any]", schema)
+    if not part.keys() <= _ENFORCED:
+        return False
+    inner = [part[name] for name in ("items", "additionalProperties") if name in part]
+    for name in ("properties", "$defs"):
+        inner += cast("dict[str, Any]", part[name]).values() if isinstance(part.get(name), dict) else ()
+    return all(_is_enforced(one) for one in [*inner, *(part.get("anyOf") or ())])
