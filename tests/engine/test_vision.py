@@ -35,7 +35,9 @@ from penstock.data.rows.builder import build_request
 from penstock.data.rows.request import Task
 from penstock.errors import BadRequest
 from penstock.hooks import PREPROCESSOR, Hook
-from penstock.layers.preprocessing import Preprocessing
+from penstock.layers.generation import PATH as GENERATE
+from penstock.layers.generation import Generation
+from penstock.layers.preprocessing import GENERATING, Preprocessing
 from penstock.request_context import PreparedPrompt
 from penstock.request_context import prepared_prompt as prompt_of_task
 from recipes.vision.lessons import TOOL
@@ -153,6 +155,28 @@ async def test_a_prompt_without_a_place_for_its_picture_is_refused(vision: Serve
     prompt = {"prompt": "What is this?", "multi_modal_data": {"image": [RED_CIRCLE]}}
     with pytest.raises(BadRequest, match="no placeholder for image 1"):
         await anext(vision.engine.generate(prompt, {}))
+
+
+@pytest.mark.parity("X13")
+@pytest.mark.parametrize("path", GENERATING)
+@pytest.mark.parametrize(("places", "missing"), [(0, 1), (1, 2)])
+async def test_a_preprocessors_prompt_without_a_place_is_400_on_every_endpoint(
+    vision: Served, path: str, places: int, missing: int
+):
+    prompt = {
+        "prompt": "<|vision_start|><|image_pad|><|vision_end|>" * places + "What is this?",
+        "multi_modal_data": {"image": [RED_CIRCLE, BLUE_SQUARE]},
+    }
+    config = vllm_config(str(model("vision"))).model_copy(update={"preprocessor": lambda request: prompt})
+    engine = Generation(vision.engine.app(), vision.engine)
+    async with listening(Preprocessing(engine, Hook(config, PREPROCESSOR), config)) as client:
+        for stream in ({}, {"stream": True}):
+            body = {"model": MODEL_ID, "max_tokens": 5, GENERATING[path]: "a", **stream}
+            if path == GENERATE:
+                body = {"prompt": "a", **stream}
+            response = await client.post(path, json=body)
+            assert response.status_code == 400, response.text
+            assert f"no placeholder for image {missing}" in response.json()["error"]["message"]
 
 
 def prepared(vision: Served, **arguments: Any) -> AbstractAsyncContextManager[httpx.AsyncClient]:

@@ -14,7 +14,7 @@ from penstock.engines.sim import tokenizer
 from penstock.errors import BadRequest
 from penstock.hooks import PREPROCESSOR, Hook
 from penstock.layers.generation import Generation
-from penstock.layers.preprocessing import Preprocessing
+from penstock.layers.preprocessing import GENERATING, Preprocessing
 from penstock.openai.asgi_response import send_json
 from penstock.openai.paths import ENGINE_PATHS
 from penstock.serve.gateway.catalogue import ServedModel
@@ -196,6 +196,40 @@ async def test_no_path_leads_past_it_to_an_answer(served):
             for path in set(ENGINE_PATHS) - NOT_MET:
                 answer = await http.post(path, json={"model": "m"})
                 assert answer.json()["error"]["message"] == f"Refused on {path}."
+
+
+@pytest.mark.parametrize("path", GENERATING)
+async def test_an_unknown_sampling_parameter_is_refused_on_every_endpoint(served, caplog, path):
+    pair = {"prompt": "x"}, {"no_such": 1}
+    async with server(preprocessor=lambda request: pair) as made:
+        await served.gateway("m")
+        await served.app(made._app())
+        body = {"model": "m", "max_tokens": 5, GENERATING[path]: "a"}
+        answer = await served.http().post(path, json=body)
+        assert answer.status_code == 500
+        assert "'no_such', which is not known" in caplog.text
+        assert made.engine.got == []
+
+
+async def test_an_unknown_sampling_parameter_is_refused_by_handle(caplog):
+    pair = {"prompt": "x"}, {"no_such": 1}
+    async with server(preprocessor=lambda request: pair) as made:
+        answers = [
+            await made.chat(chat()),
+            await made.completions({"model": "m", "prompt": "a"}),
+            await made.responses({"model": "m", "input": "a"}),
+            await made.messages({**chat(), "max_tokens": 5}),
+        ]
+        refused = [answer async for answer in chain(*answers)]
+        assert [answer.error.code for answer in refused] == ["own_code_failed"] * 4
+        assert caplog.text.count("'no_such', which is not known") == 4
+        assert made.engine.got == []
+
+
+async def chain(*iterators):
+    for iterator in iterators:
+        async for item in iterator:
+            yield item
 
 
 async def test_what_is_no_json_is_an_error_of_the_operators(served, caplog):

@@ -106,6 +106,23 @@ async def test_what_the_authors_preprocessor_raises_is_the_rows_end_at_once(
     assert said in end.failure.message
 
 
+def forgetful(answer: dict[str, Any]) -> Any:
+    return answer["no_such"] if "raise" in answer["choices"][0]["text"] else None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [("raise", "postprocessor of this model raised KeyError: 'no_such'"), ("none", "returned nothing")],
+)
+async def test_what_the_authors_postprocessor_raises_is_the_rows_end_at_once(
+    make: Any, prompt: str, said: str
+):
+    window = Window(await make(postprocessor=forgetful), RetryPolicy())
+    end = await window.run(RowRequest(path=COMPLETIONS, body=json.dumps({"prompt": prompt}).encode()))
+    assert (end.failure.code, end.attempts) == ("own_code_failed", 1)
+    assert said in end.failure.message
+
+
 async def test_a_row_is_answered_with_the_model_of_the_config(make: Any):
     answer = await (await make()).send(RowRequest(path=COMPLETIONS, body=b'{"prompt": "hello"}'))
     assert answer.status == 200

@@ -194,8 +194,17 @@ def test_anything_else_is_refused_with_what_is_allowed(returned):
 
 
 def test_a_misspelt_sampling_parameter_and_a_prompt_of_another_type_are_named():
-    with pytest.raises(TypeError, match="'temprature'; did it mean 'temperature'"):
-        meant(({"prompt": "x"}, {"temprature": 1}), CHAT)
+    for engine in ("vllm", "sglang"):
+        with pytest.raises(TypeError, match="'temprature', which is not known: did it mean 'temperature'"):
+            meant(({"prompt": "x"}, {"temprature": 1}), CHAT, engine=engine)
     with pytest.raises(TypeError, match="a 'prompt' of type int"):
         meant({"prompt": 5}, CHAT)
-    assert meant(({"prompt": "x"}, {"engines_own": 1}), CHAT).sampling == {"engines_own": 1}
+
+
+def test_a_parameter_that_nobody_knows_passes_to_servers_of_other_projects_only():
+    own = {"engines_own": 1}
+    for engine in ("sglang", "process"):
+        assert meant(({"prompt": "x"}, own), CHAT, engine=engine).sampling == own
+    for engine in ("vllm", "sim"):
+        with pytest.raises(TypeError, match="'engines_own', which is not known"):
+            meant(({"prompt": "x"}, own), CHAT, engine=engine)

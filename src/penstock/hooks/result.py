@@ -25,9 +25,13 @@ PROMPT_KEYS = frozenset(
 """A dict of these alone, with one of the first three, is a prompt for the engine."""
 
 SAMPLING = frozenset(GENERATING)
-"""Parameters that engines know. Unknown ones pass, unless they look like one of these."""
+"""Parameters that rows of a batch may set, too. Engines that are servers of other projects have more."""
+
 
 _ALIKE = 0.8
+_WITH_PARAMETERS_OF_THEIR_OWN = ("sglang", "process")
+"""Engines whose server has other parameters; a name that is like a known one is a slip there, too."""
+
 _INPUTS = ("messages", "prompt", "input")
 _ENGINE_ONLY = ("multi_modal_data", "prompt_token_ids")
 
@@ -44,13 +48,13 @@ class Meant:
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-def meant(returned: Any, request: Mapping[str, Any]) -> Meant:
-    """Interprets what the preprocessor returned for `request`.
+def meant(returned: Any, request: Mapping[str, Any], *, engine: str = "vllm") -> Meant:
+    """Interprets what the preprocessor returned for `request`. engine: its name in the config.
 
     Raises: TypeError saying what a preprocessor may return.
     """
     if isinstance(returned, tuple):
-        prompt, sampling = _pair(cast("tuple[Any, ...]", returned))
+        prompt, sampling = _pair(cast("tuple[Any, ...]", returned), engine)
         return Meant(request, _plain(prompt), sampling)
     if not isinstance(returned, Mapping):
         raise _unclear(f"returned {'nothing' if returned is None else f'a {type(returned).__name__}'}")
@@ -86,7 +90,7 @@ def _plain(prompt: Mapping[str, Any]) -> Mapping[str, Any]:
         raise _unclear("returned 'prompt_token_ids' that are no sequence of whole numbers") from error
 
 
-def _pair(returned: tuple[Any, ...]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def _pair(returned: tuple[Any, ...], engine: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     if len(returned) != 2:
         raise _unclear(f"returned {len(returned)} values")
     prompt, sampling = returned
@@ -96,8 +100,10 @@ def _pair(returned: tuple[Any, ...]) -> tuple[Mapping[str, Any], Mapping[str, An
         raise _unclear(f"returned a pair whose second is a {type(sampling).__name__}")
     given = cast("Mapping[str, Any]", sampling or {})
     for name in given.keys() - SAMPLING:
-        if close := difflib.get_close_matches(str(name), SAMPLING, 1, _ALIKE):
-            raise _unclear(f"returned the sampling parameter {name!r}; did it mean {close[0]!r}?")
+        close = difflib.get_close_matches(str(name), SAMPLING, 1, _ALIKE)
+        if close or engine not in _WITH_PARAMETERS_OF_THEIR_OWN:
+            hint = f": did it mean {close[0]!r}?" if close else ""
+            raise _unclear(f"returned the sampling parameter {name!r}, which is not known{hint}")
     return cast("Mapping[str, Any]", prompt), given
 
 

@@ -92,7 +92,7 @@ class Preprocessing:
         context = context_of(scope, self._config)
         returned = await self._ask(dict(request), context)  # a copy: the user's code may change its argument
         try:
-            found = meant(returned, request)
+            found = meant(returned, request, engine=self._config.engine_name)
             if found.prompt is not None and scope["path"] not in GENERATING:
                 raise TypeError(
                     f"The preprocessor returned an engine prompt for {scope['path']}, which takes none."
