@@ -133,7 +133,7 @@ class Served:
     @property
     def foreign(self) -> bool:
         """Whether it is another program, of which nothing is known but what it says over HTTP."""
-        return type(self.engine) is ProcessEngine
+        return isinstance(self.engine, ProcessEngine)
 
 
 @asynccontextmanager

@@ -1,13 +1,14 @@
 """What stands between us and SGLang, without SGLang: command line, parameters, errors, metrics."""
 
-import sys
-from pathlib import Path
-
 import msgspec
 import pytest
+from aiohttp import web
 
 from penstock.config import LLMConfig
-from penstock.engines.sglang import errors, metrics, parameters, version
+from penstock.engines.process.gauges import Gauges
+from penstock.engines.process.relay import ModelNames
+from penstock.engines.process.wire import Wire
+from penstock.engines.sglang import errors, metrics, parameters, server
 from penstock.engines.sglang.flags import SGLangOptions, as_process, flags
 from penstock.errors import BadRequest
 
@@ -55,17 +56,14 @@ def test_penstocks_interpreter_runs_it_where_none_is_named():
     assert command()[0] == "{python}"
 
 
-def test_parameters_get_sglangs_names():
-    sampling, beside = parameters.native(
-        {"max_tokens": 3, "min_tokens": 1, "seed": 7, "top_k": 0, "logprobs": 2, "stop": None}, seeds=True
-    )
-    assert sampling == {"max_new_tokens": 3, "min_new_tokens": 1, "sampling_seed": 7, "top_k": -1}
-    assert beside == {"return_logprob": True, "top_logprobs_num": 2, "return_text_in_logprobs": True}
+def test_a_seed_is_kept_where_the_engine_obeys_it_and_all_of_top_k_has_sglangs_number():
+    given = {"seed": 7, "top_k": 0, "stop": None}
+    assert parameters.in_body(given, frozenset(given), seeds=True) == {"seed": 7, "top_k": -1}
 
 
 def test_a_choice_is_a_regex_of_the_words_themselves():
-    sampling, _ = parameters.native({"structured_outputs": {"choice": ["a.b", "c"]}}, seeds=False)
-    assert sampling["regex"] == r"a\.b|c"
+    given = {"structured_outputs": {"choice": ["a.b", "c"]}}
+    assert parameters.in_body(given, frozenset({"regex"}), seeds=False) == {"regex": r"a\.b|c"}
 
 
 @pytest.mark.parametrize(
@@ -117,23 +115,25 @@ def test_metrics_have_vllms_names_beside_sglangs():
         'sglang:prompt_tokens_total{is_streaming="true",model_name="a-b"} 3.0\n'
         'sglang:prompt_tokens_total{is_streaming="false",model_name="a-b"} 4.0\n'
     )
-    text = metrics.exposition(theirs, "a-b", "a:b", {"vllm:num_requests_running": 2})
+    text = metrics.exposition(theirs, ModelNames("a:b", "a-b"), Gauges(2, 0))
     assert 'sglang:prompt_tokens_total{is_streaming="true",model_name="a:b"} 3.0' in text
     assert 'vllm:num_requests_running{model_name="a:b"} 2' in text
     assert 'vllm:prefix_cache_queries_total{model_name="a:b"} 7.0' in text
     assert 'vllm:prefix_cache_hits_total{model_name="a:b"} 0' in text
 
 
-@pytest.mark.parametrize(("found", "warns"), [("0.6.0", True), (version.KNOWN, False)])
-def test_another_version_is_told_in_the_log(found: str, warns: bool, tmp_path: Path, caplog):
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\necho {found}\n")
-    python.chmod(0o755)
-    version.warn_of_another(str(python))
-    assert (f"SGLang {found} is installed" in caplog.text) == warns
+@pytest.mark.parametrize(("found", "warns"), [("0.6.0", True), (server.KNOWN, False), (None, True)])
+async def test_another_version_is_told_in_the_log(found: str | None, warns: bool, caplog):
+    async def info(request: web.Request) -> web.Response:
+        return web.json_response({"version": found}) if found else web.Response(status=404)
 
-
-def test_an_interpreter_that_cannot_say_is_left_to_the_start(tmp_path: Path, caplog):
-    for python in (str(tmp_path / "missing"), "/bin/false", sys.executable):
-        version.warn_of_another(python)
-    assert caplog.text == ""
+    app = web.Application()
+    app.add_routes([web.get("/server_info", info)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    wire = Wire("127.0.0.1", runner.addresses[0][1], "key")
+    await server.warn_of_another_version(wire)
+    await wire.close()
+    await runner.cleanup()
+    assert (f"SGLang is {found or 'of an unknown version'}" in caplog.text) == warns

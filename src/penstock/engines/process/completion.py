@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -144,12 +144,15 @@ class CompletionReader:
             choice.finish_reason,
             self._prompt_tokens,
             self._cached_tokens,
-            _logprobs(choice.logprobs) if choice.logprobs else None,
+            _logprobs(choice.logprobs, choice.token_ids or ()) if choice.logprobs else None,
         )
 
 
-def _logprobs(given: _Logprobs) -> tuple[tuple[Logprob, ...], ...] | None:
-    """Logprobs where the server gives token ids; None where it gives only texts."""
+def _logprobs(given: _Logprobs, token_ids: Sequence[int]) -> tuple[tuple[Logprob, ...], ...] | None:
+    """Logprobs where the server gives token ids; where it gives those of the tokens only, without others."""
+    if len(token_ids) == len(given.tokens) and not any(map(_TOKEN_ID.fullmatch, given.tokens)):
+        own = zip(token_ids, given.token_logprobs, given.tokens, strict=False)
+        return tuple((Logprob(token_id, value or 0.0, text=text),) for token_id, value, text in own)
     tops = given.top_logprobs or [None] * len(given.tokens)
     rows = [
         _row(token, logprob, top or {})

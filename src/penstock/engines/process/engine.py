@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _HOST = "127.0.0.1"
-_LOOK_S = 0.5
 _LOOK_LIMIT_S = 5.0
 _HEALTH_LIMIT_S = 20.0
 _ABSENT = (404, 405, 501)
@@ -65,7 +64,12 @@ class _Cut(Unavailable):
 
 
 class ProcessEngine(EngineControl):
-    """One model in one child process. Its options are the config's `engine_kwargs`, see `ProcessOptions`."""
+    """One model in one child process. Its options are the config's `engine_kwargs`, see `ProcessOptions`.
+
+    look_s: seconds between two looks at the child's load.
+    """
+
+    look_s = 0.5
 
     def __init__(self, config: LLMConfig) -> None:
         self._config = config
@@ -115,7 +119,7 @@ class ProcessEngine(EngineControl):
         adapter: str | None = None,
     ) -> AsyncGenerator[Delta, None]:
         model = self.names(self._loaded(adapter or using_adapter.get())).childs
-        request = completion.body(model, prompt, params)
+        request = completion.body(model, prompt, self.sampling(params))
         completion.check_room(prompt, self._window)
         outputs = params.get("n")
         reading = completion.CompletionReader(outputs if isinstance(outputs, int) else 1)
@@ -136,6 +140,10 @@ class ProcessEngine(EngineControl):
             last = reading.rest()
         for delta in last:
             yield delta
+
+    def sampling(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The parameters of `generate` as the child's completions have them. Raises: BadRequest."""
+        return params
 
     async def load_adapter(self, name: str, path: Path) -> None:
         if name in self._adapters:
@@ -186,7 +194,8 @@ class ProcessEngine(EngineControl):
         waiting = min(seen.waiting, inside)
         running = inside - waiting
         unseen = max(0, running - seen.running)
-        return Load(running, waiting + self._gate.waiting, 0, seen.kv_usage, unseen)
+        waiting_tokens = seen.waiting_tokens if waiting else 0
+        return Load(running, waiting + self._gate.waiting, waiting_tokens, seen.kv_usage, unseen)
 
     def kv_tokens(self) -> int | None:
         return self._gauges.kv_tokens if self._gauges is not None else None
@@ -382,9 +391,11 @@ class ProcessEngine(EngineControl):
     async def _look(self, wire: Wire) -> None:
         """Reads the child's gauges periodically while requests are open."""
         while self._gauges is not None:
-            await self._gate.busy()
-            await asyncio.sleep(_LOOK_S)
+            if not self._gate.inside:  # load seen during earlier work says nothing about the next
+                self._gauges = Gauges(0, 0, 0.0, self._gauges.kv_tokens)
+                await self._gate.busy()
             self._gauges = await self._seen(wire) or self._gauges
+            await asyncio.sleep(self.look_s)
 
     async def _seen(self, wire: Wire) -> Gauges | None:
         try:

@@ -9,12 +9,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """Units: requests; kv_usage as a share from 0 to 1; kv_tokens in tokens, None where not reported."""
+    """Units: requests; kv_usage as a share from 0 to 1; kv_tokens and waiting_tokens in tokens, None and 0
+    where they are not reported.
+    """
 
     running: int
     waiting: int
     kv_usage: float = 0.0
     kv_tokens: int | None = None
+    waiting_tokens: int = 0
 
 
 def read(text: str) -> Gauges | None:

@@ -1,46 +1,42 @@
-"""SGLangEngine: SGLang's own HTTP server as a child process, with features beyond OpenAI's endpoints.
+"""SGLangEngine: SGLang's own HTTP server as a child process, with its control endpoints.
 
-Its process, relay and sleep are `ProcessEngine`'s. `generate` uses SGLang's /generate, which returns token
-ids; control uses its control endpoints; load comes from its /v1/loads.
+Its process, relay, `generate` and sleep are `ProcessEngine`'s; load comes from its /v1/loads.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import sys
-import uuid
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from penstock.config.messages.problems import translated
-from penstock.engine import Delta, Load, Progress, Prompt, no_progress, plain_name
-from penstock.engine_control import PauseMode
+from penstock.engine import Progress, plain_name
+from penstock.engine_control import DEFAULT_WEIGHTS, PauseMode
 from penstock.engines import foreign
 from penstock.engines.edge import Edge
+from penstock.engines.process import completion
 from penstock.engines.process.engine import ProcessEngine
 from penstock.engines.process.gauges import Gauges
 from penstock.engines.process.readiness import NotReady
 from penstock.engines.process.relay import ModelNames, Relay
 from penstock.engines.process.wire import BROKEN, Wire
-from penstock.engines.sglang import deltas, errors, metrics, parameters, server, version
+from penstock.engines.sglang import errors, metrics, parameters, server
 from penstock.engines.sglang.flags import SGLangOptions, as_process
 from penstock.engines.sglang.front import SGLangFront
-from penstock.engines.sglang.times import Times
-from penstock.errors import AdapterBroken, BadRequest, Conflict, Error, ModelNotFound, Unsupported
-from penstock.request_context import report_timings, using_adapter
+from penstock.errors import AdapterBroken, BadRequest, Conflict, ModelNotFound, Unsupported
+from penstock.request_context import using_adapter
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.05
-_LOOKS = 5
+_LOOKS = 20
 _LIMIT_S = 5.0
 _PAUSES: Mapping[PauseMode, str] = {"wait": "in_place", "keep": "in_place", "abort": "abort"}
 """SGLang's modes. For "wait", the requests have ended before."""
@@ -49,92 +45,33 @@ _PAUSES: Mapping[PauseMode, str] = {"wait": "in_place", "keep": "in_place", "abo
 class SGLangEngine(ProcessEngine):
     """One model in one SGLang server. `engine_kwargs` are its server arguments, see `SGLangOptions`."""
 
+    look_s = 0.05
+
     def __init__(self, config: LLMConfig) -> None:
         with translated(SGLangOptions, config.location / "engine_kwargs"):
             options = SGLangOptions.model_validate(config.engine_kwargs)
         super().__init__(as_process(config, options))
-        self._python = options.python or sys.executable
         self._app = Edge(SGLangFront(Relay(self), self), lambda: self._refusal, heard=errors.heard)
         self._with_adapters = config.lora_config is not None or options.arguments().get("enable_lora") is True
-        self.seeds = options.arguments().get("enable_deterministic_inference") is True
+        self._seeds = options.arguments().get("enable_deterministic_inference") is True
         self._known: dict[str, frozenset[str]] = {}
-        self._waiting_tokens = 0
-        self._held: dict[str, int] = {}
         self._paused = False
         self._weights: tuple[Path, str] | None = None
 
-    async def start(self, progress: Progress = no_progress) -> None:
-        await asyncio.to_thread(version.warn_of_another, self._python)
-        await super().start(progress)
-
-    async def generate(
-        self,
-        prompt: Prompt,
-        params: Mapping[str, Any],
-        *,
-        request_id: str | None = None,
-        adapter: str | None = None,
-    ) -> AsyncGenerator[Delta, None]:
-        adapter = self._loaded(adapter or using_adapter.get())
-        sampling, beside = parameters.native(params, seeds=self.seeds)
-        rid = uuid.uuid4().hex  # SGLang refuses one that already runs
-        request = {
-            **deltas.prompt_fields(prompt),
-            **beside,
-            "sampling_params": sampling,
-            "lora_path": adapter,
-            "rid": rid,
-            "stream": True,
-        }
-        times = Times()
-        report_timings(times.spent)
-        try:
-            async with (
-                self.at_work() as wire,
-                aclosing(wire.events(deltas.PATH, request, request_id or rid)) as events,
-            ):
-                try:
-                    async for event in events:
-                        found = deltas.read(event)
-                        times.tell(found)
-                        delta = found.delta()
-                        self._held[rid] = self._held.get(rid, delta.prompt_tokens) + len(delta.token_ids)
-                        yield delta
-                except GeneratorExit:  # aborted here, it ends before the next request begins
-                    await self.abort([rid])
-                    raise
-        except msgspec.DecodeError as error:
-            log.exception("SGLang answered %s with what is no answer", deltas.PATH)
-            raise Error() from error
-        finally:
-            self._held.pop(rid, None)
-
-    def load(self) -> Load:
-        """Open requests are counted here; the rest is from SGLang's last report."""
-        load = super().load()
-        if not load.running + load.waiting:
-            return load
-        held = sum(self._held.values()) / (self.kv_tokens() or 1)
-        usage = min(1.0, max(load.kv_usage, held))
-        return Load(load.running, load.waiting, self._waiting_tokens, usage, load.unseen)
+    def sampling(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        return self.obeyed(completion.PATH, params)
 
     # -- control
 
     async def sleep(self, level: int = 1, mode: PauseMode = "wait") -> None:
         """As its base; what is paused goes on until it ends."""
-        if mode == "keep" or self._asleep:
-            await super().sleep(level, mode)
-            return
-        self._gate.shut()
+        goes_on = self._paused and mode == "wait" and not self._asleep
+        if goes_on:
+            await self._order("/continue_generation", {})
         try:
-            if self._paused:
-                await self._order("/continue_generation", {})
-            if mode == "abort":
-                await self._order("/abort_request", {"abort_all": True})
-            await super().sleep(level, "wait")
+            await super().sleep(level, mode)
         except BaseException:
-            self._gate.open()
-            if self._paused:
+            if goes_on:
                 await self._order("/pause_generation", {"mode": "in_place"})
             raise
 
@@ -145,14 +82,13 @@ class SGLangEngine(ProcessEngine):
             if not self._asleep:
                 await self._halt("retract" if clear_cache and mode == "keep" else _PAUSES[mode], mode)
             self._paused = True
-        if clear_cache and not self._asleep:
+        if clear_cache:
             await self.reset_prefix_cache()
 
     async def _halt(self, word: str, mode: PauseMode) -> None:
-        if mode == "wait":
-            self._gate.shut()
         try:
             if mode == "wait":
+                self._gate.shut()
                 await self._gate.empty()
             await self._order("/pause_generation", {"mode": word})
         finally:
@@ -200,7 +136,7 @@ class SGLangEngine(ProcessEngine):
                     await self._order("/continue_generation", {})
 
     def weights_version(self) -> str:
-        return self._weights[1] if self._weights else "default"
+        return self._weights[1] if self._weights else DEFAULT_WEIGHTS
 
     async def _order(self, path: str, value: Mapping[str, Any]) -> None:
         """Raises: BadRequest with what SGLang says; Conflict while it sleeps; Error when it fails."""
@@ -212,37 +148,14 @@ class SGLangEngine(ProcessEngine):
         except BROKEN as error:
             raise await self._breakage() from error
         if status >= 400:
-            message = (
-                foreign.said(body)[0] if body.startswith(b"{") else body.decode(errors="replace").strip()
-            )
-            log.warning("SGLang answered %s with status %d: %s", path, status, message)
-            raise BadRequest(message) if status == 400 else errors.heard(body, status)
-
-    # -- load
-
-    @asynccontextmanager
-    async def at_work(self, *, waits: bool = True) -> AsyncGenerator[Wire]:
-        """As its base. Load seen during earlier work says nothing about the next."""
-        try:
-            async with super().at_work(waits=waits) as wire:
-                yield wire
-        finally:
-            if not self._gate.inside and self._gauges is not None:
-                self._gauges = Gauges(0, 0, 0.0, self._gauges.kv_tokens)
-
-    async def _look(self, wire: Wire) -> None:
-        while True:
-            await self._gate.busy()
-            seen = await self._seen(wire)
-            if seen is not None and self._gate.inside:
-                self._gauges = seen
-            await asyncio.sleep(_LOOK_S)
+            log.warning("SGLang answered %s with status %d: %s", path, status, _message(body))
+            raise BadRequest(_message(body)) if status == 400 else errors.heard(body, status)
 
     # -- for the front
 
-    def known(self, path: str) -> frozenset[str]:
-        """Fields of the requests to `path`, from SGLang's API description."""
-        return self._known[path]
+    def obeyed(self, path: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of a request to `path` under SGLang's names. Raises: BadRequest."""
+        return parameters.in_body(fields, self._known[path], seeds=self._seeds)
 
     def adapter_of(self, model: str) -> str | None:
         """The adapter that a request for `model` is for. Raises: ModelNotFound."""
@@ -255,39 +168,30 @@ class SGLangEngine(ProcessEngine):
 
     async def abort(self, ids: list[str]) -> None:
         """Aborts requests in SGLang, which notices a disconnect late when it does not stream."""
-        wire = self._wire
-        if wire is None:
-            return
         for rid in ids:
             with suppress(*BROKEN):
-                await wire.post("/abort_request", {"rid": rid})
+                if self._wire is not None:
+                    await self._wire.post("/abort_request", {"rid": rid})
 
-    async def tokens(self, text: str) -> list[int]:
-        """Ids of the tokens of a prompt."""
+    async def ask(self, path: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """SGLang's answer to a request that makes no tokens. Raises: Error."""
         async with self.at_work() as wire:
-            status, body = await wire.post("/tokenize", {"prompt": text})
+            status, body = await wire.post(path, fields)
         if status != 200:
             raise errors.heard(body, status)
-        return msgspec.json.decode(body)["tokens"]
+        return msgspec.json.decode(body, type=dict[str, Any])
 
     async def metrics(self) -> bytes:
         """Prometheus text."""
         async with self.at_work(waits=False) as wire:
             seen = await self._seen(wire)
             for _ in range(_LOOKS):  # a step's tokens come before its counts, also before an abort's
-                inside = self._gate.inside
-                if seen is None or not inside or seen.running + seen.waiting == inside:
+                if seen is None or seen.running + seen.waiting == self._gate.inside:
                     break
-                await asyncio.sleep(_LOOK_S / _LOOKS)
+                await asyncio.sleep(self.look_s / _LOOKS)
                 seen = await self._seen(wire)
             _, text = await wire.get("/metrics", _LIMIT_S)
-        gauges = {
-            "vllm:num_requests_running": seen.running if seen else 0,
-            "vllm:num_requests_waiting": seen.waiting if seen else 0,
-            "vllm:kv_cache_usage_perc": seen.kv_usage if seen else 0.0,
-        }
-        ours = self.names(None)
-        return metrics.exposition(text.decode(), ours.childs, ours.ours, gauges).encode()
+        return metrics.exposition(text.decode(), self.names(None), seen or Gauges(0, 0)).encode()
 
     # -- of its process
 
@@ -301,6 +205,7 @@ class SGLangEngine(ProcessEngine):
     async def _ready(self, wire: Wire, progress: Progress) -> None:
         """As its base; then as it was before a sleep. Raises: NotReady."""
         await super()._ready(wire, progress)
+        await server.warn_of_another_version(wire)
         self._known = await server.fields(wire)
         for path, value in self._before():
             status, body = await wire.post(path, value)
@@ -313,11 +218,7 @@ class SGLangEngine(ProcessEngine):
         return [*weights, *([("/pause_generation", {"mode": "in_place"})] if self._paused else [])]
 
     async def _seen(self, wire: Wire) -> Gauges | None:
-        seen = await server.load(wire)
-        if seen is None:
-            return None
-        gauges, self._waiting_tokens = seen
-        return gauges
+        return await server.load(wire)
 
     async def _load(self, wire: Wire, name: str, path: Path) -> None:
         if not self._with_adapters:
@@ -342,6 +243,8 @@ def _update(source: Path, version: str, mode: PauseMode) -> Mapping[str, Any]:
 
 
 def _message(body: bytes) -> str:
-    """The message of a failed operation."""
-    said: dict[str, Any] = msgspec.json.decode(body) if body.startswith(b"{") else {}
+    """The message of a failed operation; SGLang's are JSON of two forms, or text."""
+    if not body.startswith(b"{"):
+        return body.decode(errors="replace").strip()
+    said: dict[str, Any] = msgspec.json.decode(body)
     return str(said.get("error_message") or foreign.said(body)[0])

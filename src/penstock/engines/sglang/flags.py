@@ -89,6 +89,7 @@ def as_process(config: LLMConfig, options: SGLangOptions) -> LLMConfig:
         "host": "{host}",
         "port": "{port}",
         "api_key": "{api_key}",
+        "enable_cache_report": True,
         "enable_metrics": True,
         "incremental_streaming_output": True,
     }

@@ -15,25 +15,25 @@ import msgspec
 
 from penstock import asgi
 from penstock.asgi import ASGIApp, Message, Receive, Scope, Send
-from penstock.engines.sglang import deltas, parameters
-from penstock.errors import NotFound, Unsupported
+from penstock.engines.process import completion
+from penstock.errors import NotFound
+from penstock.openai.asgi_response import send_json
 from penstock.request_context import PreparedPrompt, prepared_prompt, using_adapter
 
-_CHAT, _COMPLETIONS, _TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
-_IDS = {_CHAT: "chatcmpl-", _COMPLETIONS: "cmpl-"}
+_CHAT = "/v1/chat/completions"
+_IDS = {_CHAT: "chatcmpl-", completion.PATH: "cmpl-"}
 _SERVED = frozenset(
     {"/health", "/metrics", "/ping", "/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize"}
 )
 _PUBLIC = "/v1/"
 _NOT_PUBLIC = frozenset({"/v1/loads", "/v1/systemone"})
+_PROMETHEUS = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
 
 
 class FrontTarget(Protocol):
     """What it needs from the engine."""
 
-    seeds: bool
-
-    def known(self, path: str) -> frozenset[str]: ...
+    def obeyed(self, path: str, fields: Mapping[str, Any]) -> dict[str, Any]: ...
 
     def adapter_of(self, model: str) -> str | None: ...
 
@@ -41,7 +41,7 @@ class FrontTarget(Protocol):
 
     async def abort(self, ids: list[str]) -> None: ...
 
-    async def tokens(self, text: str) -> list[int]: ...
+    async def ask(self, path: str, fields: Mapping[str, Any]) -> dict[str, Any]: ...
 
     async def metrics(self) -> bytes: ...
 
@@ -59,121 +59,74 @@ class SGLangFront:
         path: str = scope["path"]
         if path not in _SERVED and (not path.startswith(_PUBLIC) or path in _NOT_PUBLIC):
             raise NotFound(f"There is no endpoint {path}.")
-        if path == "/metrics" and scope["method"] == "GET":
-            return await _answer(
-                send, await self._engine.metrics(), b"text/plain; version=0.0.4; charset=utf-8"
-            )
+        if path == "/metrics":
+            await send({"type": "http.response.start", "status": 200, "headers": _PROMETHEUS})
+            return await send({"type": "http.response.body", "body": await self._engine.metrics()})
         if scope["method"] != "POST":
             return await self._app(scope, receive, send)
         try:
             body = await asgi.read_body(receive)
         except asgi.ClientGone:
             return None
-        return await self._post(scope, body, receive, send)
-
-    async def _post(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-        path: str = scope["path"]
-        fields = _fields(body)
+        fields = asgi.parsed(body)
         if fields is None:  # an upload, or what SGLang refuses in its own words
-            return await self._app(scope, _Once(body, receive), send)
+            return await self._app(*asgi.with_body(scope, receive, body), send)
         adapter = using_adapter.get()
         if isinstance(model := fields.get("model"), str):
             adapter = self._engine.adapter_of(model)
+        if path.endswith("tokenize"):
+            return await send_json(send, await self._tokens(path, fields))
+        before = using_adapter.set(adapter)
+        try:
+            await self._post(scope, fields, receive, send)
+        finally:
+            using_adapter.reset(before)
+        return None
+
+    async def _post(self, scope: Scope, fields: dict[str, Any], receive: Receive, send: Send) -> None:
+        path: str = scope["path"]
         ids: list[str] = []
+        gone = False
+
+        async def listened() -> Message:
+            nonlocal gone
+            message = await receive()
+            gone = gone or message["type"] == "http.disconnect"
+            return message
+
         if path in _IDS:
             ours = prepared_prompt.get()
-            if ours is not None:
-                fields = await self._with_prompt(path, fields, ours)
-            fields = parameters.in_body(fields, self._engine.known(path), seeds=self._engine.seeds)
-            ids = _ids(path, fields)
+            if path == _CHAT and ours is not None:
+                fields = await self._with_prompt(fields, ours)
+            fields = self._engine.obeyed(path, fields)
+            ids = [f"{_IDS[path]}{uuid.uuid4().hex}" for _ in range(_prompts(fields))]
             fields["rid"] = ids[0] if len(ids) == 1 else ids
-            body = msgspec.json.encode(fields)
-        elif path.endswith("tokenize"):
-            send = _Tokens(send, self._engine.max_model_len())
-        replayed = _Once(body, receive)
-        before = prepared_prompt.set(None), using_adapter.set(adapter)
         try:
-            await self._app(scope, replayed, send)
+            await self._app(*asgi.with_body(scope, listened, msgspec.json.encode(fields)), send)
         finally:
-            prepared_prompt.reset(before[0])
-            using_adapter.reset(before[1])
-            if replayed.gone and ids:
+            if gone and ids:
                 await asyncio.shield(self._engine.abort(ids))
-        return None
 
-    async def _with_prompt(self, path: str, fields: dict[str, Any], ours: PreparedPrompt) -> dict[str, Any]:
-        """The request with the preprocessor's prompt in place of its own. Raises: Unsupported."""
-        prompt = deltas.prompt_fields(ours.take())
-        if prompt.keys() - {"text", "input_ids"}:
-            raise Unsupported("SGLang takes prepared prompts of text or token ids only.")
-        if path == _COMPLETIONS:
-            return {**fields, "prompt": prompt.get("input_ids", prompt.get("text"))}
-        token_ids = prompt.get("input_ids") or await self._engine.tokens(prompt["text"])
-        return {**fields, "input_ids": token_ids}
+    async def _with_prompt(self, fields: dict[str, Any], ours: PreparedPrompt) -> dict[str, Any]:
+        """The chat with the preprocessor's prompt in place of its messages. Raises: Unsupported."""
+        prompt: Any = completion.prompt_fields(ours.take())["prompt"]
+        prepared_prompt.set(None)
+        if isinstance(prompt, str):
+            prompt = (await self._engine.ask("/tokenize", {"prompt": prompt}))["tokens"]
+        return {**fields, "input_ids": prompt}
 
-
-class _Once:
-    """`receive` of a request whose body has been read."""
-
-    def __init__(self, body: bytes, receive: Receive) -> None:
-        self._body: bytes | None = body
-        self._receive = receive
-        self.gone = False
-        """Whether its client disconnected before the response's end."""
-
-    async def __call__(self) -> Message:
-        if self._body is not None:
-            body, self._body = self._body, None
-            return {"type": "http.request", "body": body}
-        message = await self._receive()
-        self.gone = self.gone or message["type"] == "http.disconnect"
-        return message
+    async def _tokens(self, path: str, fields: dict[str, Any]) -> dict[str, Any]:
+        """SGLang's answer about tokens, in vLLM's format."""
+        said = await self._engine.ask(path, {name: fields[name] for name in fields if name != "model"})
+        if "text" in said:
+            said["prompt"] = said.pop("text")
+        if "max_model_len" in said:
+            said["max_model_len"] = self._engine.max_model_len()
+        return said
 
 
-class _Tokens:
-    """`send` that rewrites responses about tokens in vLLM's format."""
-
-    def __init__(self, send: Send, window: int | None) -> None:
-        self._send = send
-        self._window = window
-        self._start: Message | None = None
-        self._pieces: list[bytes] = []
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self._start = message
-            return
-        self._pieces.append(message.get("body", b""))
-        if message.get("more_body") or self._start is None:
-            return
-        body = b"".join(self._pieces)
-        if self._start["status"] == 200 and (said := _fields(body)) is not None:
-            if "text" in said:
-                said["prompt"] = said.pop("text")
-            if "max_model_len" in said:
-                said["max_model_len"] = self._window
-            body = msgspec.json.encode(said)
-        headers = [(name, value) for name, value in self._start["headers"] if name != b"content-length"]
-        await self._send({**self._start, "headers": headers})
-        await self._send({"type": "http.response.body", "body": body})
-
-
-def _fields(body: bytes) -> dict[str, Any] | None:
-    try:
-        return msgspec.json.decode(body, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def _ids(path: str, fields: Mapping[str, Any]) -> list[str]:
-    """One for each prompt."""
+def _prompts(fields: Mapping[str, Any]) -> int:
+    """How many prompts a request has."""
     prompt = fields.get("prompt")
     many = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
-    count = len(cast("list[Any]", prompt)) if many else 1
-    return [f"{_IDS[path]}{uuid.uuid4().hex}" for _ in range(count)]
-
-
-async def _answer(send: Send, body: bytes, content_type: bytes) -> None:
-    headers = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    return len(cast("list[Any]", prompt)) if many else 1

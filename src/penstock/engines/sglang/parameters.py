@@ -14,18 +14,7 @@ import msgspec
 
 from penstock.errors import BadRequest
 
-DEFAULT_MAX_TOKENS = 16  # OpenAI's and vLLM's; SGLang's own is 128
-
-_NATIVE = {
-    "max_tokens": "max_new_tokens",
-    "max_completion_tokens": "max_new_tokens",
-    "min_tokens": "min_new_tokens",
-    "seed": "sampling_seed",
-    "include_stop_str_in_output": "no_stop_trim",
-}
-"""SGLang's names for what it knows by others in `/generate`."""
-
-_COUNTS = ("max_tokens", "max_completion_tokens", "max_new_tokens", "n")
+_COUNTS = ("max_tokens", "max_completion_tokens", "n")
 _FORMS = {"json": "json_schema", "regex": "regex", "grammar": "ebnf", "structural_tag": "structural_tag"}
 _ANY_OBJECT = '{"type": "object"}'
 
@@ -38,21 +27,6 @@ _WITHOUT_EFFECT = frozenset(
     | {"user"}
 )
 """OpenAI's fields that change no token."""
-
-
-def native(params: Mapping[str, Any], *, seeds: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`sampling_params` of `/generate`, and the fields that stand beside them there.
-
-    seeds: whether the engine obeys them. What is left to SGLang it checks itself, by name.
-    Raises: BadRequest.
-    """
-    given = _given(params, seeds=seeds)
-    beside = _logprobs(given)
-    sampling = {_NATIVE.get(name, name): value for name, value in given.items()}
-    sampling.setdefault("max_new_tokens", DEFAULT_MAX_TOKENS)
-    if (form := sampling.pop("structured_outputs", None)) is not None:
-        sampling |= _form(form)
-    return sampling, beside
 
 
 def in_body(fields: Mapping[str, Any], known: frozenset[str], *, seeds: bool) -> dict[str, Any]:
@@ -95,16 +69,6 @@ def _given(params: Mapping[str, Any], *, seeds: bool) -> dict[str, Any]:
     if given.get("top_k") == 0:  # vLLM's "all", as -1
         given["top_k"] = -1
     return given
-
-
-def _logprobs(given: dict[str, Any]) -> dict[str, Any]:
-    """Takes `logprobs` out: the likeliest others of each token, as many as it says."""
-    count = given.pop("logprobs", None)
-    if count is None:
-        return {}
-    if type(count) is not int or count < 0:
-        raise BadRequest("logprobs must be an integer of at least 0.", param="logprobs")
-    return {"return_logprob": True, "top_logprobs_num": count, "return_text_in_logprobs": True}
 
 
 def _form(form: Any) -> dict[str, str]:

@@ -1,7 +1,8 @@
-"""What SGLang's server reports: its load, and the fields of its requests."""
+"""What SGLang's server reports: its version, its load, and the fields of its requests."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,11 @@ from penstock.engines.process.gauges import Gauges
 from penstock.engines.process.readiness import NotReady
 from penstock.engines.process.wire import BROKEN, Wire
 
-_LOADS_LIMIT_S = 5.0
+log = logging.getLogger(__name__)
+
+KNOWN = "0.5.23"
+
+_LIMIT_S = 5.0
 _FIELDS_LIMIT_S = 60.0  # SGLang makes it when it is first asked
 
 
@@ -27,22 +32,35 @@ class _Loads(msgspec.Struct):
     loads: list[_Load]
 
 
-async def load(wire: Wire) -> tuple[Gauges, int] | None:
-    """The current load of its schedulers, and tokens of queued prompts; None when it does not answer."""
+async def warn_of_another_version(wire: Wire) -> None:
+    """Warns when the server is not of the version that this folder is tried with. Raises: one of BROKEN."""
+    status, body = await wire.get("/server_info", _LIMIT_S)
+    found = msgspec.json.decode(body).get("version") if status == 200 else "of an unknown version"
+    if found != KNOWN:
+        log.warning(
+            "SGLang is %s; this Penstock was tried with %s. In another version an argument that is false may "
+            "have no effect, and a parameter another meaning.",
+            found,
+            KNOWN,
+        )
+
+
+async def load(wire: Wire) -> Gauges | None:
+    """The current load of its schedulers; None when it does not answer."""
     try:
-        status, body = await wire.get("/v1/loads?include=core", _LOADS_LIMIT_S)
+        status, body = await wire.get("/v1/loads?include=core", _LIMIT_S)
     except (*BROKEN, TimeoutError):
         return None
     if status != 200:
         return None
     loads = msgspec.json.decode(body, type=_Loads).loads
-    gauges = Gauges(
+    return Gauges(
         sum(one.num_running_reqs for one in loads),
         sum(one.num_waiting_reqs for one in loads),
-        max((one.token_usage for one in loads), default=0.0),
+        min(1.0, max((one.token_usage for one in loads), default=0.0)),
         sum(one.max_total_num_tokens for one in loads) or None,
+        sum(one.num_waiting_uncached_tokens for one in loads),
     )
-    return gauges, sum(one.num_waiting_uncached_tokens for one in loads)
 
 
 async def fields(wire: Wire) -> dict[str, frozenset[str]]:
