@@ -32,6 +32,7 @@ GENERATING: Mapping[str, str] = {
     "/v1/chat/completions": "messages",
     "/v1/completions": "prompt",
     "/v1/responses": "input",
+    "/v1/responses/input_tokens": "input",
     "/v1/messages": "messages",
     "/v1/messages/count_tokens": "messages",
     generation.PATH: "prompt",
