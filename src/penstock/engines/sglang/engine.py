@@ -159,7 +159,8 @@ class SGLangEngine(ProcessEngine):
 
     def adapter_of(self, model: str) -> str | None:
         """The adapter that a request for `model` is for. Raises: ModelNotFound."""
-        if (using := using_adapter.get()) is not None or model == self._config.model_id:
+        own = (self._config.model_id, *self._config.aliases)
+        if (using := using_adapter.get()) is not None or model in own:
             return using
         name = model.removeprefix(f"{self._config.model_id}:")
         if name not in self._adapters:

@@ -154,35 +154,30 @@ class Endpoints:
         request = wire.read(call.body, wire.Embed)
         self._adapter(request.model)
         size = self._engine.options.embedding_size
-        vectors_ = [vectors.embed(text, size) for text in request.texts()]
-        tokens = sum(len(tokenizer.encode(text)) for text in request.texts())
-        await call.answer_json(
-            {
-                "id": f"embd-{uuid.uuid4().hex}",
-                "object": "list",
-                "created": int(time.time()),
-                "model": request.model or self._engine.model_id,
-                "data": [{"index": i, "object": "embedding", "embedding": v} for i, v in enumerate(vectors_)],
-                "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-            }
-        )
+        made = [vectors.embed(text, size) for text in request.texts()]
+        await call.answer_json(self._listed(request.model, "embedding", made, request.texts()))
 
     async def score(self, call: Call) -> None:
         request = wire.read(call.body, wire.Score)
         self._adapter(request.model)
         size = self._engine.options.embedding_size
         scores = [vectors.similarity(left, right, size) for left, right in request.pairs()]
-        tokens = sum(len(tokenizer.encode(left + right)) for left, right in request.pairs())
-        await call.answer_json(
-            {
-                "id": f"score-{uuid.uuid4().hex}",
-                "object": "list",
-                "created": int(time.time()),
-                "model": request.model or self._engine.model_id,
-                "data": [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)],
-                "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-            }
-        )
+        texts = [left + right for left, right in request.pairs()]
+        await call.answer_json(self._listed(request.model, "score", scores, texts))
+
+    def _listed(
+        self, model: str | None, kind: str, values: Sequence[object], texts: Sequence[str]
+    ) -> dict[str, object]:
+        """The body of a response with a value for each input. texts: what was read for it."""
+        tokens = sum(len(tokenizer.encode(text)) for text in texts)
+        return {
+            "id": f"{kind}-{uuid.uuid4().hex}",
+            "object": "list",
+            "created": int(time.time()),
+            "model": model or self._engine.model_id,
+            "data": [{"index": i, "object": kind, kind: value} for i, value in enumerate(values)],
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        }
 
     async def tokenize(self, call: Call) -> None:
         request = wire.read(call.body, wire.Tokenize)
