@@ -154,7 +154,8 @@ class SGLangEngine(ProcessEngine):
     # -- for the front
 
     def obeyed(self, path: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of a request to `path` under SGLang's names. Raises: BadRequest."""
+        """The fields of a request to `path` under SGLang's names. Raises: BadRequest, EngineDead."""
+        self._refuse_dead()
         return parameters.in_body(fields, self._known[path], seeds=self._seeds)
 
     def adapter_of(self, model: str) -> str | None:
