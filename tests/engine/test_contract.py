@@ -114,7 +114,7 @@ async def test_usage_comes_last_in_a_stream_that_asks_for_it(under_test: Served)
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
 async def test_a_forced_call_has_an_object_that_fits_the_tools_schema(under_test: Served, choice: Any):
     """Clients parse the arguments as an object; the tool does not say `strict`."""
-    body = CHAT | {"tools": [WEATHER], "tool_choice": choice, "max_tokens": 300}
+    body = CHAT | {"tools": [WEATHER], "tool_choice": choice, "max_tokens": 120}
     whole = await ask(under_test, "/v1/chat/completions", **body)
     deltas = [
         choice["delta"]

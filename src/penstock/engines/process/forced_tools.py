@@ -1,6 +1,6 @@
-"""Makes the arguments of a forced tool call an object, where the child is vLLM's server.
+"""Makes the arguments of a forced tool call an object, where the child is vLLM's server or SGLang's.
 
-vLLM enforces a tool's schema only where the tool is `strict`; otherwise the arguments of a forced call may be
+These enforce a tool's schema only where the tool is `strict`; otherwise the arguments of a forced call may be
 any JSON, where clients expect an object, and fail. Other servers enforce it by themselves.
 """
 
@@ -17,28 +17,36 @@ _ENFORCED = frozenset(
     {"type", "properties", "required", "items", "enum", "const", "anyOf", "additionalProperties"}
     | {"$ref", "$defs", "title", "description", "default", "examples", "$schema"}
 )
-"""Keywords that every grammar library of vLLM's takes. With others it might refuse the whole request."""
+"""Keywords that every grammar library takes. With others the server might refuse the whole request."""
 
 _SCHEMAS = ("parameters", "input_schema")
 _OPEN = ("auto", "none", "allowed_tools")
 
 
 def strict(body: bytes) -> bytes:
-    """The body of a chat, a response or a message. Where a call is forced, its tools are `strict`, unless
-    they say otherwise or have a schema that vLLM may refuse.
-    """
+    """The body of a chat, a response or a message, with `set_strict` done to it."""
     if b'"tool_choice"' not in body:
         return body
     fields = asgi.parsed(body)
     if fields is None or not _is_forced(fields.get("tool_choice")):
         return body
+    set_strict(fields)
+    return msgspec.json.encode(fields)
+
+
+def set_strict(fields: dict[str, Any]) -> None:
+    """Where a call is forced, tools are `strict`, unless they say otherwise or their schema may be refused.
+
+    fields: of a chat, a response or a message; changed in place.
+    """
+    if not _is_forced(fields.get("tool_choice")):
+        return
     for function in _functions(fields.get("tools")):
         schema = next((function[name] for name in _SCHEMAS if function.get(name)), None)
         if schema is None:
             schema = function["parameters"] = {"type": "object", "properties": {}}
         if function.get("strict") is None and _is_enforced(schema):
             function["strict"] = True
-    return msgspec.json.encode(fields)
 
 
 def _is_forced(choice: Any) -> bool:
@@ -56,7 +64,7 @@ def _functions(tools: Any) -> Iterator[dict[str, Any]]:
 
 
 def _is_enforced(schema: Any) -> bool:
-    """Whether the schema, and each one in it, has only keywords that any vLLM enforces."""
+    """Whether the schema, and each one in it, has only keywords that any server enforces."""
     if not isinstance(schema, dict):
         return isinstance(schema, bool)
     part = cast("dict[str, Any]", schema)

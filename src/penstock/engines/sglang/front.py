@@ -15,7 +15,7 @@ import msgspec
 
 from penstock import asgi
 from penstock.asgi import ASGIApp, Message, Receive, Scope, Send
-from penstock.engines.process import completion
+from penstock.engines.process import completion, forced_tools
 from penstock.errors import NotFound
 from penstock.openai.asgi_response import send_json
 from penstock.request_context import PreparedPrompt, prepared_prompt, using_adapter
@@ -98,6 +98,7 @@ class SGLangFront:
             ours = prepared_prompt.get()
             if path == _CHAT and ours is not None:
                 fields = await self._with_prompt(fields, ours)
+            forced_tools.set_strict(fields)
             fields = self._engine.obeyed(path, fields)
             ids = [f"{_IDS[path]}{uuid.uuid4().hex}" for _ in range(_prompts(fields))]
             fields["rid"] = ids[0] if len(ids) == 1 else ids
