@@ -158,7 +158,7 @@ async def test_a_prompt_without_a_place_for_its_picture_is_refused(vision: Serve
 
 
 @pytest.mark.parity("X13")
-@pytest.mark.parametrize("path", GENERATING)
+@pytest.mark.parametrize("path", sorted(GENERATING.keys() - {"/v1/responses/input_tokens"}))
 @pytest.mark.parametrize(("places", "missing"), [(0, 1), (1, 2)])
 async def test_a_preprocessors_prompt_without_a_place_is_400_on_every_endpoint(
     vision: Served, path: str, places: int, missing: int
