@@ -16,7 +16,7 @@ ROOT = Path(penstock.__file__).parent
 HOUSES: dict[str, list[set[str]]] = {
     "penstock": [
         {"cli"},
-        {"bench", "serve", "data"},
+        {"bench", "serve", "data", "kuberay"},
         {"layers"},
         {"hooks", "transport", "engines"},
         {"asgi_client", "sources"},

@@ -14,6 +14,7 @@ from penstock import __version__
 from penstock.cli.batch.commands import batch
 from penstock.cli.client.bench import BENCH_HELP, bench
 from penstock.cli.client.ctl import ctl
+from penstock.cli.models.kuberay import KUBERAY_HELP, kuberay
 from penstock.cli.models.options import ACCELERATOR_KINDS, DEFAULT_PORT, Arguments, Engine, LogFormat, split
 from penstock.cli.process.failure import fail
 from penstock.errors import ConfigError, Error
@@ -243,6 +244,7 @@ def version(as_json: _Json = False) -> None:
     show_versions(as_json=as_json)
 
 
+app.command(help=KUBERAY_HELP)(kuberay)
 app.command(help=BENCH_HELP)(bench)
 app.add_typer(batch, name="batch")
 app.add_typer(ctl, name="ctl")

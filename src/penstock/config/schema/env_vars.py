@@ -7,10 +7,23 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
+_kept: ContextVar[bool] = ContextVar("references_kept", default=False)
+
+
+@contextmanager
+def references_kept() -> Generator[None]:
+    """Within, configs are read with `${NAME}` as it is: another process, elsewhere, has the values."""
+    token = _kept.set(True)
+    try:
+        yield
+    finally:
+        _kept.reset(token)
 
 
 def with_variables(runtime_env: Mapping[str, Any]) -> dict[str, Any]:
@@ -18,6 +31,8 @@ def with_variables(runtime_env: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises: ValueError naming all that are not set.
     """
+    if _kept.get():
+        return dict(runtime_env)
     variables: Mapping[str, Any] = runtime_env.get("env_vars") or {}
     named = {key: found[1] for key, text in variables.items() if (found := _REFERENCE.fullmatch(str(text)))}
     missing = [name for name in named.values() if name not in os.environ]

@@ -39,6 +39,11 @@ class Settings(StrictModel):
     accelerator: Literal["auto", "cpu", "gpu"] = Field(
         default="auto", description="`cpu` runs any config on CPU; `gpu` asks for GPUs; `auto` looks."
     )
+    cluster: Literal["fixed", "growing"] = Field(
+        default="fixed",
+        description="`growing` for an autoscaled cluster, or one whose nodes are still coming: a model waits "
+        "for GPUs that no node has yet. `fixed` refuses it.",
+    )
     api_key: Annotated[SecretStr | None, BeforeValidator(_secret)] = Field(
         default=None, description="Key that clients must send, where the gateway's config gives none."
     )

@@ -1,0 +1,180 @@
+"""All documents of one service: its volume, its RayService, its PodDisruptionBudget.
+
+Each pod that is always there runs a gateway on the port of KubeRay's Service, and Ray Serve's own proxy is
+off: a token takes no hop more than with `penstock serve`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from penstock.config import GatewayConfig, LLMConfig, LLMServingArgs
+from penstock.config.derive.placement import resolved
+from penstock.errors import ConfigError
+from penstock.kuberay import pods, secrets
+from penstock.kuberay.options import CPU_IMAGE, GPU_IMAGE, Site
+from penstock.kuberay.worker_groups import WorkerGroup, worker_groups
+
+DEFAULT_PORT = 8000
+_HEAD = "node:__internal_head__"  # Ray's resource of the head's node
+_SHARE = 0.001
+_IDLE_S = 300  # a pod of a model costs minutes to get back
+
+
+def manifest(serving: LLMServingArgs, site: Site) -> str:
+    """YAML of every document.
+
+    serving: with `${NAME}` where a variable comes from a Secret, as `references_kept` leaves it.
+    Raises: ConfigError for a secret in it, or what cannot be placed.
+    """
+    secrets.refuse_values(serving.llm_configs, serving.gateway, site.secret)
+    groups = worker_groups(serving.llm_configs, site.gpus_per_node)
+    site.refuse_unused(group.accelerator_type for group in groups)
+    documents = [_ray_service(serving, site, groups)]
+    if site.storage:
+        documents.insert(0, _volume(site))
+    if (base := sum(group.least for group in groups)) > 1:
+        documents.append(_disruption_budget(site, base))
+    return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
+
+
+def _ray_service(serving: LLMServingArgs, site: Site, groups: Sequence[WorkerGroup]) -> dict[str, Any]:
+    names = secrets.referenced(serving.llm_configs)
+    variables = pods.environment(site, secrets.variables_of_pods(names, site.secret))
+    port = serving.gateway.port or DEFAULT_PORT
+    cpu, gpu = site.image or CPU_IMAGE, site.image or GPU_IMAGE
+    scales = any(group.most > group.least for group in groups)
+    base = gpu if any(group.gpus for group in groups) else cpu  # Ray's nodes must have one Python and one Ray
+    cluster: dict[str, Any] = {
+        "rayVersion": site.ray_version,
+        "authOptions": {"mode": "token"},
+        **(_autoscaler() if scales else {}),
+        "headGroupSpec": pods.head(site, base, variables, port),
+        "workerGroupSpecs": [pods.workers(site, group, base, variables, port) for group in groups],
+    }
+    gateways = 1 + sum(group.least for group in groups)
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayService",
+        "metadata": {"name": site.name, "labels": pods.labels(site, "service")},
+        "spec": {
+            "serveConfigV2": yaml.safe_dump(
+                _serve_config(serving, site, port, gateways), sort_keys=False, width=110
+            ),
+            "rayClusterConfig": cluster,
+        },
+    }
+
+
+def _autoscaler() -> dict[str, Any]:
+    return {
+        "enableInTreeAutoscaling": True,
+        "autoscalerOptions": {"version": "v2", "idleTimeoutSeconds": _IDLE_S},
+    }
+
+
+def _serve_config(serving: LLMServingArgs, site: Site, port: int, gateways: int) -> dict[str, Any]:
+    args: dict[str, Any] = {
+        "llm_configs": [_model(config, site.gpus_per_node) for config in serving.llm_configs],
+        "gateway": {**_gateway(serving.gateway), "host": "0.0.0.0", "port": port},
+        "ingress_deployment_config": {**_on_each_pod(gateways), **serving.ingress_deployment_config},
+    }
+    application = {
+        "name": "penstock",
+        "route_prefix": "/",
+        "import_path": "penstock.serve.builders:build_openai_app",
+        "args": args,
+    }
+    return {"proxy_location": "Disabled", "applications": [application]}
+
+
+def _on_each_pod(gateways: int) -> dict[str, Any]:
+    if gateways == 1:
+        return {"num_replicas": 1, "ray_actor_options": {"num_cpus": 0, "resources": {_HEAD: _SHARE}}}
+    # With one on each node none has room for a successor beside it: they are replaced one after the other.
+    return {"num_replicas": gateways, "max_replicas_per_node": 1, "max_surge_percent": 0}
+
+
+def _gateway(gateway: GatewayConfig) -> dict[str, Any]:
+    if "processes" in gateway.model_fields_set:
+        raise ConfigError("gateway.processes: on Kubernetes each pod has one gateway; leave it out.")
+    return _as_data(gateway)
+
+
+def _model(config: LLMConfig, gpus_per_node: int) -> dict[str, Any]:
+    """With what depends on the nodes written down: KubeRay deploys before there are workers to look at."""
+    nodes = [{"GPU": gpus_per_node}]
+    half = config.prefill
+    if half is not None and "engine_kwargs" in half.model_fields_set:
+        alone = resolved(config.model_copy(update={"engine_kwargs": half.engine_kwargs}), nodes)
+        half = half.model_copy(update={"engine_kwargs": alone.engine_kwargs})
+        config = config.model_copy(update={"prefill": half})
+    return _as_data(resolved(config, nodes))
+
+
+def _as_data(config: LLMConfig | GatewayConfig) -> dict[str, Any]:
+    """What the user wrote."""
+    return config.model_dump(mode="json", exclude_unset=True, warnings=False)
+
+
+def _volume(site: Site) -> dict[str, Any]:
+    storage_class = {"storageClassName": site.storage_class} if site.storage_class else {}
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": site.claim, "labels": pods.labels(site, "data")},
+        "spec": {
+            "accessModes": ["ReadWriteMany"],
+            **storage_class,
+            "resources": {"requests": {"storage": site.storage}},
+        },
+    }
+
+
+def _disruption_budget(site: Site, base: int) -> dict[str, Any]:
+    """A number: Kubernetes takes no other form for pods of a RayCluster. base: pods that are always there."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": site.name, "labels": pods.labels(site, "worker")},
+        "spec": {
+            "minAvailable": base - 1,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": pods.labels(site, "worker")},
+        },
+    }
+
+
+class _Dumper(yaml.SafeDumper):
+    """No aliases; texts of several lines as blocks."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def notes(serving: LLMServingArgs, site: Site) -> list[str]:
+    """What a person must know or do before the manifest is applied, a sentence each."""
+    groups = worker_groups(serving.llm_configs, site.gpus_per_node)
+    names = [secrets.API_KEY, *secrets.referenced(serving.llm_configs)]
+    literals = " ".join(f"--from-literal={name}=..." for name in dict.fromkeys(names))
+    found = [f"First: kubectl create secret generic {site.secret} {literals}"]
+    types: Mapping[str, None] = dict.fromkeys(
+        group.accelerator_type for group in groups if group.accelerator_type
+    )
+    found += [
+        f"Nothing says which nodes have {kind}; a pod that lands on others takes no replica. Name a label of "
+        f"theirs: --node-selector {kind}:KEY=VALUE."
+        for kind in types
+        if not site.node_selector(kind)
+    ]
+    return found
