@@ -51,7 +51,9 @@ def environment(group: dict[str, Any]) -> dict[str, str]:
     """Of its container: values as they are, something for each required entry of the Secret."""
     (container,) = group["template"]["spec"]["containers"]
     values = {each["name"]: each["value"] for each in container["env"] if "value" in each}
-    secrets = {each["name"]: each["valueFrom"]["secretKeyRef"] for each in container["env"] if "value" not in each}
+    secrets = {
+        each["name"]: each["valueFrom"]["secretKeyRef"] for each in container["env"] if "value" not in each
+    }
     folder = tempfile.mkdtemp()
     values |= {name: f"{folder}/{name}" for name, text in values.items() if text.startswith("/data/")}
     return values | {name: KEY for name, key in secrets.items() if not key.get("optional")}
@@ -85,7 +87,9 @@ def wait_until_over(limit_s: float = 240) -> str:
 def answers(config: dict[str, Any]) -> dict[str, str | None]:
     """One of each model, with the key of the Secret."""
     client = OpenAI(base_url=f"{BASE}/v1", api_key=KEY, max_retries=0, timeout=60)
-    models = [each["model_loading_config"]["model_id"] for each in config["applications"][0]["args"]["llm_configs"]]
+    models = [
+        each["model_loading_config"]["model_id"] for each in config["applications"][0]["args"]["llm_configs"]
+    ]
     return {
         model: client.completions.create(model=model, prompt="over there").choices[0].text for model in models
     }

@@ -59,3 +59,8 @@ def test_an_unknown_name_like_none_of_ours_is_a_warning_said_once(caplog):
 
 def test_the_key_is_not_shown():
     assert "k1" not in repr(Settings.read({"PENSTOCK_API_KEY": "k1"}))
+
+
+def test_nodes_are_fixed_unless_the_cluster_is_said_to_grow():
+    assert Settings.read({}).cluster == "fixed"
+    assert Settings.read({"PENSTOCK_CLUSTER": "growing"}).cluster == "growing"
