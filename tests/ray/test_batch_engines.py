@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from ray.exceptions import OutOfMemoryError, RuntimeEnvSetupError, WorkerCrashedError
 from tests.cluster import Cluster
+from tests.kubernetes import SERVICE_VARIABLES
 from tests.ray.command import Command
 
 from penstock.config import LLMConfig
@@ -81,15 +82,18 @@ async def test_an_engine_that_cannot_start_says_its_own_reason(serve_url: str, s
 
 
 def test_a_killed_command_leaves_nothing_and_goes_on(cluster: Cluster, spec: JobSpec):
-    """The first command has a cluster of its own: that must not outlive it. The second goes on elsewhere."""
+    """The first command has a cluster of its own: that must not outlive it. The second goes on elsewhere.
+
+    Both as in a pod beside a Service named `penstock`.
+    """
     words = (*spec.inputs, "-o", spec.output, "--engine", "sim", "--replicas", "2")
     words = (*words, "--step-base-ms", "15", "--max-num-seqs", "4")
-    first = Command(*words, verb="batch")
+    first = Command(*words, verb="batch", **SERVICE_VARIABLES)
     _until_journaled(spec, 20)
     first.work().send_signal(signal.SIGKILL)
     assert first.exit_code() == 128 + signal.SIGKILL
     assert first.left() == []
-    second = Command(*words, "--address", cluster.address, verb="batch")
+    second = Command(*words, "--address", cluster.address, verb="batch", **SERVICE_VARIABLES)
     assert second.exit_code() == 0, "\n".join(second.err)
     assert ids(spec.output) == list(range(400))
     assert second.left() == []

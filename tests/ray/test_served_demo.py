@@ -4,25 +4,29 @@ A cluster and an engine of its own: that one command without a word starts them 
 """
 
 import re
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from demo_questions import QUESTIONS
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
+from tests.dashboard import without_series
+from tests.kubernetes import SERVICE_VARIABLES
 from tests.ray.command import Command, serving
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import penstock
 
-pytestmark = pytest.mark.parity("S18")
+pytestmark = pytest.mark.parity("S18", "S28", "S29", "S31")
 
 TIMES = {"gateway", "pick", "connect", "replica", "front", "engine-queue", "prefill", "total"}
 
 
 @pytest.fixture(scope="module")
 def service(port: int) -> Iterator[Command]:
-    with serving("--port", str(port), PENSTOCK_ACCELERATOR="auto") as command:
+    """In a pod of a namespace with a Service named `penstock`, as far as its environment goes."""
+    with serving("--port", str(port), PENSTOCK_ACCELERATOR="auto", **SERVICE_VARIABLES) as command:
         yield command
 
 
@@ -73,6 +77,22 @@ def test_served_answers_are_those_of_plain_transformers(client: OpenAI):
     assert [text for text, _ in answers] == list(QUESTIONS.values())
     assert answers == plain(questions)
     assert {reason for _, reason in answers} == {"stop"}
+
+
+def test_every_query_of_the_dashboard_reads_a_series(client: OpenAI, port: int):
+    served(client, next(iter(QUESTIONS)))
+    with pytest.raises(BadRequestError):
+        client.completions.create(model="penstock-demo", prompt="Hi", temperature=-1)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        assert without_series(answer.read().decode()) == []
+
+
+def test_no_process_reports_its_use(service: Command):
+    """Ray's in all processes, vLLM's and the hub's in those of the engine."""
+    environments = [process.environ() for process in service.living()]
+    assert {each.get("RAY_USAGE_STATS_ENABLED") for each in environments} == {"0"}
+    cores = [each for each in environments if "VLLM_NO_USAGE_STATS" in each]
+    assert {(each["VLLM_NO_USAGE_STATS"], each["HF_HUB_DISABLE_TELEMETRY"]) for each in cores} == {("1", "1")}
 
 
 def test_killed_command_leaves_nothing(service: Command):

@@ -1,6 +1,7 @@
 """The environment: known names only, each readable."""
 
 import pytest
+from tests.kubernetes import service_variables
 
 from penstock.config import Settings
 from penstock.errors import ConfigError
@@ -36,18 +37,7 @@ def test_unknown_names_and_unreadable_values_are_told_together():
 @pytest.mark.parametrize("service", ["PENSTOCK", "PENSTOCK_CACHE", "PENSTOCK_MY_GATEWAY"])
 def test_a_kubernetes_service_of_our_name_changes_nothing(service, caplog):
     """Kubernetes sets such variables in every pod of the namespace."""
-    port = f"{service}_PORT_8000_TCP"
-    variables = {
-        f"{service}_SERVICE_HOST": "10.0.0.1",
-        f"{service}_SERVICE_PORT": "8000",
-        f"{service}_SERVICE_PORT_HTTP_METRICS": "8001",
-        f"{service}_PORT": "tcp://10.0.0.1:8000",
-        port: "tcp://10.0.0.1:8000",
-        f"{port}_PROTO": "tcp",
-        f"{port}_PORT": "8000",
-        f"{port}_ADDR": "10.0.0.1",
-    }
-    assert Settings.read(variables) == Settings.read({})
+    assert Settings.read(service_variables(service)) == Settings.read({})
     assert caplog.text == ""
 
 

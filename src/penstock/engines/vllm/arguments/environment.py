@@ -14,6 +14,7 @@ _ALWAYS = {
     "VLLM_MEDIA_CONNECTOR": MEDIA_CONNECTOR,  # vLLM's own fetches any URL that a request names
     "VLLM_MAX_N_SEQUENCES": "128",  # OpenAI's limit; vLLM's 16,384 take the engine a minute per request
     "VLLM_NO_USAGE_STATS": "1",  # our users' servers do not report to third parties
+    "HF_HUB_DISABLE_TELEMETRY": "1",  # the same of the hub's client
     "VLLM_MAX_AUDIO_DECODE_DURATION_S": "3600",  # vLLM's 600 would refuse 25 MB of plain WAV, 13 minutes
     "VLLM_LOGGING_LEVEL": "WARNING",  # we show the phases of a start
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a forked child of a Ray actor hides the actor's death from Ray
@@ -29,7 +30,7 @@ _CPU_TINY = {
     "TORCH_COMPILE_DISABLE": "1",  # compiling takes longer than the model will ever run
     "VLLM_LOGGING_LEVEL": "ERROR",  # a dozen warnings that a toy could be faster
 }
-_PLUGINS = "VLLM_PLUGINS"
+_PLUGINS, _PORT = "VLLM_PLUGINS", "VLLM_PORT"
 _OUR_PLUGIN = "penstock"
 
 
@@ -47,6 +48,8 @@ def prepare(shape: Shape) -> None:
         os.environ.setdefault(name, value)
     json_logs.prepare_vllm(os.environ["VLLM_LOGGING_LEVEL"].upper())
     _allow_our_plugin()
+    if "://" in os.environ.get(_PORT, ""):  # of a Kubernetes Service named `vllm`; vLLM would not start
+        del os.environ[_PORT]
 
 
 def _allow_our_plugin() -> None:

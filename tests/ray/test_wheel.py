@@ -1,0 +1,129 @@
+"""`pip install 'penstock[cpu]'` from a built wheel, in an environment that holds nothing else.
+
+Its declared dependencies are linked from this environment, file by file, instead of being fetched again: what
+pyproject.toml does not declare is not there. A cluster and an engine of its own: that is what is tested.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+
+import pytest
+from demo_questions import QUESTIONS
+from openai import OpenAI
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+OURS = ("Dockerfile", "LICENSE", "README.md", "pyproject.toml", "src")
+SHIM = "torchvision_beside_cpu_torch"
+START_S = 240
+
+pytestmark = [pytest.mark.full, pytest.mark.parity("S18")]
+
+
+def wheel(folder: Path) -> Path:
+    """Built from a copy: what an earlier build has left in the tree is not in it."""
+    source = folder / "source"
+    source.mkdir()
+    for name in OURS:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile
+        copy(ROOT / name, source / name)
+    for left in source.rglob("*.egg-info"):
+        shutil.rmtree(left)
+    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(folder), str(source))
+    (built,) = folder.glob("penstock-*.whl")
+    return built
+
+
+def closure(requirement: Requirement, seen: dict[str, Distribution]) -> None:
+    """Adds what `requirement` needs, with its extras, from this environment."""
+    for extra in ("", *sorted(requirement.extras)):
+        key = f"{canonicalize_name(requirement.name)}[{extra}]"
+        if key in seen:
+            continue
+        found = seen[key] = distribution(requirement.name)
+        for text in found.requires or ():
+            needed = Requirement(text)
+            if needed.marker is None or needed.marker.evaluate({"extra": extra}):
+                closure(needed, seen)
+
+
+def linked(found: Iterator[Distribution], packages: Path) -> None:
+    """The files of distributions, with the bytecode that is there."""
+    for each in found:
+        for file in each.files or ():
+            origin = Path(str(each.locate_file(file)))
+            if ".." in file.parts or not origin.exists():
+                continue
+            link(origin, packages / file)
+            code = origin.parent / "__pycache__" / f"{origin.stem}.{sys.implementation.cache_tag}.pyc"
+            if origin.suffix == ".py" and code.exists():
+                link(code, packages / file.parent / "__pycache__" / code.name)
+
+
+def link(origin: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not target.exists():
+        target.symlink_to(origin)
+
+
+def run(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "venv", str(folder / "venv"))
+    run(str(folder / "venv/bin/python"), "-m", "pip", "install", "--no-deps", str(wheel(folder)))
+    seen: dict[str, Distribution] = {}
+    closure(Requirement("penstock[cpu]"), seen)
+    packages = folder / "venv" / Path(sysconfig.get_path("purelib")).relative_to(sys.prefix)
+    theirs = {each.name: each for each in seen.values() if canonicalize_name(each.name) != "penstock"}
+    linked(iter(theirs.values()), packages)
+    for file in Path(sysconfig.get_path("purelib")).glob(f"{SHIM}.*"):  # see scripts/setup
+        link(file, packages / file.name)
+    return folder
+
+
+def test_the_wheel_serves_the_demo_model_from_an_empty_environment(environment: Path, free_port: int):
+    home = environment / "home"
+    home.mkdir()
+    bare = {"PATH": os.defpath, "HOME": str(home), "PENSTOCK_ACCELERATOR": "cpu"}
+    words = [str(environment / "venv/bin/penstock"), "serve", "--port", str(free_port)]
+    with subprocess.Popen(words, cwd=home, env=bare, stderr=subprocess.PIPE, text=True) as served:
+        try:
+            wait_until_healthy(served, free_port)
+            question, answer = next(iter(QUESTIONS.items()))
+            client = OpenAI(base_url=f"http://127.0.0.1:{free_port}/v1", api_key="any")
+            messages = [{"role": "user", "content": question}]
+            said = client.chat.completions.create(model="penstock-demo", messages=messages, temperature=0)
+            assert said.choices[0].message.content == answer
+        finally:
+            served.send_signal(signal.SIGTERM)
+        assert served.wait(60) == 0
+
+
+def wait_until_healthy(served: subprocess.Popen[str], port: int) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        assert served.poll() is None, served.stderr and served.stderr.read()
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health"):
+                return
+        except (urllib.error.URLError, ConnectionError):
+            time.sleep(0.5)
+    raise AssertionError(f"not healthy within {START_S} s")
