@@ -71,7 +71,7 @@ def workers(
         **_container(image, variables, {"metrics": _HEAD_PORTS["metrics"], "serve": port}),
         "resources": _resources(group.cpus + _CPUS_BESIDE, site.memory or _memory(group), group.gpus),
         # A pod without a gateway gets no requests; its replicas do, from the gateways of other pods.
-        "readinessProbe": _probe("/-/healthz", port, failures=1),
+        "readinessProbe": _probe("/-/healthz", port, failures=1, period_s=1),
     }
     selector = site.node_selector(group.accelerator_type) if group.gpus else {}
     start = {"num-cpus": str(group.cpus), "num-gpus": str(group.gpus)}
@@ -145,11 +145,11 @@ def _memory(group: WorkerGroup) -> str:
     return f"{_MEMORY_BESIDE_GIB + max(reserved, _MEMORY_OF_GPU_GIB * group.gpus)}Gi"
 
 
-def _probe(path: str, port: int, *, failures: int, delay_s: int = 10) -> dict[str, Any]:
+def _probe(path: str, port: int, *, failures: int, delay_s: int = 10, period_s: int = 5) -> dict[str, Any]:
     return {
         "httpGet": {"path": path, "port": port},
         "initialDelaySeconds": delay_s,
-        "periodSeconds": 5,
+        "periodSeconds": period_s,
         "timeoutSeconds": 5,
         "failureThreshold": failures,
     }
