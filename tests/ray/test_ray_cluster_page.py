@@ -102,7 +102,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     site = Site(tmp_path_factory.mktemp("page"))
     gpus = """--num-cpus 8 --num-gpus 4 --resources='{"accelerator_type:L4": 1}'"""
     ports = f"--port {site.gcs} --dashboard-port {site.dashboard} --temp-dir {site.folder}/r --block"
-    words = f"exec {site.command('RAY_worker_niceness=0 ray start').replace('RAY_worker_niceness=0 ', '')} {gpus} {ports}"
+    start = site.command("RAY_worker_niceness=0 ray start").removeprefix("RAY_worker_niceness=0 ")
+    words = f"exec {start} {gpus} {ports}"
     environment = {name: text for name, text in site.environment.items() if name != "RAY_ADDRESS"}
     with subprocess.Popen(
         words, shell=True, env={**environment, "RAY_worker_niceness": "0"}, stdout=subprocess.DEVNULL
