@@ -219,6 +219,12 @@ def test_a_key_of_the_gateway_is_refused(command, capsys):
     assert "sk-mine" not in told
 
 
+@pytest.mark.parametrize("given", [{"processes": 2}, {"tls": {"cert": "c.pem", "key": "k.pem"}}])
+def test_what_kuberay_cannot_do_with_gateways_is_refused(command, capsys, given):
+    (name,) = given
+    assert f"gateway.{name}" in refusal(command, capsys, {"llm_configs": [SIM], "gateway": given})
+
+
 @pytest.mark.parametrize(
     ("options", "word"),
     [

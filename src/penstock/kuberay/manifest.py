@@ -101,6 +101,8 @@ def _on_each_pod(gateways: int) -> dict[str, Any]:
 def _gateway(gateway: GatewayConfig) -> dict[str, Any]:
     if "processes" in gateway.model_fields_set:
         raise ConfigError("gateway.processes: on Kubernetes each pod has one gateway; leave it out.")
+    if gateway.tls is not None:
+        raise ConfigError("gateway.tls: KubeRay asks gateways by plain HTTP; let an Ingress end TLS instead.")
     return _as_data(gateway)
 
 
