@@ -1,6 +1,6 @@
 # Penstock on CPU:
 #   docker build -t penstock:cpu .
-#   docker run --shm-size=1g -p 8000:8000 penstock:cpu
+#   docker run --shm-size=1g -p 8000:8000 -v penstock:/data penstock:cpu
 FROM python:3.11.14-slim-bookworm AS build
 RUN python -m venv /opt/penstock
 ENV PATH=/opt/penstock/bin:$PATH
@@ -18,7 +18,7 @@ RUN apt-get update && apt-get install --yes --no-install-recommends g++ libnuma1
     && rm -rf /var/lib/apt/lists/*
 RUN useradd --uid 10001 --create-home penstock && install --directory --owner=penstock /data
 COPY --from=build /opt/penstock /opt/penstock
-ENV PATH=/opt/penstock/bin:$PATH
+ENV PATH=/opt/penstock/bin:$PATH PENSTOCK_CACHE=/data/cache HF_HOME=/data/huggingface
 USER 10001
 WORKDIR /home/penstock
 EXPOSE 8000
