@@ -179,6 +179,11 @@ def test_a_gateway_runs_on_each_pod_that_is_always_there(command):
     assert args["gateway"] == {"host": "0.0.0.0", "port": 8000}
 
 
+def test_pods_keep_the_label_by_which_kuberay_finds_the_head(command):
+    labels = cluster(command(SIM))["headGroupSpec"]["template"]["metadata"]["labels"]
+    assert "app.kubernetes.io/name" not in labels
+
+
 def test_pods_see_no_variables_of_services(command):
     found = cluster(command(SIM))
     templates = [
