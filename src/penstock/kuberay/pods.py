@@ -25,7 +25,7 @@ _STOP_S = 60  # open streams have 20 s, then Serve and Ray
 
 
 def labels(site: Site, component: str) -> dict[str, str]:
-    """Kubernetes' recommended ones, but for `name`: KubeRay's Service of the head finds its pod by its own."""
+    """Kubernetes' recommended ones but for `name`: KubeRay's Service of the head finds its pod by its own."""
     return {
         "app.kubernetes.io/part-of": "penstock",
         "app.kubernetes.io/instance": site.name,
