@@ -33,6 +33,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     """Runs `penstock kuberay` on a config, in its folder; gives stdout."""
     monkeypatch.setenv("PENSTOCK_ACCELERATOR", "auto")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
 
     def run(config: Mapping[str, Any] | str, *options: str) -> str:
         file = config if isinstance(config, str) else "models.yaml"
@@ -41,7 +42,9 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
         words = ["kuberay", file, *options]
         monkeypatch.setattr(sys, "argv", ["penstock", *words])
         app(words, standalone_mode=False)
-        return capsys.readouterr().out
+        said = capsys.readouterr()
+        sys.stderr.write(said.err)  # for the test itself
+        return said.out
 
     return run
 
@@ -249,6 +252,19 @@ def test_a_replica_larger_than_a_node_is_refused(command, capsys):
     process = {"llm_engine": "process", "engine_kwargs": {"command": ["serve"]}}
     written = {**SIM, **process, "accelerator_config": {"kind": "gpu"}, **bundles}
     assert "--gpus-per-node" in refusal(command, capsys, written)
+
+
+def test_what_pods_lack_is_said(command, capsys, tmp_path):
+    (tmp_path / "prompts.py").write_text("def polite(request): return request")
+    loading = {"model_id": "echo", "model_source": str(tmp_path)}
+    command(
+        {**SIM, "model_loading_config": loading, "preprocessor": "prompts:polite", "accelerator_type": "L4"}
+    )
+    told = capsys.readouterr().err
+    assert f"model_source '{tmp_path}' must be in the image" in told
+    assert "preprocessor 'prompts:polite' must be in the image" in told
+    assert "which nodes have L4" in told
+    assert "kubectl create secret generic penstock-secrets --from-literal=PENSTOCK_API_KEY=..." in told
 
 
 def test_mistakes_are_those_of_check(command, capsys):

@@ -6,7 +6,7 @@ off: a token takes no hop more than with `penstock serve`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -21,6 +21,7 @@ from penstock.kuberay.worker_groups import WorkerGroup, worker_groups
 DEFAULT_PORT = 8000
 _HEAD = "node:__internal_head__"  # Ray's resource of the head's node
 _SHARE = 0.001
+_PATHS = ("/", "./", "../", "~")
 _IDLE_S = 300  # a pod of a model costs minutes to get back
 
 
@@ -166,17 +167,37 @@ _Dumper.add_representer(str, _text)
 
 def notes(serving: LLMServingArgs, site: Site) -> list[str]:
     """What a person must know or do before the manifest is applied, a sentence each."""
-    groups = worker_groups(serving.llm_configs, site.gpus_per_node)
-    names = [secrets.API_KEY, *secrets.referenced(serving.llm_configs)]
-    literals = " ".join(f"--from-literal={name}=..." for name in dict.fromkeys(names))
-    found = [f"First: kubectl create secret generic {site.secret} {literals}"]
-    types: Mapping[str, None] = dict.fromkeys(
-        group.accelerator_type for group in groups if group.accelerator_type
-    )
-    found += [
+    names = dict.fromkeys([secrets.API_KEY, *secrets.referenced(serving.llm_configs)])
+    literals = " ".join(f"--from-literal={name}=..." for name in names)
+    return [
+        *_not_in_pods(serving.llm_configs),
+        *_without_nodes(worker_groups(serving.llm_configs, site.gpus_per_node), site),
+        f"First: kubectl create secret generic {site.secret} {literals}",
+    ]
+
+
+def _without_nodes(groups: Sequence[WorkerGroup], site: Site) -> list[str]:
+    types = dict.fromkeys(group.accelerator_type for group in groups if group.accelerator_type)
+    return [
         f"Nothing says which nodes have {kind}; a pod that lands on others takes no replica. Name a label of "
         f"theirs: --node-selector {kind}:KEY=VALUE."
         for kind in types
         if not site.node_selector(kind)
     ]
-    return found
+
+
+def _not_in_pods(configs: Sequence[LLMConfig]) -> list[str]:
+    """What is found on this machine, and in a pod only if someone puts it there."""
+    return [
+        f"{config.location}: {field} {value!r} must be in the image, or on the volume below {pods.DATA}."
+        for config in configs
+        for field, value in (
+            ("model_source", config.model_loading_config.model_source),
+            ("preprocessor", config.preprocessor),
+            ("postprocessor", config.postprocessor),
+            ("server_cls", config.server_cls),
+        )
+        if isinstance(value, str)
+        and (field != "model_source" or value.startswith(_PATHS))
+        and not value.startswith(f"{pods.DATA}/")
+    ]

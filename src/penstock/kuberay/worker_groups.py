@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.config import LLMConfig
@@ -156,12 +156,4 @@ def _renamed(groups: Sequence[WorkerGroup]) -> Iterator[WorkerGroup]:
         name = re.sub(r"[^a-z0-9]+", "-", group.name.lower()).strip("-")[:_LONGEST].strip("-") or "model"
         seen[name] = seen.get(name, 0) + 1
         number = f"-{seen[name]}" if seen[name] > 1 else ""
-        yield WorkerGroup(
-            name + number,
-            group.cpus,
-            group.gpus,
-            group.least,
-            group.most,
-            group.accelerator_type,
-            group.memory,
-        )
+        yield replace(group, name=name + number)
