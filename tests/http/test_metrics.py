@@ -3,6 +3,7 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from served import Served, chat
+from tests.dashboard import without_series
 
 from penstock.config import LLMConfig
 from penstock.serve.fleet import links
@@ -53,6 +54,17 @@ async def test_a_stream_is_timed_to_its_first_token_between_tokens_and_to_its_en
     whole = of(found, "penstock_request_seconds_sum")
     assert 0 < overhead < first < first + between < whole
     assert 1 <= of(found, "penstock_inter_token_latency_seconds_count") <= 9
+
+
+@pytest.mark.parity("S28")
+async def test_every_query_of_the_dashboard_reads_a_series(served: Served):
+    """On a simulator; tests/ray/test_served_demo.py does it with vLLM."""
+    await served.gateway(ServedModel("m", created=1, adapter_slots=4))
+    await served.replica(max_model_len=8)
+    async with served.http() as http:
+        await http.post("/v1/chat/completions", json=chat("a", max_tokens=3, stream=True))
+        await http.post("/v1/chat/completions", json=chat("a b c d e f g h i j"))
+        assert without_series((await http.get("/metrics")).text) == []
 
 
 async def test_an_answer_that_does_not_stream_has_no_first_token(served: Served):

@@ -87,7 +87,7 @@ def test_prometheus_understands_the_file(tmp_path: Path):
 
 
 def test_every_query_of_the_dashboard_gives_something(client: OpenAI, prometheus: str):
-    silent = queries()
+    silent = [query for query in queries() if "penstock_adapter" not in query]  # the model has none
     deadline = time.monotonic() + LIMIT_S
     while silent and time.monotonic() < deadline:
         use(client)
