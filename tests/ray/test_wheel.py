@@ -15,8 +15,8 @@ import sysconfig
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from importlib.metadata import Distribution, distribution
+from collections.abc import Sequence
+from importlib.metadata import Distribution, distribution, distributions
 from pathlib import Path
 
 import pytest
@@ -27,6 +27,8 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 OURS = ("Dockerfile", "LICENSE", "README.md", "pyproject.toml", "src")
+REMOVED = {"torchaudio", "torchcodec", "torchvision"}
+"""See scripts/setup: they may be built for another torch, and serving text needs none of them."""
 SHIM = "torchvision_beside_cpu_torch"
 START_S = 240
 
@@ -47,20 +49,26 @@ def wheel(folder: Path) -> Path:
     return built
 
 
-def closure(requirement: Requirement, seen: dict[str, Distribution]) -> None:
-    """Adds what `requirement` needs, with its extras, from this environment."""
-    for extra in ("", *sorted(requirement.extras)):
-        key = f"{canonicalize_name(requirement.name)}[{extra}]"
-        if key in seen:
-            continue
-        found = seen[key] = distribution(requirement.name)
-        for text in found.requires or ():
-            needed = Requirement(text)
-            if needed.marker is None or needed.marker.evaluate({"extra": extra}):
-                closure(needed, seen)
+def needed(root: Distribution, *extras: str) -> list[Distribution]:
+    """What `root` needs, with these extras, and what that needs in turn: from this environment."""
+    found: dict[str, Distribution] = {}
+    seen: set[tuple[str, str]] = set()
+    to_do = [(root, extra) for extra in ("", *extras)]
+    while to_do:
+        each, extra = to_do.pop()
+        for text in each.requires or ():
+            wanted = Requirement(text)
+            name = canonicalize_name(wanted.name)
+            if name in REMOVED or (wanted.marker and not wanted.marker.evaluate({"extra": extra})):
+                continue
+            known = found.setdefault(name, distribution(name))
+            fresh = {(name, extra) for extra in ("", *wanted.extras)} - seen
+            seen |= fresh
+            to_do += [(known, extra) for _, extra in fresh]
+    return list(found.values())
 
 
-def linked(found: Iterator[Distribution], packages: Path) -> None:
+def linked(found: Sequence[Distribution], packages: Path) -> None:
     """The files of distributions, with the bytecode that is there."""
     for each in found:
         for file in each.files or ():
@@ -80,7 +88,8 @@ def link(origin: Path, target: Path) -> None:
 
 
 def run(*words: str) -> None:
-    done = subprocess.run(words, capture_output=True, text=True)
+    bare = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(words, env=bare, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -89,11 +98,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     run(sys.executable, "-m", "venv", str(folder / "venv"))
     run(str(folder / "venv/bin/python"), "-m", "pip", "install", "--no-deps", str(wheel(folder)))
-    seen: dict[str, Distribution] = {}
-    closure(Requirement("penstock[cpu]"), seen)
     packages = folder / "venv" / Path(sysconfig.get_path("purelib")).relative_to(sys.prefix)
-    theirs = {each.name: each for each in seen.values() if canonicalize_name(each.name) != "penstock"}
-    linked(iter(theirs.values()), packages)
+    (penstock,) = distributions(name="penstock", path=[str(packages)])
+    linked(needed(penstock, "cpu"), packages)
     for file in Path(sysconfig.get_path("purelib")).glob(f"{SHIM}.*"):  # see scripts/setup
         link(file, packages / file.name)
     return folder

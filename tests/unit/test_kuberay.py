@@ -282,3 +282,11 @@ def test_configs_of_the_manifests_load():
     for file in MANIFESTS:
         with references_kept():
             assert load_configs(served(file.read_text()))
+
+
+def test_serve_takes_the_configs_of_the_manifests():
+    """Ray's own schema of what KubeRay sends; tests/ray/test_kuberay_deploys.py deploys them."""
+    from ray.serve.schema import ServeDeploySchema
+
+    for file in MANIFESTS:
+        assert ServeDeploySchema.model_validate(served(file.read_text())).proxy_location == "Disabled"
