@@ -89,10 +89,11 @@ def test_every_query_of_the_dashboard_reads_a_series(client: OpenAI, port: int):
 
 
 def test_no_process_reports_its_use(service: Command):
-    """Ray's in all processes, vLLM's and the hub's in those of the engine."""
-    environments = [process.environ() for process in service.living()]
+    """Ray's in all processes that the command starts, vLLM's and the hub's in those of the engine."""
+    environments = [process.environ() for process in service.work().children(recursive=True)]
     assert {each.get("RAY_USAGE_STATS_ENABLED") for each in environments} == {"0"}
     cores = [each for each in environments if "VLLM_NO_USAGE_STATS" in each]
+    assert cores
     assert {(each["VLLM_NO_USAGE_STATS"], each["HF_HUB_DISABLE_TELEMETRY"]) for each in cores} == {("1", "1")}
 
 
