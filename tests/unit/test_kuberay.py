@@ -182,6 +182,13 @@ def test_a_gateway_runs_on_each_pod_that_is_always_there(command):
     assert args["gateway"] == {"host": "0.0.0.0", "port": 8000}
 
 
+def test_json_logs_are_those_of_every_process(command):
+    (container,) = groups(command({"llm_configs": [SIM], "gateway": {"log_format": "json"}}))[0]["template"][
+        "spec"
+    ]["containers"]
+    assert {"name": "PENSTOCK_LOG_FORMAT", "value": "json"} in container["env"]
+
+
 def test_pods_keep_the_label_by_which_kuberay_finds_the_head(command):
     labels = cluster(command(SIM))["headGroupSpec"]["template"]["metadata"]["labels"]
     assert "app.kubernetes.io/name" not in labels

@@ -44,7 +44,9 @@ def manifest(serving: LLMServingArgs, site: Site) -> str:
 
 def _ray_service(serving: LLMServingArgs, site: Site, groups: Sequence[WorkerGroup]) -> dict[str, Any]:
     names = secrets.referenced(serving.llm_configs)
-    variables = pods.environment(site, secrets.variables_of_pods(names, site.secret))
+    variables = pods.environment(
+        site, secrets.variables_of_pods(names, site.secret), log_format=serving.gateway.log_format
+    )
     port = serving.gateway.port or DEFAULT_PORT
     cpu, gpu = site.image or CPU_IMAGE, site.image or GPU_IMAGE
     scales = any(group.most > group.least for group in groups)
@@ -104,7 +106,10 @@ def _gateway(gateway: GatewayConfig) -> dict[str, Any]:
         raise ConfigError("gateway.processes: on Kubernetes each pod has one gateway; leave it out.")
     if gateway.tls is not None:
         raise ConfigError("gateway.tls: KubeRay asks gateways by plain HTTP; let an Ingress end TLS instead.")
-    return _as_data(gateway)
+    data = _as_data(gateway)
+    if gateway.log_format == "text":  # what it is anyway
+        data.pop("log_format", None)
+    return data
 
 
 def _model(config: LLMConfig, gpus_per_node: int) -> dict[str, Any]:

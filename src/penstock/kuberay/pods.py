@@ -33,7 +33,9 @@ def labels(site: Site, component: str) -> dict[str, str]:
     }
 
 
-def environment(site: Site, secrets: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def environment(
+    site: Site, secrets: Sequence[Mapping[str, Any]], *, log_format: str = "text"
+) -> list[dict[str, Any]]:
     """Variables of every pod."""
     values = {
         "PENSTOCK_CACHE": f"{DATA}/cache",
@@ -44,6 +46,8 @@ def environment(site: Site, secrets: Sequence[Mapping[str, Any]]) -> list[dict[s
     }
     if site.accelerator == "cpu":
         values["PENSTOCK_ACCELERATOR"] = "cpu"
+    if log_format != "text":
+        values["PENSTOCK_LOG_FORMAT"] = log_format
     return [*({"name": name, "value": value} for name, value in values.items()), *map(dict, secrets)]
 
 
