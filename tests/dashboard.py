@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import promql_parser
 from prometheus_client.parser import text_string_to_metric_families
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
@@ -29,6 +25,8 @@ def without_series(metrics: str) -> list[str]:
     """Selectors of the dashboard that no series of `metrics` (Prometheus' text) fits, and labels by which a
     query groups that its series do not have.
     """
+    from tests.promql import fits, selected  # here: what only reads the queries needs no parser
+
     series = [
         (sample.name, sample.labels)
         for family in text_string_to_metric_families(metrics)
@@ -37,38 +35,6 @@ def without_series(metrics: str) -> list[str]:
     return [
         f"{selector} of {query}"
         for query in queries()
-        for selector, labels in _selected(promql_parser.parse(query), frozenset())
-        if not any(_fits(selector, labels, *each) for each in series)
+        for selector, labels in selected(query)
+        if not any(fits(selector, labels, *each) for each in series)
     ]
-
-
-def _selected(expr: Any, labels: frozenset[str]) -> Iterator[tuple[Any, frozenset[str]]]:
-    """Each selector in a query, with the labels by which what it gives is grouped."""
-    if isinstance(expr, promql_parser.VectorSelector):
-        yield expr, labels
-    elif isinstance(expr, promql_parser.MatrixSelector):
-        yield expr.vector_selector, labels
-    elif isinstance(expr, promql_parser.AggregateExpr):
-        yield from _selected(expr.expr, labels | set(expr.modifier.labels if expr.modifier else ()))
-    elif isinstance(expr, promql_parser.Call):
-        for argument in expr.args:
-            yield from _selected(argument, labels)
-    elif isinstance(expr, promql_parser.BinaryExpr):
-        yield from _selected(expr.lhs, labels)
-        yield from _selected(expr.rhs, labels)
-    elif isinstance(expr, promql_parser.ParenExpr):
-        yield from _selected(expr.expr, labels)
-
-
-def _fits(selector: Any, grouped: frozenset[str], name: str, labels: dict[str, str]) -> bool:
-    if selector.name != name or not grouped <= labels.keys():
-        return False
-    return all(_matches(each, labels.get(each.name, "")) for each in selector.matchers.matchers)
-
-
-def _matches(matcher: Any, value: str) -> bool:
-    kind = promql_parser.MatchOp
-    equal = matcher.value == value
-    if matcher.op in (kind.Equal, kind.NotEqual):
-        return equal == (matcher.op == kind.Equal)
-    return bool(re.fullmatch(matcher.value, value)) == (matcher.op == kind.Re)

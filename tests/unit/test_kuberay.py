@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import kubernetes_validate
 import pytest
 import yaml
 from tests.unit.kuberay_fields import RAY_SERVICE
@@ -83,6 +82,8 @@ def test_manifests_are_what_the_command_in_their_first_line_writes(file: Path, c
 
 @pytest.mark.parametrize("file", MANIFESTS, ids=lambda file: file.stem)
 def test_manifests_fit_the_schemas(file: Path):
+    import kubernetes_validate  # 22 MB of schemas
+
     for document in yaml.safe_load_all(file.read_text()):
         if document["kind"] != "RayService":
             kubernetes_validate.validate(document, KUBERNETES, strict=True)
