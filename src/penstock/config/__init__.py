@@ -14,6 +14,7 @@ from penstock.config.schema.sections import (
     OnDemandConfig,
     PlacementGroupConfig,
 )
+from penstock.config.schema.sections import BucketSource as CloudMirrorConfig
 from penstock.config.schema.settings import Settings
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Application",
     "BucketSource",
     "CallbackConfig",
+    "CloudMirrorConfig",
     "GatewayConfig",
     "LLMConfig",
     "LLMServingArgs",

@@ -104,6 +104,15 @@ async def call(callback: CallbackBase | None, config: LLMConfig, method: str) ->
         log.exception("%s It goes on, as raise_error_on_callback is false.", failure)
 
 
+def moved(callback: CallbackBase | None, config: LLMConfig) -> LLMConfig:
+    """The config with the source that the callback gave: in `ctx`, or in `get_engine_config()`."""
+    if callback is None:
+        return config
+    told = callback.llm_config.get_engine_config().hf_model_id
+    source = callback.ctx.model_source or (told if told != callback.llm_config.model_source else None)
+    return config if source is None else config.with_source(source)
+
+
 def problems(config: LLMConfig) -> list[str]:
     """A sentence, with its place in the config, when the callback's class cannot be found here."""
     wanted = config.callback_config

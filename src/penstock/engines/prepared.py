@@ -28,12 +28,10 @@ async def prepared(config: LLMConfig, progress: Progress, *, fetch: bool = True)
     """
     steps = callback.made(config)
     await callback.call(steps, config, callback.BEFORE_INIT)
-    if steps and steps.ctx.model_source:
-        config = config.with_source(steps.ctx.model_source)
+    config = callback.moved(steps, config)
     if fetch and (steps is None or steps.ctx.run_init_node) and not sources.is_here(config):
         await callback.call(steps, config, callback.BEFORE_DOWNLOAD)
-        if steps and steps.ctx.model_source:
-            config = config.with_source(steps.ctx.model_source)
+        config = callback.moved(steps, config)
         files = steps.ctx.model_files if steps else None
         config = await _fetched(config, files or sources.model_files, progress)
     await callback.call(steps, config, callback.AFTER_INIT)

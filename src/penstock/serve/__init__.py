@@ -1,7 +1,8 @@
 """Online serving: one fleet of engines behind one OpenAI-compatible gateway, on Ray Serve.
 
 In order: `builders` (configs in, an application out), `router`, `gateway` with `http`, `routing` and `fleet`,
-`replica`, and `control` beside them; `configs`, `deployments`, `openai_api_models` are users' module paths.
+`replica`, and `control` beside them. Users' module paths: `configs`, `deployments`, `openai_api_models`, and
+those of `ray.serve.llm`: `deployment`, `ingress`, `request_router`, `callbacks`.
 Names load on first use: `import penstock.serve` imports neither Ray nor an engine.
 """
 
@@ -11,7 +12,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.config import GatewayConfig, LLMConfig, LLMServingArgs
+    from penstock.config import (
+        CloudMirrorConfig,
+        GatewayConfig,
+        LLMConfig,
+        LLMServingArgs,
+        LoraConfig,
+        ModelLoadingConfig,
+    )
     from penstock.engines.callback import CallbackBase
     from penstock.serve.builders import (
         build_dp_deployment,
@@ -25,11 +33,14 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "CallbackBase": "penstock.engines.callback",
+    "CloudMirrorConfig": "penstock.config",
     "GatewayConfig": "penstock.config",
     "LLMConfig": "penstock.config",
     "LLMRouter": "penstock.serve.deployments",
     "LLMServer": "penstock.serve.deployments",
     "LLMServingArgs": "penstock.config",
+    "LoraConfig": "penstock.config",
+    "ModelLoadingConfig": "penstock.config",
     "VLLMService": "penstock.serve.deployments",
     "build_dp_deployment": "penstock.serve.builders",
     "build_dp_openai_app": "penstock.serve.builders",
@@ -41,11 +52,14 @@ _WHERE = {
 
 __all__ = [
     "CallbackBase",
+    "CloudMirrorConfig",
     "GatewayConfig",
     "LLMConfig",
     "LLMRouter",
     "LLMServer",
     "LLMServingArgs",
+    "LoraConfig",
+    "ModelLoadingConfig",
     "VLLMService",
     "build_dp_deployment",
     "build_dp_openai_app",

@@ -15,8 +15,10 @@ from ray.serve import Application
 
 from penstock import hooks, ray_version
 from penstock.config import GatewayConfig, LLMConfig, LLMServingArgs, Settings, check_accelerator
-from penstock.config.derive.server_class import server_class
+from penstock.config.derive.serve_options import deployment_name
+from penstock.config.derive.server_class import imported_class, server_class
 from penstock.config.messages.problems import config_error
+from penstock.config.schema.deployment import checked_options
 from penstock.engines import callback
 from penstock.engines.check import check_arguments
 from penstock.json_logs import LOG_FORMAT
@@ -28,10 +30,26 @@ log = logging.getLogger(__name__)
 
 
 def build_llm_deployment(
-    llm_config: LLMConfig, *, deployment_cls: type[LLMServer] | None = None
+    llm_config: LLMConfig,
+    *,
+    name_prefix: str | None = None,
+    bind_kwargs: Mapping[str, Any] | None = None,
+    override_serve_options: Mapping[str, Any] | None = None,
+    deployment_cls: type[LLMServer] | None = None,
 ) -> Application:
-    """One model: an application by itself, or a part of a larger one."""
-    return server_class(llm_config, deployment_cls or LLMServer).as_deployment().bind(llm_config)
+    """One model: an application by itself, or a part of a larger one.
+
+    name_prefix: of the deployment's name, in place of `LLMServer:`. bind_kwargs: more arguments of the server
+    class. override_serve_options: options of `serve.deployment`, over those of the config; its `name` is the
+    whole name. deployment_cls: in place of the config's `server_cls`.
+    Raises: ConfigError.
+    """
+    server = deployment_cls or server_class(llm_config, LLMServer)
+    given = checked_options(override_serve_options or {}, "override_serve_options")
+    if name_prefix is not None:
+        own = llm_config.deployment_config.get("name") or deployment_name(llm_config.model_id, "")
+        given = {"name": f"{name_prefix}{own}", **given}
+    return server.as_deployment(given).bind(llm_config, **(bind_kwargs or {}))
 
 
 def build_openai_app(args: Mapping[str, Any] | LLMServingArgs) -> Application:
@@ -43,7 +61,11 @@ def build_openai_app(args: Mapping[str, Any] | LLMServingArgs) -> Application:
     serving = args if isinstance(args, LLMServingArgs) else LLMServingArgs.parse(args)
     _check(serving.llm_configs)
     models = [build_llm_deployment(_logging(config, serving.gateway)) for config in serving.llm_configs]
-    router = LLMRouter.as_deployment(serving.ingress_deployment_config)
+    ingress = serving.ingress_cls_config
+    if (own := imported_class(ingress.ingress_cls, serving.location / "ingress_cls_config")) is None:
+        router = LLMRouter.as_deployment(serving.ingress_deployment_config)
+    else:
+        router = own.as_deployment(serving.ingress_deployment_config, **ingress.ingress_extra_kwargs)
     return router.bind(models, serving.gateway)
 
 
@@ -65,10 +87,21 @@ def build_pd_openai_app(args: Mapping[str, Any]) -> Application:
 
 
 def build_dp_deployment(
-    llm_config: LLMConfig, *, deployment_cls: type[LLMServer] | None = None
+    llm_config: LLMConfig,
+    *,
+    name_prefix: str | None = None,
+    bind_kwargs: Mapping[str, Any] | None = None,
+    override_serve_options: Mapping[str, Any] | None = None,
+    deployment_cls: type[LLMServer] | None = None,
 ) -> Application:
     """`build_llm_deployment` under the name for a model with `data_parallel_size`."""
-    return build_llm_deployment(llm_config, deployment_cls=deployment_cls)
+    return build_llm_deployment(
+        llm_config,
+        name_prefix=name_prefix,
+        bind_kwargs=bind_kwargs,
+        override_serve_options=override_serve_options,
+        deployment_cls=deployment_cls,
+    )
 
 
 def build_dp_openai_app(args: Mapping[str, Any]) -> Application:

@@ -1,5 +1,19 @@
 """The configs, under the module path that users know."""
 
-from penstock.config import GatewayConfig, LLMConfig, LLMServingArgs
+from penstock.config import (
+    CloudMirrorConfig,
+    GatewayConfig,
+    LLMConfig,
+    LLMServingArgs,
+    LoraConfig,
+    ModelLoadingConfig,
+)
 
-__all__ = ["GatewayConfig", "LLMConfig", "LLMServingArgs"]
+__all__ = [
+    "CloudMirrorConfig",
+    "GatewayConfig",
+    "LLMConfig",
+    "LLMServingArgs",
+    "LoraConfig",
+    "ModelLoadingConfig",
+]

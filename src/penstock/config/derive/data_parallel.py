@@ -30,7 +30,7 @@ def in_gangs(config: LLMConfig, options: Mapping[str, Any]) -> dict[str, Any]:
     if problems := list(_problems(config, size)):
         raise config_error(problems)
     gang: Mapping[str, Any] = options.get("gang_scheduling_config") or {}
-    found: dict[str, Any] = {"gang_scheduling_config": {**gang, "gang_size": size}}
+    found: dict[str, Any] = {"gang_scheduling_config": {**_spread(config, size), **gang, "gang_size": size}}
     scaling: Mapping[str, Any] | None = options.get("autoscaling_config")
     if scaling is None:
         return found | {"num_replicas": size * (options.get("num_replicas") or 1)}
@@ -40,12 +40,22 @@ def in_gangs(config: LLMConfig, options: Mapping[str, Any]) -> dict[str, Any]:
     return found | {"autoscaling_config": {**scaling, **scaled}}
 
 
+def _spread(config: LLMConfig, size: int) -> dict[str, str]:
+    """Ray packs a gang on as few nodes as it can, unless it is to have fewer replicas on each."""
+    per_node = config.experimental_configs.get("dp_size_per_node") or size
+    return {"gang_placement_strategy": "SPREAD"} if per_node < size else {}
+
+
 def _problems(config: LLMConfig, size: int) -> Iterator[str]:
     given, location = config.deployment_config, config.location
     gang: Mapping[str, Any] = given.get("gang_scheduling_config") or {}
     if gang.get("gang_size", size) != size:
         where = location / "deployment_config" / "gang_scheduling_config" / "gang_size"
         yield where.says(f"is {gang['gang_size']}, but data_parallel_size is {size}; make them the same.")
+    per_node = config.experimental_configs.get("dp_size_per_node") or size
+    if size % per_node:
+        where = location / "experimental_configs" / "dp_size_per_node"
+        yield where.says(f"is {per_node}, of which data_parallel_size, {size}, is no multiple; change one.")
     if given.get("max_replicas_per_node") is not None:
         where = location / "deployment_config" / "max_replicas_per_node"
         yield where.says(f"does not go with data_parallel_size. {_SPREAD}")

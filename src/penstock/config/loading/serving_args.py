@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path as File
 from typing import Annotated, Any, Self
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from penstock.config.loading import yaml_source
 from penstock.config.messages.annotations import CheckedDict
@@ -15,11 +15,34 @@ from penstock.config.messages.problems import ErrorCollector, translated
 from penstock.config.schema.deployment import DeploymentOptions
 from penstock.config.schema.gateway import GatewayConfig
 from penstock.config.schema.model import LLMConfig
-from penstock.config.schema.strict import RootConfig
+from penstock.config.schema.processing import class_or_path
+from penstock.config.schema.strict import RootConfig, StrictModel
 from penstock.errors import ConfigError
 
 MODELS, MODEL, PREFILL, DECODE = FORMS = "llm_configs", "llm_config", "prefill_config", "decode_config"
 """Keys of a mapping that are models: many; one; one in two halves."""
+
+
+class IngressClsConfig(StrictModel):
+    """A class in the gateway's place, with endpoints of its own."""
+
+    ingress_cls: Any = Field(
+        default=None,
+        description="A subclass of `penstock.serve.ingress.OpenAiIngress`, or its import path "
+        "`package.module:Class`.",
+    )
+    ingress_extra_kwargs: dict[str, Any] = Field(default={}, description="More arguments of that class.")
+
+    @field_validator("ingress_cls")
+    @classmethod
+    def _class_or_path(cls, value: Any) -> Any:
+        return class_or_path(value)
+
+    @model_validator(mode="after")
+    def _arguments_of_something(self) -> Self:
+        if self.ingress_extra_kwargs and self.ingress_cls is None:
+            raise ValueError("ingress_extra_kwargs are given, but no ingress_cls.")
+        return self
 
 
 class LLMServingArgs(RootConfig):
@@ -35,6 +58,19 @@ class LLMServingArgs(RootConfig):
     ingress_deployment_config: Annotated[dict[str, Any], CheckedDict(DeploymentOptions)] = Field(
         default={}, description="Options of Ray Serve's deployment of the gateway."
     )
+    ingress_cls_config: IngressClsConfig = Field(
+        default_factory=lambda: IngressClsConfig(),
+        description="Your own class in the gateway's place. See docs/serve/endpoints.md.",
+    )
+
+    @model_validator(mode="after")
+    def _one_door(self) -> Self:
+        if self.ingress_cls_config.ingress_cls is not None and self.gateway.port is not None:
+            raise ValueError(
+                "gateway.port does not go with ingress_cls_config: endpoints of your own class are answered "
+                "through Ray Serve's HTTP. Leave gateway.port out, or use `endpoint` of a server class."
+            )
+        return self
 
     @classmethod
     def parse(

@@ -279,3 +279,10 @@ class DeploymentOptions(StrictModel):
         if self.num_replicas is None or self.autoscaling_config is None:
             return self
         raise ValueError("num_replicas and autoscaling_config exclude each other; give one of them.")
+
+
+def checked_options(given: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Options of `serve.deployment` that were given as the argument `name`. Raises: ConfigError."""
+    with translated(DeploymentOptions, Location(name)):
+        DeploymentOptions.model_validate(given)
+    return dict(given)

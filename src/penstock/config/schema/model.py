@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, cast, get_args
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from penstock.config.messages.annotations import CheckedDict
 from penstock.config.messages.location import Location
-from penstock.config.messages.problems import unknown
+from penstock.config.messages.problems import translated, unknown
 from penstock.config.schema.deployment import DeploymentOptions, RuntimeEnv, router_name
 from penstock.config.schema.env_vars import with_variables
 from penstock.config.schema.prefill import PrefillConfig
-from penstock.config.schema.processing import PostprocessorOptions, PreprocessorOptions, checked_hook
+from penstock.config.schema.processing import (
+    PostprocessorOptions,
+    PreprocessorOptions,
+    checked_hook,
+    class_or_path,
+)
 from penstock.config.schema.routing import DEFAULT_POLICY, RoutingConfig, checked_policy
 from penstock.config.schema.sections import (
     AcceleratorConfig,
@@ -34,6 +40,16 @@ from penstock.config.schema.sections import (
 )
 from penstock.config.schema.strict import RootConfig
 from penstock.errors import ConfigError
+
+
+@dataclass(slots=True)
+class EngineConfig:
+    """Of one model: its name, its hub id or folder, its engine's arguments."""
+
+    model_id: str
+    hf_model_id: str
+    engine_kwargs: dict[str, Any]
+
 
 DEMO_MODEL_ID = "penstock-demo"
 DEMO_SOURCE = "demo"
@@ -130,6 +146,7 @@ class LLMConfig(RootConfig):
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"names {', '.join(map(repr, twice))} more than once.")
         return names
+    _engine: EngineConfig | None = PrivateAttr(default=None)
 
     @field_validator("runtime_env")
     @classmethod
@@ -151,9 +168,7 @@ class LLMConfig(RootConfig):
     @field_validator("server_cls")
     @classmethod
     def _class_or_path(cls, value: Any) -> Any:
-        if value is None or isinstance(value, type) or (isinstance(value, str) and "." in value):
-            return value
-        raise ValueError("must be a class or an import path such as `my_package.my_module:MyServer`.")
+        return class_or_path(value)
 
     @field_validator("preprocessor", "postprocessor")
     @classmethod
@@ -212,6 +227,31 @@ class LLMConfig(RootConfig):
     def engine_name(self) -> EngineName:
         """`llm_engine` in the one spelling that code compares with."""
         return cast("EngineName", self.llm_engine.lower())
+
+    @property
+    def ingress_replicas(self) -> int:
+        """Gateways that this model asks for."""
+        return int(self.experimental_configs.get("num_ingress_replicas", 1))
+
+    @property
+    def max_request_context_length(self) -> int | None:
+        """`max_model_len` of the engine, where the config says it. Units: tokens."""
+        return self.engine_kwargs.get("max_model_len")
+
+    def get_engine_config(self) -> EngineConfig:
+        """What the engine is told. A callback that changes it, changes what starts; one for each config."""
+        if self._engine is None:
+            self._engine = EngineConfig(self.model_id, self.model_source, self.engine_kwargs)
+        return self._engine
+
+    def update_engine_kwargs(self, **arguments: Any) -> None:
+        """Adds engine arguments, or replaces some. Before the config is bound, or in a callback.
+
+        Raises: ConfigError.
+        """
+        with translated(EngineSizes, self.location / "engine_kwargs"):
+            EngineSizes.model_validate({**self.engine_kwargs, **arguments})
+        self.engine_kwargs.update(arguments)
 
     @property
     def stream_batching_interval_ms(self) -> float:

@@ -41,6 +41,13 @@ def checked_hook(value: Any) -> Any:
     raise ValueError("must be a class, a function, or an import path such as `my_module:Preprocessor`.")
 
 
+def class_or_path(value: Any) -> Any:
+    """Raises: ValueError for what is neither a class nor the import path of one."""
+    if value is None or isinstance(value, type) or (isinstance(value, str) and "." in value):
+        return value
+    raise ValueError("must be a class or an import path such as `my_package.my_module:MyClass`.")
+
+
 def own_deployment(options: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Serve's options of a preprocessor that is a deployment by itself; None when it runs in the replica."""
     given = {name: value for name, value in (options or {}).items() if name != "arguments"}

@@ -155,6 +155,17 @@ class ExperimentalConfigs(StrictModel):
         ge=0,
         description="Streamed events are joined over this time, in milliseconds; the first is never held.",
     )
+    num_ingress_replicas: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Gateways; the largest number of all models counts, and `gateway.processes`.",
+    )
+    dp_size_per_node: int | None = Field(
+        default=None,
+        ge=1,
+        description="Replicas of a `data_parallel_size` on one node: all of them (PACK), or fewer (SPREAD).",
+    )
 
 
 class EngineSizes(StrictModel):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
@@ -47,6 +49,19 @@ class RootConfig(StrictModel):
         config._location = location or Location()
         return config
 
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> Self:
+        """From a YAML file. Raises: ConfigError with every fault, each with its line."""
+        found = _yaml().read(path)
+        return cls.parse(found.data, found.location)
+
+    @classmethod
+    def parse_yaml(cls, file: str | TextIO) -> Self:
+        """From YAML: its text, or a file that is open. Raises: as `from_file`."""
+        text, name = (file, "") if isinstance(file, str) else (file.read(), str(getattr(file, "name", "")))
+        found = _yaml().parse(text, name)
+        return cls.parse(found.data, found.location)
+
     def at(self, location: Location) -> Self:
         """The same config, said to be read at `location`."""
         moved = self.model_copy()
@@ -57,3 +72,8 @@ class RootConfig(StrictModel):
     def location(self) -> Location:
         """Where this config was read; empty for one built in Python."""
         return self._location
+
+
+def _yaml() -> Any:
+    """What reads files imports what is written in them: it is imported when a method is called."""
+    return importlib.import_module("penstock.config.loading.yaml_source")

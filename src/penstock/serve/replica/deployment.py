@@ -78,17 +78,25 @@ class ModelDeployment:
     ) -> Application:
         """published: the name under which gateways know its replicas."""
         options = {**self.server.get_deployment_options(config), **given}
-        options |= {
-            "request_router_config": {
-                **router_options(options.get("request_router_config")),
-                "request_router_class": FleetRouter,
-                "request_router_kwargs": {"model_id": published},
-            },
-        }
+        options["request_router_config"] = membership_router(published, options.get("request_router_config"))
         actor, own_secrets = _without_secrets(options.get("ray_actor_options") or {})
         secrets = {**without_secrets(runtime_env(config, environment.runtime_env()))[1], **own_secrets}
         bound = resolved(config, environment.nodes()).with_secrets(secrets)
         return deployment(self.server, {**options, "ray_actor_options": actor}).bind(bound, **arguments)
+
+
+def membership_router(published: str, given: Any) -> dict[str, Any]:
+    """Serve's `request_router_config` of a model's replicas. given: the user's, or one made here before.
+
+    Raises: ConfigError.
+    """
+    if isinstance(given, Mapping) and given.get("request_router_class") is FleetRouter:
+        return {**given, "request_router_kwargs": {"model_id": published}}
+    return {
+        **router_options(given),
+        "request_router_class": FleetRouter,
+        "request_router_kwargs": {"model_id": published},
+    }
 
 
 def deployment(server: Any, options: Mapping[str, Any]) -> Deployment:

@@ -32,8 +32,9 @@ from penstock.layers.hooks import HookCall
 from penstock.layers.stack import stacked
 from penstock.serve.control.state import Outcome, ReplicaStatus, SharingGroup, Update
 from penstock.serve.fleet.membership import ADAPTERS
+from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.replica import environment, gang, startup
-from penstock.serve.replica.deployment import ModelDeployment
+from penstock.serve.replica.deployment import ModelDeployment, membership_router
 from penstock.serve.replica.frontend.custom_endpoints import CustomEndpoints, paths
 from penstock.serve.replica.frontend.listener import Listener
 from penstock.serve.replica.frontend.status_link import StatusSource
@@ -312,10 +313,14 @@ class LLMServer:
 
     @classmethod
     def get_deployment_options(cls, llm_config: LLMConfig) -> dict[str, Any]:
-        """Serve's options for this config: placement, actor resources, runtime environment."""
-        return llm_config.get_serve_options(
+        """Serve's options for this config: placement, actor resources, runtime environment, and the router by
+        which gateways learn of its replicas.
+        """
+        options = llm_config.get_serve_options(
             nodes=environment.nodes(), default_runtime_env=environment.runtime_env()
         )
+        router = membership_router(llm_config.model_id, options.get("request_router_config"))
+        return {**options, "request_router_config": router}
 
     @classmethod
     def as_deployment(cls, deployment_options: Mapping[str, Any] | None = None) -> ModelDeployment:
@@ -341,6 +346,10 @@ class LLMServer:
     async def llm_config(self) -> LLMConfig:
         """The config that this server was made from."""
         return self._llm_config
+
+    async def served_model(self) -> ServedModel:
+        """What a gateway knows of this model before it hears of a replica."""
+        return ServedModel.of(self._llm_config, paths=tuple(paths(type(self))))
 
     # -- requests by handle: each is awaited and returns an async generator, as in ray.serve.llm
 

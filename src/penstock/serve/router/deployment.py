@@ -6,7 +6,7 @@ It binds the router class that it is given, and imports none. Nothing is started
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ray import serve
@@ -43,14 +43,19 @@ _UNLIMITED = 1_000_000  # open requests of one gateway process: the gateway itse
 
 @dataclass(frozen=True)
 class RouterDeployment:
-    """A router class with options, to be bound to its models."""
+    """A router class with options, to be bound to its models.
+
+    ingress: a class that `make_fastapi_ingress` made, bound in the router's place; extra: more arguments of it.
+    """
 
     router: type[Any]
     given: Mapping[str, Any] = field(default_factory=dict)
+    ingress: type[Any] | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     def options(self, **options: Any) -> RouterDeployment:
         """A copy with these options of `serve.deployment` added."""
-        return RouterDeployment(self.router, {**self.given, **options})
+        return replace(self, given={**self.given, **options})
 
     def bind(
         self, models: Sequence[Application | LLMConfig], gateway: GatewayConfig | None = None
@@ -73,26 +78,53 @@ class RouterDeployment:
                 "gateway.tls needs a port of the gateway's own: set gateway.port, or end TLS in a proxy "
                 "before Ray Serve's HTTP."
             )
-        scaling = self.given.get("autoscaling_config") or {}
-        if isinstance(most := self.given.get("num_replicas") or scaling.get("max_replicas"), int):
+        options = gateway_options(configs, gateway.processes, self.given)
+        scaling = options.get("autoscaling_config") or {}
+        if isinstance(most := options.get("num_replicas") or scaling.get("max_replicas"), int):
             gateway = gateway.model_copy(update={"processes": most})
-        options: dict[str, Any] = {
-            "name": "LLMRouter",
-            **({} if "autoscaling_config" in self.given else {"num_replicas": gateway.processes}),
-            "max_ongoing_requests": _UNLIMITED,
-            "ray_actor_options": {"num_cpus": 0},
-            "health_check_period_s": 1.0,
-            "graceful_shutdown_timeout_s": 20.0 + _CLOSING_S,
-            "graceful_shutdown_wait_loop_s": 0.2,
-            **_SURGE,
-            **self.given,
+        bound: dict[str, Any] = {
+            "servers": applications,
+            "cards": [ServedModel.of(model.config, paths=tuple(paths(model.server))) for model in known],
+            "gateway": gateway,
+            "control": deployment(LLMControl, _CONTROL).bind(),
+            "drain_s": max(0.0, options["graceful_shutdown_timeout_s"] - _CLOSING_S),
+            "prefill": {m.config.model_id: m.prefill for m in known if m.prefill is not None},
         }
-        drain_s = max(0.0, options["graceful_shutdown_timeout_s"] - _CLOSING_S)
-        cards = [ServedModel.of(model.config, paths=tuple(paths(model.server))) for model in known]
-        prefill = {model.config.model_id: model.prefill for model in known if model.prefill is not None}
-        control = deployment(LLMControl, _CONTROL).bind()
-        router = deployment(serve.ingress()(self.router), options)
-        return router.bind(applications, cards, gateway, control, drain_s, prefill)
+        if self.ingress is None:
+            return deployment(serve.ingress()(self.router), options).bind(**bound)
+        return deployment(self.ingress, options).bind(
+            llm_deployments=dict(zip((config.model_id for config in configs), applications, strict=True)),
+            model_cards={card.id: card for card in bound["cards"]},
+            lora_paths={
+                config.model_id: config.lora_config.dynamic_lora_loading_path
+                for config in configs
+                if config.lora_config is not None
+            },
+            bound=bound,
+            **self.extra,
+        )
+
+
+def gateway_options(
+    configs: Sequence[LLMConfig], processes: int = 1, given: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Serve's options of a gateway to these models. given: the user's, which win.
+
+    processes: gateways, unless the user's options or `num_ingress_replicas` of a model ask for more.
+    """
+    given = given or {}
+    most = max([processes, *(config.ingress_replicas for config in configs)])
+    return {
+        "name": "LLMRouter",
+        **({} if "autoscaling_config" in given else {"num_replicas": most}),
+        "max_ongoing_requests": _UNLIMITED,
+        "ray_actor_options": {"num_cpus": 0},
+        "health_check_period_s": 1.0,
+        "graceful_shutdown_timeout_s": 20.0 + _CLOSING_S,
+        "graceful_shutdown_wait_loop_s": 0.2,
+        **_SURGE,
+        **given,
+    }
 
 
 def _application(model: Application | LLMConfig) -> Application:

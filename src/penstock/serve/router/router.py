@@ -29,7 +29,7 @@ from penstock.serve.http.serve_proxy import behind_haproxy, behind_serve
 from penstock.serve.http.server import Port, serve_on
 from penstock.serve.http.tls import Certificate
 from penstock.serve.router.deployment import RouterDeployment
-from penstock.serve.router.traffic_shift import TrafficShifts
+from penstock.serve.router.traffic_shift import TrafficShifts, no_routes
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +55,13 @@ class LLMRouter:
         servers: Sequence[DeploymentHandle[Any]],
         cards: Sequence[ServedModel],
         gateway: GatewayConfig,
-        control: DeploymentHandle[Any],
+        control: DeploymentHandle[Any] | None,
         drain_s: float = 20.0,
         prefill: Mapping[str, DeploymentHandle[Any]] | None = None,
     ) -> None:
-        """servers and cards: in the same order. drain_s: for open requests, at the end. prefill: handles to
-        the prefill replicas by model, for their metrics only.
+        """servers and cards: in the same order. control: None where the application has none: nothing is then
+        operated, woken on demand or shifted. drain_s: for open requests, at the end. prefill: handles to the
+        prefill replicas by model, for their metrics only.
 
         Raises: ConfigError when the gateway's own port is taken, or its certificate cannot be used.
         """
@@ -71,10 +72,16 @@ class LLMRouter:
         self._control = control
         self._drain_s = drain_s
         self.gateway = Gateway(
-            gateway, cards, table, unreachable=self._open_network, operate=self._operate, wake=self._wake
+            gateway,
+            cards,
+            table,
+            unreachable=self._open_network,
+            operate=self._operate if control is not None else None,
+            wake=self._wake,
         )
         await self.gateway.start()
-        self._shifts = TrafficShifts(table, handles, serve.get_deployment_handle, control.routes.remote)
+        routes = control.routes.remote if control is not None else no_routes
+        self._shifts = TrafficShifts(table, handles, serve.get_deployment_handle, routes)
         self._shifts.start()
         for name, handle in self._prefill.items():
             membership.follow(name, handle, functools.partial(table.set_members, name))
@@ -103,11 +110,12 @@ class LLMRouter:
         if not self._table.members(model_id):
             log.info("%s: a request waits and there is no replica", model_id)
             await self._shifts.handle(model_id).is_sleeping.remote()
-        elif model_id in self._time_shared:
+        elif model_id in self._time_shared and self._control is not None:
             await self._control.wake.remote(model_id, self.gateway.idle_s())
 
     async def _operate(self, operation: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Calls control. Raises: what control raises, such as BadRequest."""
+        assert self._control is not None
         try:
             if operation == "status":
                 return await self._control.status.remote(**arguments)

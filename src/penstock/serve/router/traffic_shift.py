@@ -40,6 +40,14 @@ FindHandle = Callable[[str, str], Any]
 """A handle to a deployment, by its name and application."""
 
 
+async def no_routes(
+    gateway: str, status: Mapping[str, RouteStatus], known: Mapping[str, str], wait_s: float
+) -> Mapping[str, str]:
+    """`FollowRoutes` of an application without control: each model stays in the gateway's own."""
+    await asyncio.sleep(wait_s)
+    return {}
+
+
 @dataclass(slots=True)
 class _Model:
     """handles, members: by application, "" for the gateway's own. current: the one that answers."""
