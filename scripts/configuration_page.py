@@ -18,7 +18,16 @@ from penstock.config.loading import load, serving_args
 from penstock.config.messages.annotations import CheckedDict
 from penstock.config.messages.problems import REFUSED
 from penstock.config.messages.type_names import describe
-from penstock.config.schema import deployment, gateway, model, prefill, processing, routing, sections
+from penstock.config.schema import (
+    deployment,
+    gateway,
+    model,
+    prefill,
+    processing,
+    request_router,
+    routing,
+    sections,
+)
 from penstock.config.schema.settings import Settings
 
 _INTRODUCTION = """\
@@ -90,7 +99,7 @@ _SECTIONS: Sequence[tuple[str, type[BaseModel]]] = (
     ("deployment_config.autoscaling_config", deployment.AutoscalingOptions),
     ("deployment_config.ray_actor_options", deployment.ActorOptions),
     ("deployment_config.backpressure_config", deployment.BackpressureOptions),
-    ("deployment_config.request_router_config", deployment.RequestRouterOptions),
+    ("deployment_config.request_router_config", request_router.RequestRouterOptions),
     ("deployment_config.gang_scheduling_config", deployment.GangOptions),
     ("runtime_env", deployment.RuntimeEnv),
     ("preprocessor_options", processing.PreprocessorOptions),

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -17,6 +17,10 @@ DEFAULT_WEIGHTS = "default"
 PauseMode = Literal["wait", "keep", "abort"]
 """What becomes of running requests when their engine stops making tokens: "wait" lets them finish first,
 "keep" holds them until the engine goes on, "abort" ends them at once, with finish_reason "abort"."""
+
+
+PARTS = frozenset(("weights", "kv_cache"))
+"""What a sleeping engine has given up, by vLLM's names."""
 
 
 class EngineControl:
@@ -37,6 +41,10 @@ class EngineControl:
 
         Raises: EngineStartFailed; it then still sleeps.
         """
+
+    async def wakeup_parts(self, parts: Collection[str]) -> None:
+        """Wakes these of `PARTS`; it sleeps on until all are. Workers can be called once weights are."""
+        self._lacks("wakeup of parts")
 
     def is_sleeping(self) -> bool:
         return False

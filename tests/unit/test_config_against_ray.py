@@ -20,9 +20,9 @@ from penstock.config.schema.deployment import (
     BackpressureOptions,
     DeploymentOptions,
     GangOptions,
-    RequestRouterOptions,
     RuntimeEnv,
 )
+from penstock.config.schema.request_router import RequestRouterOptions
 from penstock.config.schema.sections import PlacementGroupConfig
 from penstock.errors import ConfigError
 from penstock.serve.replica.deployment import deployment

@@ -2,12 +2,12 @@
 
 import pytest
 from ray.serve.config import RequestRouterConfig
-from ray.serve.request_router import RequestRouter
 
 from penstock.config import LLMConfig
-from penstock.config.messages.notices import warn_once
 from penstock.errors import ConfigError
-from penstock.serve import LLMServer
+from penstock.serve import LLMServer, build_openai_app
+from penstock.serve.gateway.catalogue import ServedModel
+from penstock.serve.routing.registry import policy
 
 pytestmark = pytest.mark.parity("S5")
 
@@ -89,18 +89,25 @@ def test_unset_options_are_not_filled_in():
     }
 
 
+OURS = "penstock.serve.request_router.PrefixCacheAffinityRouter"
+
+
 @pytest.mark.parametrize(
     ("router", "path"),
     [
         ({"nonsense": 1}, "nonsense"),
-        ({"request_router_class": "my_module.MyRouter"}, "request_router_class"),
-        (RequestRouterConfig(request_router_class=RequestRouter), "request_router_class"),
+        ({"request_router_class": "round_robin"}, "request_router_class"),
+        ({"request_router_class": "penstock.serve.request_router.KVAwareRouter"}, "request_router_class"),
+        (
+            {"request_router_class": OURS, "request_router_kwargs": {"tresh": 1}},
+            "request_router_kwargs: tresh",
+        ),
         ({"max_backoff_s": 0}, "max_backoff_s"),
     ],
 )
-def test_a_router_that_would_have_no_effect_is_refused(router, path):
+def test_what_is_no_router_is_refused(router, path):
     (told,) = problems(request_router_config=router)
-    assert told.startswith(f"deployment_config.request_router_config.{path}: ")
+    assert path in told.split(": ")[0] + told, told
 
 
 def test_arguments_of_no_router_are_refused():
@@ -108,24 +115,31 @@ def test_arguments_of_no_router_are_refused():
     assert "request_router_class" in told
 
 
-PREFIX = {
-    "request_router_class": "ray.serve.llm.request_router:PrefixCacheAffinityRouter",
-    "request_router_kwargs": {"imbalanced_threshold": 10},
-}
+RAYS = "ray.serve.llm.request_router:PrefixCacheAffinityRouter"
 
 
-def test_rays_prefix_router_is_the_default_policy_and_said_to_be(caplog):
-    warn_once.cache_clear()
-    for _ in range(2):
-        assert deployed(request_router_config=PREFIX).routing_policy == "prefix_affinity"
-    assert caplog.text.count("PrefixCacheAffinityRouter stands for") == 1
+@pytest.mark.parametrize("path", [OURS, OURS.replace("r.P", "r:P")])
+def test_our_prefix_router_is_the_policy_with_its_options(path):
+    kwargs = {"imbalanced_threshold": 5, "do_eviction": True, "eviction_threshold_chars": 1000}
+    router = {"request_router_class": path, "request_router_kwargs": kwargs}
+    card = ServedModel.of(deployed(request_router_config=router))
+    assert card.routing_policy == "prefix_affinity"
+    assert card.policy_options == {"most_busier": 5, "least_match": 0.0, "most_chars": 1000}
+    policy(card.routing_policy, card.policy_options)
 
 
-def test_rays_prefix_router_goes_with_no_other_policy():
-    loading = {"model_id": "m"}
-    router = {"request_router_config": PREFIX}
+def test_a_router_of_rays_kind_is_asked_for_each_request():
+    card = ServedModel.of(deployed(request_router_config={"request_router_class": RAYS}))
+    assert card.routing_policy == "serve_router"
+
+
+@pytest.mark.parametrize("path", [OURS, RAYS])
+def test_a_router_class_goes_with_no_other_policy(path):
+    router = {"request_router_config": {"request_router_class": path}}
     with pytest.raises(ConfigError, match="routing_policy is 'round_robin'"):
-        LLMConfig(model_loading_config=loading, deployment_config=router, routing_policy="round_robin")
+        LLMConfig(
+            model_loading_config={"model_id": "m"}, deployment_config=router, routing_policy="round_robin"
+        )
 
 
 @pytest.mark.parametrize("given", [{"max_backoff_s": 2.0}, RequestRouterConfig(max_backoff_s=2.0)])
@@ -138,7 +152,13 @@ def test_the_rest_of_a_router_config_reaches_serve(given, where):
     assert (router.max_backoff_s, router.request_router_kwargs) == (2.0, {"model_id": "m"})
 
 
-def test_a_router_given_to_the_deployment_is_refused_as_in_the_config():
-    options = {"request_router_config": {"request_router_class": "my_module.MyRouter"}}
-    with pytest.raises(ConfigError, match="routing_policy"):
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [("my_module.MyRouter", "No module named 'my_module'"), ("collections.Counter", "is no subclass of ray")],
+)
+def test_a_class_that_is_no_router_is_refused_when_it_is_bound(path, told):
+    options = {"request_router_config": {"request_router_class": path}}
+    with pytest.raises(ConfigError, match=told):
         LLMServer.as_deployment(options).bind(deployed())
+    with pytest.raises(ConfigError, match=f"request_router_class: .*{told}"):
+        build_openai_app({"llm_configs": [deployed(**options)]})

@@ -12,11 +12,14 @@ PATHS = {
     "penstock.serve": (
         *(
             "CallbackBase",
+            "CloudMirrorConfig",
             "GatewayConfig",
             "LLMConfig",
             "LLMRouter",
             "LLMServer",
             "LLMServingArgs",
+            "LoraConfig",
+            "ModelLoadingConfig",
             "VLLMService",
         ),
         *("build_dp_deployment", "build_dp_openai_app", "build_llm_deployment", "build_openai_app"),
@@ -26,7 +29,11 @@ PATHS = {
         *("build_dp_deployment", "build_dp_openai_app", "build_llm_deployment", "build_openai_app"),
         "build_pd_openai_app",
     ),
-    "penstock.serve.configs": ("LLMConfig", "LLMServingArgs"),
+    "penstock.serve.callbacks": ("CallbackBase", "CallbackCtx"),
+    "penstock.serve.configs": ("CloudMirrorConfig", "LLMConfig", "LLMServingArgs", "LoraConfig"),
+    "penstock.serve.deployment": ("DPServer", "LLMServer"),
+    "penstock.serve.ingress": ("DEFAULT_ENDPOINTS", "OpenAiIngress", "make_fastapi_ingress"),
+    "penstock.serve.request_router": ("PrefixCacheAffinityRouter",),
     "penstock.serve.deployments": ("LLMRouter", "LLMServer", "VLLMService"),
     "penstock.serve.openai_api_models": (
         "ChatCompletionRequest",

@@ -52,13 +52,14 @@ def build_llm_deployment(
     return server.as_deployment(given).bind(llm_config, **(bind_kwargs or {}))
 
 
-def build_openai_app(args: Mapping[str, Any] | LLMServingArgs) -> Application:
-    """All models of `args` behind one OpenAI-compatible gateway.
+def build_openai_app(llm_serving_args: Mapping[str, Any] | LLMServingArgs) -> Application:
+    """All models of `llm_serving_args` behind one OpenAI-compatible gateway.
 
     Engine arguments are checked by the engine's own rules, in another process: this one imports no engine.
     Raises: ConfigError with every fault at once; also when no node has the accelerator that a model needs.
     """
-    serving = args if isinstance(args, LLMServingArgs) else LLMServingArgs.parse(args)
+    given = llm_serving_args
+    serving = given if isinstance(given, LLMServingArgs) else LLMServingArgs.parse(given)
     _check(serving.llm_configs)
     models = [build_llm_deployment(_logging(config, serving.gateway)) for config in serving.llm_configs]
     ingress = serving.ingress_cls_config
@@ -78,12 +79,12 @@ def _logging(config: LLMConfig, gateway: GatewayConfig) -> LLMConfig:
     return config.model_copy(update={"runtime_env": {**given, "env_vars": variables}})
 
 
-def build_pd_openai_app(args: Mapping[str, Any]) -> Application:
+def build_pd_openai_app(pd_serving_args: Mapping[str, Any]) -> Application:
     """One model in two halves: {"prefill_config": ..., "decode_config": ...}, and as `build_openai_app`.
 
     The same as a model with a `prefill` in `build_openai_app`. Raises: ConfigError.
     """
-    return build_openai_app(args)
+    return build_openai_app(pd_serving_args)
 
 
 def build_dp_deployment(
@@ -104,12 +105,12 @@ def build_dp_deployment(
     )
 
 
-def build_dp_openai_app(args: Mapping[str, Any]) -> Application:
+def build_dp_openai_app(dp_serving_args: Mapping[str, Any]) -> Application:
     """`build_openai_app` of one model: `{llm_config: ...}`, and its other arguments.
 
     Raises: ConfigError.
     """
-    return build_openai_app(args)
+    return build_openai_app(dp_serving_args)
 
 
 def _check(configs: Sequence[LLMConfig]) -> None:

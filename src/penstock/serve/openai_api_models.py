@@ -1,5 +1,8 @@
 """Requests and responses of the handle API, under the module path that users know."""
 
+from openai.types import Completion as CompletionStreamResponse
+from openai.types.chat import ChatCompletionChunk as ChatCompletionStreamResponse
+
 from penstock.serve.replica.handles.models import (
     ChatCompletionRequest,
     ChatCompletionResponse,
@@ -28,15 +31,18 @@ from penstock.serve.replica.handles.models import (
     TokenizeResponse,
     TranscriptionRequest,
     TranscriptionResponse,
+    TranscriptionStreamResponse,
 )
 
 __all__ = [
     "ChatCompletionRequest",
     "ChatCompletionResponse",
+    "ChatCompletionStreamResponse",
     "ClassificationRequest",
     "ClassificationResponse",
     "CompletionRequest",
     "CompletionResponse",
+    "CompletionStreamResponse",
     "DetokenizeRequest",
     "DetokenizeResponse",
     "EmbeddingRequest",
@@ -58,4 +64,5 @@ __all__ = [
     "TokenizeResponse",
     "TranscriptionRequest",
     "TranscriptionResponse",
+    "TranscriptionStreamResponse",
 ]

@@ -6,16 +6,15 @@ signature of the installed Ray. The dict that the user wrote goes to Serve as it
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from penstock.config.messages.annotations import CheckedDict
 from penstock.config.messages.location import Location
-from penstock.config.messages.notices import warn_once
 from penstock.config.messages.problems import translated
+from penstock.config.schema.request_router import RequestRouterOptions
 from penstock.config.schema.strict import StrictModel
 
 _PLACEMENT = (
@@ -142,75 +141,6 @@ class GangOptions(StrictModel):
     runtime_failure_policy: Literal["RESTART_GANG", "RESTART_REPLICA"] = Field(
         default="RESTART_GANG", description="What happens when one member dies."
     )
-
-
-PREFIX_ROUTER = "PrefixCacheAffinityRouter"
-"""Ray's router that does what the policy `prefix_affinity` does here."""
-
-
-_SERVES_OWN = "PowerOfTwoChoicesRequestRouter"
-"""In each of Serve's `RequestRouterConfig` objects, also where the user named none."""
-
-
-def router_name(given: Any) -> str | None:
-    """The class in Serve's `RequestRouterConfig`, or in the dict of one; None for Serve's own."""
-    fields = given.model_dump(exclude_unset=True) if isinstance(given, BaseModel) else given or {}
-    router = fields.get("request_router_class", _SERVES_OWN)
-    name = re.split("[.:]", str(getattr(router, "__name__", router)))[-1]
-    return None if name == _SERVES_OWN else name
-
-
-def _known_router(router: object) -> object:
-    name = router_name({"request_router_class": router})
-    if name is None:
-        return None
-    if name != PREFIX_ROUTER:
-        raise ValueError(
-            "has no effect: the gateway picks the replica. Set `routing_policy` of the LLMConfig to a "
-            "policy's name or to your own class (`my_module:MyPolicy`)."
-        )
-    warn_once(f"{PREFIX_ROUTER} stands for `routing_policy: prefix_affinity`, which has no options.")
-    return router
-
-
-class RequestRouterOptions(StrictModel):
-    """Serve's `RequestRouterConfig`, without its class, which `routing_policy` replaces."""
-
-    request_router_class: Annotated[Any, BeforeValidator(_known_router)] = Field(
-        default=None,
-        description=f"Refused, but for Ray's `{PREFIX_ROUTER}`: set `routing_policy` of the LLMConfig.",
-    )
-    request_router_kwargs: dict[str, Any] = Field(default={}, description="Only beside that class; unused.")
-    request_routing_stats_period_s: float | None = Field(
-        default=None,
-        gt=0,
-        description="How often replicas tell which adapters they have, for calls by handle.",
-    )
-    request_routing_stats_timeout_s: float | None = Field(default=None, gt=0, description="Limit of that.")
-    initial_backoff_s: float | None = Field(
-        default=None, gt=0, description="First wait before a call by handle is tried again."
-    )
-    backoff_multiplier: float | None = Field(default=None, gt=0, description="Growth of that wait.")
-    max_backoff_s: float | None = Field(default=None, gt=0, description="The longest such wait.")
-
-    @model_validator(mode="after")
-    def _arguments_of_something(self) -> Self:
-        if self.request_router_kwargs and self.request_router_class is None:
-            raise ValueError("request_router_kwargs have no effect without a request_router_class.")
-        return self
-
-
-def router_options(given: Any) -> dict[str, Any]:
-    """The options in Serve's `RequestRouterConfig`, or in the dict of one, that hold here, too.
-
-    Raises: ConfigError.
-    """
-    fields: Mapping[str, Any] = (
-        given.model_dump(exclude_unset=True) if isinstance(given, BaseModel) else given or {}
-    )
-    with translated(RequestRouterOptions, Location("request_router_config")):
-        RequestRouterOptions.model_validate(fields)
-    return {name: value for name, value in fields.items() if not name.startswith("request_router_")}
 
 
 class DeploymentOptions(StrictModel):

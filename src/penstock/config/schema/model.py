@@ -16,7 +16,7 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 from penstock.config.messages.annotations import CheckedDict
 from penstock.config.messages.location import Location
 from penstock.config.messages.problems import translated, unknown
-from penstock.config.schema.deployment import DeploymentOptions, RuntimeEnv, router_name
+from penstock.config.schema.deployment import DeploymentOptions, RuntimeEnv
 from penstock.config.schema.env_vars import with_variables
 from penstock.config.schema.prefill import PrefillConfig
 from penstock.config.schema.processing import (
@@ -25,6 +25,7 @@ from penstock.config.schema.processing import (
     checked_hook,
     class_or_path,
 )
+from penstock.config.schema.request_router import is_ours, prefix_options, router_class, router_name
 from penstock.config.schema.routing import DEFAULT_POLICY, RoutingConfig, checked_policy
 from penstock.config.schema.sections import (
     AcceleratorConfig,
@@ -40,6 +41,20 @@ from penstock.config.schema.sections import (
 )
 from penstock.config.schema.strict import RootConfig
 from penstock.errors import ConfigError
+
+_MODEL = "a config does not read the model. Its folder has a config.json; a running service has /v1/models."
+_CONNECTOR = "set engine_kwargs.kv_transfer_config, or `prefill`; a replica sets its connector up."
+ELSEWHERE = {
+    "apply_checkpoint_info": _MODEL,
+    "input_modality": _MODEL,
+    "model_architecture": _MODEL,
+    "supports_vision": _MODEL,
+    "multiplex_config": "the limits of adapters are in `lora_config`.",
+    "get_or_create_callback": "a replica makes the callback; name its class in `callback_config`.",
+    "kv_connector_backend": _CONNECTOR,
+    "setup_engine_backend": _CONNECTOR,
+}
+"""Attributes of `ray.serve.llm.LLMConfig` that are not here, and what to use."""
 
 
 @dataclass(slots=True)
@@ -140,13 +155,20 @@ class LLMConfig(RootConfig):
         "it is there for starts that hang.",
     )
 
+    _engine: EngineConfig | None = PrivateAttr(default=None)
+
     @field_validator("aliases", "fallbacks")
     @classmethod
     def _each_once(cls, names: list[str]) -> list[str]:
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"names {', '.join(map(repr, twice))} more than once.")
         return names
-    _engine: EngineConfig | None = PrivateAttr(default=None)
+
+    def __getattr__(self, name: str) -> Any:
+        """Names that users may know, and what there is instead."""
+        if name in ELSEWHERE:
+            raise AttributeError(f"LLMConfig has no '{name}': {ELSEWHERE[name]}")
+        return super().__getattr__(name)  # pyright: ignore
 
     @field_validator("runtime_env")
     @classmethod
@@ -227,6 +249,18 @@ class LLMConfig(RootConfig):
     def engine_name(self) -> EngineName:
         """`llm_engine` in the one spelling that code compares with."""
         return cast("EngineName", self.llm_engine.lower())
+
+    @property
+    def serve_router(self) -> Any:
+        """A router class of Ray Serve's kind, or its import path; None where the gateway's policy picks."""
+        router = router_class(self.deployment_config.get("request_router_config"))
+        return None if router is None or is_ours(router) else router
+
+    @property
+    def policy_options(self) -> dict[str, Any]:
+        """Arguments of the routing policy."""
+        given = self.deployment_config.get("request_router_config")
+        return {} if self.serve_router is not None else prefix_options(given)
 
     @property
     def ingress_replicas(self) -> int:

@@ -24,6 +24,9 @@ POLICIES = (
 DEFAULT_POLICY = "prefix_affinity"
 """Engines keep what they have computed; with nothing to share it spreads as evenly as `power_of_two`."""
 
+SERVE_ROUTER = "serve_router"
+"""Stands for a class of Ray Serve's kind: `deployment_config.request_router_config` names it."""
+
 SESSION_HEADER = "x-session-id"
 
 _CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")

@@ -35,6 +35,12 @@ class BucketSource(StrictModel):
     bucket_uri: str = Field(min_length=1, description="Folder of the model: any source.")
     extra_files: list[ExtraFile] = Field(default=[], description="What is fetched besides.")
 
+    @property
+    def storage_type(self) -> str:
+        """`s3`, `gcs`, or the URI's own scheme."""
+        scheme = self.bucket_uri.partition("://")[0]
+        return "gcs" if scheme == "gs" else scheme
+
 
 def _source_kind(value: object) -> str:
     return f"{BRANCH}bucket" if isinstance(value, Mapping | BucketSource) else f"{BRANCH}text"

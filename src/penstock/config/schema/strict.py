@@ -24,6 +24,25 @@ class StrictModel(BaseModel):
         for name, value in super().__repr_args__():
             yield name, masked({name: value})[name]
 
+    @classmethod
+    def parse(cls, values: Any, location: Location | None = None) -> Self:
+        """From a mapping that was read at `location`. Raises: ConfigError with every fault, and where."""
+        with translated(cls, location):
+            return cls.model_validate(values)
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> Self:
+        """From a YAML file. Raises: ConfigError with every fault, each with its line."""
+        found = _yaml().read(path)
+        return cls.parse(found.data, found.location)
+
+    @classmethod
+    def parse_yaml(cls, file: str | TextIO) -> Self:
+        """From YAML: its text, or a file that is open. Raises: as `from_file`."""
+        text, name = (file, "") if isinstance(file, str) else (file.read(), str(getattr(file, "name", "")))
+        found = _yaml().parse(text, name)
+        return cls.parse(found.data, found.location)
+
 
 class RootConfig(StrictModel):
     """A whole config. It raises `ConfigError`, never pydantic's error, and remembers where it was read."""
@@ -48,19 +67,6 @@ class RootConfig(StrictModel):
             config = cls.model_validate(values)
         config._location = location or Location()
         return config
-
-    @classmethod
-    def from_file(cls, path: str | os.PathLike[str]) -> Self:
-        """From a YAML file. Raises: ConfigError with every fault, each with its line."""
-        found = _yaml().read(path)
-        return cls.parse(found.data, found.location)
-
-    @classmethod
-    def parse_yaml(cls, file: str | TextIO) -> Self:
-        """From YAML: its text, or a file that is open. Raises: as `from_file`."""
-        text, name = (file, "") if isinstance(file, str) else (file.read(), str(getattr(file, "name", "")))
-        found = _yaml().parse(text, name)
-        return cls.parse(found.data, found.location)
 
     def at(self, location: Location) -> Self:
         """The same config, said to be read at `location`."""

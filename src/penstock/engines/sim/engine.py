@@ -7,7 +7,7 @@ It runs in the replica's process; "the engine died" means that every stream ends
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.asgi import ASGIApp
 from penstock.config.messages.problems import translated
 from penstock.engine import Delta, Load, Progress, Prompt, no_progress, plain_name
-from penstock.engine_control import DEFAULT_WEIGHTS, EngineControl, PauseMode
+from penstock.engine_control import DEFAULT_WEIGHTS, PARTS, EngineControl, PauseMode
 from penstock.engines import peft
 from penstock.engines.prepared import prepared
 from penstock.engines.sim import tokenizer, wire
@@ -58,6 +58,7 @@ class SimEngine(EngineControl):
         self._ready = False
         self._paused = False
         self._asleep = False
+        self._awake = frozenset[str]()
         self._weights = DEFAULT_WEIGHTS
 
     async def start(self, progress: Progress = no_progress) -> None:
@@ -157,14 +158,18 @@ class SimEngine(EngineControl):
     async def sleep(self, level: int = 1, mode: PauseMode = "wait") -> None:
         if mode == "keep":
             raise BadRequest("Sleep empties the cache of requests that run; mode is 'wait' or 'abort'.")
-        self._asleep = True
+        self._asleep, self._awake = True, frozenset[str]()
         await self._scheduler.pause(mode)
         self._scheduler.forget()
 
     async def wakeup(self) -> None:
+        await self.wakeup_parts(PARTS)
+
+    async def wakeup_parts(self, parts: Collection[str]) -> None:
         if self._asleep:
             await asyncio.sleep(self.options.wake_delay_s)
-            self._asleep = False
+            self._awake |= PARTS.intersection(parts)
+            self._asleep = self._awake != PARTS
             self._go_on()
 
     def is_sleeping(self) -> bool:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.engine_control import DEFAULT_WEIGHTS, EngineControl, PauseMode
+from penstock.engine_control import DEFAULT_WEIGHTS, PARTS, EngineControl, PauseMode
 from penstock.engines import peft
 from penstock.engines.vllm import errors
 from penstock.engines.vllm.adapters import LoadedAdapters
@@ -51,6 +51,8 @@ class VLLMControl(EngineControl):
         self._begin_core = begin_core
         self._turn = asyncio.Lock()
         self._level = 0
+        self._awake = frozenset[str]()
+        """Parts that are awake while the engine sleeps."""
         self._weights: Path | None = None
         self._paused = False
         self._version = DEFAULT_WEIGHTS
@@ -110,24 +112,35 @@ class VLLMControl(EngineControl):
             await self._end_core()
 
     async def wakeup(self) -> None:
+        await self.wakeup_parts(PARTS)
+
+    async def wakeup_parts(self, parts: Collection[str]) -> None:
         self._refuse_dead()
         async with self._turn:
-            if not self.is_sleeping():
-                return
-            if not self._has_sleep_mode():
-                await self._begin_core()
-                await self._restore_or_end()
-            elif self._level == 2:
-                await self._llm.wake_up(tags=["weights"])
-                await self._load(self._weights)
-                await self._llm.wake_up(tags=["kv_cache"])
+            if self.is_sleeping():
+                await self._wake(PARTS.intersection(parts) - self._awake)
+
+    async def _wake(self, parts: frozenset[str]) -> None:
+        if self._has_sleep_mode():
+            await self._return_memory(parts)
+        elif parts and not self._awake:
+            await self._begin_core()
+            await self._restore_or_end()
+        self._awake |= parts
+        if self._awake == PARTS:
+            if self._has_sleep_mode() and self._level == 2:
                 await self._adapters.restore()  # loading weights drops them
-            else:
-                await self._llm.wake_up()
             if self._paused:
                 await self._llm.pause_generation(mode="keep", clear_cache=False)
-            self._level = 0
+            self._level, self._awake = 0, frozenset[str]()
             self._llm.gate.set()
+
+    async def _return_memory(self, parts: frozenset[str]) -> None:
+        """By vLLM's sleep mode; of level 2, with the weights' contents."""
+        for part in (part for part in ("weights", "kv_cache") if part in parts):
+            await self._llm.wake_up(tags=[part])
+            if part == "weights" and self._level == 2:
+                await self._load(self._weights)
 
     async def _restore_or_end(self) -> None:
         """Brings a new core to the last one's state, or ends it. Raises: EngineStartFailed."""
@@ -233,6 +246,8 @@ class VLLMControl(EngineControl):
         await asyncio.to_thread(_check_weights, source, Path(self._llm.model_config.model))
         async with self._turn:
             if self.is_sleeping():
+                if "weights" in self._awake:
+                    await self._replace(source)
                 self._weights, self._version = source, version
                 return
             try:
@@ -275,7 +290,7 @@ class VLLMControl(EngineControl):
             )
 
     def _refuse_asleep(self) -> None:
-        if self.is_sleeping():
+        if self.is_sleeping() and "weights" not in self._awake:
             raise Conflict("The engine is asleep; wake it up before.")
 
 

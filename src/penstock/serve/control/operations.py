@@ -24,6 +24,10 @@ class Sleep(msgspec.Struct, forbid_unknown_fields=True):
     mode: Literal["wait", "abort"] = "wait"
 
 
+class _WakeUp(msgspec.Struct, forbid_unknown_fields=True):
+    tags: list[Literal["weights", "kv_cache"]] | None = None
+
+
 class _Pause(msgspec.Struct, forbid_unknown_fields=True):
     mode: PauseMode = "keep"
     clear_cache: bool = False
@@ -46,7 +50,7 @@ class _CollectiveRpc(msgspec.Struct, forbid_unknown_fields=True):
 
 _ARGUMENTS: dict[str, type[msgspec.Struct]] = {
     "sleep": Sleep,
-    "wakeup": _NoArguments,
+    "wakeup": _WakeUp,
     "pause": _Pause,
     "resume": _NoArguments,
     "update_weights": Weights,
@@ -83,6 +87,11 @@ def apply(before: DesiredState, operation: str, arguments: Any, replica: str) ->
         case "sleep":
             return msgspec.structs.replace(now, sleep=arguments.level, sleep_mode=arguments.mode)
         case "wakeup":
+            if arguments.tags is not None:
+                raise BadRequest(
+                    "wakeup: control wakes whole engines. Wake parts by handle: "
+                    "handle.broadcast('wakeup', tags=['weights'])."
+                )
             return msgspec.structs.replace(now, sleep=0)
         case "pause":
             return msgspec.structs.replace(now, pause=arguments.mode, clear_cache=arguments.clear_cache)

@@ -7,11 +7,16 @@ on the watcher's event loop.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import random
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 from zlib import crc32
 
+from ray import cloudpickle
+from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import (
     FIFOMixin,
@@ -21,9 +26,11 @@ from ray.serve.request_router import (
     RunningReplica,
 )
 
+from penstock.errors import ConfigError
 from penstock.transport.address import Address
 
 Members = Mapping[str, Address]
+_MODEL = "penstock_model_id"
 ADAPTERS = "adapters"
 """In a replica's routing stats: the adapters that it has loaded."""
 
@@ -44,6 +51,13 @@ def publish(model_id: str, application: str, members: Members) -> None:
         loop.call_soon_threadsafe(seen, members)
 
 
+def announce(model_id: str, application: str, replicas: Sequence[RunningReplica]) -> None:
+    """Publishes the addresses of those that have one."""
+    metadata = [replica.replica_metadata for replica in replicas]
+    addresses = [Address.from_metadata(entry) for entry in metadata if "replica_id" in entry]
+    publish(model_id, application, {address.replica_id: address for address in addresses})
+
+
 class FleetRouter(FIFOMixin, MultiplexMixin, RequestRouter):
     """For calls by handle, the less busy of two replicas. For the gateway, the source of membership.
 
@@ -60,12 +74,9 @@ class FleetRouter(FIFOMixin, MultiplexMixin, RequestRouter):
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Called by Serve whenever a replica comes or goes."""
         super().update_replicas(replicas)
-        from penstock.serve.fleet.membership import publish
+        from penstock.serve.fleet.membership import announce
 
-        metadata = [replica.replica_metadata for replica in replicas]
-        addresses = [Address.from_metadata(entry) for entry in metadata if "replica_id" in entry]
-        application = self._deployment_id.app_name
-        publish(self.model_id, application, {address.replica_id: address for address in addresses})
+        announce(self.model_id, self._deployment_id.app_name, replicas)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -85,3 +96,72 @@ def _with_adapter(wanted: str, replicas: list[RunningReplica]) -> list[RunningRe
     if having:
         return random.sample(having, min(2, len(having)))
     return [max(replicas, key=lambda replica: crc32(f"{name} {replica.replica_id}".encode()))]
+
+
+def router_config(model_id: str, given: Any, options: Mapping[str, Any]) -> RequestRouterConfig:
+    """Serve's config of a user's router class, which publishes membership, too.
+
+    given: the class or its path. options: others of Serve's, and the class's own `request_router_kwargs`.
+    Raises: ConfigError.
+    """
+    router = imported_router(given)
+    kwargs = {**options.get("request_router_kwargs", {}), _MODEL: model_id}
+    with _by_value(router.__module__):
+        serialized = cloudpickle.dumps(_publishing(router))
+    config = {**options, "request_router_class": _path(router), "request_router_kwargs": kwargs}
+    return RequestRouterConfig.from_serialized_request_router_cls(config, serialized)
+
+
+def is_published(router: Any) -> bool:
+    """Whether Serve's `request_router_config` is one that publishes membership already."""
+    if isinstance(router, Mapping):
+        return router.get("request_router_class") is FleetRouter
+    return isinstance(router, RequestRouterConfig) and _MODEL in router.request_router_kwargs
+
+
+def imported_router(given: Any) -> type[RequestRouter]:
+    """The class that `given` is, or the path of; ours for None. Raises: ConfigError."""
+    found: Any = given or FleetRouter
+    if isinstance(found, str):
+        module, _, name = found.replace(":", ".").rpartition(".")
+        try:
+            found = getattr(importlib.import_module(module), name)
+        except Exception as error:  # importing is the user's own code
+            raise ConfigError(f"{given!r} cannot be imported: {type(error).__name__}: {error}.") from error
+    if not (isinstance(found, type) and issubclass(found, RequestRouter)):
+        raise ConfigError(
+            f"{given!r} is no subclass of ray.serve.request_router.RequestRouter. A policy of the gateway "
+            "goes into `routing_policy`."
+        )
+    return found
+
+
+def _publishing(router: type[RequestRouter]) -> type[RequestRouter]:
+    """A subclass that passes on the replicas that it is told of."""
+
+    class Publishing(router):
+        def initialize_state(self, **kwargs: Any) -> None:
+            self._published = kwargs.pop(_MODEL)
+            super().initialize_state(**kwargs)
+
+        def update_replicas(self, replicas: list[RunningReplica]) -> None:
+            super().update_replicas(replicas)
+            from penstock.serve.fleet.membership import announce
+
+            announce(self._published, self._deployment_id.app_name, replicas)
+
+    return Publishing
+
+
+def _path(router: type[RequestRouter]) -> str:
+    return f"{router.__module__}.{router.__name__}"
+
+
+@contextmanager
+def _by_value(module: str) -> Iterator[None]:
+    """As Serve does: a class of the user's own script need not be importable where gateways run."""
+    cloudpickle.register_pickle_by_value(sys.modules[module])
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(sys.modules[module])

@@ -23,7 +23,7 @@ from penstock.serve.gateway.auth import Auth
 from penstock.serve.gateway.body import BodyBudget, RequestBody
 from penstock.serve.gateway.catalogue import Catalogue, ServedModel
 from penstock.serve.gateway.description.engine_documents import EngineDocuments
-from penstock.serve.gateway.dispatch import Dispatch, UpstreamRequest, WakeUps
+from penstock.serve.gateway.dispatch import Dispatch, RequestRouter, UpstreamRequest, WakeUps
 from penstock.serve.gateway.own_answers import JSON, OwnAnswers
 from penstock.serve.gateway.request import ClientRequest
 from penstock.serve.gateway.response import ClientResponse
@@ -55,10 +55,12 @@ class Gateway:
         unreachable: Callable[[str], Awaitable[None]] | None = None,
         operate: Operate | None = None,
         wake: Callable[[str], Awaitable[None]] | None = None,
+        routers: Mapping[str, RequestRouter] | None = None,
     ) -> None:
         """unreachable: called with a model's id when a replica on another node refuses TCP connections.
         operate: performs operations of `/admin`. wake: starts or wakes a model for which requests wait;
-        returns when that is done, or where another component does it.
+        returns when that is done, or where another component does it. routers: of models whose replicas
+        another component picks.
 
         Raises: ConfigError when the default model is none of `models`, or a routing policy cannot be had.
         """
@@ -74,7 +76,13 @@ class Gateway:
         self.connections = Connections(config.max_connections_per_address)
         self._wake_ups = WakeUps(wake, lambda model_id: self._dispatch.is_wanted(model_id))
         self._dispatch = Dispatch(
-            models, table, self._links, self._id, config.wait_for_replica_s, self._wake_ups.begin
+            models,
+            table,
+            self._links,
+            self._id,
+            config.wait_for_replica_s,
+            self._wake_ups.begin,
+            routers or {},
         )
         self._unresolved = self._dispatch.metrics("").on("")
         self._tracing: Tracing | None = None

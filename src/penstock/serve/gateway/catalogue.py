@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from penstock.config import LLMConfig
 from penstock.config.derive.placement import gang_size
 from penstock.config.derive.serve_options import DEFAULTS, autoscaling
-from penstock.config.schema.routing import DEFAULT_POLICY, SESSION_HEADER
+from penstock.config.schema.routing import DEFAULT_POLICY, SERVE_ROUTER, SESSION_HEADER
 from penstock.errors import BadRequest, ConfigError, ModelNotFound, NotFound
 from penstock.serve.http import limits
 
@@ -24,11 +25,11 @@ class ServedModel:
     """One served model. Units: created in seconds since 1970; limits in requests, -1 for an unbounded queue.
 
     max_model_len: known before a replica has reported it. engine_metrics: whether /metrics includes the
-    engines'. scales: whether the model may have more than one replica. adapter_slots: adapters that a replica
-    holds at a time; 0 for a model without adapters. paths: endpoints of its server class. start_s: how long a
-    request waits for a replica of a model that may have none, or none awake. on_demand: whether control
-    wakes it on demand. aliases: more names for it. fallbacks: names of models that answer when it cannot.
-    engine: its name in configs.
+    engines'. policy_options: arguments of the routing policy. scales: whether the model may have several
+    replicas. adapter_slots: adapters that a replica holds at a time; 0 for a model without adapters. paths:
+    endpoints of its server class. start_s: how long a request waits for a replica of a model that may have
+    none, or none awake. on_demand: whether control wakes it on demand. aliases: more names for it. fallbacks:
+    names of models that answer when it cannot. engine: its name in configs.
     """
 
     id: str
@@ -39,6 +40,7 @@ class ServedModel:
     max_model_len: int | None = None
     engine_metrics: bool = True
     routing_policy: str = DEFAULT_POLICY
+    policy_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     session_header: str = SESSION_HEADER
     scales: bool = True
     adapter_slots: int = 0
@@ -64,7 +66,8 @@ class ServedModel:
             max_queued_requests=options.get("max_queued_requests", _MOST_WAITING if on_demand else -1),
             max_model_len=max_model_len,
             engine_metrics=config.log_engine_metrics,
-            routing_policy=config.routing_policy,
+            routing_policy=SERVE_ROUTER if config.serve_router is not None else config.routing_policy,
+            policy_options=config.policy_options,
             session_header=config.routing_config.session_header.lower(),
             scales=gang_size(config) > 1
             or options.get("num_replicas", 1) != 1

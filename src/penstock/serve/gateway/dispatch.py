@@ -9,9 +9,13 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
+
+import msgspec
 
 from penstock.config.derive import names
 from penstock.errors import EngineDead, Error, Overloaded, Unavailable
@@ -21,13 +25,14 @@ from penstock.serve.fleet.replica import Replica, Tried
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway import relay, stored_responses
 from penstock.serve.gateway.admission import AdmissionQueue
-from penstock.serve.gateway.body import RequestBody
+from penstock.serve.gateway.body import Fields, RequestBody
 from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.gateway.response import ClientResponse
 from penstock.serve.gateway.routing_features import FeatureReader
 from penstock.serve.gateway.telemetry import timing
 from penstock.serve.http.connection_limits import Connections
 from penstock.serve.routing import policy
+from penstock.serve.routing.policy import RoutingRequest
 from penstock.transport import headers
 from penstock.transport.connection import Headers
 
@@ -54,6 +59,14 @@ class UpstreamRequest:
     keeper: Replica | None = None
 
 
+class RequestRouter(Protocol):
+    """Picks the replica of each request of one model, not by the gateway's own table."""
+
+    def chosen(self, fields: Fields, session: str) -> AbstractAsyncContextManager[str]:
+        """The replica's id, for as long as the request lasts; "" leaves it to the gateway."""
+        ...
+
+
 class Dispatch:
     """Sends requests to replicas of their model."""
 
@@ -65,8 +78,10 @@ class Dispatch:
         gateway_id: str,
         wait_for_replica_s: float,
         wake: Callable[[str], None],
+        routers: Mapping[str, RequestRouter],
     ) -> None:
-        """wake: called with a model's id when a request waits and no replica of it is ready.
+        """wake: called with a model's id when a request waits and no replica of it is ready. routers: of
+        models whose replicas a router elsewhere picks.
 
         Raises: ConfigError for a routing policy that cannot be loaded."""
         self._table = table
@@ -78,7 +93,8 @@ class Dispatch:
         self._loads: Counter[str] = Counter()
         self._closed: Counter[str] = Counter()
         self._used: dict[str, float] = {}
-        policies = {model.id: policy(model.routing_policy) for model in models}
+        self._routers = routers
+        policies = {model.id: policy(model.routing_policy, model.policy_options) for model in models}
         self._readers = {model.id: FeatureReader(model, policies[model.id], table) for model in models}
         self._queues = {
             model.id: AdmissionQueue(
@@ -129,12 +145,28 @@ class Dispatch:
     async def _answer(
         self, model_id: str, request: UpstreamRequest, reply: ClientResponse, patient: bool = True
     ) -> None:
-        queue, tried, deaths = self._queues[model_id], Tried(), 0
         self._used[model_id] = time.monotonic()
         reply.timing.begin(timing.PICK)
+        fields = request.body.fields
         asked = self._readers[model_id].read(
-            request.adapter, request.body.fields, request.headers, len(request.body.content)
+            request.adapter, fields, request.headers, len(request.body.content)
         )
+        router = self._routers.get(model_id)
+        if router is None or request.keeper or not (patient or self._table.ready(model_id)):
+            return await self._attempt(model_id, request, reply, asked, patient)
+        async with router.chosen(fields, asked.session) as replica_id:
+            asked = msgspec.structs.replace(asked, chosen=replica_id)
+            return await self._attempt(model_id, request, reply, asked, patient)
+
+    async def _attempt(
+        self,
+        model_id: str,
+        request: UpstreamRequest,
+        reply: ClientResponse,
+        asked: RoutingRequest,
+        patient: bool,
+    ) -> None:
+        queue, tried, deaths = self._queues[model_id], Tried(), 0
         while True:
             lease = await queue.acquire(asked, tried, reply.timing, request.keeper, patient)
             replica = lease.replica

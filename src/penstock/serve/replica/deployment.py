@@ -19,9 +19,9 @@ from penstock.config import GatewayConfig, LLMConfig
 from penstock.config.derive.placement import resolved
 from penstock.config.derive.prefill import halves, prefill_name
 from penstock.config.derive.serve_options import runtime_env, without_secrets
-from penstock.config.schema.deployment import router_options
+from penstock.config.schema.request_router import is_ours, router_class, router_options
 from penstock.errors import ConfigError
-from penstock.serve.fleet.membership import FleetRouter
+from penstock.serve.fleet.membership import FleetRouter, is_published, router_config
 from penstock.serve.replica import environment, preprocessor
 
 
@@ -62,6 +62,7 @@ class ModelDeployment:
         replicas may not have.
         """
         arguments.setdefault("gateway", GatewayConfig())
+        llm_config, given = _with_options(llm_config, self.given)
         if (own := preprocessor.application(llm_config)) is not None:
             arguments = {**arguments, "preprocessor": own}
         decode, *rest = halves(llm_config)
@@ -69,7 +70,7 @@ class ModelDeployment:
             published = prefill_name(prefill.model_id)
             half = self._bind(prefill, published, {**arguments, "role": "prefill"}, name=published)
             arguments = {**arguments, "prefill": half}
-        application = self._bind(decode, decode.model_id, arguments, **self.given)
+        application = self._bind(decode, decode.model_id, arguments, **given)
         _models[application] = Model(llm_config, self.server, arguments.get("prefill"))
         return application
 
@@ -78,25 +79,36 @@ class ModelDeployment:
     ) -> Application:
         """published: the name under which gateways know its replicas."""
         options = {**self.server.get_deployment_options(config), **given}
-        options["request_router_config"] = membership_router(published, options.get("request_router_config"))
+        router = options.get("request_router_config")
+        if is_published(router):  # under the model's own id
+            router = config.deployment_config.get("request_router_config")
+        options["request_router_config"] = membership_router(published, router)
         actor, own_secrets = _without_secrets(options.get("ray_actor_options") or {})
         secrets = {**without_secrets(runtime_env(config, environment.runtime_env()))[1], **own_secrets}
         bound = resolved(config, environment.nodes()).with_secrets(secrets)
         return deployment(self.server, {**options, "ray_actor_options": actor}).bind(bound, **arguments)
 
 
-def membership_router(published: str, given: Any) -> dict[str, Any]:
-    """Serve's `request_router_config` of a model's replicas. given: the user's, or one made here before.
+def _with_options(config: LLMConfig, given: Mapping[str, Any]) -> tuple[LLMConfig, dict[str, Any]]:
+    """The config with options that a deployment was given, and those that no config may hold.
 
-    Raises: ConfigError.
+    All that follows from a config follows from these, too: placement, autoscaling, the gateway's limits.
     """
-    if isinstance(given, Mapping) and given.get("request_router_class") is FleetRouter:
-        return {**given, "request_router_kwargs": {"model_id": published}}
-    return {
-        **router_options(given),
-        "request_router_class": FleetRouter,
-        "request_router_kwargs": {"model_id": published},
-    }
+    raw = {name: value for name, value in given.items() if name.startswith("placement_group_")}
+    merged = {**config.deployment_config, **{name: given[name] for name in given.keys() - raw.keys()}}
+    return config.model_copy(update={"deployment_config": merged}), raw
+
+
+def membership_router(published: str, given: Any) -> Any:
+    """Serve's `request_router_config` of a model's replicas, by which gateways learn of them.
+
+    given: the user's. Raises: ConfigError.
+    """
+    options, router = router_options(given), router_class(given)
+    if router is None or is_ours(router):
+        own = {"request_router_class": FleetRouter, "request_router_kwargs": {"model_id": published}}
+        return {**options, **own}
+    return router_config(published, router, options)
 
 
 def deployment(server: Any, options: Mapping[str, Any]) -> Deployment:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -232,7 +232,7 @@ class Reconciler:
             case "sleep":
                 await self.sleep(parsed.level, parsed.mode)
             case "wakeup":
-                await self.wakeup()
+                await self.wakeup(parsed.tags)
             case "pause":
                 await self.pause(parsed.mode, parsed.clear_cache)
             case "resume":
@@ -264,12 +264,15 @@ class Reconciler:
                     f"It sleeps at level {self._level}; wake it up before it can sleep at level {level}."
                 )
 
-    async def wakeup(self) -> None:
+    async def wakeup(self, parts: Collection[str] | None = None) -> None:
+        """parts: as in `EngineControl.wakeup_parts`; an engine that was never started starts whole."""
         async with self._lock:
             if not self.started.is_set():
                 await self._transition_to("asleep", self._start())
             elif self._control.is_sleeping():
-                await self._transition_to("asleep", self._control.wakeup())
+                control = self._control
+                step = control.wakeup() if parts is None else control.wakeup_parts(parts)
+                await self._transition_to("asleep", step)
 
     async def pause(self, mode: PauseMode, clear_cache: bool) -> None:
         async with self._lock:

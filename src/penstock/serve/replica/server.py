@@ -351,6 +351,15 @@ class LLMServer:
         """What a gateway knows of this model before it hears of a replica."""
         return ServedModel.of(self._llm_config, paths=tuple(paths(type(self))))
 
+    async def routed(self, request: object) -> AsyncGenerator[str, None]:
+        """This replica's id, once; then the call stays open as long as the request that it stands for.
+
+        A gateway calls it where a router of Ray Serve's kind picks replicas: the router sees each request,
+        and counts it while it lasts. request: its `messages` or `prompt`.
+        """
+        yield self._id
+        await asyncio.Event().wait()
+
     # -- requests by handle: each is awaited and returns an async generator, as in ray.serve.llm
 
     async def chat(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Responses:
@@ -441,8 +450,9 @@ class LLMServer:
         """level: 1 or 2. mode: "wait" or "abort"."""
         await self.reconciler.perform("sleep", options)
 
-    async def wakeup(self) -> None:
-        await self.reconciler.perform("wakeup", {})
+    async def wakeup(self, **options: Any) -> None:
+        """tags: parts to wake, "weights" or "kv_cache"; it takes requests when both are. All by default."""
+        await self.reconciler.perform("wakeup", options)
 
     async def is_sleeping(self) -> bool:
         return await self.reconciler.perform("is_sleeping", {})
@@ -451,8 +461,9 @@ class LLMServer:
         """mode: "keep", "wait" or "abort". clear_cache: whether to empty the prefix cache."""
         await self.reconciler.perform("pause", options)
 
-    async def resume(self) -> None:
-        await self.reconciler.perform("resume", {})
+    async def resume(self, **options: Any) -> None:
+        """There are no options. Raises: BadRequest for any."""
+        await self.reconciler.perform("resume", options)
 
     async def is_paused(self) -> bool:
         return await self.reconciler.perform("is_paused", {})

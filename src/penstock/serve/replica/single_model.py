@@ -33,7 +33,7 @@ class SingleModelGateway:
         """For the one replica at `address`. paths: its custom endpoints."""
         table = Table(address.node_id)
         # One replica leaves no choice.
-        card = replace(ServedModel.of(config, paths=paths), routing_policy="power_of_two")
+        card = replace(ServedModel.of(config, paths=paths), routing_policy="power_of_two", policy_options={})
         gateway = Gateway(gateway_config, [card], table)
         await gateway.start()
         table.set_members(config.model_id, {address.replica_id: address})

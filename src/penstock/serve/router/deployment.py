@@ -45,7 +45,7 @@ _UNLIMITED = 1_000_000  # open requests of one gateway process: the gateway itse
 class RouterDeployment:
     """A router class with options, to be bound to its models.
 
-    ingress: a class that `make_fastapi_ingress` made, bound in the router's place; extra: more arguments of it.
+    ingress: a class of `make_fastapi_ingress`, bound in the router's place; extra: its further arguments.
     """
 
     router: type[Any]

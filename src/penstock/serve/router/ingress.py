@@ -169,6 +169,9 @@ class OpenAiIngress:
     async def model_data(self, model: str) -> Response:
         return self._forwarded(f"/v1/models/{model}")
 
+    async def model(self, model_id: str) -> Response:
+        return await self.model_data(model_id)
+
     async def completions(self, body: Any, request: Request) -> Response:
         return self._forwarded(_PATHS["completions"], body)
 

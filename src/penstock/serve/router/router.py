@@ -19,6 +19,7 @@ from ray.serve.handle import DeploymentHandle
 from penstock.asgi import ASGIApp
 from penstock.config import GatewayConfig
 from penstock.config.derive.prefill import prefill_name
+from penstock.config.schema.routing import SERVE_ROUTER
 from penstock.errors import Error
 from penstock.serve.fleet import membership
 from penstock.serve.fleet.table import Table
@@ -29,6 +30,7 @@ from penstock.serve.http.serve_proxy import behind_haproxy, behind_serve
 from penstock.serve.http.server import Port, serve_on
 from penstock.serve.http.tls import Certificate
 from penstock.serve.router.deployment import RouterDeployment
+from penstock.serve.router.handle_routing import HandleRouter
 from penstock.serve.router.traffic_shift import TrafficShifts, no_routes
 
 log = logging.getLogger(__name__)
@@ -78,6 +80,14 @@ class LLMRouter:
             unreachable=self._open_network,
             operate=self._operate if control is not None else None,
             wake=self._wake,
+            routers={
+                card.id: HandleRouter(
+                    functools.partial(self._handle, card.id),
+                    max(gateway.wait_for_replica_s, card.start_s or 0.0),
+                )
+                for card in cards
+                if card.routing_policy == SERVE_ROUTER
+            },
         )
         await self.gateway.start()
         routes = control.routes.remote if control is not None else no_routes
@@ -104,6 +114,9 @@ class LLMRouter:
         prefill = self._prefill.get(model_id)
         for handle in [prefill] if prefill is not None else self._shifts.handles(model_id):
             await handle.broadcast("listen_on_network").results_async()
+
+    def _handle(self, model_id: str) -> DeploymentHandle[Any]:
+        return self._shifts.handle(model_id)
 
     async def _wake(self, model_id: str) -> None:
         """Serve starts a replica for a call by handle if there is none, and answers when it has started."""

@@ -21,6 +21,7 @@ class RoutingRequest(msgspec.Struct, frozen=True, gc=False):
     blocks: a hash for each block of the prompt, of all that goes before and the block itself: equal blocks at
     equal places mean equal prefixes. Where they end is `prefix_hashes.ENDS`. In this process only.
     home: a hash of some beginning of its first turn, the same in every process.
+    chosen: id of the replica that a router of Ray Serve's kind has picked; "" without one.
     """
 
     adapter: str = ""
@@ -28,6 +29,7 @@ class RoutingRequest(msgspec.Struct, frozen=True, gc=False):
     tokens: int = 0
     blocks: tuple[int, ...] = ()
     home: int = 0
+    chosen: str = ""
 
 
 class Pick(NamedTuple):

@@ -7,6 +7,7 @@ gateways.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from penstock.serve.fleet.candidates import Candidates
@@ -33,8 +34,23 @@ class PrefixAffinity:
 
     reads = ("prompt",)
 
-    def __init__(self, entries: int = ENTRIES, expiry_s: float = EXPIRY_S) -> None:
-        self._index = PrefixIndex(entries, expiry_s)
+    def __init__(
+        self,
+        entries: int = ENTRIES,
+        expiry_s: float = EXPIRY_S,
+        *,
+        most_busier: float = math.inf,
+        least_match: float = 0.0,
+        most_chars: int | None = None,
+    ) -> None:
+        """most_busier: requests by which the replica with the prefix may be busier than an alternative one.
+        least_match: share of the prompt's tokens below which a match does not count. most_chars: of prompts
+        to remember for each replica, besides the size of its cache.
+        """
+        most_tokens = None if most_chars is None else most_chars // BYTES_PER_TOKEN
+        self._index = PrefixIndex(entries, expiry_s, most_tokens)
+        self._most_busier = most_busier
+        self._least_match = least_match
         self._ring = Ring()
         self._adapters = AdapterRing()
 
@@ -45,7 +61,7 @@ class PrefixAffinity:
         if asked.adapter and (pick := self._pick_for_adapter(asked, candidates)):
             return pick
         spare = _less_loaded(two(candidates))
-        most = share(candidates, spare)
+        most = min(share(candidates, spare), spare.busy + self._most_busier + 1)
         homes = self._homes(asked, candidates, most) if asked.home else ()
         best = Pick(_less_loaded(homes) if len(homes) == 2 else spare)
         least = float(best.replica.load_tokens)
@@ -82,7 +98,8 @@ class PrefixAffinity:
         The more requests come from other gateways, the likelier one of them has sent this prompt to its home.
         """
         for replica, tokens in self._known(asked.blocks, candidates):
-            yield replica, tokens, "affinity"
+            if tokens >= self._least_match * asked.tokens:
+                yield replica, tokens, "affinity"
         if homes and candidates.elsewhere:
             yield homes[0], asked.tokens * candidates.elsewhere / candidates.busy, "home"
 

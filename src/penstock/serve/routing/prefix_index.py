@@ -55,8 +55,12 @@ class _Cache:
 class PrefixIndex:
     """Blocks are known by their hash."""
 
-    def __init__(self, entries: int = ENTRIES, expiry_s: float = EXPIRY_S) -> None:
+    def __init__(
+        self, entries: int = ENTRIES, expiry_s: float = EXPIRY_S, most_tokens: int | None = None
+    ) -> None:
+        """most_tokens: of each replica, besides the size of its cache."""
         self._most = entries
+        self._most_tokens = most_tokens
         self._expiry_s = expiry_s
         self._members: Sequence[Replica] = ()
         self._caches: dict[Replica, _Cache] = {}
@@ -93,7 +97,8 @@ class PrefixIndex:
         while cache.oldest() < now - self._expiry_s:
             self._forget(replica, cache)
         entries = max(_FEWEST, self._most // len(self._caches))
-        self._shrink(replica, cache, replica.kv_tokens or KV_TOKENS, entries)
+        tokens = replica.kv_tokens or KV_TOKENS
+        self._shrink(replica, cache, min(tokens, self._most_tokens or tokens), entries)
 
     def _put(self, cache: _Cache, blocks: tuple[int, ...], tokens: int, replica: Replica, now: float) -> None:
         used, holders = cache.blocks, self._holders

@@ -7,35 +7,38 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock.config import LLMConfig
-from penstock.config.schema.routing import POLICIES
+from penstock.config.schema.routing import POLICIES, SERVE_ROUTER
 from penstock.errors import ConfigError
+from penstock.serve.fleet.membership import imported_router
 from penstock.serve.routing.adapter_affinity import AdapterAffinity
 from penstock.serve.routing.least_loaded import LeastLoaded
 from penstock.serve.routing.policy import Policy
 from penstock.serve.routing.power_of_two import PowerOfTwo
 from penstock.serve.routing.prefix_affinity import PrefixAffinity
 from penstock.serve.routing.round_robin import RoundRobin
+from penstock.serve.routing.serve_router import ServeRouter
 from penstock.serve.routing.session_affinity import SessionAffinity
 from penstock.serve.routing.user_policy import UserPolicy
 
-BY_NAME: Mapping[str, Callable[[], Policy]] = {
+BY_NAME: Mapping[str, Callable[..., Policy]] = {
     "prefix_affinity": PrefixAffinity,
     "session_affinity": SessionAffinity,
     "adapter_affinity": AdapterAffinity,
     "least_loaded": LeastLoaded,
     "power_of_two": PowerOfTwo,
     "round_robin": RoundRobin,
+    SERVE_ROUTER: ServeRouter,
 }
 
 
-def policy(name: str) -> Policy:
+def policy(name: str, options: Mapping[str, Any] | None = None) -> Policy:
     """A new policy; each model has its own instance.
 
-    name: one of `BY_NAME`, or `module:Class`.
+    name: one of `BY_NAME`, with its options, or `module:Class`.
     Raises: ConfigError when the class cannot be imported, made without arguments, or has no `pick`.
     """
     if name in BY_NAME:
-        return BY_NAME[name]()
+        return BY_NAME[name](**(options or {}))
     module, _, class_name = name.partition(":")
     try:
         made: Any = getattr(importlib.import_module(module), class_name)()
@@ -47,13 +50,18 @@ def policy(name: str) -> Policy:
 
 
 def problems(configs: Sequence[LLMConfig]) -> list[str]:
-    """A sentence, with its location, for every `routing_policy` that cannot be loaded here."""
+    """A sentence, with its location, for every policy and router class that cannot be loaded here."""
     found: list[str] = []
     for config in configs:
         try:
             policy(config.routing_policy)
         except ConfigError as error:
             found.append((config.location / "routing_policy").says(str(error)))
+        try:
+            imported_router(config.serve_router)
+        except ConfigError as error:
+            where = config.location / "deployment_config" / "request_router_config"
+            found.append((where / "request_router_class").says(str(error)))
     return found
 
 

@@ -181,6 +181,12 @@ class TranscriptionResponse(_Open):
     segments: list[dict[str, Any]] | None = None
 
 
+class TranscriptionStreamResponse(_Open):
+    """One event of a streamed transcription: its pieces of text."""
+
+    choices: list[dict[str, Any]] = []
+
+
 class ErrorInfo(_Open):
     """The inside of OpenAI's error envelope. `code` is a string, always."""
 

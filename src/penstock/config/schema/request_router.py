@@ -1,0 +1,136 @@
+"""Serve's `request_router_config`: a class that picks replicas, of Serve's kind or standing for our policy.
+
+Nothing is imported here: a class is known by its import path until the model is bound.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
+
+from penstock.config.messages.location import Location
+from penstock.config.messages.problems import translated
+from penstock.config.schema.strict import StrictModel
+
+_OURS = "penstock.serve.request_router"
+"""Classes of this module stand for a policy of the gateway."""
+
+_SERVES_OWN = "PowerOfTwoChoicesRequestRouter"
+"""In each of Serve's `RequestRouterConfig` objects, also where the user named none."""
+
+
+class PrefixRouterOptions(StrictModel):
+    """`request_router_kwargs` of `penstock.serve.request_router.PrefixCacheAffinityRouter`."""
+
+    imbalanced_threshold: float = Field(
+        default=math.inf,
+        ge=0,
+        description="Requests by which the cache's replica may be busier than another one.",
+    )
+    match_rate_threshold: float = Field(
+        default=0.0, ge=0, le=1, description="Share of the prompt below which a cached prefix does not count."
+    )
+    do_eviction: bool = Field(
+        default=False, description="Whether `eviction_threshold_chars` limits what is remembered."
+    )
+    eviction_threshold_chars: int = Field(
+        default=400_000, gt=0, description="Characters of prompts to remember, of each replica."
+    )
+    eviction_target_chars: int | None = Field(
+        default=None, gt=0, description="Accepted: what is too much is forgotten at once, the oldest first."
+    )
+    eviction_interval_secs: int | None = Field(default=None, gt=0, description="Accepted: as above.")
+
+
+def router_class(given: Any) -> Any:
+    """The class, or its path, in Serve's `RequestRouterConfig` or the dict of one; None for Serve's own."""
+    router = _fields(given).get("request_router_class", _SERVES_OWN)
+    return None if _path(router).endswith(_SERVES_OWN) else router
+
+
+def router_name(given: Any) -> str | None:
+    """The name of that class."""
+    router = router_class(given)
+    return None if router is None else re.split("[.:]", _path(router))[-1]
+
+
+def is_ours(router: Any) -> bool:
+    """Whether a router class stands for a policy of the gateway; else it is one of Ray Serve's kind."""
+    return re.split("[.:]", _path(router))[:-1] == _OURS.split(".")
+
+
+def prefix_options(given: Any) -> dict[str, Any]:
+    """Arguments of the policy `prefix_affinity` for the options of our PrefixCacheAffinityRouter."""
+    options = PrefixRouterOptions(**_fields(given).get("request_router_kwargs", {}))
+    found = {
+        "most_busier": options.imbalanced_threshold,
+        "least_match": options.match_rate_threshold,
+        "most_chars": options.eviction_threshold_chars if options.do_eviction else None,
+    }
+    return found if "request_router_kwargs" in _fields(given) else {}
+
+
+def _path(router: Any) -> str:
+    return f"{router.__module__}.{router.__name__}" if isinstance(router, type) else str(router)
+
+
+def _fields(given: Any) -> Mapping[str, Any]:
+    return given.model_dump(exclude_unset=True) if isinstance(given, BaseModel) else given or {}
+
+
+def _known_router(router: object) -> object:
+    if router is not None and not isinstance(router, type) and "." not in str(router):
+        raise ValueError(
+            "must be a class or an import path: a subclass of ray.serve.request_router.RequestRouter, or "
+            f"'{_OURS}.PrefixCacheAffinityRouter'. A policy of the gateway goes into `routing_policy`."
+        )
+    if router is not None and is_ours(router) and not _path(router).endswith("PrefixCacheAffinityRouter"):
+        raise ValueError(f"{_OURS} has PrefixCacheAffinityRouter only; other policies are `routing_policy`.")
+    return router
+
+
+class RequestRouterOptions(StrictModel):
+    """Serve's `RequestRouterConfig`."""
+
+    request_router_class: Annotated[Any, BeforeValidator(_known_router)] = Field(
+        default=None,
+        description="A class of Ray Serve's kind, or its import path: it picks the replica of each request, "
+        f"by a call. `{_OURS}.PrefixCacheAffinityRouter` stands for `routing_policy: prefix_affinity`.",
+    )
+    request_router_kwargs: dict[str, Any] = Field(default={}, description="Arguments of that class.")
+    request_routing_stats_period_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="How often replicas tell which adapters they have, for calls by handle.",
+    )
+    request_routing_stats_timeout_s: float | None = Field(default=None, gt=0, description="Limit of that.")
+    initial_backoff_s: float | None = Field(
+        default=None, gt=0, description="First wait before a call by handle is tried again."
+    )
+    backoff_multiplier: float | None = Field(default=None, gt=0, description="Growth of that wait.")
+    max_backoff_s: float | None = Field(default=None, gt=0, description="The longest such wait.")
+
+    @model_validator(mode="after")
+    def _arguments_of_something(self) -> Self:
+        router = router_class({"request_router_class": self.request_router_class})
+        if self.request_router_kwargs and self.request_router_class is None:
+            raise ValueError("request_router_kwargs have no effect without a request_router_class.")
+        if router is not None and is_ours(router):
+            with translated(PrefixRouterOptions, Location("request_router_kwargs")):
+                PrefixRouterOptions.model_validate(self.request_router_kwargs)
+        return self
+
+
+def router_options(given: Any) -> dict[str, Any]:
+    """The options in Serve's `RequestRouterConfig`, or in the dict of one, that hold here, too.
+
+    Raises: ConfigError.
+    """
+    fields = _fields(given)
+    with translated(RequestRouterOptions, Location("request_router_config")):
+        RequestRouterOptions.model_validate(fields)
+    return {name: value for name, value in fields.items() if name != "request_router_class"}
