@@ -12,15 +12,13 @@ import pytest
 from fastapi import FastAPI
 from openai import NotFoundError, OpenAI
 from ray import serve
-from starlette.requests import Request
-from starlette.responses import Response
 from tests.cluster import own_applications
+from tests.ray.toy_ingress import Louder
 
 from penstock.errors import ConfigError
 from penstock.serve import LLMConfig, build_openai_app
 from penstock.serve.deployment import LLMServer
 from penstock.serve.ingress import DEFAULT_ENDPOINTS, OpenAiIngress, make_fastapi_ingress
-from penstock.serve.openai_api_models import ChatCompletionRequest
 
 pytestmark = pytest.mark.parity("S34", "S4")
 
@@ -47,21 +45,6 @@ def says(url: str, model: str = "one", text: str = "Hello there") -> str:
 def alone(cluster) -> Iterator[None]:
     with own_applications():
         yield
-
-
-class Louder(OpenAiIngress):
-    """Changes what goes to a model, and has an endpoint of its own."""
-
-    def __init__(self, llm_deployments, model_cards, *, lora_paths=None, ends_with="?") -> None:
-        super().__init__(llm_deployments, model_cards, lora_paths=lora_paths)
-        self._ends_with = ends_with
-
-    async def chat(self, body: ChatCompletionRequest, request: Request) -> Response:
-        body.messages[-1]["content"] += self._ends_with
-        return await super().chat(body, request)
-
-    async def ending(self) -> dict:
-        return {"ends_with": self._ends_with}
 
 
 def test_models_that_a_program_bound_itself_stand_behind_the_ingress_that_it_bound(serve_url):
