@@ -25,7 +25,8 @@ from tests.cluster import ADAPTERS, Cluster, own_applications, session_folder
 from tests.models import model
 from tests.pictures import data_url
 
-from penstock.serve import LLMConfig, build_openai_app
+from penstock.errors import BadRequest, ConfigError
+from penstock.serve import LLMConfig, LLMServer, build_openai_app
 from recipes.adapters.answers import ANSWERS, BASE_ANSWERS
 from recipes.vision.pictures import draw
 
@@ -36,6 +37,7 @@ pytestmark = [
 ]
 
 QWEN_05 = "qwen-0.5b"
+HELLO = [{"role": "user", "content": "Hello!"}]
 QWEN_15 = "qwen-1.5b"
 URL = "http://localhost:8000"
 """The documents' own; `Here` has another port in its place."""
@@ -193,6 +195,40 @@ def test_json_mode_gives_json(here, simulated):
     assert set(json.loads(said)["colors"]) == {"red", "blue", "green"}, said
 
 
+@pytest.mark.parity("S33", "S25")
+async def test_the_servers_three_usage_patterns(here, simulated):
+    """Of mission/1, whose page gives them as lines: here whole programs."""
+    llm_config = LLMConfig(model_loading_config={"model_id": "m"}, llm_engine="sim")
+    server = LLMServer.sync_init(llm_config)
+    await server.start()
+    started = await LLMServer(llm_config)
+    for one in (server, started):
+        (answer,) = [each async for each in await one.chat({"messages": HELLO})]
+        assert answer.choices[0].message.content == "Hello!"
+        await one.sleep(level=1)
+        await one.wakeup(tags=["weights"])
+        assert await one.is_sleeping()
+        await one.wakeup(tags=["kv_cache"])
+        assert not await one.is_sleeping()
+        await one.pause(mode="abort", clear_cache=True)
+        assert await one.is_paused()
+        await one.resume()
+        with pytest.raises(BadRequest, match="takes no arguments"):
+            await one.resume(tags=["weights"])
+        await one.stop()
+    deployment = serve.deployment(LLMServer).bind(llm_config)
+    handle = serve.run(deployment, name="three", route_prefix="/three").options(stream=True)
+    answers = [answer async for answer in handle.chat.remote({"messages": HELLO})]
+    assert answers[0].choices[0].message.content == "Hello!"
+
+
+def test_placement_in_a_deployment_config_is_refused_as_the_server_says():
+    """Of mission/1, `get_deployment_options`."""
+    options = {"placement_group_bundles": [{"GPU": 1}]}
+    with pytest.raises(ConfigError, match="set `placement_group_config` of the LLMConfig"):
+        LLMConfig(model_loading_config={"model_id": "m"}, deployment_config=options)
+
+
 @pytest.mark.parity("S23")
 def test_vision_model_says_what_is_in_the_picture_and_fetches_from_nowhere_inside(here, simulated):
     here.run(block("python", "pixtral-12b", "build_openai_app"))
@@ -245,9 +281,13 @@ def preprocess(request):
         assert said == "a red circle"
 
 
-def test_gated_model_gets_its_token_and_fast_download_is_accepted(here, simulated, monkeypatch):
+FAST_DOWNLOAD = "HF_HUB_ENABLE_HF_TRANSFER"
+
+
+@pytest.mark.parametrize("signs", [{"without": FAST_DOWNLOAD}, {}], ids=["token", "token and fast download"])
+def test_gated_model_gets_its_token_and_fast_download_is_accepted(here, simulated, monkeypatch, signs):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    here.run(block("python", "HF_TOKEN", "HF_HUB_ENABLE_HF_TRANSFER"))
+    here.run(block("python", "HF_TOKEN", *([] if signs else [FAST_DOWNLOAD]), **signs))
     assert greets(here.says("llama-3-8b-instruct"))
     assert places_that_show("hf_secret") == []
 
@@ -287,6 +327,18 @@ def replica_ids(application: str) -> set[str]:
     return {
         actor.actor_id for actor in actors if f"SERVE_REPLICA::{application}#LLMServer" in (actor.name or "")
     }
+
+
+def test_standalone_yaml_runs_with_the_relative_paths_of_the_page(here, simulated, tmp_path):
+    """`serve run` of mission/3 in the folder of config.yaml, its three files as they stand."""
+    (tmp_path / "models").mkdir()
+    for name in ("models/qwen-0.5b.yaml", "models/qwen-1.5b.yaml"):
+        (tmp_path / name).write_text(block("yaml", f"# {name}"))
+    (tmp_path / "config.yaml").write_text(block("yaml", "models/qwen-1.5b.yaml", "applications:"))
+    serve_command("run", "--non-blocking", "config.yaml", cwd=tmp_path)
+    wait_until_running("llm_app")
+    assert greets(here.says(QWEN_05))
+    assert greets(here.says(QWEN_15))
 
 
 def test_inline_yaml_runs_and_a_standalone_one_deployed_beside_it_leaves_it_running(

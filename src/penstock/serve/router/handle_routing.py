@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,29 +28,36 @@ class HandleRouter:
         """handle: to the deployment that answers now. wait_s: for a replica; the gateway then picks one."""
         self._handle = handle
         self._wait_s = wait_s
+        self._streaming: tuple[Any, Any] = (None, None)
         self._logged: set[str] = set()
 
     @asynccontextmanager
     async def chosen(self, fields: Fields, session: str) -> AsyncGenerator[str]:
         """The id of the replica; "" when the router failed, or found none in time."""
-        options = {"stream": True, **({"session_id": session} if session else {})}
-        call = self._handle().options(**options).routed.remote(_request(fields))
-        try:
-            yield await self._first(call)
-        finally:
-            call.cancel()
+        with ExitStack() as calls:
+            yield await self._ask(fields, session, calls)
 
-    async def _first(self, call: Any) -> str:
+    async def _ask(self, fields: Fields, session: str, calls: ExitStack) -> str:
         try:
+            handle = self._stream()
+            if session:
+                handle = handle.options(session_id=session)
+            call = handle.routed.remote(_request(fields))
+            calls.callback(call.cancel)
             async with asyncio.timeout(self._wait_s):
                 return await anext(call)
         except Exception as error:  # the router is the user's code; the rest is Serve's and Ray's
             if (kind := type(error).__name__) not in self._logged:
                 self._logged.add(kind)
-                log.warning(
-                    "The request router failed (%s); the gateway picks instead.", kind, exc_info=error
-                )
+                log.warning("The request router failed; the gateway picks instead.", exc_info=error)
             return ""
+
+    def _stream(self) -> Any:
+        """A handle for streams, made once for each deployment: every new one costs Serve a little."""
+        handle = self._handle()
+        if self._streaming[0] is not handle:
+            self._streaming = handle, handle.options(stream=True)
+        return self._streaming[1]
 
 
 def _request(fields: Fields) -> SimpleNamespace:
