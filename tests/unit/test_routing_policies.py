@@ -29,8 +29,8 @@ def same_dice() -> None:
 class Gateway:
     """A table and a policy, used as the gateway's line uses them."""
 
-    def __init__(self, name: str, *replicas: str, limit: int = 1000) -> None:
-        self.policy: Policy = policy(name)
+    def __init__(self, name: str, *replicas: str, limit: int = 1000, **options: Any) -> None:
+        self.policy: Policy = policy(name, options)
         self.table = Table("node")
         self.table.limit("m", limit)
         self.now = 0.0
@@ -297,3 +297,39 @@ def test_prompts_without_a_whole_block_go_by_load():
     gateway = Gateway("prefix_affinity", "a", "b")
     gateway.report("a", running=9)
     assert {gateway.went_to(RoutingRequest(tokens=5)) for _ in range(10)} == {"b"}
+
+
+@pytest.mark.parity("S34")
+def test_a_replica_with_the_prefix_is_left_when_it_is_busier_than_allowed():
+    def homes(**options: Any) -> set[str]:
+        gateway = Gateway("prefix_affinity", "one", "two", **options)
+        return {gateway.send(prompt("shared " * 2000, 4000)).replica.id for _ in range(4)}
+
+    assert len(homes()) == 1
+    assert homes(most_busier=0) == {"one", "two"}
+
+
+@pytest.mark.parity("S34")
+def test_a_match_of_too_small_a_share_of_the_prompt_does_not_count():
+    def why(least_match: float) -> str:
+        gateway = Gateway("prefix_affinity", "one", "two", least_match=least_match)
+        text = "shared " * 600  # 4,200 of 40,000 bytes
+        gateway.table.release(gateway.send(prompt(text, 1050)))
+        pick = gateway.pick(prompt(text + "and then other words " * 1700, 10_000))
+        assert pick is not None
+        return pick.why
+
+    assert (why(0.0), why(0.5)) == ("affinity", "balance")
+
+
+@pytest.mark.parity("S34")
+def test_no_more_than_so_many_characters_are_remembered():
+    def why(most_chars: int | None) -> str:
+        gateway = Gateway("prefix_affinity", "one", "two", most_chars=most_chars)
+        for number in range(12):
+            gateway.table.release(gateway.send(prompt(f"{number} " * 2000, 1000)))
+        pick = gateway.pick(prompt("0 " * 2000, 1000))
+        assert pick is not None
+        return pick.why
+
+    assert (why(None), why(8_000)) == ("affinity", "balance")

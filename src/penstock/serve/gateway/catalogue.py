@@ -40,7 +40,7 @@ class ServedModel:
     max_model_len: int | None = None
     engine_metrics: bool = True
     routing_policy: str = DEFAULT_POLICY
-    policy_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    policy_options: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
     session_header: str = SESSION_HEADER
     scales: bool = True
     adapter_slots: int = 0
