@@ -100,6 +100,10 @@ _SECTIONS: Sequence[tuple[str, type[BaseModel]]] = (
     ("deployment_config.ray_actor_options", deployment.ActorOptions),
     ("deployment_config.backpressure_config", deployment.BackpressureOptions),
     ("deployment_config.request_router_config", request_router.RequestRouterOptions),
+    (
+        "request_router_kwargs of penstock.serve.request_router.PrefixCacheAffinityRouter",
+        request_router.PrefixRouterOptions,
+    ),
     ("deployment_config.gang_scheduling_config", deployment.GangOptions),
     ("runtime_env", deployment.RuntimeEnv),
     ("preprocessor_options", processing.PreprocessorOptions),
@@ -113,6 +117,7 @@ _SECTIONS: Sequence[tuple[str, type[BaseModel]]] = (
     ("gateway.cors", gateway.CorsConfig),
     ("gateway.tls", gateway.TlsConfig),
     ("Models and gateway: `LLMServingArgs`", serving_args.LLMServingArgs),
+    ("ingress_cls_config", serving_args.IngressClsConfig),
     ("An entry of `applications:`", load.ServeApplication),
     ("The environment", Settings),
 )

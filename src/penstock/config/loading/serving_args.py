@@ -60,7 +60,7 @@ class LLMServingArgs(RootConfig):
     )
     ingress_cls_config: IngressClsConfig = Field(
         default_factory=lambda: IngressClsConfig(),
-        description="Your own class in the gateway's place. See docs/serve/endpoints.md.",
+        description="Your own class in the gateway's place. See docs/serve/preprocessing.md.",
     )
 
     @model_validator(mode="after")
