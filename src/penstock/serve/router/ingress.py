@@ -112,7 +112,7 @@ class OpenAiIngress:
         self._router = object.__new__(LLMRouter)
         await self._router.__init__(**bound)
         gateway = await self._router.__serve_build_asgi_app__()
-        own: FastAPI | None = self.__dict__.get("_asgi_app")  # set by Serve, from what was decorated
+        own: FastAPI | None = getattr(self, "app", None)  # Serve's copy of what `make_fastapi_ingress` made
         if own is None:
             return gateway
         self._gateway_app = gateway
