@@ -62,10 +62,6 @@ class Index:
         """`ok`, `failed`, `skipped`, or None for a row without an outcome."""
         return _NAMES[self._states[row]] if row < len(self._states) else None
 
-    def __len__(self) -> int:
-        """Rows up to the last one with an outcome."""
-        return len(self._states)
-
     def counts(self) -> dict[str, int]:
         """Rows by state."""
         return {name: self._states.count(value) for name, value in _STATES.items()}
