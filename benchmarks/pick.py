@@ -69,7 +69,7 @@ def measure(name: str, table: Table, what: str, times: int, adapters: bool = Fal
 
     def one(content: bytes, now: float) -> None:
         adapter = f"a{int(1e3 * now) % _ADAPTERS}" if adapters else ""
-        asked = reading.asked(adapter, body.fields(content), [], len(content))
+        asked = reading.read(adapter, body.fields(content), [], len(content))
         pick = chosen.pick(asked, table.candidates("m"), now)
         if pick is not None:
             if learn is not None:

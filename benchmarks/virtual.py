@@ -114,7 +114,7 @@ class Gateway:
         """A place for the request, as the gateway's line takes it; None when all are at their limit."""
         fields = body.fields(content)
         _, adapter = self._catalogue.resolve(fields.model)
-        asked = self._reading.asked(adapter, fields, (), len(content))
+        asked = self._reading.read(adapter, fields, (), len(content))
         pick = self._policy.pick(asked, self.table.candidates(MODEL_ID), now)
         if pick is None:
             return None

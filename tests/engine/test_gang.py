@@ -85,7 +85,7 @@ async def test_an_idle_engine_answers_by_itself_what_needs_no_other(members: lis
 async def test_what_one_cannot_do_alone_is_refused(members: list[Served], operation: str):
     arguments = (model("moe"), "v2") if operation == "update_weights" else ()
     with pytest.raises(Unsupported, match="shift the model"):
-        await getattr(members[0].engine, operation)(*arguments)
+        await getattr(members[0].engine.control, operation)(*arguments)
 
 
 async def test_one_engine_by_itself_says_why_it_does_not_start():

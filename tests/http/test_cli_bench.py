@@ -302,8 +302,9 @@ def begin_and_stall(number: int, writer: asyncio.StreamWriter) -> None:
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 async def test_bad_answers_are_failures_with_a_name(answer: Callable[..., Any], kind: str, begun: bool):
+    """The time limit holds for the trial request, too, which a busy machine must answer within it."""
     async with service(answer) as url:
-        figures = await only(url, timeout=0.7, requests=2)
+        figures = await only(url, timeout=3, requests=2)
     assert failures(figures) == {(kind, begun): 2}
 
 

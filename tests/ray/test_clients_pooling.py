@@ -32,7 +32,7 @@ from penstock.serve.openai_api_models import ErrorResponse, RerankRequest
 
 pytestmark = [pytest.mark.full, pytest.mark.parity("S11", "S12", "X8")]
 
-PAGE = Path(__file__).parents[2] / "docs" / "endpoints.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "endpoints.md"
 APPLICATION = "pooling"
 TASKS = {"task_instructions": {"search_query": "tell me about ", "search_document": ""}}
 MODELS = {"embedder", "reranker", "classifier"}
