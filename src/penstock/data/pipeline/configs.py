@@ -23,31 +23,35 @@ class ProcessorConfig(RootConfig):
     """Fields of all processors."""
 
     batch_size: int = Field(
-        64, ge=1, description="Rows per batch of Ray Data. The engine takes them one by one."
+        default=64, ge=1, description="Rows per batch of Ray Data. The engine takes them one by one."
     )
     concurrency: Concurrency = Field(
-        1, description="Engines, all started at once; `(m, n)`: from m to n of them, by demand."
+        default=1, description="Engines, all started at once; `(m, n)`: from m to n of them, by demand."
     )
     accelerator_type: str | None = Field(
-        None, description="Ray's name of the GPU type (A10G, L4, H100, ...) of the nodes it runs on."
+        default=None, description="Ray's name of the GPU type (A10G, L4, H100, ...) of the nodes it runs on."
     )
-    task_type: TaskName = Field("generate", description="`generate`, `embed`, `classify` or `score`.")
+    task_type: TaskName = Field(default="generate", description="`generate`, `embed`, `classify` or `score`.")
     should_continue_on_error: bool = Field(
-        True,
+        default=True,
         description="Failed rows pass through with `error` set. False: the first one ends the pipeline. "
         "Where it is set to True, every row also has `__inference_error__`, a text, empty if it is ok.",
     )
-    max_attempts: int = Field(3, ge=1, description="Responses 429 and 5xx until a row fails.")
-    max_deaths: int = Field(3, ge=2, description="Engine deaths while they ran a row, until the row fails.")
-    row_deadline_s: float | None = Field(None, gt=0, description="For one row, over all its tries.")
-    outage_s: float = Field(300.0, gt=0, description="Without a reachable engine, until the pipeline ends.")
+    max_attempts: int = Field(default=3, ge=1, description="Responses 429 and 5xx until a row fails.")
+    max_deaths: int = Field(
+        default=3, ge=2, description="Engine deaths while they ran a row, until the row fails."
+    )
+    row_deadline_s: float | None = Field(default=None, gt=0, description="For one row, over all its tries.")
+    outage_s: float = Field(
+        default=300.0, gt=0, description="Without a reachable engine, until the pipeline ends."
+    )
     read_files: bool = Field(
-        True,
+        default=True,
         description="Whether media that rows name by path or bucket are read here. Set False for untrusted "
         "rows, which could otherwise read this cluster's files.",
     )
     journal: str | None = Field(
-        None,
+        default=None,
         description="Folder or bucket URL where each answer is stored as it arrives. The same pipeline, run "
         "again, reuses them.",
     )
@@ -105,15 +109,22 @@ class ServeDeploymentProcessorConfig(ProcessorConfig):
     Rows name a method (`method`, `request_kwargs`, `dtype`); for a Penstock model they may also be requests.
     """
 
-    app_name: str = Field("default", description="Ray Serve's application.")
-    deployment_name: str | None = Field(None, description="Its deployment; required if it has several.")
+    app_name: str = Field(default="default", description="Ray Serve's application.")
+    deployment_name: str | None = Field(
+        default=None, description="Its deployment; required if it has several."
+    )
     dtype_mapping: dict[str, Any] | None = Field(
-        None, description="Classes by the name in a row's `dtype`; its `request_kwargs` are their arguments."
+        default=None,
+        description="Classes by the name in a row's `dtype`; its `request_kwargs` are their arguments.",
     )
     request_timeout_s: float | None = Field(
-        None, gt=0, description="For one try of a row; after it the row is tried again, see max_attempts."
+        default=None,
+        gt=0,
+        description="For one try of a row; after it the row is tried again, see max_attempts.",
     )
-    max_in_flight: int = Field(256, ge=1, description="Maximum parallel calls per actor of the pipeline.")
+    max_in_flight: int = Field(
+        default=256, ge=1, description="Maximum parallel calls per actor of the pipeline."
+    )
 
 
 class HttpRequestProcessorConfig(ProcessorConfig):
@@ -124,27 +135,30 @@ class HttpRequestProcessorConfig(ProcessorConfig):
     """
 
     url: str = Field(min_length=1, description="Whole URL for payloads, base URL for requests.")
-    model: str | None = Field(None, description="For requests without a model.")
-    headers: dict[str, str] | None = Field(None, description="Sent with every request.")
-    api_key: str | None = Field(None, description="Sent as a bearer token.")
+    model: str | None = Field(default=None, description="For requests without a model.")
+    headers: dict[str, str] | None = Field(default=None, description="Sent with every request.")
+    api_key: str | None = Field(default=None, description="Sent as a bearer token.")
     qps: float | None = Field(
-        None,
+        default=None,
         gt=0,
         description="Maximum requests per second of the whole pipeline, divided among its actors "
         "(`concurrency`).",
     )
-    max_retries: int | None = Field(None, ge=0, description="Older form of max_attempts, minus 1.")
-    base_retry_wait_time_in_s: float = Field(1.0, gt=0, description="Seconds before the second try.")
-    timeout_s: float = Field(600.0, gt=0, description="For one try.")
-    max_in_flight: int = Field(64, ge=1, description="Maximum parallel requests per actor of the pipeline.")
+    max_retries: int | None = Field(default=None, ge=0, description="Older form of max_attempts, minus 1.")
+    base_retry_wait_time_in_s: float = Field(default=1.0, gt=0, description="Seconds before the second try.")
+    timeout_s: float = Field(default=600.0, gt=0, description="For one try.")
+    max_in_flight: int = Field(
+        default=64, ge=1, description="Maximum parallel requests per actor of the pipeline."
+    )
     session_factory: Callable[[], Any] | None = Field(
-        None,
+        default=None,
         repr=False,
         description="Makes the `aiohttp.ClientSession` of an actor: proxies, certificates, a connector of "
         "your own. Its own timeout, headers and cookies count; `timeout_s` does not.",
     )
     http_request_stage: HttpStage | None = Field(
-        None, description="`concurrency`, `batch_size` and resources of the actors that send requests."
+        default=None,
+        description="`concurrency`, `batch_size` and resources of the actors that send requests.",
     )
 
     @property

@@ -31,34 +31,44 @@ _IN_ENGINE = "True or false, the engine does it; sizes have no effect."
 class ModelProcessorConfig(ProcessorConfig):
     """Fields of both. Use one of its subclasses."""
 
-    model_source: str = Field("", description="Hub id, folder, bucket or URL; `demo` is the embedded model.")
-    model: str = Field("", description="Another name of `model_source`.")
-    engine_kwargs: dict[str, Any] = Field({}, description="The engine's arguments, under its own names.")
-    runtime_env: dict[str, Any] | None = Field(None, description="Ray's runtime environment of the engines.")
-    placement_group_config: PlacementGroupConfig | None = Field(None, description="An engine's resources.")
-    resources_per_bundle: dict[str, float] | None = Field(
-        None, description="Older form of `placement_group_config: {bundle_per_worker: ...}`."
+    model_source: str = Field(
+        default="", description="Hub id, folder, bucket or URL; `demo` is the embedded model."
     )
-    max_pending_requests: int | None = Field(None, ge=1, description="Maximum rows in one engine at a time.")
-    max_concurrent_batches: int | None = Field(None, ge=1, description=_ROW_BY_ROW)
-    max_tasks_in_flight_per_actor: int | None = Field(None, ge=1, description=_ROW_BY_ROW)
+    model: str = Field(default="", description="Another name of `model_source`.")
+    engine_kwargs: dict[str, Any] = Field(
+        default={}, description="The engine's arguments, under its own names."
+    )
+    runtime_env: dict[str, Any] | None = Field(
+        default=None, description="Ray's runtime environment of the engines."
+    )
+    placement_group_config: PlacementGroupConfig | None = Field(
+        default=None, description="An engine's resources."
+    )
+    resources_per_bundle: dict[str, float] | None = Field(
+        default=None, description="Older form of `placement_group_config: {bundle_per_worker: ...}`."
+    )
+    max_pending_requests: int | None = Field(
+        default=None, ge=1, description="Maximum rows in one engine at a time."
+    )
+    max_concurrent_batches: int | None = Field(default=None, ge=1, description=_ROW_BY_ROW)
+    max_tasks_in_flight_per_actor: int | None = Field(default=None, ge=1, description=_ROW_BY_ROW)
     chat_template_stage: TemplateStage | None = Field(
-        None,
+        default=None,
         description="`chat_template` and `chat_template_kwargs` of all rows. False: a `prompt` wins over "
         "`messages` beside it.",
     )
-    tokenize_stage: TextStage | None = Field(None, description=_IN_ENGINE)
-    detokenize_stage: TextStage | None = Field(None, description=_IN_ENGINE)
+    tokenize_stage: TextStage | None = Field(default=None, description=_IN_ENGINE)
+    detokenize_stage: TextStage | None = Field(default=None, description=_IN_ENGINE)
     prepare_multimodal_stage: MediaStage | None = Field(
-        None,
+        default=None,
         description="`chat_template_content_format` and `model_config_kwargs` of the engine; the rest has no "
         "effect.",
     )
     apply_chat_template: bool | None = Field(
-        None, description="Older form of `chat_template_stage`, true or false."
+        default=None, description="Older form of `chat_template_stage`, true or false."
     )
-    tokenize: bool | None = Field(None, description=_IN_ENGINE)
-    detokenize: bool | None = Field(None, description=_IN_ENGINE)
+    tokenize: bool | None = Field(default=None, description=_IN_ENGINE)
+    detokenize: bool | None = Field(default=None, description=_IN_ENGINE)
 
     @property
     def source(self) -> str:
@@ -130,13 +140,13 @@ class vLLMEngineProcessorConfig(ModelProcessorConfig):
     """vLLM engines started by the pipeline."""
 
     dynamic_lora_loading_path: str | None = Field(
-        None,
+        default=None,
         description="Folder or bucket with one adapter in each subfolder; rows name `base:adapter`. "
         "Without it, and with `enable_lora` in engine_kwargs, rows name ids on the hub.",
     )
-    log_engine_metrics: bool = Field(True, description="Whether the engine records its metrics.")
-    prepare_image_stage: PlainStage | None = Field(None, description=_IN_ENGINE)
-    has_image: bool | None = Field(None, description=_IN_ENGINE)
+    log_engine_metrics: bool = Field(default=True, description="Whether the engine records its metrics.")
+    prepare_image_stage: PlainStage | None = Field(default=None, description=_IN_ENGINE)
+    has_image: bool | None = Field(default=None, description=_IN_ENGINE)
 
 
 class SGLangEngineProcessorConfig(ModelProcessorConfig):

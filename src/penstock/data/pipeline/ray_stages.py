@@ -29,12 +29,16 @@ class StageConfig(RootConfig):
 
     _effective: ClassVar[frozenset[str]] = frozenset({"enabled", "model_source"})
 
-    enabled: bool = Field(True, description="Whether the stage is switched on.")
-    batch_size: int | None = Field(None, ge=1, description="Rows per batch.")
-    concurrency: Concurrency | None = Field(None, description="Actors; `(m, n)`: from m to n.")
-    runtime_env: dict[str, Any] | None = Field(None, description="Ray's runtime environment of its actors.")
-    num_cpus: float | None = Field(None, ge=0, description="CPUs that one actor reserves.")
-    memory: float | None = Field(None, ge=0, description="Bytes of heap memory that one actor reserves.")
+    enabled: bool = Field(default=True, description="Whether the stage is switched on.")
+    batch_size: int | None = Field(default=None, ge=1, description="Rows per batch.")
+    concurrency: Concurrency | None = Field(default=None, description="Actors; `(m, n)`: from m to n.")
+    runtime_env: dict[str, Any] | None = Field(
+        default=None, description="Ray's runtime environment of its actors."
+    )
+    num_cpus: float | None = Field(default=None, ge=0, description="CPUs that one actor reserves.")
+    memory: float | None = Field(
+        default=None, ge=0, description="Bytes of heap memory that one actor reserves."
+    )
 
     def get(self, name: str, default: Any = None) -> Any:
         """The option by its name, as from the dict that a config may have been given."""
@@ -48,7 +52,7 @@ class StageConfig(RootConfig):
 class TokenizerStageConfig(StageConfig):
     """The engine tokenizes, with the tokenizer of its model."""
 
-    model_source: str | None = Field(None, description="The processor's `model_source`, or nothing.")
+    model_source: str | None = Field(default=None, description="The processor's `model_source`, or nothing.")
 
 
 class DetokenizeStageConfig(TokenizerStageConfig):
@@ -60,8 +64,10 @@ class ChatTemplateStageConfig(TokenizerStageConfig):
 
     _effective = StageConfig._effective | {"chat_template", "chat_template_kwargs"}
 
-    chat_template: str | None = Field(None, description="Jinja text, or the path of a file with it.")
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables of the template.")
+    chat_template: str | None = Field(default=None, description="Jinja text, or the path of a file with it.")
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, description="Variables of the template."
+    )
 
 
 class PrepareMultimodalStageConfig(StageConfig):
@@ -69,12 +75,15 @@ class PrepareMultimodalStageConfig(StageConfig):
 
     _effective = StageConfig._effective | {"chat_template_content_format", "model_config_kwargs"}
 
-    model_config_kwargs: dict[str, Any] | None = Field(None, description="More arguments of the engine.")
+    model_config_kwargs: dict[str, Any] | None = Field(
+        default=None, description="More arguments of the engine."
+    )
     chat_template_content_format: Literal["auto", "string", "openai"] | None = Field(
-        None, description="How the template gets the content of a message."
+        default=None, description="How the template gets the content of a message."
     )
     apply_sys_msg_formatting: bool | None = Field(
-        None, description="Without effect: the engine gives system messages to the template as they are."
+        default=None,
+        description="Without effect: the engine gives system messages to the template as they are.",
     )
 
 

@@ -28,26 +28,28 @@ class ProcessOptions(StrictModel):
     """
 
     command: list[str] = Field(min_length=1, description="The program and its arguments; no shell.")
-    environment: dict[str, str] = Field({}, description="Variables beside those of the replica.")
-    port: int | None = Field(None, ge=1, le=65535, description="Where it listens; without it, a free one.")
-    ready_path: str = Field("/health", pattern="^/", description="Answers 200 while it can work.")
+    environment: dict[str, str] = Field(default={}, description="Variables beside those of the replica.")
+    port: int | None = Field(
+        default=None, ge=1, le=65535, description="Where it listens; without it, a free one."
+    )
+    ready_path: str = Field(default="/health", pattern="^/", description="Answers 200 while it can work.")
     warm_up: bool = Field(
-        True,
+        default=True,
         description="It is ready when a completion, a chat or an embedding was answered; `false` for one "
         "that has none of them.",
     )
     served_model_name: str | None = Field(
-        None, min_length=1, description="What it calls the model, where that is not `{model_id}`."
+        default=None, min_length=1, description="What it calls the model, where that is not `{model_id}`."
     )
     max_model_len: int | None = Field(
-        None, ge=1, description="Context window, in tokens; without it, as its `/v1/models` says."
+        default=None, ge=1, description="Context window, in tokens; without it, as its `/v1/models` says."
     )
     metrics_path: str = Field(
-        "/metrics",
+        default="/metrics",
         pattern="^/",
         description="Where its gauges are, of vLLM's, SGLang's or llama.cpp's names.",
     )
-    stop_grace_s: float = Field(5.0, ge=0, description="Seconds from SIGTERM to SIGKILL.")
+    stop_grace_s: float = Field(default=5.0, ge=0, description="Seconds from SIGTERM to SIGKILL.")
 
     @property
     def wants_model(self) -> bool:
