@@ -14,19 +14,30 @@ from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from batch_commands import journal, journaled, processes, run_prompts
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from random_jobs import NONE, Fault, Job, jobs, read
 from served import Served
 
 pytestmark = pytest.mark.parity("D13")
 
 LIMIT_S = 60
+FULL_FROM_THE_START = Job(
+    files=[[]],
+    types=[pa.string()],
+    column="x",
+    form="jsonl",
+    given="files",
+    output="answers.jsonl",
+    faults=[Fault(full_after=0)],
+)
 
 
 @settings(max_examples=min(settings().max_examples, 200))
 @given(job=jobs())
+@example(job=FULL_FROM_THE_START)
 async def test_each_row_of_a_broken_job_ends_once_in_order_with_its_own_answer(served: Served, job: Job):
     if served.port is None:
         await served.gateway("m")

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +14,7 @@ from bucket import s3_server
 from penstock.data.backends.protocol import Response
 from penstock.data.execution.retry import classify_response
 from penstock.data.journal.index import Index
+from penstock.data.journal.lock import acquire_lock
 from penstock.data.journal.segment import Entry, Segment, encode_entry, next_run
 from penstock.data.journal.segment_reader import JournalBroken, outcomes_in
 from penstock.data.results.outcome import Failure, Outcome
@@ -303,3 +305,16 @@ def test_an_answer_with_raw_control_characters_is_no_answer(body: bytes):
     end = classify_response(Response(200, body), 1)
     assert end.failure is not None
     assert (end.failure.code, encode_entry(Entry(0, end)).count(b"\n")) == ("bad_answer", 1)
+
+
+def test_a_lock_on_a_full_disk_is_one_sentence(tmp_path: Path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    open_files = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(Unavailable, match=r"driver' cannot be written: File too large\."):
+            acquire_lock(storage_path(tmp_path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(os.listdir("/proc/self/fd")) == open_files
+    acquire_lock(storage_path(tmp_path)).release()

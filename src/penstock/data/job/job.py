@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -102,13 +101,13 @@ class Job:
     @asynccontextmanager
     async def _locked(self) -> AsyncGenerator[JobLock]:
         await asyncio.to_thread(check_new, self.spec)
-        lock = await asyncio.to_thread(acquire_lock, self._journal)
-        self._spool = Path(tempfile.mkdtemp(prefix="penstock-batch-"))
-        try:
-            yield lock
-        finally:
-            await asyncio.to_thread(lock.release)
-            shutil.rmtree(self._spool, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix="penstock-batch-", ignore_cleanup_errors=True) as spool:
+            self._spool = Path(spool)
+            lock = await asyncio.to_thread(acquire_lock, self._journal)
+            try:
+                yield lock
+            finally:
+                await asyncio.to_thread(lock.release)
 
     def _open(self, now: InputFiles) -> JobManifest:
         """The manifest of this job, new or continued. Raises: ConfigError when its input has changed."""

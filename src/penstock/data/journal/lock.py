@@ -18,7 +18,7 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.data.storage.paths import StoragePath
+from penstock.data.storage.paths import StoragePath, unwritable
 from penstock.errors import Error, Unavailable
 
 HEARTBEAT_S = 2.0
@@ -53,7 +53,7 @@ class JobLock(Protocol):
 
 
 def acquire_lock(journal: StoragePath) -> JobLock:
-    """Raises: OutputLocked, which names the process that works on the output."""
+    """Raises: OutputLocked, which names the process that works on the output; Unavailable."""
     if journal.is_local:
         return _FileLock(Path(journal.url) / "driver")
     return _HeartbeatLock(journal / "driver")
@@ -104,15 +104,19 @@ def _cannot_lock(path: Path, error: OSError) -> Unavailable:
 
 class _FileLock:
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        self._file = -1
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
             self._lock(path)
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, msgspec.json.encode(_this_process()), 0)
+        except OSError as error:
+            self.release()
+            raise unwritable(str(path), error) from error
         except BaseException:
-            os.close(self._file)
+            self.release()
             raise
-        os.ftruncate(self._file, 0)
-        os.pwrite(self._file, msgspec.json.encode(_this_process()), 0)
 
     def _lock(self, path: Path) -> None:
         for tried in range(1, _TRIES + 1):

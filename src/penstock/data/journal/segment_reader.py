@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.data.journal.segment import ON_DISK, run_number
 from penstock.data.results.outcome import Failure, Outcome, State
-from penstock.data.storage.paths import LocalPath, StoragePath
+from penstock.data.storage.paths import LocalPath, StoragePath, unwritable
 from penstock.errors import Error
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ decode_line = msgspec.json.Decoder(EntryLine).decode
 
 
 def segments(folder: StoragePath, spool: Path | None = None) -> list[Path]:
-    """Local files with all lines of a journal, in the order in which they were begun."""
+    """Local files with all lines of a journal, in the order in which they were begun. Raises: Unavailable."""
     found = (file.name for file in folder.files() if file.name.endswith(".jsonl"))
     names = sorted(found, key=lambda name: (run_number(name), name))
     if isinstance(folder, LocalPath):
@@ -97,8 +97,11 @@ def _fetched(folder: StoragePath, names: list[str], spool: Path) -> list[Path]:
     def fetch(name: str) -> Path:
         to = spool / name
         if not to.exists():
-            part = to.with_suffix(".part")
-            part.write_bytes((folder / name).read())
+            data, part = (folder / name).read(), to.with_suffix(".part")
+            try:
+                part.write_bytes(data)
+            except OSError as error:
+                raise unwritable(str(to), error) from error
             part.rename(to)
         return to
 

@@ -106,9 +106,14 @@ def atomic_write(to: StoragePath) -> Generator[IO[bytes]]:
             os.fsync(file.fileno())
         to.upload(path)
     except OSError as error:
-        raise Unavailable(f"'{to.url}' cannot be written: {error.strerror or error}.") from error
+        raise unwritable(to.url, error) from error
     finally:
         path.unlink(missing_ok=True)
+
+
+def unwritable(path: str, error: OSError) -> Unavailable:
+    """The error to raise for a file that cannot be written, as when the disk is full."""
+    return Unavailable(f"'{path}' cannot be written: {error.strerror or error}.")
 
 
 def unfinished_files(to: StoragePath) -> Iterable[Path]:
