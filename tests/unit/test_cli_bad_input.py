@@ -174,6 +174,7 @@ BEFORE_RAY = [
     (["./no-such-model"], 2, ["no-such-model' does not exist on this machine"]),
     (["demo", "--max-modl-len", "5"], 2, ["unknown flag '--max-modl-len'; did you mean '--max-model-len'"]),
     (["unknown-argument.yaml"], 2, ["unknown-argument.yaml:2", "did you mean 'max_model_len'"]),
+    (["demo", "--engine", "sglang"], 1, ["SGLang is not installed", "`python: /path/to/python`"]),
     (["program.yaml"], 1, ["there is no program 'no-such-program' on this machine"]),
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from importlib.util import find_spec
 from typing import Any
 
 from penstock.config import LLMConfig, Settings
@@ -13,6 +14,10 @@ _OTHER_ENVIRONMENTS = ("pip", "uv", "conda", "container", "image_uri", "py_execu
 _NO_VLLM = (
     "vLLM is not installed here; install it with `pip install 'penstock[vllm]'`, or `'penstock[cpu]'` on a "
     "machine without a GPU."
+)
+_NO_SGLANG = (
+    "SGLang is not installed beside Penstock; name the interpreter of its environment: "
+    "`python: /path/to/python`."
 )
 
 
@@ -35,6 +40,8 @@ def _missing_program(config: LLMConfig) -> str | None:
     options: Any = None if form is None else form.model_validate(config.engine_kwargs)
     command: list[str] = getattr(options, "command", [])
     program: str | None = command[0] if command else getattr(options, "python", None)
+    if config.engine_name == "sglang" and program is None and find_spec("sglang") is None:
+        return (config.location / "engine_kwargs").says(_NO_SGLANG)
     if program is None or "{" in program or shutil.which(program) is not None:
         return None
     return (config.location / "engine_kwargs").says(f"there is no program {program!r} on this machine.")
