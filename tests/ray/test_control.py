@@ -66,7 +66,7 @@ def test_a_replica_that_takes_the_place_of_another_comes_up_as_desired(zoo: Zoo,
     zoo.kill(killed, pid)
     until(lambda: killed not in zoo.status()["replicas"])
     until(lambda: zoo.states() == [state, state])
-    assert set(zoo.pids()) - set(before)
+    until(lambda: set(zoo.pids()) - set(before))  # handles learn of it after control
     zoo.post("wakeup")
     zoo.post("resume")
     assert zoo.states() == ["ready", "ready"]
