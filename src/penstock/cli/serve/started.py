@@ -69,7 +69,8 @@ def running() -> list[Started]:
             if file.parent.stat().st_uid != os.geteuid():
                 continue  # written by someone else: its number could be that of any process of ours
             noted = json.loads(file.read_text())
-            found.append(Started(**{**noted, "models": tuple(noted["models"])}))
+            models = tuple(noted["models"])
+            found.append(Started(noted["id"], noted["begun"], noted["url"], models))
     return sorted((one for one in found if one.process() is not None), key=lambda one: one.begun)
 
 
