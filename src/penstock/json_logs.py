@@ -22,6 +22,9 @@ from penstock.progress import log_stream
 LOG_FORMAT = "PENSTOCK_LOG_FORMAT"
 """The variable that `Settings.log_format` reads, for processes to start."""
 
+_RAYS = ("ray", "ray.serve")
+"""Loggers of Ray's with a stream handler of their own. Serve's `encoding` sets the form of its files only."""
+
 _HANDLER = "penstock-json"
 _VLLM_FILE = "VLLM_LOGGING_CONFIG_PATH"
 
@@ -77,6 +80,10 @@ def write_json() -> None:
     root.handlers[:] = [other for other in root.handlers if type(other) is not logging.StreamHandler]
     root.addHandler(handler)
     logging.captureWarnings(True)
+    for name in _RAYS:
+        for other in logging.getLogger(name).handlers:
+            if type(other) is logging.StreamHandler:
+                other.setFormatter(JSONLines())
 
 
 def prepare_vllm(level: str) -> None:
