@@ -30,6 +30,9 @@ from penstock.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
+_CALLS_OPTION = "max_concurrent_calls_per_actor"
+"""Of a pool since Ray 2.59; before, it is an option of the actors, `max_concurrency`."""
+
 UserStep = Callable[..., Any] | type
 """A function of a row, plain or async; one marked `batched`; or a class whose objects are such functions."""
 
@@ -139,7 +142,7 @@ class Processor:
             batch_format="pyarrow",
             batch_size=engine_rows,
             zero_copy_batch=True,
-            compute=_pool(self.config, math.ceil(_OVERSUBSCRIPTION * concurrent / engine_rows)),
+            **_pool(self.config, math.ceil(_OVERSUBSCRIPTION * concurrent / engine_rows)),
             fn_constructor_args=(
                 self._stage.make_backend,
                 self.config.retry_policy,
@@ -201,18 +204,21 @@ def _check_options(name: str, options: Mapping[str, Any], own: frozenset[str] = 
         )
 
 
-def _pool(config: ProcessorConfig, wanted_calls: int) -> ActorPoolStrategy:
+def _pool(config: ProcessorConfig, wanted_calls: int) -> dict[str, Any]:
+    """Options of `map_batches` for a pool whose actors run several calls at a time."""
     least, most = config.get_concurrency().values()
     fewest, highest = _CALLS
     calls = min(highest, max(fewest, wanted_calls))
-    return ActorPoolStrategy(
-        min_size=least,
-        max_size=most,
-        initial_size=least,
-        max_tasks_in_flight_per_actor=calls if least == most else _SCALING_FACTOR * calls,
-        max_concurrent_calls_per_actor=calls,
-        enable_true_multi_threading=True,
-    )
+    pool: dict[str, Any] = {
+        "min_size": least,
+        "max_size": most,
+        "initial_size": least,
+        "max_tasks_in_flight_per_actor": calls if least == most else _SCALING_FACTOR * calls,
+        "enable_true_multi_threading": True,
+    }
+    if _CALLS_OPTION in inspect.signature(ActorPoolStrategy).parameters:
+        return {"compute": ActorPoolStrategy(**pool, **{_CALLS_OPTION: calls})}
+    return {"compute": ActorPoolStrategy(**pool), "max_concurrency": calls}
 
 
 def _mapped(
