@@ -56,9 +56,10 @@ def _is_forced(choice: Any) -> bool:
 
 def _functions(tools: Any) -> Iterator[dict[str, Any]]:
     """Chats wrap a tool's function; Responses and Messages do not."""
-    for tool in cast("list[Any]", tools) if isinstance(tools, list) else ():
-        if isinstance(tool, dict) and ("input_schema" in tool or tool.get("type") == "function"):
-            function: Any = cast("dict[str, Any]", tool).get("function", tool)
+    for given in cast("list[Any]", tools) if isinstance(tools, list) else ():
+        tool = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+        if "input_schema" in tool or tool.get("type") == "function":
+            function: Any = tool.get("function", tool)
             if isinstance(function, dict):
                 yield cast("dict[str, Any]", function)
 
