@@ -7,7 +7,6 @@ an event by one encoding. Images, videos and audio go by chats, or by handle.
 from __future__ import annotations
 
 import logging
-import re
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -20,7 +19,7 @@ from penstock.asgi import ASGIApp, Receive, Scope, Send
 from penstock.engine import Delta, Engine, Logprob, Prompt
 from penstock.errors import BadRequest, Error
 from penstock.openai.asgi_response import send_error, send_json
-from penstock.openai.errors import error_event
+from penstock.openai.errors import error_event, unreadable
 from penstock.request_context import prepared_prompt
 
 log = logging.getLogger(__name__)
@@ -29,7 +28,6 @@ PATH = "/v1/generate"
 
 _DONE = b"data: [DONE]\n\n"
 _STREAM = [(b"content-type", b"text/event-stream; charset=utf-8")]
-_FIELD = re.compile(r"`\$\.([^`]+)`|field `([^`]+)`")
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -174,9 +172,7 @@ def _read(body: bytes) -> GenerateRequest:
     try:
         asked = _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        match = _FIELD.search(str(error))
-        facts = {"param": match[1] or match[2]} if match else {}
-        raise BadRequest(f"The request cannot be read: {error}.", **facts) from error
+        raise unreadable(error) from error
     if "prompt_logprobs" in asked.sampling_params:
         raise BadRequest(
             f"{PATH} gives no prompt_logprobs; /v1/completions does.", param="sampling_params.prompt_logprobs"

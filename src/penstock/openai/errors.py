@@ -7,15 +7,17 @@ the paths of Anthropic's Messages that one's. `code` is always a string that a p
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
 
-from penstock.errors import Error
+from penstock.errors import BadRequest, Error
 
 CONTENT_TYPE = b"application/json"
 
+_FIELD = re.compile(r"`\$\.([^`]+)`|field `([^`]+)`")
 _MESSAGES = "/v1/messages"
 _KINDS = {
     400: "invalid_request_error",
@@ -85,6 +87,15 @@ def headers(error: Error, body: bytes) -> list[tuple[bytes, bytes]]:
     if wait_s is not None:
         fields.append((b"retry-after", str(max(1, round(float(wait_s)))).encode()))
     return fields
+
+
+def unreadable(error: msgspec.DecodeError | UnicodeDecodeError) -> BadRequest:
+    """The refusal of a request that msgspec cannot read. Its message names fields and types, never values."""
+    if isinstance(error, UnicodeDecodeError):
+        return BadRequest("The request cannot be read: it is not UTF-8.")
+    field = _FIELD.search(str(error))
+    facts = {"param": field[1] or field[2]} if field else {}
+    return BadRequest(f"The request cannot be read: {error}.", **facts)
 
 
 def _detail(error: Error, kind: str) -> Detail:

@@ -5,7 +5,6 @@ All others (temperature, top_p, ...) are accepted and ignored.
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -13,6 +12,7 @@ from msgspec import Meta, Struct
 
 from penstock.engines.sim.tools import Named, Tool
 from penstock.errors import BadRequest
+from penstock.openai.errors import unreadable
 
 T = TypeVar("T")
 Positive = Annotated[int, Meta(ge=1)]
@@ -138,7 +138,7 @@ def read(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _refused(error) from error
+        raise unreadable(error) from error
 
 
 def convert(params: Any, kind: type[T]) -> T:
@@ -146,13 +146,4 @@ def convert(params: Any, kind: type[T]) -> T:
     try:
         return msgspec.convert(params, type=kind)
     except msgspec.ValidationError as error:
-        raise _refused(error) from error
-
-
-def _refused(error: Exception) -> BadRequest:
-    """msgspec's message, which names fields and types and never quotes the request."""
-    if isinstance(error, UnicodeDecodeError):
-        return BadRequest("The request cannot be read: it is not UTF-8.")
-    field = re.search(r"`\$\.([^`]+)`", str(error)) or re.search(r"field `([^`]+)`", str(error))
-    facts = {"param": field[1]} if field else {}
-    return BadRequest(f"The request cannot be read: {error}.", **facts)
+        raise unreadable(error) from error
