@@ -1,4 +1,4 @@
-"""Fields of KubeRay's RayService (ray.io/v1, KubeRay 1.5 and newer) that a manifest may use, closed.
+"""Fields of KubeRay's RayService (ray.io/v1, KubeRay 1.5.1 and newer) that a manifest may use, closed.
 
 Written from KubeRay's API reference; no registry has its CRD. Pod templates are Kubernetes' own and checked
 by its schema. `KUBERAY_CRD=.../ray.io_rayservices.yaml` has the tests use the CRD itself, too.
