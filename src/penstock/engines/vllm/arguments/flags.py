@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, cast
 
 from pydantic import TypeAdapter
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from penstock.config.messages.location import Path
@@ -22,6 +21,7 @@ from penstock.config.messages.type_names import shape
 from penstock.engines.vllm.arguments.names import HELP
 from penstock.engines.vllm.arguments.refused import REFUSED
 from penstock.engines.vllm.arguments.schema import engine_arguments, faults, frontend_arguments
+from penstock.engines.vllm.arguments.serve_cli import make_arg_parser
 
 
 class _Refusal(Exception):

@@ -18,7 +18,6 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from vllm.config import SpeculativeConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.launchers.cli_args import FrontendArgs
 
 from penstock.config.messages.location import Location, Path
 from penstock.config.messages.problems import config_error, described, nearest, unknown
@@ -27,6 +26,7 @@ from penstock.config.messages.type_names import choices, describe, members, shap
 from penstock.engines.vllm.arguments.names import HELP
 from penstock.engines.vllm.arguments.question import is_opaque, to_json
 from penstock.engines.vllm.arguments.refused import REFUSED
+from penstock.engines.vllm.arguments.serve_cli import FrontendArgs
 
 Fault = tuple[Path, str]
 

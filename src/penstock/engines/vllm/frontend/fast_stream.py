@@ -26,7 +26,7 @@ Chunks = AsyncGenerator[str | bytes, None]
 Outputs = AsyncGenerator[Any, None]
 
 _CHAT_LABEL, _COMPLETION_LABEL = '"delta":{"content":', '"text":'
-_PLAIN_END = re.compile(r'\}?(,"\w+":null)+\}\]\}\n\n')
+_PLAIN_END = re.compile(r'\}?(,"\w+":null)+\}\](,"\w+":null)*\}\n\n')
 """Only nulls after the text: no logprobs, no token ids, no usage, no finish reason."""
 
 

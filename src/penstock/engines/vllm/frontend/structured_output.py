@@ -71,7 +71,7 @@ def check(params: SamplingParams) -> None:
     try:
         _check(params)
     except VLLMValidationError as error:
-        if error.__cause__ is not None:
+        if error.__cause__ is not None or form.json is None:
             raise _refused(_kind(form), error) from error
         raise VLLMValidationError(_beyond(form.json)) from error
 
@@ -141,7 +141,7 @@ def _kind(form: Any) -> str:
 
 
 def _beyond(schema: Any) -> str:
-    where, part = _part_beyond(schema, "")
+    where, part = _part_beyond(json.loads(schema) if isinstance(schema, str) else schema, "")
     return (
         f"The JSON schema cannot be used: at '{where or '/'}' it has {', '.join(part)}, which xgrammar "
         "cannot hold an answer to, alone or together."

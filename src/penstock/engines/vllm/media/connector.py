@@ -42,12 +42,15 @@ class Media(MediaConnector):
         *,
         allowed_local_media_path: str = "",
         allowed_media_domains: list[str] | None = None,
+        **budgets: Any,
     ) -> None:
+        """budgets: vLLM's limits on one request's media, from 0.33 on."""
         super().__init__(
             media_io_kwargs,
             _connection(frozenset(allowed_media_domains or ())),
             allowed_local_media_path=allowed_local_media_path,
             allowed_media_domains=allowed_media_domains,
+            **budgets,
         )
 
     async def load_from_url_async(

@@ -82,21 +82,12 @@ class CheckedConnection(HTTPConnection):
             raise Refused
         return await send(request)
 
-    def get_bytes(
-        self,
-        url: str,
-        *,
-        timeout: float | None = None,
-        allow_redirects: bool = True,
-        max_bytes: int | None = None,
-    ) -> bytes:
+    def get_bytes(self, url: str, **options: Any) -> bytes:
         """The blocking form runs the other one in a thread, so the rules are in one place."""
 
         async def fetch() -> bytes:
             try:
-                return await self.async_get_bytes(
-                    url, timeout=timeout, allow_redirects=allow_redirects, max_bytes=max_bytes
-                )
+                return await self.async_get_bytes(url, **options)
             finally:
                 await (await self.get_async_client()).close()
 
