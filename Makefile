@@ -1,5 +1,5 @@
 # Two targets do everything on a fresh machine: `make serve` and `make test`.
-.PHONY: serve test test-all test-ray fuzz coverage check models fast-models bench docs sglang clean
+.PHONY: serve test test-all test-ray test-vllm fuzz coverage check models fast-models bench docs sglang clean
 .DEFAULT_GOAL := help
 
 # Where Python may not write bytecode, as in many images, each start of an engine compiles 20 s anew.
@@ -13,6 +13,7 @@ help:
 	@echo "make test      set up, then the tests of the fast tier (T=path or options for some)"
 	@echo "make test-all  set up, then all tests"
 	@echo "make test-ray RAY=2.57.1   set up, then tests of serving and batch jobs with that version of Ray"
+	@echo "make test-vllm VLLM=0.31.0   set up, then the engine's tests with that version of vLLM's CPU build"
 	@echo "make fuzz      set up, then odd requests, bytes and batch jobs for MINUTES=30"
 	@echo "make coverage  set up, then the lines of src/ that the fast tier runs (FULL=1: all tests)"
 	@echo "make check     set up, then format, lint, types, directions of imports, features without a test, the manual"
@@ -51,6 +52,17 @@ RAY_TESTS := tests/unit/test_config_against_ray.py tests/ray/test_server.py test
 test-ray: $(READY)
 	@scripts/ray $(RAY)
 	.venv-ray-$(RAY)/bin/python -m pytest $(or $(T),$(RAY_TESTS))
+
+# Another version of vLLM, in an environment of its own beside .venv: what its engine promises, and a batch.
+VLLM := 0.31.0
+VLLM_TESTS := tests/unit/test_vllm_capabilities.py tests/engine/test_contract.py tests/engine/test_control.py \
+	tests/engine/test_lane.py tests/engine/test_gather.py tests/engine/test_inside.py \
+	tests/engine/test_responses.py tests/engine/test_assistant.py tests/engine/test_pooling.py \
+	tests/engine/test_vision.py tests/engine/test_adapters.py tests/engine/test_prepared.py \
+	tests/engine/test_data_own.py tests/engine/test_vllm_versions.py
+test-vllm: $(READY)
+	@scripts/vllm $(VLLM)
+	.venv-vllm-$(VLLM)/bin/python -m pytest -k "not sim and not sglang" $(or $(T),$(VLLM_TESTS))
 
 FUZZ := $(wildcard tests/*/test_*fuzz.py) tests/http/test_batch_bucket.py
 MINUTES := 30
@@ -93,5 +105,5 @@ sglang: $(READY)
 	@scripts/sglang
 
 clean:
-	rm -rf .venv .venv-sglang .venv-ray-* build dist .pytest_cache .ruff_cache src/*.egg-info
+	rm -rf .venv .venv-sglang .venv-ray-* .venv-vllm-* build dist .pytest_cache .ruff_cache src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
