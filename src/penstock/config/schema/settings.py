@@ -68,6 +68,12 @@ class Settings(StrictModel):
         description="Folder for downloaded models and adapters; by default `~/.cache/penstock`.",
     )
 
+    vllm_capabilities_off: str = Field(
+        default="",
+        description="Capabilities of vLLM to do without, by name, separated by commas; `all` for every one. "
+        "For tests, and to find out which one is at fault; `penstock version` lists those that are off.",
+    )
+
     def cache_folder(self) -> Path:
         """Where we keep what can be fetched or computed again."""
         usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"

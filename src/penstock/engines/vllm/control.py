@@ -39,11 +39,12 @@ class VLLMControl(EngineControl):
     def __init__(
         self,
         llm: TimedLLM,
-        adapters: LoadedAdapters,
+        adapters: LoadedAdapters | None,
         refuse_dead: Callable[[], None],
         end_core: Callable[[], Awaitable[None]],
-        begin_core: Callable[[], Awaitable[None]],
+        begin_core: Callable[[], Awaitable[None]] | None,
     ) -> None:
+        """begin_core: None where only vLLM can start a core, and no other one can take its place."""
         self._llm = llm
         self._adapters = adapters
         self._refuse_dead = refuse_dead
@@ -73,6 +74,7 @@ class VLLMControl(EngineControl):
         if level not in (1, 2):
             raise BadRequest(f"The level of sleep is 1 or 2, not {level}.", param="level")
         self._refuse_in_gang("sleep")
+        self._refuse_without_sleep()
         async with self._turn:
             if self.is_sleeping():
                 return
@@ -124,12 +126,13 @@ class VLLMControl(EngineControl):
         if self._has_sleep_mode():
             await self._return_memory(parts)
         elif parts and not self._awake:
+            assert self._begin_core is not None
             await self._begin_core()
             await self._restore_or_end()
         self._awake |= parts
         if self._awake == PARTS:
             if self._has_sleep_mode() and self._level == 2:
-                await self._adapters.restore()  # loading weights drops them
+                await self._restore_adapters()  # loading weights drops them
             if self._paused:
                 await self._llm.pause_generation(mode="keep", clear_cache=False)
             self._level, self._awake = 0, frozenset[str]()
@@ -172,7 +175,7 @@ class VLLMControl(EngineControl):
         if self._weights is not None:
             await self._load(self._weights)
             await self._llm.update_weight_version(self._version)
-        await self._adapters.restore()
+        await self._restore_adapters()
 
     async def pause(self, mode: PauseMode = "keep", clear_cache: bool = False) -> None:
         self._refuse_dead()
@@ -180,17 +183,29 @@ class VLLMControl(EngineControl):
         async with self._turn:
             if not self.is_sleeping():
                 try:
-                    await self._llm.pause_generation(mode=mode, clear_cache=clear_cache)
+                    await self._hold(mode, clear_cache)
                 except BaseException:
                     await self._go_on()
+                    self._llm.gate.set()
                     raise
             self._paused = True
+
+    async def _hold(self, mode: PauseMode, clear_cache: bool) -> None:
+        """Stops generating; new requests wait. With 'keep' they wait in vLLM's core, else at the gate: vLLM
+        0.33 would answer them with 503.
+        """
+        if mode != "keep":
+            self._llm.gate.clear()
+            while self._llm.entering:  # noqa: ASYNC110 - nothing reports it
+                await asyncio.sleep(_LOOK_S)
+        await self._llm.pause_generation(mode=mode, clear_cache=clear_cache)
 
     async def resume(self) -> None:
         self._refuse_dead()
         async with self._turn:
             if self._paused and not self.is_sleeping():
                 await self._llm.resume_generation()
+                self._llm.gate.set()
             self._paused = False
 
     async def reset_prefix_cache(self) -> None:
@@ -251,13 +266,14 @@ class VLLMControl(EngineControl):
                 self._weights, self._version = source, version
                 return
             try:
-                await self._llm.pause_generation(mode=mode, clear_cache=True)
+                await self._hold(mode, clear_cache=True)
                 await self._replace(source)
                 self._weights, self._version = source, version
                 await self._llm.update_weight_version(version)
             finally:
                 if not self._paused:
                     await self._llm.resume_generation()
+                    self._llm.gate.set()
 
     async def _replace(self, source: Path) -> None:
         try:
@@ -271,7 +287,7 @@ class VLLMControl(EngineControl):
             raise BadRequest(f"The weights in {source} cannot be loaded: {_last_line(error)}") from error
         finally:
             await self._llm.reset_prefix_cache()
-        await self._adapters.restore()
+        await self._restore_adapters()
 
     async def _load(self, source: Path | None) -> None:
         """None: the weights that the engine started with."""
@@ -280,6 +296,17 @@ class VLLMControl(EngineControl):
 
     def _has_sleep_mode(self) -> bool:
         return bool(self._llm.model_config.enable_sleep_mode)
+
+    def _refuse_without_sleep(self) -> None:
+        if self._begin_core is None and not self._has_sleep_mode():
+            raise Unsupported(
+                "This engine cannot sleep: its vLLM starts its core itself (`penstock version` says why). "
+                "With vLLM's own sleep mode it can: set enable_sleep_mode in engine_kwargs, on a GPU."
+            )
+
+    async def _restore_adapters(self) -> None:
+        if self._adapters is not None:
+            await self._adapters.restore()
 
     def _refuse_in_gang(self, what: str) -> None:
         """Cores of a gang stop together or not at all: one that is stopped alone waits for the others."""

@@ -1,7 +1,8 @@
 """VLLMEngine: the Engine protocol over AsyncLLM.
 
 Start: the core's process first (`core.launch`), then, while that imports, vLLM's front-end here (`frontend`)
-in a thread, so that the event loop keeps responding. The engine is ready when it has made one token.
+in a thread, so that the event loop keeps responding. The engine is ready when it has made one token. Where
+the installed vLLM does not fit that, its front-end starts its own core (`core.builtin`).
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
-import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -26,13 +27,15 @@ from penstock.engines.prepared import prepared
 from penstock.engines.vllm import errors
 from penstock.engines.vllm.arguments import environment, lora
 from penstock.engines.vllm.arguments.defaults import Shape, with_defaults
+from penstock.engines.vllm.capabilities import version
+from penstock.engines.vllm.capabilities.state import Capabilities, capabilities
 from penstock.engines.vllm.core import failure_reason
+from penstock.engines.vllm.core.builtin import BuiltinCore
 from penstock.engines.vllm.core.imports import uncollected
 from penstock.engines.vllm.core.launch import Core
-from penstock.engines.vllm.frontend.endpoints import absence
-from penstock.engines.vllm.version import check_installed
+from penstock.engines.vllm.endpoints import absence
 from penstock.engines.watchdog import Watchdog
-from penstock.errors import EngineDead, EngineStartFailed, Error
+from penstock.errors import EngineDead, EngineStartFailed, Error, Unsupported
 from penstock.request_context import Gang, gang, using_adapter
 
 if TYPE_CHECKING:
@@ -41,13 +44,12 @@ if TYPE_CHECKING:
     from penstock.config import LLMConfig
     from penstock.engines.vllm.adapters import LoadedAdapters
     from penstock.engines.vllm.frontend.app import Plan
-    from penstock.engines.vllm.frontend.stats import Scheduled
+    from penstock.engines.vllm.frontend.load import LoadReader, Scheduled
     from penstock.engines.vllm.frontend.timing import TimedLLM
 
 log = logging.getLogger(__name__)
 
 _FAREWELL_S = 1.0
-_COUNTED_S = 0.02
 
 
 class VLLMEngine:
@@ -57,14 +59,14 @@ class VLLMEngine:
         self._config = config
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._gang: Gang | None = None
-        self._core: Core | None = None
+        self._capabilities = Capabilities({})
+        self._core: Core | BuiltinCore | None = None
         self._plan: Plan | None = None
         self._llm: TimedLLM | None = None
         self._control: EngineControl = _NotRunning()
         self._app: ASGIApp | None = None
         self._adapters: LoadedAdapters | None = None
-        self._scheduled: Scheduled | None = None
-        self._queued = _Queued()
+        self._load_reader: LoadReader | None = None
         self._guarding: asyncio.Task[None] | None = None
         self._refusal: str | None = None
         self._death = ""
@@ -89,63 +91,84 @@ class VLLMEngine:
         self._died.clear()
         config = await prepared(self._config, progress)
         progress("import")
-        shape = Shape.of(config)
+        version.check(version.installed())
+        self._capabilities = fitting = await asyncio.to_thread(capabilities)
+        fitting.report()
+        shape = replace(Shape.of(config), media_rules=fitting.has("media_rules"))
         environment.prepare(shape)
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-engine-")
         self._gang = gang.get()
-        self._core = core = Core(Path(self._folder.name), self._gang)
+        _refuse_unfit(config, shape, self._gang, fitting)
+        folder = Path(self._folder.name)
+        self._core = core = Core(folder, self._gang) if fitting.has("own_core") else BuiltinCore(folder)
         self._plan = plan = await asyncio.to_thread(_plan, config, shape, self._gang)
         if not _is_local(config):  # arguments that vLLM parses in its own way
             progress("download")
             await asyncio.to_thread(_download, plan)
         progress("load")
-        await asyncio.gather(self._load(core), asyncio.to_thread(_import_rest, plan))
-        progress("warm up")
+        loading = self._load(core) if isinstance(core, Core) else _nothing()
+        await asyncio.gather(loading, asyncio.to_thread(_import_rest, plan, fitting))
         with uncollected():
-            await self._connect(core, plan)
+            await self._connect(core, plan, progress)
         await self._make_one_token()
 
     async def _load(self, core: Core) -> None:
         """Returns when the core has loaded the model. Raises: EngineStartFailed with its reason."""
         assert self._plan is not None
-        order = core.order(self._plan.vllm_config, self._plan.executor_class)
+        order = core.order(self._plan.vllm_config, self._plan.executor_class, self._capabilities)
         try:
             await asyncio.to_thread(core.obey, order)
             await core.ready()
         except EngineDead:
             raise _failed(self._config, await core.ended) from None
 
-    async def _connect(self, core: Core, plan: Plan) -> None:
-        from penstock.engines.vllm.adapters import LoadedAdapters
+    async def _connect(self, core: Core | BuiltinCore, plan: Plan, progress: Progress) -> None:
         from penstock.engines.vllm.control import VLLMControl
-        from penstock.engines.vllm.frontend.app import build_app, connect
-        from penstock.engines.vllm.frontend.direct_routes import DirectRoutes
-        from penstock.engines.vllm.frontend.stats import Scheduled
+        from penstock.engines.vllm.frontend import additions
+        from penstock.engines.vllm.frontend.app import build_app
+        from penstock.engines.vllm.frontend.load import LoadReader, Scheduled
 
-        self._scheduled = Scheduled()
-        self._llm = llm = connect(plan, core.input_address, core.output_address, self._scheduled)
-        app = await build_app(llm, plan)
-        self._adapters = LoadedAdapters(llm, self._config.model_id, app.state.openai_serving_models)
+        fitting, scheduled = self._capabilities, Scheduled()
+        self._llm = llm = await self._front(core, plan, scheduled)
+        progress("warm up")
+        app = await build_app(llm, plan, fitting)
+        if fitting.has("adapter_versions"):
+            from penstock.engines.vllm.adapters import LoadedAdapters
+
+            self._adapters = LoadedAdapters(llm, self._config.model_id, app.state.openai_serving_models)
         absent = absence(self._config.model_id, app.routes)
-        self._app = Edge(DirectRoutes(app), lambda: self._refusal, absent, errors.heard)
-        self._control = VLLMControl(llm, self._adapters, self._refuse_dead, self._end_core, self._begin_core)
+        self._app = Edge(additions.shorten(fitting, app), lambda: self._refusal, absent, errors.heard)
+        begin_core = self._begin_core if isinstance(core, Core) else None
+        self._control = VLLMControl(llm, self._adapters, self._refuse_dead, self._end_core, begin_core)
         self._watch(core)
-        self._guarding = asyncio.create_task(self._guard(llm, plan))
+        has_stats = fitting.has("scheduler_stats")
+        self._load_reader = LoadReader(llm, scheduled if has_stats else None)
+        if has_stats:
+            self._guarding = asyncio.create_task(self._guard(llm, plan, scheduled))
         handler: asyncio.Task[None] | None = llm.output_handler
-        assert handler is not None  # runs since the constructor, in an event loop
-        handler.add_done_callback(lambda _: self._on_front_failed())
+        if handler is not None:  # else it begins with the first request, and vLLM watches its own core
+            handler.add_done_callback(lambda _: self._on_front_failed())
 
-    def _watch(self, core: Core) -> None:
+    async def _front(self, core: Core | BuiltinCore, plan: Plan, scheduled: Scheduled) -> TimedLLM:
+        """vLLM's front-end over the core, or over one that it starts. Raises: EngineStartFailed."""
+        from penstock.engines.vllm.frontend.app import connect
+
+        fitting = self._capabilities
+        if isinstance(core, Core):
+            return connect(plan, fitting, scheduled, (core.input_address, core.output_address))
+        try:
+            return await core.start(partial(connect, plan, fitting, scheduled), plan.vllm_config)
+        except EngineDead:
+            raise _failed(self._config, await core.ended) from None
+
+    def _watch(self, core: Core | BuiltinCore) -> None:
         """The end of a core is the engine's death, unless `_end_core` has released it."""
         core.ended.add_done_callback(
             lambda ended: self._on_death(ended.result()) if core is self._core else None
         )
 
-    async def _guard(self, llm: TimedLLM, plan: Plan) -> None:
+    async def _guard(self, llm: TimedLLM, plan: Plan, scheduled: Scheduled) -> None:
         """Kills a core that is stuck: its requests would never be answered."""
-        scheduled = self._scheduled
-        assert scheduled is not None
-
         watchdog = Watchdog(
             lambda: self._core.pid if self._core is not None and llm.gate.is_set() else None,
             steps=lambda: scheduled.steps,
@@ -192,7 +215,7 @@ class VLLMEngine:
         if llm is not None:
             self._refuse("The engine was stopped.")
             await self._end_streams(llm, core)
-            llm.shutdown()
+            await asyncio.to_thread(llm.shutdown) if isinstance(core, BuiltinCore) else llm.shutdown()
         if core is not None:
             await core.stop()
         if self._folder is not None:
@@ -231,25 +254,33 @@ class VLLMEngine:
     ) -> AsyncGenerator[RequestOutput, None]:
         """vLLM's stream for a prompt that it has checked and tokenized."""
         from penstock.engines.vllm.deltas import sampling
-        from penstock.engines.vllm.frontend.prepared_prompts import parsed
 
         assert self._llm is not None
-        assert self._adapters is not None
         obeyed = sampling(params)
-        prompt_input = parsed(self._llm.model_config, prompt)
-        (rendered,) = await self._llm.renderer.render_cmpl_async([prompt_input])
-        lora = self._adapters.request(adapter)
+        lora = self._loaded_adapters().request(adapter) if adapter else None
+        rendered: Any = prompt if isinstance(prompt, str | Mapping) else {"prompt_token_ids": prompt}
+        if self._capabilities.has("prepared_prompts"):
+            from penstock.engines.vllm.frontend.prepared_prompts import parsed
+
+            prompt_input = parsed(self._llm.model_config, prompt)
+            (rendered,) = await self._llm.renderer.render_cmpl_async([prompt_input])
         return self._llm.generate(rendered, obeyed, request_id or uuid.uuid4().hex, lora_request=lora)
 
     async def load_adapter(self, name: str, path: Path) -> None:
         await self.check_health()
-        assert self._adapters is not None
-        await self._adapters.load(name, path)
+        await self._loaded_adapters().load(name, path)
 
     async def unload_adapter(self, name: str) -> None:
         await self.check_health()
-        assert self._adapters is not None
-        await self._adapters.unload(name)
+        await self._loaded_adapters().unload(name)
+
+    def _loaded_adapters(self) -> LoadedAdapters:
+        if self._adapters is None:
+            raise Unsupported(
+                "This engine cannot load adapters: vLLM's capability adapter_versions is off "
+                f"({self._capabilities.off.get('adapter_versions')})."
+            )
+        return self._adapters
 
     def adapters(self) -> frozenset[str]:
         return self._adapters.names() if self._adapters else frozenset()
@@ -262,15 +293,7 @@ class VLLMEngine:
         return self._death
 
     def load(self) -> Load:
-        """Unfinished requests are counted here; how many of them wait comes from the last scheduler step."""
-        if self._llm is None or self._scheduled is None:
-            return Load()
-        unfinished = self._llm.get_num_unfinished_requests()
-        waiting = min(self._scheduled.waiting, unfinished)
-        kv_usage = self._scheduled.kv_usage if unfinished else 0.0
-        running = unfinished - waiting
-        unseen = max(0, running - self._scheduled.running)
-        return Load(running, waiting, self._queued.tokens(self._llm), kv_usage, unseen)
+        return self._load_reader.read() if self._llm is not None and self._load_reader is not None else Load()
 
     def kv_tokens(self) -> int | None:
         if self._llm is None:
@@ -306,7 +329,7 @@ class VLLMEngine:
     def _refuse(self, sentence: str) -> None:
         self._refusal = self._refusal or sentence
 
-    async def _end_streams(self, llm: TimedLLM, core: Core | None) -> None:
+    async def _end_streams(self, llm: TimedLLM, core: Core | BuiltinCore | None) -> None:
         """Ends open streams, which would wait for ever if vLLM's front-end shut down first."""
         handler = llm.output_handler
         if core is None or handler is None or not llm.get_num_unfinished_requests():
@@ -322,23 +345,10 @@ class _NotRunning(EngineControl):
         raise EngineDead("The engine is not running.")
 
 
-class _Queued:
-    """Tokens of queued prompts, recounted only when the last count is old: a count visits every request."""
-
-    def __init__(self) -> None:
-        self._tokens = 0
-        self._until = 0.0
-
-    def tokens(self, llm: TimedLLM) -> int:
-        if (now := time.monotonic()) >= self._until:
-            self._tokens, self._until = llm.get_num_queued_tokens(), now + _COUNTED_S
-        return self._tokens
-
-
 def _plan(config: LLMConfig, shape: Shape, gang: Gang | None) -> Plan:
     """Imports vLLM, which takes seconds, and has it check the arguments."""
     with uncollected():
-        check_installed()
+        version.check_installed()
         from penstock.engines.vllm.arguments import schema
         from penstock.engines.vllm.frontend.app import plan
 
@@ -366,11 +376,30 @@ def _download(plan: Plan) -> None:
     download(plan)
 
 
-def _import_rest(plan: Plan) -> None:
+def _import_rest(plan: Plan, fitting: Capabilities) -> None:
     from penstock.engines.vllm.frontend.app import import_rest
 
     with uncollected():
-        import_rest(plan)
+        import_rest(plan, fitting)
+
+
+async def _nothing() -> None:
+    pass
+
+
+def _refuse_unfit(config: LLMConfig, shape: Shape, gang: Gang | None, fitting: Capabilities) -> None:
+    """Raises: EngineStartFailed for a model that would not run right without what is off."""
+    splits = shape.cpu and config.engine_kwargs.get("pipeline_parallel_size", 1) > 1
+    lacking = [
+        name
+        for name, needed in {
+            "data_parallel": gang is not None,
+            "cpu_workers": splits or (gang and shape.cpu),
+        }.items()
+        if needed and not fitting.has(name)
+    ]
+    if lacking:
+        raise _failed(config, f"vLLM's capability {lacking[0]} is off ({fitting.off[lacking[0]]})")
 
 
 def _failed(config: LLMConfig, why: str) -> EngineStartFailed:

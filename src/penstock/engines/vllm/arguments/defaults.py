@@ -30,6 +30,9 @@ _STRUCTURES = {"backend": "xgrammar"}
 format checked for another one then fails in it, or is not enforced.
 """
 
+_NO_DOMAIN = "none.invalid"
+"""vLLM's own client would fetch from anywhere, unless a list of domains is given."""
+
 _KV_SIZES = {"kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override"}
 """A user who sets one of these has chosen the size."""
 
@@ -39,12 +42,14 @@ class Shape:
     """What our defaults depend on.
 
     tiny: the weights are a toy model's, such as Penstock's own. adapters: at a time, 0 for none.
+    media_rules: whether our own rules decide which media may be fetched.
     """
 
     cpu: bool
     tiny: bool
     workers: int
     adapters: int = 0
+    media_rules: bool = True
 
     @classmethod
     def of(cls, config: LLMConfig) -> Self:
@@ -78,6 +83,8 @@ def with_defaults(given: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
         defaults["worker_cls"] = "penstock.engines.vllm.core.cpu_pipeline.StageWorker"
     if shape.cpu and given.get("data_parallel_size", 1) > 1:
         defaults["worker_cls"] = "penstock.engines.vllm.core.cpu_experts.ExpertWorker"
+    if not shape.media_rules:
+        defaults["allowed_media_domains"] = [_NO_DOMAIN]
     if shape.adapters:
         given = {**given, **lora.raised(given, shape.adapters, shape.cpu)}
         defaults |= lora.arguments(given, shape.adapters, shape.cpu)

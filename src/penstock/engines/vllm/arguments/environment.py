@@ -10,8 +10,9 @@ from penstock.engines.vllm.arguments.defaults import Shape
 MEDIA_CONNECTOR = "penstock"
 """The name of our `MediaConnector` in vLLM's registry."""
 
+_CONNECTOR = "VLLM_MEDIA_CONNECTOR"
 _ALWAYS = {
-    "VLLM_MEDIA_CONNECTOR": MEDIA_CONNECTOR,  # vLLM's own fetches any URL that a request names
+    _CONNECTOR: MEDIA_CONNECTOR,  # vLLM's own fetches any URL that a request names
     "VLLM_MAX_N_SEQUENCES": "128",  # OpenAI's limit; vLLM's 16,384 take the engine a minute per request
     "VLLM_NO_USAGE_STATS": "1",  # our users' servers do not report to third parties
     "HF_HUB_DISABLE_TELEMETRY": "1",  # the same of the hub's client
@@ -44,6 +45,8 @@ def prepare(shape: Shape) -> None:
         defaults |= _CPU
         defaults |= _CPU_MANY_WORKERS if shape.workers > 1 else {}
         defaults |= _CPU_TINY if shape.tiny else {}
+    if not shape.media_rules:
+        del defaults[_CONNECTOR]
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
     json_logs.prepare_vllm(os.environ["VLLM_LOGGING_LEVEL"].upper())

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import process_tree
+from penstock.engines.vllm.capabilities.state import Capabilities
 from penstock.engines.vllm.core import failure_reason, kv_transfer, plugin
 from penstock.errors import EngineDead
 from penstock.request_context import Gang
@@ -69,12 +70,13 @@ class Core:
         """Where the front-end receives outputs."""
         return self._address("output")
 
-    def order(self, vllm_config: Any, executor_class: type[Any]) -> bytes:
+    def order(self, vllm_config: Any, executor_class: type[Any], capabilities: Capabilities) -> bytes:
         """The config to run, as `obey` takes it."""
         order = {
             "vllm_config": vllm_config,
             "executor_class": executor_class,
             "handshake_address": self._address("handshake"),
+            "capabilities": capabilities,
             # vLLM adds to it for its workers while it builds the config.
             "environment": {**os.environ, **kv_transfer.prepared(vllm_config, self._held)},
         }
@@ -179,12 +181,13 @@ class Core:
         os.close(self._watch)
         self._held.close()
         status = self._process.wait()
-        text = self.reason() or _said_by(status)
+        text = self.reason() or said_by(status)
         if not self.ended.done():
             self.ended.set_result(text)
 
 
-def _said_by(status: int) -> str:
+def said_by(status: int) -> str:
+    """What an exit status says, for a process that recorded no reason."""
     if status >= 0:
         return f"its process ended with status {status}"
     hint = ", perhaps because memory ran out" if -status == signal.SIGKILL else ""

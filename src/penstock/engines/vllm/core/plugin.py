@@ -18,7 +18,7 @@ OWNER = "_PENSTOCK_ENGINE_OWNER"
 def register() -> None:
     """Idempotent, since vLLM calls it repeatedly. The reason is recorded once vLLM's logging is set up."""
     owner = os.environ.get(OWNER)
-    if owner is None:
+    if owner is None or int(owner) == os.getpid():
         return
     lifeline.tie_to(int(owner), failure_reason.forget)
     json_logs.configure()

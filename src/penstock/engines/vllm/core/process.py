@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
+from penstock.engines.vllm.capabilities.state import Capabilities
 from penstock.engines.vllm.core import failure_reason, plugin
 from penstock.engines.vllm.core.imports import uncollected
 
@@ -38,16 +39,11 @@ def run(order: Mapping[str, Any]) -> int:
     """Runs vLLM's core until it is stopped. Returns the process's exit status; records the reason of a
     failure.
     """
-    from vllm.v1.engine import core
-
-    from penstock.engines.vllm.core.token_buffer import BufferingCore, BufferingGangCore
-
-    # `run_engine_core` looks up its classes by these names.
-    core.EngineCoreProc, core.DPEngineCoreProc = BufferingCore, BufferingGangCore
+    core = _core_class(order["capabilities"])
     parallel = order["vllm_config"].parallel_config
     try:
         store = _lead(order) if parallel.data_parallel_size > 1 and not parallel.data_parallel_rank else None
-        BufferingCore.run_engine_core(
+        core.run_engine_core(
             vllm_config=order["vllm_config"],
             executor_class=order["executor_class"],
             handshake_address=order["handshake_address"],
@@ -62,6 +58,21 @@ def run(order: Mapping[str, Any]) -> int:
         failure_reason.leave(error)
         return 1
     return 0
+
+
+def _core_class(capabilities: Capabilities) -> Any:
+    """vLLM's core, or ours on top of it, in its place: `run_engine_core` looks up its classes by name."""
+    from vllm.v1.engine import core
+
+    if capabilities.has("token_groups"):
+        from penstock.engines.vllm.core.token_buffer import BufferingCore, BufferingGangCore
+
+        core.EngineCoreProc, core.DPEngineCoreProc = BufferingCore, BufferingGangCore
+    elif capabilities.has("lasting_core"):
+        from penstock.engines.vllm.core.sockets import AttentiveCore, AttentiveGangCore
+
+        core.EngineCoreProc, core.DPEngineCoreProc = AttentiveCore, AttentiveGangCore
+    return core.EngineCoreProc
 
 
 def _lead(order: Mapping[str, Any]) -> Any:

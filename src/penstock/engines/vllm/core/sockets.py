@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import msgspec
 from vllm.logger import init_logger
 from vllm.v1.engine import EngineCoreRequest, core
-from vllm.v1.engine.core import EngineCoreProc
+from vllm.v1.engine.core import DPEngineCoreProc, EngineCoreProc
 from vllm.v1.serial_utils import MsgpackDecoder
 
 from penstock.engines.vllm.core import failure_reason
@@ -27,6 +27,11 @@ class Unreadable(EngineCoreRequest):
     error: Exception | None = None
 
 
+_FIELDS, _DEFAULTS = EngineCoreRequest.__struct_fields__, EngineCoreRequest.__struct_defaults__
+_UNKNOWN = dict.fromkeys(_FIELDS[: len(_FIELDS) - len(_DEFAULTS)])
+"""A request must have these fields. The versions of vLLM differ in them."""
+
+
 class Decoder(MsgpackDecoder):
     """Decodes requests; one that it cannot decode becomes `Unreadable`."""
 
@@ -37,7 +42,7 @@ class Decoder(MsgpackDecoder):
             fields = msgspec.msgpack.decode(bufs[0])
             if not isinstance(fields, list) or not fields or not isinstance(fields[0], str):
                 raise
-            return Unreadable(fields[0], None, None, None, None, 0.0, None, None, None, error=error)
+            return Unreadable(**{**_UNKNOWN, "request_id": fields[0]}, error=error)
 
 
 core.MsgpackDecoder = Decoder  # pyright: ignore[reportPrivateImportUsage]
@@ -69,6 +74,10 @@ class AttentiveCore(EngineCoreProc):
         if (error := sys.exception()) is not None:
             failure_reason.leave(error)
         super()._send_engine_dead()
+
+
+class AttentiveGangCore(AttentiveCore, DPEngineCoreProc):
+    """The same for a core of a gang. The order of the bases matters."""
 
 
 def _end(what: str, error: BaseException) -> NoReturn:

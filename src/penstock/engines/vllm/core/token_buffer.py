@@ -96,11 +96,15 @@ class BufferingCore(AttentiveCore):
         of the weights that made them.
         """
         if rest := self._buffer.rest():
-            message = EngineCoreOutputs(outputs=rest, weight_version=self.get_weight_version())
-            self.output_queue.put_nowait((_FRONT, message))
+            self.output_queue.put_nowait((_FRONT, self._message(rest)))
         if mode == "abort":  # aborts all requests
             self._buffer = TokenBuffer()
         return super().pause_scheduler(mode, clear_cache)
+
+    def _message(self, rest: list[EngineCoreOutput]) -> EngineCoreOutputs:
+        if "weight_version" not in EngineCoreOutputs.__struct_fields__:  # before vLLM 0.32
+            return EngineCoreOutputs(outputs=rest)
+        return EngineCoreOutputs(outputs=rest, weight_version=self.get_weight_version())
 
     def _fewer(self, outputs: Outputs) -> Outputs:
         for message in outputs.values():
@@ -113,29 +117,18 @@ class BufferingGangCore(BufferingCore, DPEngineCoreProc):
 
 
 def _may_wait(request: Request) -> bool:
-    """FINAL_ONLY, no stop strings, no logprobs: nothing the front-end must see token by token."""
+    """FINAL_ONLY, no stop strings, no logprobs: nothing the front-end must see token by token.
+
+    The capability's table knows all fields of an output: an unknown one must not be delayed or lost.
+    """
     params = request.sampling_params
     return (
-        _KNOWS_OUTPUTS
-        and params is not None
+        params is not None
         and params.output_kind == RequestOutputKind.FINAL_ONLY
         and not params.stop
         and params.num_logprobs is None
         and not request.resumable
     )
-
-
-_KNOWS_OUTPUTS = set(EngineCoreOutput.__struct_fields__) == {
-    *("request_id", "new_token_ids"),
-    # Checked by `_is_plain`.
-    *("finish_reason", "events", "prefill_stats", "new_logprobs", "new_sampling_mask", "routed_experts"),
-    "num_nans_in_logits",
-    # Only with the first or the last output.
-    *("new_prompt_logprobs_tensors", "prompt_token_id_logprobs", "pooling_output", "stop_reason"),
-    *("kv_transfer_params", "ec_transfer_params", "trace_headers", "mm_cache_miss_hashes"),
-    "spec_decode_metrics",
-}
-"""False for a vLLM with more output fields, which must not be delayed or lost."""
 
 
 def _is_plain(output: EngineCoreOutput) -> bool:

@@ -17,24 +17,18 @@ from fastapi import FastAPI
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.launchers.cli_args import FrontendArgs, validate_parsed_serve_args
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.transformers_utils.config import maybe_register_config_serialize_by_value
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor import Executor
 
+from penstock.engines.vllm.arguments.serve_cli import FrontendArgs, validate_parsed_serve_args
+from penstock.engines.vllm.capabilities.state import Capabilities
 from penstock.engines.vllm.core import kv_transfer
-from penstock.engines.vllm.frontend import limits, request_models
-from penstock.engines.vllm.frontend.fast_stream import use_fast_path
-from penstock.engines.vllm.frontend.forced_tools import hold_arguments
-from penstock.engines.vllm.frontend.prepared_prompts import take_prepared
-from penstock.engines.vllm.frontend.reasoning_stream import read_alone
-from penstock.engines.vllm.frontend.response_store import keep_responses
-from penstock.engines.vllm.frontend.stats import Scheduled, SchedulerLogger
-from penstock.engines.vllm.frontend.structured_output import tell_reasons, verify_messages
+from penstock.engines.vllm.frontend import additions
+from penstock.engines.vllm.frontend.load import Scheduled
 from penstock.engines.vllm.frontend.timing import TimedLLM
-from penstock.engines.vllm.frontend.transcript_text import answer_texts
 from penstock.errors import EngineStartFailed
 
 
@@ -73,55 +67,59 @@ def download(plan: Plan) -> None:
     get_model_loader(plan.vllm_config.load_config).download_model(plan.vllm_config.model_config)
 
 
-def import_rest(plan: Plan) -> None:
+def import_rest(plan: Plan, capabilities: Capabilities) -> None:
     """Imports what the front-end needs once the core is ready, while the core loads the model."""
     import_module("vllm.entrypoints.launchers.api_server.app_state")
     import_module("vllm.entrypoints.launchers.app")
-    import_module("penstock.engines.vllm.media.connector")  # registers itself
+    if capabilities.has("media_rules"):
+        import_module("penstock.engines.vllm.media.connector")  # registers itself
     if not plan.vllm_config.model_config.skip_tokenizer_init:
         cached_tokenizer_from_config(plan.vllm_config.model_config)
 
 
-def connect(plan: Plan, input_address: str, output_address: str, latest: Scheduled) -> TimedLLM:
-    """AsyncLLM connected to a core that is ready; its scheduler's numbers are stored in `latest`."""
-
-    def logger(_config: VllmConfig, _index: int) -> SchedulerLogger:
-        return SchedulerLogger(latest)
-
+def connect(
+    plan: Plan, capabilities: Capabilities, latest: Scheduled, addresses: tuple[str, str] | None = None
+) -> TimedLLM:
+    """AsyncLLM over the core at these addresses, for input and output, which is ready; its scheduler's
+    numbers are stored in `latest`. Without addresses vLLM starts a core, which blocks until that is ready.
+    """
+    more: dict[str, Any] = {}
+    if capabilities.has("scheduler_stats"):
+        more["stat_loggers"] = [lambda _config, _index: _logger(latest)]
+    if addresses is not None:
+        more["client_addresses"] = dict(zip(("input_address", "output_address"), addresses, strict=True))
     llm = TimedLLM(
         plan.vllm_config,
         plan.executor_class,
         log_stats=not plan.engine_args.disable_log_stats,
         log_requests=plan.engine_args.enable_log_requests,
         usage_context=UsageContext.OPENAI_API_SERVER,
-        stat_loggers=[logger],
-        client_addresses={"input_address": input_address, "output_address": output_address},
+        timed=capabilities.has("request_timings"),
+        **more,
     )
-    llm.engine_core.input_socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # for a replacement core
+    if addresses is not None:
+        llm.engine_core.input_socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # for a replacement core
     return llm
 
 
-async def build_app(llm: AsyncLLM, plan: Plan) -> FastAPI:
+def _logger(latest: Scheduled) -> Any:
+    from penstock.engines.vllm.frontend.stats import SchedulerLogger
+
+    return SchedulerLogger(latest)
+
+
+async def build_app(llm: AsyncLLM, plan: Plan, capabilities: Capabilities) -> FastAPI:
     """vLLM's OpenAI application with all of its endpoints."""
     from vllm.entrypoints.launchers import app as vllm_app
     from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 
     args = _namespace(plan.engine_args, plan.frontend_args)
     args.structured_outputs_config = plan.vllm_config.structured_outputs_config
-    if thoughts := args.structured_outputs_config.reasoning_parser:
-        read_alone(thoughts)
+    additions.prepare(capabilities, args.structured_outputs_config.reasoning_parser)
     tasks = await llm.get_supported_tasks()
-    request_models.fail_at_first_item()
     app = vllm_app.build_app(args, tasks, llm.model_config)
     await init_app_state(llm, app.state, args, tasks)
-    use_fast_path(app.state)
-    keep_responses(app.state)
-    tell_reasons()
-    limits.hold(app.state)
-    verify_messages(app.state)
-    hold_arguments(app.state)
-    answer_texts(app)
-    take_prepared(llm.renderer, llm.model_config)
+    additions.add(capabilities, app, llm)
     envs.enable_envs_cache()  # else each request reads the environment dozens of times; the core does it, too
     app.state.server = SimpleNamespace(should_exit=False)  # vLLM's dead-engine handlers set it
     return app

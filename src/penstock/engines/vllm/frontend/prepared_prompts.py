@@ -113,15 +113,6 @@ def _placed(render: Render) -> Render:
     return rendered
 
 
-def refuse_unprepared() -> None:
-    """Raises: NotImplementedError where this model's prompts are made without the renderer."""
-    ours = prepared_prompt.get()
-    if ours is not None and not ours.taken:
-        raise NotImplementedError(
-            "The engine makes the prompts of this model itself, and takes no prepared ones."
-        )
-
-
 def _refuse_signs(conversations: Sequence[Any]) -> None:
     """Rejects follow-ups to a stored response that holds a placeholder in place of its input.
 

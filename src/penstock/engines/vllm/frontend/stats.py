@@ -1,25 +1,16 @@
-"""The scheduler's statistics after its last step."""
+"""vLLM's hook for the scheduler's statistics. Importing this file imports vLLM."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-
-@dataclass(slots=True)
-class Scheduled:
-    """Units: requests; kv_usage as a share from 0 to 1. steps: number of reports so far."""
-
-    steps: int = 0
-    running: int = 0
-    waiting: int = 0
-    kv_usage: float = 0.0
+from penstock.engines.vllm.frontend.load import Scheduled
 
 
 class SchedulerLogger(StatLoggerBase):
-    """vLLM's hook for custom statistics: stores the last numbers in `latest`."""
+    """Stores the last numbers in `latest`."""
 
     def __init__(self, latest: Scheduled) -> None:
         self._latest = latest

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import VLLMValidationError
-from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.output_processor import RequestOutputCollector
-from vllm.v1.metrics.stats import RequestStateStats
 
-from penstock.engines.vllm.frontend.prepared_prompts import refuse_unprepared
-from penstock.request_context import EngineTimings, report_timings
+from penstock.request_context import EngineTimings, prepared_prompt, report_timings
+
+if TYPE_CHECKING:
+    from vllm.v1.engine import EngineCoreRequest
+    from vllm.v1.engine.output_processor import RequestOutputCollector
+    from vllm.v1.metrics.stats import RequestStateStats
 
 collector: ContextVar[RequestOutputCollector | None] = ContextVar("collector", default=None)
 """Of the request that the running task added to the engine last."""
@@ -26,17 +27,21 @@ collector: ContextVar[RequestOutputCollector | None] = ContextVar("collector", d
 class TimedLLM(AsyncLLM):
     """AsyncLLM, which calls `add_request` for every request, generating or pooling."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, timed: bool = True, **kwargs: Any) -> None:
+        """timed: whether the core's timestamps of a request can be found."""
         super().__init__(*args, **kwargs)
+        self._timed = timed
         self.gate = asyncio.Event()
         """Set while requests may go to the core."""
         self.gate.set()
         self.entering = 0
         """Requests that have passed the gate and are not counted as unfinished yet."""
+        self.held = 0
+        """Requests at the gate."""
 
     async def add_request(self, *args: Any, **kwargs: Any) -> RequestOutputCollector:
-        refuse_unprepared()
-        await self.gate.wait()
+        _refuse_unprepared()
+        await self._pass_gate()
         self.entering += 1
         try:
             taken = await super().add_request(*args, **kwargs)
@@ -47,10 +52,17 @@ class TimedLLM(AsyncLLM):
         finally:
             self.entering -= 1
         collector.set(taken)
-        stats = self._stats(taken.request_id)
+        stats = self._stats(taken.request_id) if self._timed else None
         if stats is not None:
             report_timings(lambda: spent(stats))
         return taken
+
+    async def _pass_gate(self) -> None:
+        self.held += 1
+        try:
+            await self.gate.wait()
+        finally:
+            self.held -= 1
 
     async def _add_request(self, request: EngineCoreRequest, *args: Any, **kwargs: Any) -> None:
         """The base registers a request before encoding it: one that cannot be sent would stay for ever."""
@@ -67,6 +79,15 @@ class TimedLLM(AsyncLLM):
         child_id = min(parent.child_requests, default=request_id) if parent else request_id
         state = processor.request_states.get(child_id)
         return state.stats if state else None
+
+
+def _refuse_unprepared() -> None:
+    """Raises: NotImplementedError where this model's prompts are made without the renderer."""
+    ours = prepared_prompt.get()
+    if ours is not None and not ours.taken:
+        raise NotImplementedError(
+            "The engine makes the prompts of this model itself, and takes no prepared ones."
+        )
 
 
 def spent(stats: RequestStateStats) -> EngineTimings:

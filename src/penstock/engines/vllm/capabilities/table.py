@@ -1,0 +1,336 @@
+"""The capabilities: what each needs of vLLM, on which others it stands, and what is lost without it.
+
+The floor is what Penstock cannot do without. References are below the package `vllm`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.engines.vllm.capabilities.needs import Need, exactly, fields, has, says, takes
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """lost: what a user notices where it is off. on: names of others without which it is off, too."""
+
+    lost: str
+    needs: tuple[Need, ...]
+    on: tuple[str, ...] = ()
+
+
+_LLM = "v1.engine.async_llm:AsyncLLM"
+_CLIENT = "v1.engine.core_client:AsyncMPClient"
+_CORE = "v1.engine.core:EngineCoreProc"
+_OUTPUTS = "v1.engine.output_processor"
+_CHAT = "entrypoints.openai.chat_completion.serving:OpenAIServingChat"
+_COMPLETION = "entrypoints.openai.completion.serving:OpenAIServingCompletion"
+_RESPONSES = "entrypoints.openai.responses.serving:OpenAIServingResponses"
+_MESSAGES = "entrypoints.anthropic.serving:AnthropicServingMessages"
+_MODELS = "entrypoints.openai.models.serving:OpenAIServingModels"
+_RENDERER = "renderers.base:BaseRenderer"
+_TOKENS = "entrypoints.serve.tokenize.serving:ServingTokenization"
+_BATCH_CHAT = "entrypoints.openai.chat_completion.batch_serving:OpenAIServingChatBatch"
+_XGRAMMAR = "v1.structured_output.backend_xgrammar"
+_TIMES = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
+
+FLOOR: tuple[Need, ...] = (
+    takes(f"{_LLM}.__init__", "vllm_config", "executor_class", "log_stats", "log_requests", "usage_context"),
+    has(f"{_LLM}.add_request", f"{_LLM}.generate", f"{_LLM}.encode", f"{_LLM}.abort", f"{_LLM}.shutdown"),
+    has(f"{_LLM}.get_supported_tasks", f"{_LLM}.collective_rpc", f"{_LLM}.add_lora", f"{_LLM}.remove_lora"),
+    has("engine.arg_utils:AsyncEngineArgs.create_engine_config", "v1.executor:Executor.get_class"),
+    takes("entrypoints.launchers.app:build_app", "args", "supported_tasks", "model_config"),
+    takes(
+        "entrypoints.launchers.api_server.app_state:init_app_state",
+        *("engine_client", "state", "args", "supported_tasks"),
+    ),
+    has("exceptions:VLLMValidationError", "exceptions:VLLMClientError", "exceptions:VLLMNotFoundError"),
+    has("v1.engine.exceptions:EngineDeadError", "sampling_params:RequestOutputKind.DELTA"),
+)
+
+CAPABILITIES: dict[str, Capability] = {
+    "own_core": Capability(
+        "vLLM starts its own core: a start takes some 4 s more, an engine sleeps only with vLLM's sleep mode",
+        (
+            takes(
+                f"{_CORE}.__init__",
+                *("vllm_config", "executor_class", "handshake_address", "local_client", "log_stats"),
+            ),
+            takes(f"{_CORE}.run_engine_core", "vllm_config", "dp_rank"),
+            has(f"{_CORE}.ENGINE_CORE_DEAD", f"{_CORE}._send_engine_dead"),
+            takes(
+                f"{_LLM}.__init__",
+                *("vllm_config", "executor_class", "log_stats", "log_requests", "usage_context"),
+                *("stat_loggers", "client_addresses"),
+            ),
+            has(f"{_CLIENT}.input_socket", f"{_LLM}.engine_core", f"{_LLM}.output_handler"),
+            says("v1.engine.core_client", '"input_address"', '"output_address"'),
+            says("v1.engine.core", '"HELLO"', '"READY"'),
+            fields("v1.engine.utils:EngineHandshakeMetadata", "addresses", "parallel_config"),
+            fields(
+                "v1.engine.utils:EngineZmqAddresses",
+                *("inputs", "outputs", "coordinator_input", "coordinator_output"),
+                "frontend_stats_publish_address",
+            ),
+        ),
+    ),
+    "lasting_core": Capability(
+        "a request that the core cannot decode ends the engine, and a failed thread of the core goes unseen",
+        (
+            has("v1.serial_utils:MsgpackDecoder.decode", "v1.engine.core:MsgpackDecoder"),
+            has(f"{_CORE}.process_input_sockets", f"{_CORE}.process_output_sockets"),
+            exactly(f"{_CORE}.preprocess_add_request", "request"),
+            exactly(f"{_CORE}._send_engine_dead"),
+            has("v1.engine:EngineCoreRequest.request_id"),
+        ),
+        on=("own_core",),
+    ),
+    "token_groups": Capability(
+        "the tokens of non-streaming requests are sent one by one",
+        (
+            exactly(f"{_CORE}.add_request", "request", "request_wave"),
+            exactly(f"{_CORE}.abort_requests", "request_ids"),
+            exactly(f"{_CORE}.step"),
+            exactly(f"{_CORE}.step_with_batch_queue"),
+            exactly(f"{_CORE}.pause_scheduler", "mode", "clear_cache"),
+            has(f"{_CORE}.output_queue", "v1.request:Request.is_finished", "v1.request:Request.resumable"),
+            has(
+                "sampling_params:RequestOutputKind.FINAL_ONLY", "sampling_params:SamplingParams.num_logprobs"
+            ),
+            fields(
+                "v1.engine:EngineCoreOutput",
+                *("request_id", "new_token_ids"),
+                # Looked at, output by output.
+                *("finish_reason", "events", "prefill_stats", "new_logprobs", "new_sampling_mask"),
+                *("routed_experts", "num_nans_in_logits"),
+                # Only with the first or the last output.
+                *("new_prompt_logprobs_tensors", "pooling_output", "stop_reason", "kv_transfer_params"),
+                *("ec_transfer_params", "trace_headers", "mm_cache_miss_hashes", "spec_decode_metrics"),
+                new=("prompt_token_id_logprobs", "error"),
+            ),
+            fields(
+                "v1.engine:EngineCoreOutputs",
+                *("engine_index", "outputs", "scheduler_stats", "timestamp", "utility_output"),
+                *("finished_requests", "wave_complete", "start_wave"),
+                new=("weight_version",),
+            ),
+        ),
+        on=("lasting_core",),
+    ),
+    "data_parallel": Capability(
+        "replicas cannot share a model's experts (data_parallel_size)",
+        (
+            has("v1.engine.core:DPEngineCoreProc", "config:ParallelConfig._coord_store_port"),
+            has(
+                "config:ParallelConfig.data_parallel_master_ip",
+                "config:ParallelConfig._data_parallel_master_port_list",
+            ),
+            takes(
+                "v1.engine.coordinator:DPCoordinatorProc.run_coordinator",
+                *("engine_count", "front_publish_address", "back_output_address", "back_publish_address"),
+                "zmq_addr_pipe",
+            ),
+            takes(
+                "distributed.utils:create_tcp_store",
+                "host",
+                "port",
+                "is_master",
+                "world_size",
+                "wait_for_workers",
+            ),
+        ),
+        on=("own_core",),
+    ),
+    "scheduler_stats": Capability(
+        "load is counted in open requests alone, and a core that is stuck is not noticed",
+        (
+            exactly(
+                "v1.metrics.loggers:StatLoggerBase.record",
+                *("scheduler_stats", "iteration_stats", "mm_cache_stats", "engine_idx"),
+            ),
+            takes(
+                f"{_LLM}.__init__",
+                *("vllm_config", "executor_class", "log_stats", "stat_loggers"),
+            ),
+            has(
+                "v1.metrics.stats:SchedulerStats.num_running_reqs",
+                "v1.metrics.stats:SchedulerStats.num_waiting_reqs",
+            ),
+            has("v1.metrics.stats:SchedulerStats.num_skipped_waiting_reqs"),
+            has("v1.metrics.stats:SchedulerStats.kv_cache_usage"),
+        ),
+    ),
+    "request_timings": Capability(
+        "requests do not show how long they waited, prefilled and decoded",
+        (
+            has(f"{_LLM}.output_processor", f"{_OUTPUTS}:OutputProcessor.request_states"),
+            has(f"{_OUTPUTS}:OutputProcessor.parent_requests", f"{_OUTPUTS}:RequestState.stats"),
+            has("v1.engine.parallel_sampling:ParentRequest.child_requests"),
+            has(f"{_OUTPUTS}:RequestOutputCollector.request_id"),
+            has(*(f"v1.metrics.stats:RequestStateStats.{name}" for name in _TIMES)),
+        ),
+    ),
+    "fast_stream": Capability(
+        "every piece of a stream is made by vLLM's response classes",
+        (
+            exactly(f"{_OUTPUTS}:RequestOutputCollector.put", "output"),
+            has(f"{_OUTPUTS}:RequestOutputCollector.output"),
+            has(f"{_CHAT}.chat_completion_stream_generator", f"{_CHAT}.parser_cls"),
+            has(f"{_COMPLETION}.completion_stream_generator", f"{_CHAT}.request_logger"),
+            fields(
+                "outputs:CompletionOutput",
+                *("index", "text", "token_ids", "cumulative_logprob", "logprobs", "routed_experts"),
+                *("sampling_mask", "finish_reason", "stop_reason", "lora_request", "spec_decode_metrics"),
+                new=("weight_versions",),
+            ),
+            exactly(
+                "outputs:RequestOutput.__init__",
+                *("request_id", "prompt", "prompt_token_ids", "prompt_logprobs", "outputs", "finished"),
+                *("metrics", "lora_request", "encoder_prompt", "encoder_prompt_token_ids"),
+                *("num_cached_tokens", "num_cache_creation_tokens", "kv_transfer_params"),
+                "ec_transfer_params",
+                new=("prompt_token_id_logprobs",),
+            ),
+        ),
+    ),
+    "request_limits": Capability(
+        "a request may ask for more than the limits of docs/reference/limits.md",
+        (
+            exactly(f"{_COMPLETION}.create_completion", "request", "raw_request"),
+            exactly(f"{_BATCH_CHAT}.create_batch_chat_completion", "request", "raw_request"),
+            exactly(f"{_TOKENS}.create_tokenize", "request", "raw_request"),
+            exactly(f"{_TOKENS}.create_detokenize", "request", "raw_request"),
+        ),
+    ),
+    "request_models": Capability(
+        "a value of a wrong type may be answered with 500, a long wrong list slowly",
+        (
+            has("entrypoints.anthropic.protocol:AnthropicCountTokensRequest"),
+            has("entrypoints.anthropic.protocol:AnthropicMessagesRequest"),
+            has(f"{_MESSAGES}.to_chat_completion_request"),
+            has("entrypoints.openai.chat_completion.protocol:BatchChatCompletionRequest"),
+            has("entrypoints.openai.chat_completion.protocol:ChatCompletionRequest"),
+            has("entrypoints.openai.completion.protocol:CompletionRequest"),
+            has("entrypoints.openai.responses.protocol:ResponsesRequest"),
+            has("entrypoints.pooling.classify.protocol:ClassificationRequest"),
+            has("entrypoints.pooling.embed.protocol:CohereEmbedRequest"),
+            has("entrypoints.pooling.embed.protocol:EmbeddingRequest"),
+            has("entrypoints.pooling.pooling.protocol:PoolingRequest"),
+            has("entrypoints.pooling.scoring.protocol:ScoringRequest"),
+            has("entrypoints.serve.tokenize.protocol:DetokenizeRequest"),
+            has("entrypoints.serve.tokenize.protocol:TokenizeRequest"),
+        ),
+    ),
+    "direct_routes": Capability(
+        "every request passes FastAPI's routing and middleware",
+        (
+            takes(
+                "entrypoints.openai.chat_completion.api_router:create_chat_completion",
+                "request",
+                "raw_request",
+            ),
+            takes("entrypoints.openai.completion.api_router:create_completion", "request", "raw_request"),
+        ),
+        on=("request_limits", "request_models"),
+    ),
+    "prepared_prompts": Capability(
+        "models with a preprocessor of the user's answer 501",
+        (
+            exactly(
+                f"{_RENDERER}.render_chat_async",
+                *("conversations", "chat_params", "tok_params", "prompt_extras", "skip_mm_cache"),
+            ),
+            exactly(
+                f"{_RENDERER}.render_cmpl_async", "prompts", "tok_params", "prompt_extras", "skip_mm_cache"
+            ),
+            has(f"{_RENDERER}.default_cmpl_tok_params"),
+            takes("renderers.inputs.preprocess:parse_model_prompt", "model_config", "prompt"),
+        ),
+    ),
+    "adapter_versions": Capability(
+        "an adapter's next version takes the place of the one before for running requests, too",
+        (has(f"{_MODELS}.lora_requests", f"{_MODELS}.lora_id_counter", f"{_MODELS}.model_name"),),
+    ),
+    "structure_errors": Capability(
+        "a schema, regex or grammar that cannot be used is refused without its reason",
+        (
+            exactly(f"{_XGRAMMAR}:validate_xgrammar_grammar", "sampling_params"),
+            exactly(f"{_XGRAMMAR}:has_xgrammar_unsupported_json_features", "schema"),
+            exactly(
+                "entrypoints.generate.base.protocol:validate_structural_tag_payload", "payload", "parameter"
+            ),
+            has("sampling_params:SamplingParams.verify", f"{_MESSAGES}.create_chat_completion"),
+        ),
+        on=("request_limits",),
+    ),
+    "response_store": Capability(
+        "Responses are not stored: none can be fetched, or continued by its id",
+        (
+            exactly(f"{_RESPONSES}.create_responses", "request", "raw_request"),
+            has(f"{_RESPONSES}.enable_store", f"{_RESPONSES}.response_store", f"{_RESPONSES}.msg_store"),
+            has(f"{_RESPONSES}.event_store", f"{_RESPONSES}.use_harmony"),
+        ),
+        on=("structure_errors",),
+    ),
+    "strict_tools": Capability(
+        "the arguments of a forced tool call may not fit its schema, unless the tool is strict",
+        (has(f"{_CHAT}.create_chat_completion", f"{_MESSAGES}.create_chat_completion"),),
+        on=("structure_errors",),
+    ),
+    "transcript_text": Capability(
+        "response_format text of transcriptions is answered in JSON",
+        (
+            exactly(
+                "entrypoints.speech_to_text.transcription.serving:OpenAIServingTranscription.create_transcription",
+                *("audio_data", "request", "raw_request"),
+            ),
+            exactly(
+                "entrypoints.speech_to_text.translation.serving:OpenAIServingTranslation.create_translation",
+                *("audio_data", "request", "raw_request"),
+            ),
+        ),
+    ),
+    "reasoning_stream": Capability(
+        "a busy engine's streams may show markers of reasoning",
+        (
+            exactly(
+                "reasoning.abs_reasoning_parsers:ReasoningParser.extract_reasoning_streaming",
+                *("previous_text", "current_text", "delta_text"),
+                *("previous_token_ids", "current_token_ids", "delta_token_ids"),
+            ),
+            has("reasoning.abs_reasoning_parsers:ReasoningParser.reasoning_start_str"),
+            has("reasoning.abs_reasoning_parsers:ReasoningParserManager.register_module"),
+            has("entrypoints.generate.base.protocol:DeltaMessage.reasoning"),
+        ),
+    ),
+    "media_rules": Capability(
+        "media by http(s) are refused unless allowed_media_domains names their hosts",
+        (
+            exactly(
+                "multimodal.media:MediaConnector.__init__",
+                *("media_io_kwargs", "connection", "allowed_local_media_path", "allowed_media_domains"),
+                new=("decoded_budget", "download_budget"),
+            ),
+            exactly(
+                "multimodal.media:MediaConnector.load_from_url_async", "url", "media_io", "fetch_timeout"
+            ),
+            exactly("multimodal.media:MediaConnector.load_from_url", "url", "media_io", "fetch_timeout"),
+            exactly(
+                "connections:HTTPConnection.async_get_bytes",
+                *("url", "timeout", "allow_redirects", "max_bytes"),
+                new=("request_budget",),
+            ),
+            has("connections:HTTPConnection.get_async_client", "connections:HTTPConnection.get_bytes"),
+            has("multimodal.media:MEDIA_CONNECTOR_REGISTRY"),
+        ),
+    ),
+    "cpu_workers": Capability(
+        "on CPU a model cannot be split into pipeline stages, nor its experts over replicas",
+        (
+            has("v1.worker.cpu_worker:CPUWorker.load_model", "v1.worker.cpu_worker:CPUWorker.init_device"),
+            has("v1.worker.cpu_model_runner:CPUModelRunner.intermediate_tensors"),
+            has("distributed.device_communicators.cpu_communicator:CpuCommunicator"),
+            has("model_executor.layers.fused_moe.experts.cpu_moe:CPUUnquantizedExperts.apply"),
+        ),
+    ),
+}

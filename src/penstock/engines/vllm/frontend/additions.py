@@ -1,0 +1,118 @@
+"""What Penstock adds to vLLM's application, each capability by itself. Importing this file imports vLLM.
+
+What a capability needs is imported only where it is on: elsewhere the import might fail.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI
+from prometheus_client import Gauge
+
+from penstock.asgi import ASGIApp
+from penstock.engines.vllm.capabilities.state import Capabilities
+from penstock.engines.vllm.capabilities.table import CAPABILITIES
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+
+GAUGE = "penstock_engine_capability"
+
+
+def prepare(capabilities: Capabilities, reasoning_parser: str | None) -> None:
+    """Changes what vLLM's application is built from. Call it before that."""
+    if reasoning_parser and capabilities.has("reasoning_stream"):
+        from penstock.engines.vllm.frontend.reasoning_stream import read_alone
+
+        read_alone(reasoning_parser)
+    if capabilities.has("request_models"):
+        from penstock.engines.vllm.frontend.request_models import fail_at_first_item
+
+        fail_at_first_item()
+
+
+def add(capabilities: Capabilities, app: FastAPI, llm: AsyncLLM) -> None:
+    """Changes the application."""
+    for name, change in _CHANGES.items():
+        if capabilities.has(name):
+            change(app, llm)
+    _show(capabilities)
+
+
+def shorten(capabilities: Capabilities, app: FastAPI) -> ASGIApp:
+    """The application behind a short way for our own requests, if that is on."""
+    if not capabilities.has("direct_routes"):
+        return app
+    from penstock.engines.vllm.frontend.direct_routes import DirectRoutes
+
+    return DirectRoutes(app)
+
+
+def _show(capabilities: Capabilities) -> None:
+    for name in CAPABILITIES:
+        _gauge().labels(name).set(capabilities.has(name))
+
+
+@functools.cache
+def _gauge() -> Gauge:
+    """One for this process, which may have had engines before."""
+    return Gauge(GAUGE, "1 for what Penstock adds to vLLM, 0 for what is off.", ["capability"])
+
+
+def _stream(app: FastAPI, llm: AsyncLLM) -> None:
+    from penstock.engines.vllm.frontend.fast_stream import use_fast_path
+
+    use_fast_path(app.state)
+
+
+def _limit(app: FastAPI, llm: AsyncLLM) -> None:
+    from penstock.engines.vllm.frontend import limits
+
+    limits.hold(app.state)
+
+
+def _tell_reasons(app: FastAPI, llm: AsyncLLM) -> None:
+    from penstock.engines.vllm.frontend.structured_output import tell_reasons, verify_messages
+
+    tell_reasons()
+    verify_messages(app.state)
+
+
+def _keep_responses(app: FastAPI, llm: AsyncLLM) -> None:
+    from penstock.engines.vllm.frontend.response_store import keep_responses
+
+    keep_responses(app.state)
+
+
+def _hold_arguments(app: FastAPI, llm: AsyncLLM) -> None:
+    from penstock.engines.vllm.frontend.forced_tools import hold_arguments
+
+    hold_arguments(app.state)
+
+
+def _answer_texts(app: FastAPI, llm: AsyncLLM) -> None:
+    from penstock.engines.vllm.frontend.transcript_text import answer_texts
+
+    answer_texts(app)
+
+
+def _take_prepared(app: FastAPI, llm: AsyncLLM) -> None:
+    from penstock.engines.vllm.frontend.prepared_prompts import take_prepared
+
+    take_prepared(llm.renderer, llm.model_config)
+
+
+_CHANGES: dict[str, Callable[[FastAPI, Any], None]] = {
+    "fast_stream": _stream,
+    "response_store": _keep_responses,
+    "request_limits": _limit,
+    "structure_errors": _tell_reasons,
+    "strict_tools": _hold_arguments,
+    "transcript_text": _answer_texts,
+    "prepared_prompts": _take_prepared,
+}
+"""In the order in which they wrap: the last one sees a request first."""
