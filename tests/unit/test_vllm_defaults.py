@@ -83,3 +83,10 @@ def test_a_size_that_no_engine_of_these_adapters_can_have_is_refused(accelerator
     (fault,) = lora.faults(config)
     assert "max_cpu_loras: is 16" in fault
     assert "at least 17" in fault
+
+
+def test_without_our_rules_vllm_fetches_nothing_that_no_list_names():
+    bare = Shape(cpu=True, tiny=True, workers=1, media_rules=False)
+    assert with_defaults({}, bare)["allowed_media_domains"] == ["none.invalid"]
+    assert with_defaults({"allowed_media_domains": ["a.org"]}, bare)["allowed_media_domains"] == ["a.org"]
+    assert "allowed_media_domains" not in with_defaults({}, Shape(cpu=True, tiny=True, workers=1))
