@@ -106,8 +106,8 @@ class VLLMEngine:
             progress("download")
             await asyncio.to_thread(_download, plan)
         progress("load")
-        loading = self._load(core) if isinstance(core, Core) else _nothing()
-        await asyncio.gather(loading, asyncio.to_thread(_import_rest, plan, fitting))
+        imports = asyncio.to_thread(_import_rest, plan, fitting)
+        await (asyncio.gather(self._load(core), imports) if isinstance(core, Core) else imports)
         with uncollected():
             await self._connect(core, plan, progress)
         await self._make_one_token()
@@ -381,10 +381,6 @@ def _import_rest(plan: Plan, fitting: Capabilities) -> None:
 
     with uncollected():
         import_rest(plan, fitting)
-
-
-async def _nothing() -> None:
-    pass
 
 
 def _refuse_unfit(config: LLMConfig, shape: Shape, gang: Gang | None, fitting: Capabilities) -> None:
