@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli.models.installed import missing_engine
+from penstock.config import LLMConfig
 from penstock.config.messages import notices
 from penstock.engines.vllm.capabilities import state, version
 from penstock.engines.vllm.capabilities.needs import exactly, fields, has, says, takes
@@ -156,6 +158,12 @@ def test_the_window_passes_without_a_word(found: str | None, caplog: pytest.LogC
 def test_an_older_version_is_refused_with_the_engine_that_takes_any(found: str):
     with pytest.raises(EngineStartFailed, match=rf"vLLM {found} .* 0\.30 and newer.*`llm_engine: process`"):
         version.check(found)
+
+
+def test_an_older_version_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(version, "OLDEST", (0, 99))
+    config = LLMConfig(model_loading_config={"model_id": "m", "model_source": "demo"})
+    assert "works with vLLM 0.99 and newer" in (missing_engine(config) or "")
 
 
 def test_a_newer_version_is_one_warning(caplog: pytest.LogCaptureFixture):

@@ -15,7 +15,6 @@ from penstock.config.schema.strict import StrictModel
 from penstock.engines.vllm.arguments import check as vllm
 from penstock.engines.vllm.arguments import names
 from penstock.engines.vllm.arguments.check import Findings
-from penstock.engines.vllm.capabilities import version
 
 __all__ = ["Findings", "check_arguments", "find_unknown", "options_form"]
 
@@ -29,15 +28,12 @@ _FORMS = {
 def check_arguments(configs: Sequence[LLMConfig]) -> Findings:
     """Problems in the `engine_kwargs` of configs, each with its place, and notices of what was not checked.
 
-    Raises: EngineStartFailed when vLLM is installed but too old, or cannot be imported.
+    Raises: EngineStartFailed when vLLM is installed but cannot be imported.
     """
     if Settings.read().engine_cls:
         return Findings(notices=("engine_kwargs are not checked: PENSTOCK_ENGINE_CLS names another engine.",))
     configs = [half for config in configs for half in to_check(config)]
-    run_vllm = [config for config in configs if config.engine_name == "vllm"]
-    if run_vllm:
-        version.check(version.installed())
-    of_vllm = vllm.check_arguments(run_vllm)
+    of_vllm = vllm.check_arguments([config for config in configs if config.engine_name == "vllm"])
     return Findings((*of_vllm.problems, *_problems_of_forms(configs)), of_vllm.notices)
 
 

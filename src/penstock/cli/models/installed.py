@@ -9,6 +9,7 @@ from typing import Any
 from penstock.config import LLMConfig, Settings
 from penstock.engines.check import options_form
 from penstock.engines.vllm.arguments.check import installed
+from penstock.engines.vllm.capabilities import version
 
 _OTHER_ENVIRONMENTS = ("pip", "uv", "conda", "container", "image_uri", "py_executable")
 _NO_VLLM = (
@@ -30,7 +31,7 @@ def missing_engine(config: LLMConfig) -> str | None:
     if config.server_cls is not None or Settings.read().engine_cls or brings_its_own:
         return None
     if config.engine_name == "vllm":
-        return None if installed() else _NO_VLLM
+        return version.refusal(version.installed()) if installed() else _NO_VLLM
     return _missing_program(config)
 
 

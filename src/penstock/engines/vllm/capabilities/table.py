@@ -248,8 +248,12 @@ CAPABILITIES: dict[str, Capability] = {
         ),
     ),
     "adapter_versions": Capability(
-        "an adapter's next version takes the place of the one before for running requests, too",
-        (has(f"{_MODELS}.lora_requests", f"{_MODELS}.lora_id_counter", f"{_MODELS}.model_name"),),
+        "adapters cannot be loaded, and a request by an alias is answered under the model's id",
+        (
+            has(f"{_MODELS}.lora_requests", f"{_MODELS}.lora_id_counter", f"{_MODELS}.base_model_paths"),
+            exactly(f"{_MODELS}.model_name", "lora_request"),
+            exactly(f"{_MODELS}.is_base_model", "model_name"),
+        ),
     ),
     "structure_errors": Capability(
         "a schema, regex or grammar that cannot be used is refused without its reason",

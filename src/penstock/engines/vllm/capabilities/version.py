@@ -26,20 +26,24 @@ def installed() -> str | None:
     return None
 
 
+def refusal(found: str | None) -> str | None:
+    """A sentence about a version that is too old; None for others, and for one that cannot be read."""
+    if _minor(found) >= OLDEST:
+        return None
+    return (
+        f"vLLM {found} is installed, but this Penstock works with vLLM {_text(OLDEST)} and newer; upgrade it "
+        f"by `pip install 'vllm=={_text(NEWEST)}.*'`. {_FLOOR}"
+    )
+
+
 def check(found: str | None) -> None:
     """Warns once about a version that is newer than the window. Imports nothing of vLLM.
 
-    found: a version; None, and one that cannot be read, pass.
     Raises: EngineStartFailed for an older one.
     """
-    numbers = re.match(r"(\d+)\.(\d+)", found or "")
-    minor = (int(numbers[1]), int(numbers[2])) if numbers else OLDEST
-    if minor < OLDEST:
-        raise EngineStartFailed(
-            f"vLLM {found} is installed, but this Penstock works with vLLM {_text(OLDEST)} and newer; "
-            f"upgrade it, for example with `pip install 'vllm=={_text(NEWEST)}.*'`. {_FLOOR}"
-        )
-    if minor > NEWEST:
+    if (sentence := refusal(found)) is not None:
+        raise EngineStartFailed(sentence)
+    if _minor(found) > NEWEST:
         warn_once(
             f"vLLM {found} is newer than {_text(NEWEST)}, the last that this Penstock was tried with. "
             "What it does not know there is switched off; `penstock version` lists it."
@@ -59,6 +63,11 @@ def check_installed() -> None:
             "or `'penstock[cpu]'` on a machine without a GPU."
         ) from error
     check(vllm.__version__)
+
+
+def _minor(found: str | None) -> tuple[int, int]:
+    numbers = re.match(r"(\d+)\.(\d+)", found or "")
+    return (int(numbers[1]), int(numbers[2])) if numbers else OLDEST
 
 
 def _text(minor: tuple[int, int]) -> str:
