@@ -26,6 +26,9 @@ from penstock.request_context import Gang
 _GRACE_S = 5.0
 _WORKERS_S = 1.0  # they end when their core does
 _LINGER_MS = 500
+_OF_THE_CORE = ("lasting_core", "token_groups")
+"""Capabilities that the core's process itself must know."""
+
 _MODULE = "penstock.engines.vllm.core.process"
 
 
@@ -76,7 +79,7 @@ class Core:
             "vllm_config": vllm_config,
             "executor_class": executor_class,
             "handshake_address": self._address("handshake"),
-            "capabilities": capabilities,
+            "capabilities": [name for name in _OF_THE_CORE if capabilities.has(name)],
             # vLLM adds to it for its workers while it builds the config.
             "environment": {**os.environ, **kv_transfer.prepared(vllm_config, self._held)},
         }

@@ -11,11 +11,10 @@ import multiprocessing
 import os
 import pickle
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib import import_module
 from typing import Any
 
-from penstock.engines.vllm.capabilities.state import Capabilities
 from penstock.engines.vllm.core import failure_reason, plugin
 from penstock.engines.vllm.core.imports import uncollected
 
@@ -60,15 +59,15 @@ def run(order: Mapping[str, Any]) -> int:
     return 0
 
 
-def _core_class(capabilities: Capabilities) -> Any:
+def _core_class(capabilities: Collection[str]) -> Any:
     """vLLM's core, or ours on top of it, in its place: `run_engine_core` looks up its classes by name."""
     from vllm.v1.engine import core
 
-    if capabilities.has("token_groups"):
+    if "token_groups" in capabilities:
         from penstock.engines.vllm.core.token_buffer import BufferingCore, BufferingGangCore
 
         core.EngineCoreProc, core.DPEngineCoreProc = BufferingCore, BufferingGangCore
-    elif capabilities.has("lasting_core"):
+    elif "lasting_core" in capabilities:
         from penstock.engines.vllm.core.sockets import AttentiveCore, AttentiveGangCore
 
         core.EngineCoreProc, core.DPEngineCoreProc = AttentiveCore, AttentiveGangCore
