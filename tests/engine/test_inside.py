@@ -17,6 +17,7 @@ from fastapi import FastAPI, Request
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import PlainTextResponse
 
+from penstock.engines.vllm.capabilities.table import CAPABILITIES
 from penstock.engines.vllm.frontend.direct_routes import DirectRoutes
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -198,3 +199,10 @@ async def test_with_a_middleware_of_the_users_all_go_by_it(
     assert answered.text == "long " * 500
     assert answered.headers.get("content-encoding") == expected
     assert ("the long way" in caplog.text) == bool(own)
+
+
+async def test_metrics_show_what_is_on(demo: Served):
+    lines = (await demo.http.get("/metrics")).text.splitlines()
+    shown = [line for line in lines if line.startswith("penstock_engine_capability{")]
+    assert 'penstock_engine_capability{capability="direct_routes"} 1.0' in shown
+    assert len(shown) == len(CAPABILITIES)
