@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from penstock.cli.models.installed import missing_engine
 from penstock.config import LLMConfig
 from penstock.config.messages import notices
+from penstock.engines import vllm as vllm_engine
 from penstock.engines.vllm.capabilities import state, version
 from penstock.engines.vllm.capabilities.needs import exactly, fields, has, says, takes
 from penstock.engines.vllm.capabilities.source import PackageSource
@@ -44,6 +46,27 @@ class First:
 class Output(First):
     text: str
 """
+
+
+class Recorded(PackageSource):
+    """Remembers what was looked for."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.asked: set[str] = set()
+
+    def find(self, reference: str) -> ast.AST | None:
+        self.asked.add(reference)
+        return super().find(reference)
+
+    def fields(self, reference: str) -> list[str] | None:
+        self.asked.add(reference)
+        return super().fields(reference)
+
+    def knows(self, module: str, name: str) -> bool:
+        """Whether the name, or something in it, was looked for; `name` may be a module."""
+        inside = (f"{module}:{name}.", f"{module}.{name}:".lstrip("."))
+        return any(f"{one}.".startswith(inside) for one in self.asked)
 
 
 @pytest.fixture
@@ -91,6 +114,24 @@ def test_what_differs_is_named(foreign: PackageSource, need: object, gap: str):
 
 def test_the_installed_vllm_has_all_that_is_needed():
     assert state.fit() == state.Fit(None, {})
+
+
+def test_every_import_from_vllm_is_a_need():
+    """Without it the import would fail in a version that lacks the name, where a capability should be off."""
+    real = PackageSource.installed("vllm")
+    assert real is not None
+    source = Recorded(real.folder)
+    compare(source)
+    imported = [
+        (file.name, node.module.removeprefix("vllm").removeprefix("."), alias.name)
+        for file in Path(vllm_engine.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "vllm"
+        for alias in node.names
+    ]
+    elsewhere = {"entrypoints.common.cli_args"}  # where a later version has them
+    wrong = [one for one in imported if one[1] not in elsewhere and not source.knows(*one[1:])]
+    assert wrong == []
 
 
 def changed(tmp_path: Path, file: str, old: str, new: str) -> PackageSource:

@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, get_type_hints
 
 import msgspec
-from vllm import SamplingParams
 from vllm.logprobs import Logprob as Candidate
 from vllm.outputs import CompletionOutput, RequestOutput
-from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 from penstock.engine import Delta, Logprob
 from penstock.errors import BadRequest, Error

@@ -24,6 +24,16 @@ def has(*references: str) -> Need:
     return gap
 
 
+def one_of(*needs: Need) -> Need:
+    """One of these is met: names that have moved."""
+
+    def gap(source: PackageSource) -> str | None:
+        gaps = [need(source) for need in needs]
+        return None if None in gaps else gaps[-1]
+
+    return gap
+
+
 def says(module: str, *texts: str) -> Need:
     """These texts are in a module's source, as a message or a key that both sides must know."""
 

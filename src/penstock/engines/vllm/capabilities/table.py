@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.engines.vllm.capabilities.needs import Need, exactly, fields, has, says, takes
+from penstock.engines.vllm.capabilities.needs import Need, exactly, fields, has, one_of, says, takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,7 @@ _RENDERER = "renderers.base:BaseRenderer"
 _TOKENS = "entrypoints.serve.tokenize.serving:ServingTokenization"
 _BATCH_CHAT = "entrypoints.openai.chat_completion.batch_serving:OpenAIServingChatBatch"
 _XGRAMMAR = "v1.structured_output.backend_xgrammar"
+_ARGUMENTS = ("FrontendArgs", "make_arg_parser", "validate_parsed_serve_args")
 _TIMES = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
 
 FLOOR: tuple[Need, ...] = (
@@ -44,8 +45,21 @@ FLOOR: tuple[Need, ...] = (
         "entrypoints.launchers.api_server.app_state:init_app_state",
         *("engine_client", "state", "args", "supported_tasks"),
     ),
+    one_of(
+        *(
+            has(*(f"{module}:{name}" for name in _ARGUMENTS))
+            for module in ("entrypoints.launchers.cli_args", "entrypoints.common.cli_args")
+        )
+    ),
+    has("utils.argparse_utils:FlexibleArgumentParser", "config:VllmConfig", "config:SpeculativeConfig"),
+    has("envs:disable_envs_cache", "envs:enable_envs_cache", "usage.usage_lib:UsageContext"),
+    has("transformers_utils.config:maybe_register_config_serialize_by_value"),
+    has("tokenizers:cached_tokenizer_from_config", "model_executor.model_loader:get_model_loader"),
     has("exceptions:VLLMValidationError", "exceptions:VLLMClientError", "exceptions:VLLMNotFoundError"),
-    has("v1.engine.exceptions:EngineDeadError", "sampling_params:RequestOutputKind.DELTA"),
+    has("exceptions:GracefulHTTPError", "v1.engine.exceptions:EngineDeadError"),
+    has("sampling_params:RequestOutputKind.DELTA", "sampling_params:StructuredOutputsParams"),
+    has("sampling_params:SamplingParams", "logprobs:Logprob", "platforms:current_platform"),
+    has("outputs:CompletionOutput.token_ids", "outputs:RequestOutput"),
 )
 
 CAPABILITIES: dict[str, Capability] = {
@@ -81,7 +95,8 @@ CAPABILITIES: dict[str, Capability] = {
             has(f"{_CORE}.process_input_sockets", f"{_CORE}.process_output_sockets"),
             exactly(f"{_CORE}.preprocess_add_request", "request"),
             exactly(f"{_CORE}._send_engine_dead"),
-            has("v1.engine:EngineCoreRequest.request_id"),
+            has("v1.engine:EngineCoreRequest.request_id", "v1.engine.core:DPEngineCoreProc"),
+            has("logger:init_logger"),
         ),
         on=("own_core",),
     ),
@@ -94,9 +109,8 @@ CAPABILITIES: dict[str, Capability] = {
             exactly(f"{_CORE}.step_with_batch_queue"),
             exactly(f"{_CORE}.pause_scheduler", "mode", "clear_cache"),
             has(f"{_CORE}.output_queue", "v1.request:Request.is_finished", "v1.request:Request.resumable"),
-            has(
-                "sampling_params:RequestOutputKind.FINAL_ONLY", "sampling_params:SamplingParams.num_logprobs"
-            ),
+            has("v1.engine:PauseMode", "sampling_params:RequestOutputKind.FINAL_ONLY"),
+            has("sampling_params:SamplingParams.num_logprobs"),
             fields(
                 "v1.engine:EngineCoreOutput",
                 *("request_id", "new_token_ids"),
@@ -121,6 +135,7 @@ CAPABILITIES: dict[str, Capability] = {
         "replicas cannot share a model's experts (data_parallel_size)",
         (
             has("v1.engine.core:DPEngineCoreProc", "config:ParallelConfig._coord_store_port"),
+            has("utils.network_utils:get_tcp_uri"),
             has(
                 "config:ParallelConfig.data_parallel_master_ip",
                 "config:ParallelConfig._data_parallel_master_port_list",
@@ -250,6 +265,7 @@ CAPABILITIES: dict[str, Capability] = {
     "adapter_versions": Capability(
         "adapters cannot be loaded, and a request by an alias is answered under the model's id",
         (
+            has("lora.request:LoRARequest"),
             has(f"{_MODELS}.lora_requests", f"{_MODELS}.lora_id_counter", f"{_MODELS}.base_model_paths"),
             exactly(f"{_MODELS}.model_name", "lora_request"),
             exactly(f"{_MODELS}.is_base_model", "model_name"),
@@ -302,8 +318,8 @@ CAPABILITIES: dict[str, Capability] = {
                 *("previous_text", "current_text", "delta_text"),
                 *("previous_token_ids", "current_token_ids", "delta_token_ids"),
             ),
-            has("reasoning.abs_reasoning_parsers:ReasoningParser.reasoning_start_str"),
-            has("reasoning.abs_reasoning_parsers:ReasoningParserManager.register_module"),
+            has("reasoning:ReasoningParser.reasoning_start_str"),
+            has("reasoning:ReasoningParserManager.register_module"),
             has("entrypoints.generate.base.protocol:DeltaMessage.reasoning"),
         ),
     ),
@@ -325,7 +341,7 @@ CAPABILITIES: dict[str, Capability] = {
                 new=("request_budget",),
             ),
             has("connections:HTTPConnection.get_async_client", "connections:HTTPConnection.get_bytes"),
-            has("multimodal.media:MEDIA_CONNECTOR_REGISTRY"),
+            has("multimodal.media:MEDIA_CONNECTOR_REGISTRY", "multimodal.media:MediaIO"),
         ),
     ),
     "cpu_workers": Capability(
@@ -334,6 +350,7 @@ CAPABILITIES: dict[str, Capability] = {
             has("v1.worker.cpu_worker:CPUWorker.load_model", "v1.worker.cpu_worker:CPUWorker.init_device"),
             has("v1.worker.cpu_model_runner:CPUModelRunner.intermediate_tensors"),
             has("distributed.device_communicators.cpu_communicator:CpuCommunicator"),
+            has("distributed.parallel_state:get_pp_group"),
             has("model_executor.layers.fused_moe.experts.cpu_moe:CPUUnquantizedExperts.apply"),
         ),
     ),
