@@ -254,15 +254,15 @@ class VLLMEngine:
     ) -> AsyncGenerator[RequestOutput, None]:
         """vLLM's stream for a prompt that it has checked and tokenized."""
         from penstock.engines.vllm.deltas import sampling
+        from penstock.engines.vllm.frontend import prepared_prompts
 
         assert self._llm is not None
         obeyed = sampling(params)
         lora = self._loaded_adapters().request(adapter) if adapter else None
         rendered: Any = prompt if isinstance(prompt, str | Mapping) else {"prompt_token_ids": prompt}
+        prepared_prompts.check(prompt)
         if self._capabilities.has("prepared_prompts"):
-            from penstock.engines.vllm.frontend.prepared_prompts import parsed
-
-            prompt_input = parsed(self._llm.model_config, prompt)
+            prompt_input = prepared_prompts.parsed(self._llm.model_config, prompt)
             (rendered,) = await self._llm.renderer.render_cmpl_async([prompt_input])
         return self._llm.generate(rendered, obeyed, request_id or uuid.uuid4().hex, lora_request=lora)
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 from vllm.exceptions import VLLMValidationError
-from vllm.renderers.inputs.preprocess import parse_model_prompt
 
 from penstock.engine import Prompt
 from penstock.errors import BadRequest
@@ -35,7 +34,9 @@ def parsed(model_config: Any, prompt: Prompt) -> Any:
     transformers takes one number now, and none without a video.
     Raises: BadRequest for what the core could not decode; what vLLM raises for what it rejects.
     """
-    _check(prompt)
+    from vllm.renderers.inputs.preprocess import parse_model_prompt
+
+    check(prompt)
     if isinstance(prompt, Mapping):
         options: Mapping[str, Any] = prompt.get("mm_processor_kwargs") or {}
         match options.get("fps"):
@@ -49,8 +50,11 @@ def parsed(model_config: Any, prompt: Prompt) -> Any:
     return parse_model_prompt(model_config, prompt)
 
 
-def _check(prompt: Prompt) -> None:
-    """vLLM accepts True as a token id, and any type as a cache salt."""
+def check(prompt: Prompt) -> None:
+    """vLLM accepts True as a token id, and any type as a cache salt.
+
+    Raises: BadRequest for what the core could not decode.
+    """
     ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else prompt
     if isinstance(ids, list):
         try:
