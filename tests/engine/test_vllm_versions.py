@@ -38,15 +38,12 @@ def run(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_vllms_own_application_and_core_answer_the_contract():
-    """Starts an engine with every capability off; request_timings is one, of which a test asks."""
-    words = (
-        "pytest",
-        "-q",
-        "tests/engine/test_contract.py",
-        "-k",
-        "not sim and not process and not sglang and not where_its_time_went",
-    )
-    done = run(*words, **{VARIABLE: ALL})
+    """Starts an engine with every capability off. Three tests ask for two of them: request_timings, and
+    adapter_versions, whose register knows the aliases.
+    """
+    lost = ("where_its_time_went", "alias", "the_model_is_listed")
+    others = " and ".join(f"not {name}" for name in ("sim", "process", "sglang", *lost))
+    done = run("pytest", "-q", "tests/engine/test_contract.py", "-k", others, **{VARIABLE: ALL})
     assert done.returncode == 0, done.stdout[-4000:]
 
 

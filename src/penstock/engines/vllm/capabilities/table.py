@@ -263,7 +263,7 @@ CAPABILITIES: dict[str, Capability] = {
         ),
     ),
     "adapter_versions": Capability(
-        "adapters cannot be loaded, and a request by an alias is answered under the model's id",
+        "adapters cannot be loaded; by an alias, too, the model answers under its id",
         (
             has("lora.request:LoRARequest"),
             has(f"{_MODELS}.lora_requests", f"{_MODELS}.lora_id_counter", f"{_MODELS}.base_model_paths"),
