@@ -294,7 +294,11 @@ CAPABILITIES: dict[str, Capability] = {
     ),
     "strict_tools": Capability(
         "the arguments of a forced tool call may not fit its schema, unless the tool is strict",
-        (has(f"{_CHAT}.create_chat_completion", f"{_MESSAGES}.create_chat_completion"),),
+        (
+            has(f"{_CHAT}.create_chat_completion", f"{_MESSAGES}.create_chat_completion"),
+            exactly(f"{_RESPONSES}.create_responses", "request", "raw_request"),
+            has("tool_parsers.structural_tag_registry:get_function_parameters"),
+        ),
         on=("structure_errors",),
     ),
     "transcript_text": Capability(

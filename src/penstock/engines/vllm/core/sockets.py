@@ -42,7 +42,8 @@ class Decoder(MsgpackDecoder):
             fields = msgspec.msgpack.decode(bufs[0])
             if not isinstance(fields, list) or not fields or not isinstance(fields[0], str):
                 raise
-            return Unreadable(**{**_UNKNOWN, "request_id": fields[0]}, error=error)
+            given: dict[str, Any] = {**_UNKNOWN, "request_id": fields[0], "error": error}
+            return Unreadable(**given)
 
 
 core.MsgpackDecoder = Decoder  # pyright: ignore[reportPrivateImportUsage]

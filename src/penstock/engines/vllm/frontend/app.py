@@ -8,6 +8,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -85,7 +86,7 @@ def connect(
     """
     more: dict[str, Any] = {}
     if capabilities.has("scheduler_stats"):
-        more["stat_loggers"] = [lambda _config, _index: _logger(latest)]
+        more["stat_loggers"] = [partial(_logger, latest)]
     if addresses is not None:
         more["client_addresses"] = dict(zip(("input_address", "output_address"), addresses, strict=True))
     llm = TimedLLM(
@@ -102,7 +103,7 @@ def connect(
     return llm
 
 
-def _logger(latest: Scheduled) -> Any:
+def _logger(latest: Scheduled, _config: VllmConfig, _index: int) -> Any:
     from penstock.engines.vllm.frontend.stats import SchedulerLogger
 
     return SchedulerLogger(latest)
