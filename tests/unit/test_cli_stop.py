@@ -39,7 +39,7 @@ def serve(
     running: list[subprocess.Popen[str]] = []
 
     def start(port: int) -> subprocess.Popen[str]:
-        folder = tempfile.mkdtemp(prefix=started.PREFIX)
+        folder = tempfile.mkdtemp(prefix=f"penstock-{started.KIND}-")
         command = [sys.executable, "-c", GUARD, folder, str(port)]
         running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         assert running[-1].stdout is not None

@@ -23,7 +23,7 @@ HOUSES: dict[str, list[set[str]]] = {
         {"request_context"},
         {"engine"},
         {"engine_control", "openai", "ray_version", "json_logs"},
-        {"asgi", "config"},
+        {"asgi", "config", "temporary_folder"},
         {"autoscaling", "errors", "lifeline", "metrics", "process_tree", "progress"},
     ],
     "penstock.serve": [

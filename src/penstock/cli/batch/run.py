@@ -36,6 +36,7 @@ from penstock.data.journal.lock import is_locked
 from penstock.data.storage.paths import StoragePath
 from penstock.errors import ConfigError, EngineStartFailed, Error
 from penstock.process_tree import end_descendants
+from penstock.temporary_folder import temporary_folder
 
 STOP_S = 90.0
 """From the first signal until the guard kills: rows that run may end, engines stop."""
@@ -296,7 +297,7 @@ def status(output: str, *, as_json: bool) -> int:
     journal = Job.load_spec(output).journal
     found = manifest.read(journal)
     assert found is not None
-    spool = Path(tempfile.mkdtemp(prefix="penstock-batch-"))
+    spool = temporary_folder("batch")
     try:
         index = Index(journal, spool)
         now = report(output, _state(found, journal), index, RunStats(total=found.total), [], None)

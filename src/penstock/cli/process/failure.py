@@ -45,11 +45,17 @@ def fail(command: str, error: Error, *, as_json: bool = False) -> NoReturn:
 
 def crashed(error: BaseException) -> int:
     """Tells the user of an error that no command expects: a fault of ours. Returns the exit code."""
-    with tempfile.NamedTemporaryFile("w", prefix="penstock-", suffix=".log", delete=False) as log:
-        log.writelines(traceback.format_exception(error))
+    text = "".join(traceback.format_exception(error))
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="penstock-", suffix=".log", delete=False) as log:
+            log.write(text)
+        where = f"in {log.name}"
+    except OSError:  # such as a full disk, perhaps the fault itself
+        print(text, file=sys.stderr)
+        where = "above"
     what = f"{type(error).__name__}: {error}".partition("\n")[0][:_LONGEST]
     print(
-        f"penstock: A fault of Penstock itself ({what}). The traceback is in {log.name}; please report it.",
+        f"penstock: A fault of Penstock itself ({what}). The traceback is {where}; please report it.",
         file=sys.stderr,
     )
     return 1

@@ -11,12 +11,10 @@ import queue
 import select
 import shutil
 import signal
-import tempfile
 import threading
 import time
 import traceback
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 
 import psutil
@@ -33,6 +31,7 @@ from penstock.cli.serve.greeting import greeting
 from penstock.errors import ConfigError, EngineStartFailed, Error
 from penstock.json_logs import LOG_FORMAT
 from penstock.process_tree import adopt_orphans, end_descendants
+from penstock.temporary_folder import temporary_folder
 
 STOP_S = 24.0
 """From the first signal until the guard kills this process; what it leaves is gone 4 s later."""
@@ -58,7 +57,7 @@ def run(plan: ServePlan, arguments: Arguments, signals_fd: int) -> int:
 
     Exit code: 0 after serving, 128 + signal before it, 1 for a failure, 2 for a bad config.
     """
-    folder = Path(tempfile.mkdtemp(prefix=started.PREFIX))
+    folder = temporary_folder(started.KIND)
     started.note(folder, plan)
     output = redirect_output(None if arguments.verbose else folder / "serve.log")
     reader = progress.ProgressReader(folder / "progress")

@@ -22,7 +22,7 @@ from penstock.cli.models.plan import ServePlan
 from penstock.cli.serve.greeting import base_url
 from penstock.errors import ConfigError, Unavailable
 
-PREFIX = "penstock-serve-"
+KIND = "serve"
 """Of the folder that each service has in the directory for temporary files."""
 
 _NOTE = "service.json"
@@ -64,7 +64,7 @@ def note(folder: Path, plan: ServePlan) -> None:
 def running() -> list[Started]:
     """The services of this user that run on this machine, in the order in which they were started."""
     found: list[Started] = []
-    for file in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{_NOTE}"):
+    for file in Path(tempfile.gettempdir()).glob(f"penstock-{KIND}-*/{_NOTE}"):
         with suppress(OSError, ValueError, TypeError, KeyError):
             if file.parent.stat().st_uid != os.geteuid():
                 continue  # written by someone else: its number could be that of any process of ours

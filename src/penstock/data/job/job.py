@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import tempfile
+import shutil
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -41,6 +41,7 @@ from penstock.data.results.columns import result_columns
 from penstock.data.results.outcome import Outcome
 from penstock.data.storage.source import InputFiles
 from penstock.errors import ConfigError, Error
+from penstock.temporary_folder import temporary_folder
 
 log = logging.getLogger(__name__)
 
@@ -101,13 +102,15 @@ class Job:
     @asynccontextmanager
     async def _locked(self) -> AsyncGenerator[JobLock]:
         await asyncio.to_thread(check_new, self.spec)
-        with tempfile.TemporaryDirectory(prefix="penstock-batch-", ignore_cleanup_errors=True) as spool:
-            self._spool = Path(spool)
+        self._spool = temporary_folder("batch")
+        try:
             lock = await asyncio.to_thread(acquire_lock, self._journal)
             try:
                 yield lock
             finally:
                 await asyncio.to_thread(lock.release)
+        finally:
+            shutil.rmtree(self._spool, ignore_errors=True)
 
     def _open(self, now: InputFiles) -> JobManifest:
         """The manifest of this job, new or continued. Raises: ConfigError when its input has changed."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import tempfile
+import shutil
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Coroutine
@@ -26,6 +26,7 @@ from penstock.data.rows.digest import is_deterministic, request_digest
 from penstock.data.rows.request import RowRequest
 from penstock.data.storage.paths import storage_path
 from penstock.errors import Error
+from penstock.temporary_folder import temporary_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +43,9 @@ class AnswerCache:
     def __init__(self, url: str) -> None:
         """Raises: JournalBroken, Unavailable."""
         folder = storage_path(url)
-        self._spool = tempfile.TemporaryDirectory(prefix="penstock-")
+        self._spool = temporary_folder("answers")
         self._found: defaultdict[str, list[tuple[Path, int]]] = defaultdict(list)
-        for file in segments(folder, Path(self._spool.name)):
+        for file in segments(folder, self._spool):
             for digest, at in answers_in(file):
                 self._found[digest].append((file, at))
         self._pending: set[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = set()
@@ -80,7 +81,7 @@ class AnswerCache:
     def close(self) -> None:
         """Returns when all answers are stored. Safe to call twice."""
         self._segment.close()
-        self._spool.cleanup()
+        shutil.rmtree(self._spool, ignore_errors=True)
 
 
 def _settle(loop: asyncio.AbstractEventLoop, stored: asyncio.Future[None], error: Error | None) -> None:

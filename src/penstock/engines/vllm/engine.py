@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import tempfile
+import shutil
 import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -37,6 +37,7 @@ from penstock.engines.vllm.endpoints import absence
 from penstock.engines.watchdog import Watchdog
 from penstock.errors import EngineDead, EngineStartFailed, Error, Unsupported
 from penstock.request_context import Gang, gang, using_adapter
+from penstock.temporary_folder import temporary_folder
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -57,7 +58,7 @@ class VLLMEngine:
 
     def __init__(self, config: LLMConfig) -> None:
         self._config = config
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: Path | None = None
         self._gang: Gang | None = None
         self._capabilities = Capabilities({})
         self._core: Core | BuiltinCore | None = None
@@ -96,10 +97,10 @@ class VLLMEngine:
         fitting.report()
         shape = replace(Shape.of(config), media_rules=fitting.has("media_rules"))
         environment.prepare(shape)
-        self._folder = tempfile.TemporaryDirectory(prefix="penstock-engine-")
+        self._folder = temporary_folder("engine")
         self._gang = gang.get()
         _refuse_unfit(config, shape, self._gang, fitting)
-        folder = Path(self._folder.name)
+        folder = self._folder
         self._core = core = Core(folder, self._gang) if fitting.has("own_core") else BuiltinCore(folder)
         self._plan = plan = await asyncio.to_thread(_plan, config, shape, self._gang)
         if not _is_local(config):  # arguments that vLLM parses in its own way
@@ -192,7 +193,7 @@ class VLLMEngine:
     async def _begin_core(self) -> None:
         """Starts a replacement core behind the same front-end. Raises: EngineStartFailed."""
         assert self._folder is not None
-        self._core = core = Core(Path(self._folder.name), self._gang)
+        self._core = core = Core(self._folder, self._gang)
         try:
             await self._load(core)
         except BaseException:
@@ -219,7 +220,7 @@ class VLLMEngine:
         if core is not None:
             await core.stop()
         if self._folder is not None:
-            self._folder.cleanup()
+            shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
     def app(self) -> ASGIApp:
