@@ -38,7 +38,8 @@ GREEDY = {"temperature": 0.0, "max_tokens": 40, "detokenize": False}
 SGLANG = Path(__file__).parents[2] / ".venv-sglang"
 """Made by `make sglang`."""
 
-RENDERED = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+TEMPLATE = "<|im_start|>user\n{{ question }}<|im_end|>\n<|im_start|>assistant{{ '\n' }}"
+"""Jinja would drop a newline at its end."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -56,7 +57,7 @@ def test_text_with_a_chat_template_of_ones_own():
         model_source="demo",
         engine_kwargs={"enable_prefix_caching": True, "enable_chunked_prefill": True, "max_model_len": 256},
         chat_template_stage=ChatTemplateStageConfig(
-            enabled=True, chat_template=RENDERED.format("{{ question }}"), batch_size=256, num_cpus=0.5
+            enabled=True, chat_template=TEMPLATE, batch_size=256, num_cpus=0.5
         ),
         tokenize_stage=TokenizerStageConfig(batch_size=512, num_cpus=0.5),
         detokenize_stage=DetokenizeStageConfig(enabled=True, concurrency=(2, 8)),
