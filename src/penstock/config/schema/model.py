@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast, get_args
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
@@ -164,11 +164,13 @@ class LLMConfig(RootConfig):
             raise ValueError(f"names {', '.join(map(repr, twice))} more than once.")
         return names
 
-    def __getattr__(self, name: str) -> Any:
-        """Names that users may know, and what there is instead."""
-        if name in ELSEWHERE:
-            raise AttributeError(f"LLMConfig has no '{name}': {ELSEWHERE[name]}")
-        return super().__getattr__(name)  # pyright: ignore
+    if not TYPE_CHECKING:  # to a type checker, an unknown attribute stays an error
+
+        def __getattr__(self, name: str) -> Any:
+            """Names that users may know, and what there is instead."""
+            if name in ELSEWHERE:
+                raise AttributeError(f"LLMConfig has no '{name}': {ELSEWHERE[name]}")
+            return super().__getattr__(name)
 
     @field_validator("runtime_env")
     @classmethod
