@@ -135,6 +135,61 @@ async def test_what_is_kept_is_found_and_what_is_not_is_404(client: openai.Async
         await client.responses.create(model=MODEL_ID, input=SUM, previous_response_id=unkept.id)
 
 
+async def test_a_deleted_response_is_gone(client: openai.AsyncOpenAI):
+    kept = await client.responses.create(model=MODEL_ID, input=SUM, temperature=0)
+    await client.responses.delete(kept.id)
+    for call in (client.responses.retrieve, client.responses.delete, client.responses.input_items.list):
+        with pytest.raises(openai.NotFoundError):
+            await call(kept.id)
+
+
+async def test_one_in_the_background_can_be_deleted_while_it_is_made(client: openai.AsyncOpenAI):
+    begun = await client.responses.create(model=MODEL_ID, input=SUM, temperature=0, background=True)
+    await client.responses.delete(begun.id)
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.retrieve(begun.id)
+
+
+async def test_input_items_are_those_that_the_response_was_made_from(client: openai.AsyncOpenAI):
+    asked = {"model": MODEL_ID, "tools": [WEATHER], "temperature": 0}
+    first = await client.responses.create(**asked, input=PARIS)
+    (call,) = [item for item in first.output if item.type == "function_call"]
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "foggy"}
+    second = await client.responses.create(**asked, input=[result], previous_response_id=first.id)
+    found = [item async for item in client.responses.input_items.list(second.id, order="asc")]
+    assert [item.type for item in found] == [
+        "message",
+        *(item.type for item in first.output),
+        "function_call_output",
+    ]
+    assert (found[0].role, found[0].content[0].text) == ("user", PARIS)
+    assert found[-1].output == "foggy"
+    assert len({item.id for item in found}) == len(found)
+    newest = await client.responses.input_items.list(second.id, limit=1)
+    assert ([item.id for item in newest.data], newest.has_more) == ([found[-1].id], True)
+    one_by_one = [item.id async for item in client.responses.input_items.list(second.id, limit=1)]
+    assert one_by_one == [item.id for item in reversed(found)]
+    for wrong in ({"limit": 0}, {"limit": 101}, {"after": "msg_0"}, {"order": "up"}):
+        with pytest.raises(openai.BadRequestError):
+            await client.responses.input_items.list(second.id, **wrong)
+
+
+async def test_tokens_are_counted_as_the_response_would_use_them(client: openai.AsyncOpenAI):
+    asked = {"model": MODEL_ID, "input": PARIS, "tools": [WEATHER]}
+    first = await client.responses.create(**asked, temperature=0)
+    counted = await client.responses.input_tokens.count(**asked)
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", first.usage.input_tokens)
+    (call,) = [item for item in first.output if item.type == "function_call"]
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "foggy"}
+    again = asked | {"input": [result], "previous_response_id": first.id}
+    second = await client.responses.create(**again, temperature=0)
+    assert (await client.responses.input_tokens.count(**again)).input_tokens == second.usage.input_tokens
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.input_tokens.count(**again | {"previous_response_id": "resp_0"})
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.input_tokens.count(model="nothing", input=SUM)
+
+
 async def test_one_in_the_background_is_ready_later(client: openai.AsyncOpenAI):
     begun = await client.responses.create(model=MODEL_ID, input=SUM, temperature=0, background=True)
     assert begun.status == "queued"

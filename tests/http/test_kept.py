@@ -54,6 +54,8 @@ async def test_every_response_is_found_where_it_was_made(served: Served):
         for response in made:
             assert (await http.get(f"/v1/responses/{response['id']}")).json() == response
             assert (await http.post(f"/v1/responses/{response['id']}/cancel")).json() == response
+            assert (await http.get(f"/v1/responses/{response['id']}/input_items")).json() == response
+            assert (await http.delete(f"/v1/responses/{response['id']}")).json() == response
 
 
 async def test_who_waits_for_a_replica_that_leaves_hears_that_it_is_gone(served: Served):

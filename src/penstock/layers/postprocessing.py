@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _STREAM, _JSON = b"text/event-stream", b"application/json"
 _DATA = b"data: "
 _ERRORS = (b'data: {"error"', b"event: error")
-_KEPT = "/v1/responses/resp_"
+_KEPT, _INPUT = "/v1/responses/resp_", "/input_items"
 """A stored response that is retrieved is the engine's original."""
 
 
@@ -132,7 +132,9 @@ class _Answer:
 
 def _is_answer(scope: Scope) -> bool:
     path: str = scope["path"]
-    return (scope["method"] == "POST" and path in PATHS) or path.startswith(_KEPT)
+    method: str = scope["method"]
+    kept = path.startswith(_KEPT) and method != "DELETE" and not path.endswith(_INPUT)
+    return (method == "POST" and path in PATHS) or kept
 
 
 def _answer(given: Any) -> Mapping[str, Any]:

@@ -289,8 +289,17 @@ CAPABILITIES: dict[str, Capability] = {
             exactly(f"{_RESPONSES}.create_responses", "request", "raw_request"),
             has(f"{_RESPONSES}.enable_store", f"{_RESPONSES}.response_store", f"{_RESPONSES}.msg_store"),
             has(f"{_RESPONSES}.event_store", f"{_RESPONSES}.use_harmony"),
+            has("entrypoints.openai.responses.protocol:ResponsesRequest"),
         ),
         on=("structure_errors",),
+    ),
+    "response_calls": Capability(
+        "stored responses can be neither deleted nor asked for their input; tokens of a response are not counted",
+        (
+            takes(f"{_RESPONSES}._render_resolved_response_inputs", "request", "prev_response"),
+            has(f"{_RESPONSES}._make_not_found_error", f"{_RESPONSES}.background_tasks"),
+        ),
+        on=("response_store",),
     ),
     "strict_tools": Capability(
         "the arguments of a forced tool call may not fit its schema, unless the tool is strict",

@@ -88,6 +88,12 @@ def _keep_responses(app: FastAPI, llm: AsyncLLM) -> None:
     keep_responses(app.state)
 
 
+def _add_calls(app: FastAPI, llm: AsyncLLM) -> None:
+    from penstock.engines.vllm.frontend.response_store import add_calls
+
+    add_calls(app)
+
+
 def _hold_arguments(app: FastAPI, llm: AsyncLLM) -> None:
     from penstock.engines.vllm.frontend.forced_tools import hold_arguments
 
@@ -109,6 +115,7 @@ def _take_prepared(app: FastAPI, llm: AsyncLLM) -> None:
 _CHANGES: dict[str, Callable[[FastAPI, Any], None]] = {
     "fast_stream": _stream,
     "response_store": _keep_responses,
+    "response_calls": _add_calls,
     "request_limits": _limit,
     "structure_errors": _tell_reasons,
     "strict_tools": _hold_arguments,

@@ -1,14 +1,21 @@
 """A bounded store for vLLM's Responses endpoint, with ids that name the replica.
 
 vLLM's own store is off unless an environment variable is set, and then grows without limit. Here it is on, as
-OpenAI's clients expect, and the oldest responses are evicted.
+OpenAI's clients expect, and the oldest responses are evicted. Importing this file imports vLLM.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from contextlib import suppress
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query
+from fastapi.responses import JSONResponse
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 
 from penstock.engines.vllm.frontend import structured_output
+from penstock.openai import response_items
 from penstock.openai.response_ids import new_id
 from penstock.request_context import current_replica
 
@@ -17,20 +24,60 @@ MOST_BYTES = 256 << 20
 """Of request bodies: most of a stored response is its conversation, images included."""
 
 
+_ITEMS = 100  # of one page, as OpenAI's
+
+
 def keep_responses(state: Any) -> None:
     """Installs the store in the Responses endpoint of vLLM's app, when the model has that endpoint."""
     serving = getattr(state, "openai_serving_responses", None)
-    if serving is not None:
-        BoundedStore(serving)
+    state.penstock_responses = BoundedStore(serving) if serving is not None else None
+
+
+def add_calls(app: FastAPI) -> None:
+    """Adds the calls of OpenAI's API that vLLM lacks: delete, list input items, count tokens."""
+    store: BoundedStore | None = app.state.penstock_responses
+    if store is None:
+        return
+
+    async def count_input_tokens(request: ResponsesRequest) -> JSONResponse:
+        found = await store.count(request)
+        if not isinstance(found, int):
+            return _error(found)
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": found})
+
+    async def delete_response(response_id: str) -> JSONResponse:
+        if (error := await store.delete(response_id)) is not None:
+            return _error(error)
+        return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+
+    async def list_input_items(
+        response_id: str,
+        after: str | None = None,
+        limit: Annotated[int, Query(ge=1, le=_ITEMS)] = 20,
+        order: response_items.Order = "desc",
+    ) -> JSONResponse:
+        found = store.input_items(response_id, after, limit, order)
+        return JSONResponse(found) if isinstance(found, dict) else _error(found)
+
+    app.post("/v1/responses/input_tokens")(count_input_tokens)
+    app.delete("/v1/responses/{response_id}")(delete_response)
+    app.get("/v1/responses/{response_id}/input_items")(list_input_items)
+
+
+def _error(found: Any) -> JSONResponse:
+    """vLLM's own error response."""
+    return JSONResponse(found.model_dump(mode="json", by_alias=True), status_code=found.error.code)
 
 
 class BoundedStore:
-    """Wraps one handler's `create_responses`."""
+    """Wraps one handler's `create_responses`. Errors are vLLM's `ErrorResponse`."""
 
     def __init__(self, serving: Any) -> None:
         self._serving = serving
         self._create = serving.create_responses
         self._sizes: dict[str, int] = {}
+        self._inputs: dict[str, tuple[str | None, list[response_items.Item]]] = {}
+        """Of each stored response: the response before it, and its own input items."""
         self._bytes = 0
         serving.enable_store = True
         serving.create_responses = self.create
@@ -40,11 +87,60 @@ class BoundedStore:
         if request.stream or request.background:
             # vLLM checks it only after the response has begun.
             structured_output.verify(self._serving, request)
-        self._recall(request)
         request.request_id = new_id(current_replica.get())
         if request.store:
+            sent = response_items.items(request.input, request.request_id)
+            self._inputs[request.request_id] = request.previous_response_id, sent
             self._make_room(request.request_id, _size(raw_request))
+        self._recall(request)
         return await self._create(request, raw_request)
+
+    async def delete(self, response_id: str) -> Any:
+        """Forgets a response, and ends it where it is under way. Returns the error when it is not stored."""
+        if response_id not in self._serving.response_store:
+            return self._serving._make_not_found_error(response_id)
+        if (task := self._serving.background_tasks.get(response_id)) is not None:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        self._forget(response_id)
+        return None
+
+    def input_items(
+        self, response_id: str, after: str | None, limit: int, order: response_items.Order
+    ) -> Any:
+        """A page of the items that a response was made from: earlier turns first, as far as they are stored.
+
+        Or the error when it is not stored, or `after` is no item of it.
+        """
+        if response_id not in self._serving.response_store:
+            return self._serving._make_not_found_error(response_id)
+        found = response_items.page(self._turns(response_id), after, limit, order)
+        if found is None:
+            return self._serving.create_error_response(
+                f"'{after}' is not the id of an input item of this response.", param="after"
+            )
+        return found
+
+    def _turns(self, response_id: str) -> list[response_items.Item]:
+        before, own = self._inputs.get(response_id, (None, []))
+        previous = self._serving.response_store.get(before)
+        if before is None or previous is None:
+            return own
+        return [*self._turns(before), *map(response_items.plain, previous.output), *own]
+
+    async def count(self, request: Any) -> Any:
+        """The number of tokens of a request's prompt, or the error that the request would get."""
+        serving = self._serving
+        if (error := await serving._check_model(request)) is not None:
+            return error
+        before = request.previous_response_id
+        previous = serving.response_store.get(before)
+        if before is not None and previous is None:
+            return serving._make_not_found_error(before)
+        self._recall(request)
+        found = await serving._render_resolved_response_inputs(request, previous)
+        return len(found.engine_input["prompt_token_ids"]) if hasattr(found, "engine_input") else found
 
     def _recall(self, request: Any) -> None:
         """Puts the previous response's tool calls before their results: vLLM passes on only its text."""
@@ -62,7 +158,8 @@ class BoundedStore:
             self._forget(next(iter(self._sizes)))
 
     def _forget(self, response_id: str) -> None:
-        self._bytes -= self._sizes.pop(response_id)
+        self._bytes -= self._sizes.pop(response_id, 0)
+        self._inputs.pop(response_id, None)
         for store in (self._serving.response_store, self._serving.msg_store, self._serving.event_store):
             store.pop(response_id, None)
 
