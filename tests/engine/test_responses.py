@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from importlib.util import find_spec
 from typing import Any
@@ -12,6 +13,9 @@ import pytest
 import pytest_asyncio
 from asking import CITIES, RESPONSES, ask, named_events, post
 from enginetest import MODEL_ID, Served
+
+from penstock.serve.gateway import routes
+from penstock.serve.gateway.description import openapi
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
@@ -188,6 +192,26 @@ async def test_tokens_are_counted_as_the_response_would_use_them(client: openai.
         await client.responses.input_tokens.count(**again | {"previous_response_id": "resp_0"})
     with pytest.raises(openai.NotFoundError):
         await client.responses.input_tokens.count(model="nothing", input=SUM)
+
+
+@pytest.mark.parity("X23")
+async def test_the_gateway_describes_what_vllm_says_of_itself(assistant: Served):
+    said = (await assistant.http.get("/openapi.json")).json()
+    endpoints = [
+        openapi.Endpoint(one.path, one.methods, one.handler is routes.Handler.ENGINE) for one in routes.ALL
+    ]
+    described = [openapi.Described("m", said)]
+    found = openapi.document(described, endpoints, root="", keyed=False, administered=False)
+    assert {"get", "delete"} == found["paths"]["/v1/responses/{response_id}"].keys()
+    assert {RESPONSES, "/v1/responses/input_tokens", "/v1/messages", "/v1/generate"} <= found["paths"].keys()
+    assert "/v1/load_lora_adapter" not in found["paths"]
+    chat = found["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]
+    name = chat["schema"]["$ref"].removeprefix("#/components/schemas/")
+    assert "messages" in found["components"]["schemas"][name]["properties"]
+    assert (
+        set(re.findall(r"#/components/schemas/([^'\"]+)", str(found)))
+        == found["components"]["schemas"].keys()
+    )
 
 
 async def test_one_in_the_background_is_ready_later(client: openai.AsyncOpenAI):
