@@ -294,7 +294,7 @@ CAPABILITIES: dict[str, Capability] = {
         on=("structure_errors",),
     ),
     "response_calls": Capability(
-        "stored responses can be neither deleted nor asked for their input; tokens of a response are not counted",
+        "stored responses can be neither deleted nor asked for their input, and tokens are not counted",
         (
             takes(f"{_RESPONSES}._render_resolved_response_inputs", "request", "prev_response"),
             has(f"{_RESPONSES}._make_not_found_error", f"{_RESPONSES}.background_tasks"),
