@@ -10,7 +10,7 @@ import asyncio
 import importlib
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from zlib import crc32
@@ -107,7 +107,7 @@ def router_config(model_id: str, given: Any, options: Mapping[str, Any]) -> Requ
     router = imported_router(given)
     kwargs = {**options.get("request_router_kwargs", {}), _MODEL: model_id}
     with _by_value(router.__module__):
-        serialized = cloudpickle.dumps(_publishing(router))
+        serialized = cloudpickle.dumps(_publishing(router))  # pyright: ignore[reportPrivateImportUsage]
     config = {**options, "request_router_class": _path(router), "request_router_kwargs": kwargs}
     return RequestRouterConfig.from_serialized_request_router_cls(config, serialized)
 
@@ -158,7 +158,7 @@ def _path(router: type[RequestRouter]) -> str:
 
 
 @contextmanager
-def _by_value(module: str) -> Iterator[None]:
+def _by_value(module: str) -> Generator[None]:
     """As Serve does: a class of the user's own script need not be importable where gateways run."""
     cloudpickle.register_pickle_by_value(sys.modules[module])
     try:

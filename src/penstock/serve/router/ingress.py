@@ -182,7 +182,8 @@ class OpenAiIngress:
         return self._forwarded(_PATHS["embeddings"], body)
 
     async def transcriptions(self, body: Any, request: Request) -> Response:
-        return Forwarded(self._gateway_app, _PATHS["transcriptions"], *multipart.encode(_fields(body)))
+        form = await multipart.encode(_fields(body))
+        return Forwarded(self._gateway_app, _PATHS["transcriptions"], *form)
 
     async def score(self, body: Any, request: Request) -> Response:
         return self._forwarded(_PATHS["score"], body)
