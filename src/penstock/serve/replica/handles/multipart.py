@@ -42,6 +42,8 @@ def content(file: object) -> tuple[str, bytes]:
 
     Raises: BadRequest for anything else.
     """
+    if isinstance(file, list) and len(file) == 1:  # FastAPI's form of a field that is a tuple
+        return content(file[0])
     if isinstance(file, tuple | list) and len(file) >= 2:
         name, inner = file[0], file[1]
         return str(name), content(inner)[1]
