@@ -217,7 +217,8 @@ def _pool(config: ProcessorConfig, wanted_calls: int) -> dict[str, Any]:
         "enable_true_multi_threading": True,
     }
     if _CALLS_OPTION in inspect.signature(ActorPoolStrategy).parameters:
-        return {"compute": ActorPoolStrategy(**pool, **{_CALLS_OPTION: calls})}
+        pool[_CALLS_OPTION] = calls
+        return {"compute": ActorPoolStrategy(**pool)}
     return {"compute": ActorPoolStrategy(**pool), "max_concurrency": calls}
 
 

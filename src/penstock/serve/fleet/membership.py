@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 from zlib import crc32
 
-from ray import cloudpickle
+import cloudpickle
 from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import (
