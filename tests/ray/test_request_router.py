@@ -19,7 +19,7 @@ from tests.ray.toy_routers import Broken, ByFirstWord
 from penstock.serve import LLMConfig, LLMServer, build_llm_deployment, build_openai_app
 from penstock.serve.request_router import PrefixCacheAffinityRouter
 
-pytestmark = pytest.mark.parity("S20", "S34")
+pytestmark = [pytest.mark.full, pytest.mark.parity("S20", "S34")]
 
 WORDS = ("one", "two", "three")
 
