@@ -329,18 +329,6 @@ def replica_ids(application: str) -> set[str]:
     }
 
 
-def test_standalone_yaml_runs_with_the_relative_paths_of_the_page(here, simulated, tmp_path):
-    """`serve run` of mission/3 in the folder of config.yaml, its three files as they stand."""
-    (tmp_path / "models").mkdir()
-    for name in ("models/qwen-0.5b.yaml", "models/qwen-1.5b.yaml"):
-        (tmp_path / name).write_text(block("yaml", f"# {name}"))
-    (tmp_path / "config.yaml").write_text(block("yaml", "models/qwen-1.5b.yaml", "applications:"))
-    serve_command("run", "--non-blocking", "config.yaml", cwd=tmp_path)
-    wait_until_running("llm_app")
-    assert greets(here.says(QWEN_05))
-    assert greets(here.says(QWEN_15))
-
-
 def test_inline_yaml_runs_and_a_standalone_one_deployed_beside_it_leaves_it_running(
     here, cluster, full, tmp_path
 ):
