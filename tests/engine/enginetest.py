@@ -41,8 +41,7 @@ def vllm_config(source: object = "demo", **engine_kwargs: object) -> LLMConfig:
 def vllm_config_with_small_cache(**engine_kwargs: object) -> LLMConfig:
     """vLLM keeps one block for itself."""
     size = {"kv_cache_memory_bytes": 1 << 26, "num_gpu_blocks_override": KV_BLOCKS + 1}
-    tools = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
-    return vllm_config(**size, **tools, **engine_kwargs)
+    return vllm_config(**size, **engine_kwargs)
 
 
 def sim_config(**engine_kwargs: object) -> LLMConfig:

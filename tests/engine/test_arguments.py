@@ -48,7 +48,7 @@ SENTENCES = [  # one for each kind of fault
     ({"kv_transfer_config": {"kv_connector": "X"}}, "kv_transfer_config: vLLM says: Please specify kv_role"),
     ({"model": "x"}, "model: is set by `model_loading_config.model_source`."),
     ({"port": 8000}, "port: is the gateway's"),
-    ({"ssl_keyfile": "k"}, "ssl_keyfile: is not supported"),
+    ({"ssl_keyfile": "k"}, "ssl_keyfile: is the gateway's: set `gateway.tls`"),
     (
         {"data_parallel_size": 2, "data_parallel_rank": 1},
         "data_parallel_rank: is set for each replica of a gang: give data_parallel_size alone",

@@ -112,8 +112,12 @@ async def test_usage_comes_last_in_a_stream_that_asks_for_it(under_test: Served)
 
 @pytest.mark.parity("S11")
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
-async def test_a_forced_call_has_an_object_that_fits_the_tools_schema(under_test: Served, choice: Any):
+async def test_a_forced_call_has_an_object_that_fits_the_tools_schema(
+    under_test: Served, choice: Any, request: pytest.FixtureRequest
+):
     """Clients parse the arguments as an object; the tool does not say `strict`."""
+    if request.node.callspec.params["under_test"] == "vllm":
+        pytest.skip("needs a tool parser, beside which vLLM's streams are not fast: see test_forced_tools")
     body = CHAT | {"tools": [WEATHER], "tool_choice": choice, "max_tokens": 120}
     whole = await ask(under_test, "/v1/chat/completions", **body)
     deltas = [
@@ -187,7 +191,8 @@ async def test_a_chat_counts_the_tokens_that_it_is_tokenized_to(under_test: Serv
 
 async def test_the_model_is_listed_with_its_window(under_test: Served):
     listed = (await under_test.http.get("/v1/models")).json()["data"]
-    assert [(card["id"], card["max_model_len"]) for card in listed] == [(MODEL_ID, WINDOW)]
+    assert (listed[0]["id"], listed[0]["max_model_len"]) == (MODEL_ID, WINDOW)
+    assert {card["id"] for card in listed[1:]} <= {ALIAS}  # some engines list their aliases, too
 
 
 async def test_metrics_carry_vllms_names_and_the_model(under_test: Served):

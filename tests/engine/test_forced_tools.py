@@ -6,13 +6,15 @@ So what comes back is an object that fits its schema because it is enforced, not
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 import anthropic
 import openai
 import pytest
+import pytest_asyncio
 from asking import CHAT, ask, calls, user
-from enginetest import MODEL_ID, Served
+from enginetest import MODEL_ID, Served, serve, vllm_config
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
 
@@ -33,9 +35,17 @@ class Weather(BaseModel):
     celsius: bool
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def caller() -> AsyncIterator[Served]:
+    """An engine of its own, with a parser of tools: beside one, streams of the shared engine are not fast."""
+    tools = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
+    async with serve(vllm_config(max_num_seqs=4, kv_cache_memory_bytes=1 << 26, **tools)) as served:
+        yield served
+
+
 @pytest.fixture(scope="module")
-def langchain(demo: Served) -> ChatOpenAI:
-    url = f"{demo.http.base_url}/v1/"
+def langchain(caller: Served) -> ChatOpenAI:
+    url = f"{caller.http.base_url}/v1/"
     return ChatOpenAI(model=MODEL_ID, base_url=url, api_key="any", max_retries=0, temperature=0)
 
 
@@ -53,8 +63,8 @@ async def test_langchain_gets_the_object_that_it_asks_for(langchain: ChatOpenAI)
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}])
-async def test_anthropics_client_gets_an_object(demo: Served, choice: Any):
-    client = anthropic.AsyncAnthropic(base_url=str(demo.http.base_url), api_key="any", max_retries=0)
+async def test_anthropics_client_gets_an_object(caller: Served, choice: Any):
+    client = anthropic.AsyncAnthropic(base_url=str(caller.http.base_url), api_key="any", max_retries=0)
     asked: Any = {
         "model": MODEL_ID,
         "max_tokens": 300,
@@ -70,8 +80,8 @@ async def test_anthropics_client_gets_an_object(demo: Served, choice: Any):
         assert message.content[-1].input["city"] in ("Rome", "Oslo")
 
 
-async def test_openais_client_gets_an_object_from_responses(demo: Served):
-    client = openai.AsyncOpenAI(base_url=f"{demo.http.base_url}/v1/", api_key="any", max_retries=0)
+async def test_openais_client_gets_an_object_from_responses(caller: Served):
+    client = openai.AsyncOpenAI(base_url=f"{caller.http.base_url}/v1/", api_key="any", max_retries=0)
     response = await client.responses.create(
         model=MODEL_ID,
         input=QUESTION,
@@ -98,10 +108,10 @@ UNENFORCED = {"type": "object", "properties": {"n": {"type": "integer", "multipl
     ids=["no parameters", "none needed", "not strict", "not enforceable"],
 )
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "now"}}])
-async def test_arguments_are_an_object_whatever_the_schema(demo: Served, more: Any, choice: Any):
+async def test_arguments_are_an_object_whatever_the_schema(caller: Served, more: Any, choice: Any):
     tools = [{"type": "function", "function": {"name": "now", **more}}]
     whole = await ask(
-        demo, CHAT, messages=user(QUESTION), tools=tools, tool_choice=choice, max_completion_tokens=400
+        caller, CHAT, messages=user(QUESTION), tools=tools, tool_choice=choice, max_completion_tokens=400
     )
     (name, arguments), *_ = calls(whole["choices"][0])
     assert name == "now"

@@ -130,7 +130,7 @@ async def test_many_small_fields_in_one_write_are_400(served: Served):
 
 async def test_requests_sent_ahead_are_answered_up_to_the_limit(served: Served):
     client = await Client.connect(await locked(served))
-    client.writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 10_000)
+    client.writer.write(b"GET /x HTTP/1.1\r\nhost: x\r\n\r\n" * 10_000)
     answers = await client.answers()
     assert set(answers) == {401}
     assert len(answers) == limits.PIPELINED + 1
@@ -138,8 +138,8 @@ async def test_requests_sent_ahead_are_answered_up_to_the_limit(served: Served):
 
 async def test_large_heads_sent_ahead_are_answered_each(served: Served):
     client = await Client.connect(await locked(served))
-    head = b"GET / HTTP/1.1\r\nhost: x\r\na: " + b"b" * 30_000 + b"\r\n\r\n"
-    client.writer.write(head * 5 + b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n")
+    head = b"GET /x HTTP/1.1\r\nhost: x\r\na: " + b"b" * 30_000 + b"\r\n\r\n"
+    client.writer.write(head * 5 + b"GET /x HTTP/1.1\r\nconnection: close\r\n\r\n")
     assert await client.answers() == [401] * 6
 
 
@@ -177,7 +177,7 @@ async def test_many_that_come_at_once_are_read_in_turns_and_all_answered(
     await locked(served, max_connections_per_address=30)
     clients = [await Client.connect(served) for _ in range(30)]
     for client in clients:
-        client.writer.write(b"GET / HTTP/1.1\r\n\r\nGET /health HTTP/1.1\r\nconnection: close\r\n\r\n")
+        client.writer.write(b"GET /x HTTP/1.1\r\n\r\nGET /health HTTP/1.1\r\nconnection: close\r\n\r\n")
     assert [await client.answers() for client in clients] == [[401, 503]] * 30
     await until(lambda: not served._gateway.connections.open)
     assert served._gateway.connections.waiting == 0

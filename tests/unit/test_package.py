@@ -44,7 +44,7 @@ def test_demo_model_is_a_folder_of_the_package() -> None:
 def test_libraries_whose_insides_are_used_are_held_to_the_versions_that_were_tried() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())]
-    for name in ("ray", "uvicorn", "vllm"):
+    for name in ("ray", "uvicorn"):  # vLLM's insides are compared when an engine starts: see capabilities
         found = [one for one in map(Requirement, wanted) if one.name == name]
         assert found
         assert all({each.operator for each in one.specifier} & {"==", "<", "~="} for one in found), name
