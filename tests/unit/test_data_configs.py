@@ -207,6 +207,7 @@ def test_what_a_builder_does_not_take_is_refused(config, kwargs, says):
         build_processor(config, builder_kwargs=kwargs)
 
 
+@pytest.mark.parity("D5")
 def test_sglangs_engine_gets_its_own_arguments_and_each_row_the_templates_variables():
     stage = ChatTemplateStageConfig(chat_template="/a.jinja", chat_template_kwargs={"thinking": False})
     config = SGLangEngineProcessorConfig(
