@@ -90,7 +90,11 @@ def test_every_query_of_the_dashboard_reads_a_series(client: OpenAI, port: int):
 
 def test_no_process_reports_its_use(service: Command):
     """Ray's in all processes that the command starts, vLLM's and the hub's in those of the engine."""
-    environments = [process.environ() for process in service.work().children(recursive=True)]
+    found = [process.environ() for process in service.work().children(recursive=True)]
+    environments = [
+        each for each in found if "PATH" in each
+    ]  # a process that names itself overwrites its own
+    assert len(environments) > 3
     assert {each.get("RAY_USAGE_STATS_ENABLED") for each in environments} == {"0"}
     cores = [each for each in environments if "VLLM_NO_USAGE_STATS" in each]
     assert cores

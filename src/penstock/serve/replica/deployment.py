@@ -93,10 +93,14 @@ def _with_options(config: LLMConfig, given: Mapping[str, Any]) -> tuple[LLMConfi
     """The config with options that a deployment was given, and those that no config may hold.
 
     All that follows from a config follows from these, too: placement, autoscaling, the gateway's limits.
+    Secrets of the config stay: options that were made of it (`get_serve_options`) have lost them.
     """
+    replaced = (given.get("ray_actor_options") or {}).get("runtime_env") or {}
+    _, secrets = without_secrets(runtime_env(config))
+    kept = {name: secrets[name] for name in secrets.keys() - replaced.get("env_vars", {}).keys()}
     raw = {name: value for name, value in given.items() if name.startswith("placement_group_")}
     merged = {**config.deployment_config, **{name: given[name] for name in given.keys() - raw.keys()}}
-    return config.model_copy(update={"deployment_config": merged}), raw
+    return config.model_copy(update={"deployment_config": merged}).with_secrets(kept), raw
 
 
 def membership_router(published: str, given: Any) -> Any:
