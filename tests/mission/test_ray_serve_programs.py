@@ -176,7 +176,7 @@ def test_autoscaling_options_reach_serve(client):
     )
     serve.run(build_openai_app({"llm_configs": [llm_config]}))
     deployments = serve.status().applications["default"].deployments
-    assert deployments["LLMServer:qwen-0.5b"].replica_states == {"RUNNING": 1}
+    assert deployments["LLMServer:qwen-0_5b"].replica_states == {"RUNNING": 1}
     assert deployments["LLMRouter"].replica_states == {"RUNNING": 2}
     assert greeted(client) == GREETING
 
@@ -213,7 +213,7 @@ def test_prefill_and_decode_are_two_deployments(client):
         "deployment_config": {"ray_actor_options": {"num_cpus": 0}},
     }
     serve.run(build_pd_openai_app({"prefill_config": config, "decode_config": config}))
-    assert {"LLMServer:qwen-0.5b", "Prefill:qwen-0.5b"} <= set(
+    assert {"LLMServer:qwen-0_5b", "Prefill:qwen-0_5b"} <= set(
         serve.status().applications["default"].deployments
     )
     assert greeted(client) == GREETING
