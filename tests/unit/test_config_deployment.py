@@ -121,11 +121,20 @@ RAYS = "ray.serve.llm.request_router:PrefixCacheAffinityRouter"
 @pytest.mark.parametrize("path", [OURS, OURS.replace("r.P", "r:P")])
 def test_our_prefix_router_is_the_policy_with_its_options(path):
     kwargs = {"imbalanced_threshold": 5, "do_eviction": True, "eviction_threshold_chars": 1000}
+    kwargs |= {"eviction_target_chars": 800, "eviction_interval_secs": 30}
     router = {"request_router_class": path, "request_router_kwargs": kwargs}
     card = ServedModel.of(deployed(request_router_config=router))
     assert card.routing_policy == "prefix_affinity"
-    assert card.policy_options == {"most_busier": 5, "least_match": 0.0, "most_chars": 1000}
+    cut = {"most_chars": 1000, "cut_to_chars": 800, "cut_every_s": 30}
+    assert card.policy_options == {"most_busier": 5, "least_match": 0.0, **cut}
     policy(card.routing_policy, card.policy_options)
+
+
+def test_a_cut_to_more_than_it_begins_at_is_refused():
+    kwargs = {"do_eviction": True, "eviction_threshold_chars": 1000, "eviction_target_chars": 1001}
+    router = {"request_router_class": OURS, "request_router_kwargs": kwargs}
+    (told,) = problems(request_router_config=router)
+    assert "eviction_target_chars, 1001, is more than eviction_threshold_chars, 1000" in told
 
 
 def test_a_router_of_rays_kind_is_asked_for_each_request():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.serve.fleet.replica import Replica
 from penstock.serve.routing.prefix_hashes import ENDS
-from penstock.serve.routing.prefix_index import PrefixIndex
+from penstock.serve.routing.prefix_index import Limit, PrefixIndex
 from penstock.transport.address import Address
 
 TOKENS = 1024  # of a prompt of 4 KB
@@ -43,6 +43,23 @@ def test_a_replica_keeps_no_more_than_its_cache_holds_and_forgets_the_least_rece
         memory.add(prompt(number), TOKENS, one, 0.0)
     assert [one in memory.holders(prompt(n)[-1]) for n in range(5)] == [True, False, True, True, True]
     assert memory.holders(prompt(0)[0]) == (one, two)
+
+
+def test_what_is_too_much_is_cut_to_what_was_asked_for_and_not_more_often():
+    one = replica("one")
+    memory = PrefixIndex(limit=Limit(most=5 * TOKENS, cut_to=3 * TOKENS, cut_every_s=30))
+
+    def remembered(*times: float) -> int:
+        """Whole prompts, after one was sent at each of these times."""
+        for now in times:
+            memory.add(prompt(round(now)), TOKENS, one, now)
+        return sum(memory.known(prompt(n)) == BLOCKS for n in range(60))
+
+    assert remembered(0, 1, 2, 3) == 4
+    assert remembered(4) == 2  # an answer goes with each: the third is beyond the limit
+    assert remembered(5, 6, 7, 8) == 6
+    assert remembered(33) == 7
+    assert remembered(34) == 2
 
 
 def test_the_end_of_a_prompt_is_forgotten_before_its_beginning():

@@ -41,9 +41,26 @@ class PrefixRouterOptions(StrictModel):
         default=400_000, gt=0, description="Characters of prompts to remember, of each replica."
     )
     eviction_target_chars: int | None = Field(
-        default=None, gt=0, description="Accepted: what is too much is forgotten at once, the oldest first."
+        default=None,
+        gt=0,
+        description="Characters that are left when more than `eviction_threshold_chars` were remembered; "
+        "without it, that threshold.",
     )
-    eviction_interval_secs: int | None = Field(default=None, gt=0, description="Accepted: as above.")
+    eviction_interval_secs: int | None = Field(
+        default=None,
+        gt=0,
+        description="Seconds from one such cut to the next; without it, as soon as there is too much.",
+    )
+
+    @model_validator(mode="after")
+    def _cuts(self) -> Self:
+        target, threshold = self.eviction_target_chars, self.eviction_threshold_chars
+        if target is not None and target > threshold:
+            raise ValueError(
+                f"eviction_target_chars, {target}, is more than eviction_threshold_chars, {threshold}; a "
+                "cut leaves at most as much as it begins at."
+            )
+        return self
 
 
 def router_class(given: Any) -> Any:
@@ -66,11 +83,17 @@ def is_ours(router: Any) -> bool:
 def prefix_options(given: Any) -> dict[str, Any]:
     """Arguments of the policy `prefix_affinity` for the options of our PrefixCacheAffinityRouter."""
     options = PrefixRouterOptions(**_fields(given).get("request_router_kwargs", {}))
-    found = {
+    found: dict[str, Any] = {
         "most_busier": options.imbalanced_threshold,
         "least_match": options.match_rate_threshold,
-        "most_chars": options.eviction_threshold_chars if options.do_eviction else None,
+        "most_chars": None,
     }
+    if options.do_eviction:
+        found |= {
+            "most_chars": options.eviction_threshold_chars,
+            "cut_to_chars": options.eviction_target_chars,
+            "cut_every_s": options.eviction_interval_secs or 0,
+        }
     return found if "request_router_kwargs" in _fields(given) else {}
 
 

@@ -17,7 +17,7 @@ from penstock.serve.routing.hash_ring import Ring
 from penstock.serve.routing.load_bounds import share, some, two
 from penstock.serve.routing.policy import Pick, RoutingRequest
 from penstock.serve.routing.prefix_hashes import BYTES_PER_TOKEN, ENDS
-from penstock.serve.routing.prefix_index import ENTRIES, EXPIRY_S, Holders, PrefixIndex
+from penstock.serve.routing.prefix_index import ENTRIES, EXPIRY_S, Holders, Limit, PrefixIndex
 
 SAVED = 4
 """Value of a cached prompt token, in tokens of queued work. More than one: recomputing it costs the whole
@@ -42,13 +42,20 @@ class PrefixAffinity:
         most_busier: float = math.inf,
         least_match: float = 0.0,
         most_chars: int | None = None,
+        cut_to_chars: int | None = None,
+        cut_every_s: float = 0.0,
     ) -> None:
         """most_busier: requests by which the replica with the prefix may be busier than an alternative one.
         least_match: share of the prompt's tokens below which a match does not count. most_chars: of prompts
-        to remember for each replica, besides the size of its cache.
+        to remember for each replica, besides the size of its cache; where there is more, at most once in
+        cut_every_s, it is cut to cut_to_chars, or to most_chars.
         """
-        most_tokens = None if most_chars is None else most_chars // BYTES_PER_TOKEN
-        self._index = PrefixIndex(entries, expiry_s, most_tokens)
+        limit = None
+        if most_chars is not None:
+            limit = Limit(
+                most_chars // BYTES_PER_TOKEN, (cut_to_chars or most_chars) // BYTES_PER_TOKEN, cut_every_s
+            )
+        self._index = PrefixIndex(entries, expiry_s, limit)
         self._most_busier = most_busier
         self._least_match = least_match
         self._ring = Ring()

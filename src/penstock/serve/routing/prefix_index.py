@@ -7,9 +7,11 @@ start: a replica that has a block has all blocks before it.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from penstock.serve.fleet.replica import Replica
 from penstock.serve.routing.prefix_hashes import BYTES_PER_TOKEN, ENDS
@@ -32,14 +34,28 @@ _UP_TO = (0, *(end // BYTES_PER_TOKEN for end in ENDS))
 Holders = tuple[Replica, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Of each replica, below the size of its cache. Units: tokens; s."""
+
+    most: int
+    cut_to: int
+    cut_every_s: float = 0.0
+
+
 class _Cache:
     """One replica's blocks with their tokens and when they were used, the least recently used first."""
 
-    __slots__ = ("blocks", "tokens")
+    __slots__ = ("blocks", "cut_at", "tokens")
 
     def __init__(self) -> None:
         self.blocks: OrderedDict[int, tuple[int, float]] = OrderedDict()
         self.tokens = 0
+        self.cut_at = -math.inf
+
+    def excess_over(self, limit: Limit, now: float) -> bool:
+        """Whether it must be cut now."""
+        return self.tokens > limit.most and now >= self.cut_at + limit.cut_every_s
 
     def forget(self) -> int:
         """The least recently used block."""
@@ -56,11 +72,10 @@ class PrefixIndex:
     """Blocks are known by their hash."""
 
     def __init__(
-        self, entries: int = ENTRIES, expiry_s: float = EXPIRY_S, most_tokens: int | None = None
+        self, entries: int = ENTRIES, expiry_s: float = EXPIRY_S, limit: Limit | None = None
     ) -> None:
-        """most_tokens: of each replica, besides the size of its cache."""
         self._most = entries
-        self._most_tokens = most_tokens
+        self._limit = limit
         self._expiry_s = expiry_s
         self._members: Sequence[Replica] = ()
         self._caches: dict[Replica, _Cache] = {}
@@ -97,8 +112,10 @@ class PrefixIndex:
         while cache.oldest() < now - self._expiry_s:
             self._forget(replica, cache)
         entries = max(_FEWEST, self._most // len(self._caches))
-        tokens = replica.kv_tokens or KV_TOKENS
-        self._shrink(replica, cache, min(tokens, self._most_tokens or tokens), entries)
+        self._shrink(replica, cache, replica.kv_tokens or KV_TOKENS, entries)
+        if self._limit is not None and cache.excess_over(self._limit, now):
+            cache.cut_at = now
+            self._shrink(replica, cache, self._limit.cut_to, entries)
 
     def _put(self, cache: _Cache, blocks: tuple[int, ...], tokens: int, replica: Replica, now: float) -> None:
         used, holders = cache.blocks, self._holders
