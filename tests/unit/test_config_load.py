@@ -85,6 +85,38 @@ def test_paths_count_from_the_working_directory_next(tmp_path, monkeypatch):
     assert ids(write(tmp_path, "there/config.yaml", "llm_configs: [models/a.yaml]\n")) == ["a"]
 
 
+SOURCES = """
+model_loading_config: {model_id: m, model_source: ./weights, tokenizer_source: org/hub-id}
+lora_config: {dynamic_lora_loading_path: ../loras, adapters: {one: ./one, two: s3://bucket/two}}
+"""
+
+
+@pytest.mark.parametrize("form", ["alone", "in a list"])
+def test_sources_count_from_the_folder_of_the_file_that_names_them(tmp_path, form):
+    file = write(tmp_path, "site/models/m.yaml", SOURCES)
+    if form == "in a list":
+        file = write(tmp_path, "site/config.yaml", "llm_configs: [models/m.yaml]\n")
+    (config,) = load_configs(file)
+    here = tmp_path / "site" / "models"
+    assert (config.model_source, config.model_loading_config.tokenizer_source) == (
+        str(here / "weights"),
+        "org/hub-id",
+    )
+    assert config.lora_config.dynamic_lora_loading_path == str(tmp_path / "site" / "loras")
+    assert config.lora_config.adapters == {"one": str(here / "one"), "two": "s3://bucket/two"}
+
+
+def test_a_source_that_is_only_in_the_working_directory_is_found_there(tmp_path, monkeypatch):
+    (tmp_path / "weights").mkdir()
+    monkeypatch.chdir(tmp_path)
+    (config,) = load_configs(write(tmp_path, "site/m.yaml", SOURCES))
+    assert config.model_source == "./weights"
+
+
+def test_a_source_in_a_program_stays_as_it_is():
+    assert LLMConfig(model_loading_config={"model_id": "./weights"}).model_source == "./weights"
+
+
 def test_several_applications_keep_their_own_models(tmp_path):
     text = """
 applications:

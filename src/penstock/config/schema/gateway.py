@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, SecretStr, ValidationInfo, field_validator, model_validator
 
+from penstock.config.schema.paths import from_file
 from penstock.config.schema.settings import Settings
 from penstock.config.schema.strict import RootConfig, StrictModel
 
@@ -71,8 +71,7 @@ class TlsConfig(StrictModel):
     @field_validator("cert", "key")
     @classmethod
     def _from_the_file(cls, path: str, info: ValidationInfo) -> str:
-        file = info.context[0].file if info.context else ""
-        return str((Path(file).parent if file else Path()).absolute() / Path(path).expanduser())
+        return from_file(path, info)
 
 
 class GatewayConfig(RootConfig):

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from penstock.config.messages.annotations import BRANCH
+from penstock.config.schema.paths import Source
 from penstock.config.schema.strict import StrictModel
 
 ADAPTER_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}$"
@@ -23,7 +24,7 @@ Nodes = Sequence[Mapping[str, float]]
 class ExtraFile(StrictModel):
     """A file or folder from elsewhere."""
 
-    bucket_uri: str = Field(min_length=1, description="Where it is: any source.")
+    bucket_uri: Source = Field(description="Where it is: any source.")
     destination_path: str = Field(
         min_length=1, description="Where it goes: a path within the model's folder, or an absolute one."
     )
@@ -32,7 +33,7 @@ class ExtraFile(StrictModel):
 class BucketSource(StrictModel):
     """A model from a mirror, with further files."""
 
-    bucket_uri: str = Field(min_length=1, description="Folder of the model: any source.")
+    bucket_uri: Source = Field(description="Folder of the model: any source.")
     extra_files: list[ExtraFile] = Field(default=[], description="What is fetched besides.")
 
     @property
@@ -47,8 +48,7 @@ def _source_kind(value: object) -> str:
 
 
 ModelSource = Annotated[
-    Annotated[str, Field(min_length=1), Tag(f"{BRANCH}text")]
-    | Annotated[BucketSource, Tag(f"{BRANCH}bucket")],
+    Annotated[Source, Tag(f"{BRANCH}text")] | Annotated[BucketSource, Tag(f"{BRANCH}bucket")],
     Discriminator(_source_kind),
 ]
 
@@ -60,7 +60,8 @@ class ModelLoadingConfig(StrictModel):
     model_source: ModelSource | None = Field(
         default=None,
         description="Hub id, local folder, `s3://`, `gs://` or any URL that fsspec knows; `demo` for the "
-        "model that ships with Penstock. Without it, the model_id. See docs/serve/sources.md.",
+        "model that ships with Penstock. `./` and `../` in a file count from its folder. Without it, the "
+        "model_id. See docs/serve/sources.md.",
     )
     tokenizer_source: ModelSource | None = Field(
         default=None, description="The same for the tokenizer, if it is not the model's own."
@@ -73,13 +74,12 @@ AdapterName = Annotated[str, Field(pattern=ADAPTER_NAME)]
 class LoraConfig(StrictModel):
     """Adapters that are loaded on demand: clients name one as `MODEL_ID:ADAPTER`."""
 
-    dynamic_lora_loading_path: str | None = Field(
+    dynamic_lora_loading_path: Source | None = Field(
         default=None,
-        min_length=1,
         description="Folder or URL (`s3://`, `gs://`, any that fsspec knows) with a folder for each adapter, "
         "named as the adapter.",
     )
-    adapters: dict[AdapterName, Annotated[str, Field(min_length=1)]] = Field(
+    adapters: dict[AdapterName, Source] = Field(
         default={}, description="Sources of further adapters by name: hub ids, folders, URLs."
     )
     pinned: list[AdapterName] = Field(

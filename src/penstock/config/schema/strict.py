@@ -63,9 +63,10 @@ class RootConfig(StrictModel):
 
         Raises: ConfigError with every fault, each with its location.
         """
+        location = location or Location()
         with translated(cls, location):
-            config = cls.model_validate(values)
-        config._location = location or Location()
+            config = cls.model_validate(values, context=(location, {}))
+        config._location = location
         return config
 
     def at(self, location: Location) -> Self:
