@@ -35,7 +35,8 @@ def failing(status: int):
 
     async def app(scope, receive, send):
         await receive()
-        await send({"type": "http.response.start", "status": status, "headers": []})
+        headers = [(b"retry-after", b"7")]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b'{"error": {"message": "it broke"}}'})
 
     return app
@@ -95,13 +96,28 @@ async def test_the_chain_goes_on_to_the_one_that_can(served: Served):
     assert (answer.status_code, answer.headers[HEADER]) == (200, "third")
 
 
-async def test_an_engine_that_fails_is_stood_in_for(served: Served):
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+async def test_an_engine_that_cannot_answer_is_stood_in_for(served: Served, status: int):
     await served.gateway(card("m", "other"), "other")
-    await served.app(failing(500))
+    await served.app(failing(status))
     await served.replica("other", reply="yes")
     async with served.http() as http:
         answer = await http.post("/v1/chat/completions", json=chat())
     assert (answer.status_code, answer.headers[HEADER]) == (200, "other")
+
+
+@pytest.mark.parametrize("chain", [("m",), ("other", "m")], ids=["alone", "last of a chain"])
+async def test_an_engines_own_429_is_the_answer_where_no_other_model_is_left(
+    served: Served, chain: tuple[str, ...]
+):
+    first, *rest = chain
+    await served.gateway(card(first, *rest), *rest)
+    for name in chain:
+        await served.app(failing(429), name)
+    async with served.http() as http:
+        answer = await http.post("/v1/chat/completions", json=chat() | {"model": first})
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "7")
+    assert answer.json() == {"error": {"message": "it broke"}}
 
 
 async def test_a_replica_killed_before_its_first_byte_is_stood_in_for(served: Served):

@@ -125,6 +125,7 @@ class Dispatch:
             patient = self._models[current].start_s is not None or not any(
                 map(self._table.ready, fallbacks[i:])
             )
+            reply.has_fallback = True
             try:
                 return await self._answer(current, request, reply, patient)
             except (Overloaded, Unavailable, relay.EngineFailed) as error:
@@ -132,6 +133,7 @@ class Dispatch:
                     raise
                 self._fall_back(model_id, other, request, reply, error)
             current = other
+        reply.has_fallback = False
         return await self._answer(current, request, reply)
 
     def _fall_back(

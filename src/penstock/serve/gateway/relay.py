@@ -19,6 +19,9 @@ _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 _MOST_HELD_BYTES = 1 << 20
 _LOGGED_BYTES = 2048
 
+_CANNOT_NOW = (429, 502, 503, 504)
+"""Of an engine that has a queue, a limit or a service of its own behind it."""
+
 _OWN_CODE = f'"code":"{OwnCodeFailed.code}"'.encode()
 """In the body of a 500 whose message is meant for clients."""
 
@@ -32,7 +35,9 @@ class ReplicaFailed(Exception):
 
 
 class EngineFailed(Error):
-    """The engine answered 500. The message is for clients, its cause for the log."""
+    """The engine answered 500, or that it cannot now and another model may. The message is for clients, its
+    cause for the log.
+    """
 
 
 async def ask(pool: Pool, head: bytes, body: RequestBody, reply: ClientResponse) -> None:
@@ -91,6 +96,8 @@ async def _pass_on(connection: ReplicaConnection, reply: ClientResponse) -> None
         raise ReplicaFailed(f"turned the request away ({retry.decode()})", worked=retry != link.UNTOUCHED)
     if head.status == 500 and _OWN_CODE not in piece:
         raise _internal(head, piece)
+    if reply.has_fallback and head.status in _CANNOT_NOW:
+        raise EngineFailed(f"The engine answered {head.status}.")
     await reply.start(head.status, to_client(head.headers))
     if reply.streaming:
         await _pass_events(connection, reply, piece)

@@ -39,6 +39,7 @@ class ClientResponse:
         "begun",
         "broken",
         "gaps",
+        "has_fallback",
         "status",
         "streaming",
         "timing",
@@ -58,6 +59,7 @@ class ClientResponse:
         self.begun: Callable[[], None] | None = None  # called once the first byte leaves
         self._request_id = (b"x-request-id", request_id.encode())
         self.answered_by = ""  # the id of another model than the one that was asked for
+        self.has_fallback = False  # another model can answer where this one says that it cannot now
         self.timing = timing
         self.gaps: Buckets | None = None  # counts times between a stream's pieces
         self.status: int | None = None
