@@ -8,13 +8,15 @@ client library's, which locks.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+import msgspec
+from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, generate_latest
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,39 @@ OVERHEAD = Latency(
 )
 # fmt: on
 
+LATENCIES = (REQUEST, FIRST_TOKEN, INTER_TOKEN, OVERHEAD)
+
+Key = tuple[str, tuple[tuple[str, str], ...]]
+"""A sample's name, and its labels."""
+
+
+class Figures(msgspec.Struct):
+    """What a gateway has counted, by the names of families: as another process can read it, and add it to its
+    own.
+
+    latencies: by model and route the count of each bucket, then the sum in seconds.
+    """
+
+    counters: dict[str, dict[Key, float]] = {}
+    gauges: dict[str, dict[Key, float]] = {}
+    latencies: dict[str, dict[tuple[str, str], list[float]]] = {}
+
+    def add(self, other: Figures) -> None:
+        """Counts those of `other`, too. A series began when the first of the two did."""
+        for mine, theirs in ((self.counters, other.counters), (self.gauges, other.gauges)):
+            for family, samples in theirs.items():
+                known = mine.setdefault(family, {})
+                for key, value in samples.items():
+                    if key[0].endswith("_created"):
+                        known[key] = min(known.get(key, value), value)
+                    else:
+                        known[key] = known.get(key, 0.0) + value
+        for family, histograms in other.latencies.items():
+            known = self.latencies.setdefault(family, {})
+            for key, numbers in histograms.items():
+                before = known.get(key, [0.0] * len(numbers))
+                known[key] = [mine + theirs for mine, theirs in zip(before, numbers, strict=True)]
+
 
 class Buckets:
     """One histogram's counts."""
@@ -70,10 +105,9 @@ class Buckets:
         self._counts[bisect_left(self._bounds, seconds)] += 1
         self._sum += seconds
 
-    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
-        """Cumulative, as Prometheus defines buckets."""
-        ends = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
-        family.add_metric(labels, list(zip(ends, accumulate(self._counts), strict=True)), self._sum)
+    def numbers(self) -> list[float]:
+        """The count of each bucket, and the sum of what was observed in seconds."""
+        return [*self._counts, self._sum]
 
 
 class RouteMetrics:
@@ -83,10 +117,11 @@ class RouteMetrics:
         self.model_id = model.model_id
         self.route = route
         self.ended = model.ended
-        self.request = Buckets(REQUEST)
-        self.first_token = Buckets(FIRST_TOKEN)
-        self.inter_token = Buckets(INTER_TOKEN)
-        self.overhead = Buckets(OVERHEAD)
+        self.histograms = {latency.name: Buckets(latency) for latency in LATENCIES}
+        self.request = self.histograms[REQUEST.name]
+        self.first_token = self.histograms[FIRST_TOKEN.name]
+        self.inter_token = self.histograms[INTER_TOKEN.name]
+        self.overhead = self.histograms[OVERHEAD.name]
 
 
 class ModelMetrics:
@@ -123,8 +158,7 @@ class GatewayMetrics:
     """One gateway's metrics, in a separate registry: a process may have several gateways."""
 
     def __init__(self) -> None:
-        registry = CollectorRegistry()
-        self._registry = registry
+        self._registry = registry = CollectorRegistry()
         self._models: dict[str, ModelMetrics] = {}
         self.requests = Counter(
             "penstock_requests",
@@ -178,7 +212,6 @@ class GatewayMetrics:
             ["reason"],
             registry=registry,
         )
-        registry.register(_Latencies(self._models))
 
     def model(self, model_id: str) -> ModelMetrics:
         """Counts of a model's requests; "" for those that name no served model."""
@@ -186,26 +219,61 @@ class GatewayMetrics:
             self._models[model_id] = ModelMetrics(self.requests, self.picks, model_id)
         return self._models[model_id]
 
-    def text(self) -> bytes:
-        """All metrics, in Prometheus' text format."""
-        return generate_latest(self._registry)
-
-
-class _Latencies(Collector):
-    """The histograms of all models and routes."""
-
-    def __init__(self, models: dict[str, ModelMetrics]) -> None:
-        self._models = models
-
-    def collect(self) -> Iterable[HistogramMetricFamily]:
+    def figures(self) -> Figures:
+        """What this gateway alone knows: all but what it sees of replicas, as every gateway does."""
+        found = Figures()
+        for family in self._registry.collect():
+            if family.name not in _OF_REPLICAS:
+                kind = found.gauges if family.type == "gauge" else found.counters
+                kind[family.name] = {_key(sample): sample.value for sample in family.samples}
         routes = [route for model in self._models.values() for route in model.routes.values()]
-        for latency, buckets in (
-            (REQUEST, [route.request for route in routes]),
-            (FIRST_TOKEN, [route.first_token for route in routes]),
-            (INTER_TOKEN, [route.inter_token for route in routes]),
-            (OVERHEAD, [route.overhead for route in routes]),
-        ):
-            family = HistogramMetricFamily(latency.name, latency.help, labels=["model", "route"])
-            for route, counted in zip(routes, buckets, strict=True):
-                counted.add_to(family, [route.model_id, route.route])
+        for latency in LATENCIES:
+            found.latencies[latency.name] = {
+                (route.model_id, route.route): route.histograms[latency.name].numbers() for route in routes
+            }
+        return found
+
+    def text(self, figures: Figures | None = None) -> bytes:
+        """All metrics, in Prometheus' text format. figures: this gateway's with those of others added."""
+        shown = CollectorRegistry()
+        shown.register(_Shown(self._registry, figures or self.figures()))
+        return generate_latest(shown)
+
+
+_OF_REPLICAS = {"penstock_ready_replicas", "penstock_adapters_loaded", "penstock_adapter_loads"}
+
+
+def _key(sample: Sample) -> Key:
+    return sample.name, tuple(sample.labels.items())
+
+
+class _Shown(Collector):
+    """The families of a registry, with the samples of `figures` where these have the family."""
+
+    def __init__(self, registry: CollectorRegistry, figures: Figures) -> None:
+        self._registry = registry
+        self._figures = figures
+
+    def describe(self) -> Iterable[Metric]:
+        """None: nothing else is in the registry."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        known = self._figures.counters | self._figures.gauges
+        for family in self._registry.collect():
+            if family.name in known:
+                family.samples = [
+                    Sample(name, dict(labels), value) for (name, labels), value in known[family.name].items()
+                ]
             yield family
+        for latency in LATENCIES:
+            yield _histograms(latency, self._figures.latencies.get(latency.name, {}))
+
+
+def _histograms(latency: Latency, found: Mapping[tuple[str, str], Sequence[float]]) -> HistogramMetricFamily:
+    """Cumulative, as Prometheus defines buckets."""
+    family = HistogramMetricFamily(latency.name, latency.help, labels=["model", "route"])
+    ends = [*(str(float(bound)) for bound in latency.bounds), "+Inf"]
+    for labels, (*counts, total) in found.items():
+        family.add_metric(labels, list(zip(ends, accumulate(counts), strict=True)), total)
+    return family

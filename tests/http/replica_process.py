@@ -13,17 +13,17 @@ import uvloop
 
 from penstock import lifeline
 
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
     ["openai", "penstock.engines.sim.engine", "penstock.layers.adapters", "penstock.serve.gateway.app"]
 )
 
 
 def start(model_id: str, options: dict[str, Any]) -> tuple[BaseProcess, Connection]:
     """The process, and where it tells its address as soon as it listens."""
-    hears, tells = _FORKS.Pipe(duplex=False)
+    hears, tells = FORKS.Pipe(duplex=False)
     told = (tells, os.getpid(), dict(os.environ), model_id, options)
-    process = _FORKS.Process(target=_run, args=told, daemon=True)
+    process = FORKS.Process(target=_run, args=told, daemon=True)
     process.start()
     tells.close()  # so that its end is heard
     return process, hears

@@ -10,11 +10,13 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock import errors, json_logs
 from penstock.asgi import ASGIApp, ClientGone, Receive, Scope, Send, lifespan
 from penstock.config import GatewayConfig
+from penstock.metrics import Figures
 from penstock.serve.fleet.links import ReplicaLinks
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway import admin, routes, stored_responses
@@ -29,6 +31,7 @@ from penstock.serve.gateway.request import ClientRequest
 from penstock.serve.gateway.response import ClientResponse
 from penstock.serve.gateway.routes import Handler, Route
 from penstock.serve.gateway.telemetry import timing
+from penstock.serve.gateway.telemetry.process_totals import ProcessTotals
 from penstock.serve.gateway.telemetry.tracing import tracing
 from penstock.serve.http import cors
 from penstock.serve.http.connection_limits import Connections
@@ -56,11 +59,13 @@ class Gateway:
         operate: Operate | None = None,
         wake: Callable[[str], Awaitable[None]] | None = None,
         routers: Mapping[str, RequestRouter] | None = None,
+        shared_figures: Path | None = None,
     ) -> None:
         """unreachable: called with a model's id when a replica on another node refuses TCP connections.
         operate: performs operations of `/admin`. wake: starts or wakes a model for which requests wait;
         returns when that is done, or where another component does it. routers: of models whose replicas
-        another component picks.
+        another component picks. shared_figures: a folder in which gateways of one port, each a process, add
+        up what they count.
 
         Raises: ConfigError when the default model is none of `models`, or a routing policy cannot be had.
         """
@@ -88,13 +93,14 @@ class Gateway:
         self._tracing: Tracing | None = None
         self._operate = operate
         self._http: ASGIApp = self._serve if config.cors is None else cors.allowing(config.cors, self._serve)
+        self._totals = ProcessTotals(shared_figures, self._figures) if shared_figures else None
         own = OwnAnswers(
             self._catalogue,
             table,
             self._listing,
             self._links,
             self._dispatch,
-            self.connections,
+            self._figures if self._totals is None else self._totals.total,
             EngineDocuments(table, self._links),
             config.api_key is not None,
             operate is not None and config.admin_key is not None,
@@ -120,12 +126,19 @@ class Gateway:
             json_logs.configure()
         self._tracing = await asyncio.to_thread(tracing)  # its imports, where there are any, take long
         self._table.watch(self._links.join, self._links.leave, self._dispatch.offer)
+        if self._totals is not None:
+            self._totals.join()
+
+    def _figures(self) -> Figures:
+        return self._dispatch.figures(self.connections)
 
     async def close(self) -> None:
         """Ends links and idle connections. Close the port before: it waits for open requests."""
         self._wake_ups.close()
         await self._listing.close()
         await self._links.close()
+        if self._totals is not None:
+            self._totals.close()
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
 

@@ -19,7 +19,7 @@ import msgspec
 
 from penstock.config.derive import names
 from penstock.errors import EngineDead, Error, Overloaded, Unavailable
-from penstock.metrics import GatewayMetrics, ModelMetrics
+from penstock.metrics import Figures, GatewayMetrics, ModelMetrics
 from penstock.serve.fleet.links import ReplicaLinks
 from penstock.serve.fleet.replica import Replica, Tried
 from penstock.serve.fleet.table import Table
@@ -219,8 +219,12 @@ class Dispatch:
         """Metrics of a model's requests; "" for requests that name no known model."""
         return self._metrics.model(model_id)
 
-    def metrics_text(self, connections: Connections) -> bytes:
-        """The gateway's metrics in Prometheus' text format."""
+    def metrics_text(self, figures: Figures) -> bytes:
+        """The gateway's metrics in Prometheus' text format. figures: this gateway's, or those of several."""
+        return self._metrics.text(figures)
+
+    def figures(self, connections: Connections) -> Figures:
+        """What this gateway has counted until now, and has open."""
         self._metrics.connections.labels("waiting").set(connections.waiting)
         self._metrics.connections.labels("active").set(connections.open - connections.waiting)
         for reason, count in connections.counts.items():
@@ -237,7 +241,7 @@ class Dispatch:
                 self._metrics.fallbacks.labels(model_id, other)
             if self._models[model_id].adapter_slots:
                 self._count_adapters(model_id)
-        return self._metrics.text()
+        return self._metrics.figures()
 
     def _count_adapters(self, model_id: str) -> None:
         holders = self._table.candidates(model_id).holders

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
 
 from penstock import __version__
 from penstock.config.derive.prefill import prefill_name
+from penstock.metrics import Figures
 from penstock.serve.fleet.links import ReplicaLinks
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway.adapter_listing import Listing
@@ -20,7 +22,6 @@ from penstock.serve.gateway.request import ClientRequest
 from penstock.serve.gateway.response import ClientResponse
 from penstock.serve.gateway.routes import ALL, Handler, Route
 from penstock.serve.gateway.telemetry import engine_metrics
-from penstock.serve.http.connection_limits import Connections
 
 JSON = [(b"content-type", b"application/json")]
 _TEXT = [(b"content-type", b"text/plain; charset=utf-8")]
@@ -48,7 +49,7 @@ class OwnAnswers:
     _listing: Listing
     _links: ReplicaLinks
     _dispatch: Dispatch
-    _connections: Connections
+    _figures: Callable[[], Figures]
     _documents: EngineDocuments
     _keyed: bool
     _administered: bool
@@ -125,4 +126,4 @@ class OwnAnswers:
         shown |= {prefill_name(model_id) for model_id in shown}
         replicas = [r for r in self._table if r.model_id in shown and r.state in ("ready", "draining")]
         engine_series = await engine_metrics.scrape(replicas, self._links)
-        await reply.whole(200, _PROMETHEUS, self._dispatch.metrics_text(self._connections) + engine_series)
+        await reply.whole(200, _PROMETHEUS, self._dispatch.metrics_text(self._figures()) + engine_series)

@@ -10,6 +10,7 @@ import functools
 import gc
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -25,6 +26,7 @@ from penstock.serve.fleet import membership
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway.app import Gateway
 from penstock.serve.gateway.catalogue import ServedModel
+from penstock.serve.gateway.telemetry import process_totals
 from penstock.serve.http.port_sharing import PortGroup
 from penstock.serve.http.serve_proxy import behind_haproxy, behind_serve
 from penstock.serve.http.server import Port, serve_on
@@ -47,6 +49,13 @@ _HAPROXY = f"Requests come through Ray Serve's HAProxy. The fastest form is {_OW
 def _port_group(size: int) -> PortGroup:
     """The same in all gateways of one application, also after an update of it."""
     return PortGroup(f"{ray.get_runtime_context().gcs_address}/{serve.get_replica_context().app_name}", size)
+
+
+def _shared_figures(size: int) -> Path | None:
+    """The folder of all gateways of one application on this node, where there are several."""
+    context = ray.get_runtime_context()
+    node = process_totals.folder_of(context.get_node_id(), serve.get_replica_context().app_name)
+    return node if size > 1 else None
 
 
 class LLMRouter:
@@ -88,6 +97,7 @@ class LLMRouter:
                 for card in cards
                 if card.routing_policy == SERVE_ROUTER
             },
+            shared_figures=_shared_figures(gateway.processes),
         )
         await self.gateway.start()
         routes = control.routes.remote if control is not None else no_routes
