@@ -12,7 +12,8 @@ import pytest
 from certificates import Pair, write_pair
 from served import Served, chat, until
 
-from penstock.errors import ConfigError
+from penstock.cli.client.service import Service
+from penstock.errors import ConfigError, Unavailable
 from penstock.serve.http import limits
 from penstock.serve.http.tls import Certificate
 
@@ -58,6 +59,16 @@ async def test_openais_client_asks_over_https_and_checks_the_certificate(served:
     async with httpx.AsyncClient() as http:
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
             await http.get(f"{served.url}/health")
+
+
+async def test_our_commands_say_whose_certificate_they_do_not_accept(
+    served: Served, pair: Pair, monkeypatch: pytest.MonkeyPatch
+):
+    await served.gateway("m", tls=pair.config)
+    with pytest.raises(Unavailable, match=r"is not accepted: self.signed certificate.* SSL_CERT_FILE"):
+        await asyncio.to_thread(Service(served.url).json, "GET", "/v1/models")
+    monkeypatch.setenv("SSL_CERT_FILE", str(pair.cert))
+    assert (await asyncio.to_thread(Service(served.url).json, "GET", "/v1/models"))["object"] == "list"
 
 
 async def test_a_large_body_and_a_large_answer_arrive_whole(served: Served, pair: Pair):

@@ -64,6 +64,12 @@ class Service:
             data = None if body is None else json.dumps(body)
             connection.request(method, self._path + path, data, self._headers)
             return connection.getresponse()
+        except ssl.SSLCertVerificationError as error:
+            connection.close()
+            raise Unavailable(
+                f"The certificate of {self.url} is not accepted: {error.verify_message}. Name the file of "
+                "its authority in SSL_CERT_FILE, or the service by a name that the certificate has."
+            ) from error
         except (OSError, HTTPException) as error:
             connection.close()
             raise Unavailable(
