@@ -63,7 +63,7 @@ Key = tuple[str, tuple[tuple[str, str], ...]]
 """A sample's name, and its labels."""
 
 
-class Figures(msgspec.Struct):
+class GatewayFigures(msgspec.Struct):
     """What a gateway has counted, by the names of families: as another process can read it, and add it to its
     own.
 
@@ -74,7 +74,7 @@ class Figures(msgspec.Struct):
     gauges: dict[str, dict[Key, float]] = {}
     latencies: dict[str, dict[tuple[str, str], list[float]]] = {}
 
-    def add(self, other: Figures) -> None:
+    def add(self, other: GatewayFigures) -> None:
         """Counts those of `other`, too. A series began when the first of the two did."""
         for mine, theirs in ((self.counters, other.counters), (self.gauges, other.gauges)):
             for family, samples in theirs.items():
@@ -219,9 +219,9 @@ class GatewayMetrics:
             self._models[model_id] = ModelMetrics(self.requests, self.picks, model_id)
         return self._models[model_id]
 
-    def figures(self) -> Figures:
+    def figures(self) -> GatewayFigures:
         """What this gateway alone knows: all but what it sees of replicas, as every gateway does."""
-        found = Figures()
+        found = GatewayFigures()
         for family in self._registry.collect():
             if family.name not in _OF_REPLICAS:
                 kind = found.gauges if family.type == "gauge" else found.counters
@@ -233,7 +233,7 @@ class GatewayMetrics:
             }
         return found
 
-    def text(self, figures: Figures | None = None) -> bytes:
+    def text(self, figures: GatewayFigures | None = None) -> bytes:
         """All metrics, in Prometheus' text format. figures: this gateway's with those of others added."""
         shown = CollectorRegistry()
         shown.register(_Shown(self._registry, figures or self.figures()))
@@ -250,7 +250,7 @@ def _key(sample: Sample) -> Key:
 class _Shown(Collector):
     """The families of a registry, with the samples of `figures` where these have the family."""
 
-    def __init__(self, registry: CollectorRegistry, figures: Figures) -> None:
+    def __init__(self, registry: CollectorRegistry, figures: GatewayFigures) -> None:
         self._registry = registry
         self._figures = figures
 

@@ -8,22 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from penstock.metrics import REQUEST, Figures
+from penstock.metrics import REQUEST, GatewayFigures
 from penstock.serve.gateway.telemetry.process_totals import ProcessTotals
 
 MODEL = (("model", "m"),)
 ROUTE = ("m", "/v1/completions")
 
 
-def figures(requests: float, since: float, open_now: float = 1.0) -> Figures:
-    return Figures(
+def figures(requests: float, since: float, open_now: float = 1.0) -> GatewayFigures:
+    return GatewayFigures(
         counters={"requests": {("requests_total", MODEL): requests, ("requests_created", MODEL): since}},
         gauges={"open": {("open", MODEL): open_now}},
         latencies={REQUEST.name: {ROUTE: [requests, 0.0, 0.5]}},
     )
 
 
-def joined(folder: Path, found: Figures) -> ProcessTotals:
+def joined(folder: Path, found: GatewayFigures) -> ProcessTotals:
     totals = ProcessTotals(folder, lambda: deepcopy(found))
     totals.join()
     return totals

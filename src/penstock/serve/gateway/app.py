@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import errors, json_logs
 from penstock.asgi import ASGIApp, ClientGone, Receive, Scope, Send, lifespan
 from penstock.config import GatewayConfig
-from penstock.metrics import Figures
+from penstock.metrics import GatewayFigures
 from penstock.serve.fleet.links import ReplicaLinks
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway import admin, routes, stored_responses
@@ -129,7 +129,7 @@ class Gateway:
         if self._totals is not None:
             self._totals.join()
 
-    def _figures(self) -> Figures:
+    def _figures(self) -> GatewayFigures:
         return self._dispatch.figures(self.connections)
 
     async def close(self) -> None:

@@ -19,7 +19,7 @@ import msgspec
 
 from penstock.config.derive import names
 from penstock.errors import EngineDead, Error, Overloaded, Unavailable
-from penstock.metrics import Figures, GatewayMetrics, ModelMetrics
+from penstock.metrics import GatewayFigures, GatewayMetrics, ModelMetrics
 from penstock.serve.fleet.links import ReplicaLinks
 from penstock.serve.fleet.replica import Replica, Tried
 from penstock.serve.fleet.table import Table
@@ -219,11 +219,11 @@ class Dispatch:
         """Metrics of a model's requests; "" for requests that name no known model."""
         return self._metrics.model(model_id)
 
-    def metrics_text(self, figures: Figures) -> bytes:
+    def metrics_text(self, figures: GatewayFigures) -> bytes:
         """The gateway's metrics in Prometheus' text format. figures: this gateway's, or those of several."""
         return self._metrics.text(figures)
 
-    def figures(self, connections: Connections) -> Figures:
+    def figures(self, connections: Connections) -> GatewayFigures:
         """What this gateway has counted until now, and has open."""
         self._metrics.connections.labels("waiting").set(connections.waiting)
         self._metrics.connections.labels("active").set(connections.open - connections.waiting)

@@ -10,7 +10,7 @@ import msgspec
 
 from penstock import __version__
 from penstock.config.derive.prefill import prefill_name
-from penstock.metrics import Figures
+from penstock.metrics import GatewayFigures
 from penstock.serve.fleet.links import ReplicaLinks
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway.adapter_listing import Listing
@@ -49,7 +49,7 @@ class OwnAnswers:
     _listing: Listing
     _links: ReplicaLinks
     _dispatch: Dispatch
-    _figures: Callable[[], Figures]
+    _figures: Callable[[], GatewayFigures]
     _documents: EngineDocuments
     _keyed: bool
     _administered: bool

@@ -21,13 +21,13 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.metrics import Figures
+from penstock.metrics import GatewayFigures
 
 log = logging.getLogger(__name__)
 
 _WRITE_S = 1.0  # the most that a process which is killed can have counted and not written
 
-_decode = msgspec.msgpack.Decoder(Figures).decode
+_decode = msgspec.msgpack.Decoder(GatewayFigures).decode
 
 
 def folder_of(*names: str) -> Path:
@@ -39,11 +39,11 @@ def folder_of(*names: str) -> Path:
 class ProcessTotals:
     """This process among the others of `folder`, from `join` until `close`."""
 
-    def __init__(self, folder: Path, figures: Callable[[], Figures]) -> None:
+    def __init__(self, folder: Path, figures: Callable[[], GatewayFigures]) -> None:
         """figures: of this process, now."""
         self._folder = folder
         self._figures = figures
-        self._before = Figures()
+        self._before = GatewayFigures()
         self._written = b""
         self._lock: int | None = None
         self._slot = 0
@@ -64,7 +64,7 @@ class ProcessTotals:
         self._before = self._of_ended(self._read(self._slot))
         self._writing = asyncio.create_task(self._write_often())
 
-    def total(self) -> Figures:
+    def total(self) -> GatewayFigures:
         """Of all processes; of those that have ended, without what they had open."""
         if self._lock is None:
             return self._figures()
@@ -97,7 +97,7 @@ class ProcessTotals:
             await asyncio.sleep(_WRITE_S)
             self._write()
 
-    def _write(self) -> Figures:
+    def _write(self) -> GatewayFigures:
         """Returns what it wrote. A disk that is full costs the others this process' latest figures only."""
         found = self._figures()
         found.add(self._before)
@@ -112,12 +112,12 @@ class ProcessTotals:
                 log.info("other gateways do not see the latest figures of this one: %s", error)
         return found
 
-    def _of_others(self, slot: int) -> Figures:
+    def _of_others(self, slot: int) -> GatewayFigures:
         found = self._read(slot)
         return self._of_ended(found) if self._has_ended(slot) else found
 
-    def _of_ended(self, figures: Figures) -> Figures:
-        return Figures(counters=figures.counters, latencies=figures.latencies)
+    def _of_ended(self, figures: GatewayFigures) -> GatewayFigures:
+        return GatewayFigures(counters=figures.counters, latencies=figures.latencies)
 
     def _has_ended(self, slot: int) -> bool:
         lock = self._locked(slot, fcntl.LOCK_SH)  # two processes that look do not see each other
@@ -140,10 +140,10 @@ class ProcessTotals:
         os.close(descriptor)
         return None
 
-    def _read(self, slot: int) -> Figures:
+    def _read(self, slot: int) -> GatewayFigures:
         with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
             return _decode(self._file(slot, "figures").read_bytes())
-        return Figures()
+        return GatewayFigures()
 
     def _slots(self) -> Iterator[int]:
         return (int(file.stem) for file in self._folder.glob("*.lock"))
