@@ -39,8 +39,8 @@ class Guard:
         self._refusal: Unavailable | None = None
         self._open_by_gateway: Counter[bytes] = Counter()
         self._multiplexers: dict[bytes, StreamSender] = {}
-        self.links = StatusLinks(source, self._open_elsewhere)
         self.open: set[asyncio.Task[object]] = set()
+        self.links = StatusLinks(source, self._open_elsewhere, self.open)
 
     def refuse(self, why: Unavailable) -> None:
         """New requests are answered 503, marked for another replica."""
@@ -93,6 +93,7 @@ class Guard:
         assert task is not None
         self.open.add(task)
         self._open_by_gateway[gateway] += 1
+        self.links.request_began()
         try:
             await self._app(scope, receive, response.send)
         except asyncio.CancelledError:

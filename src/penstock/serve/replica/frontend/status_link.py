@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,7 +19,7 @@ class AdapterNames(Protocol):
     """The adapters of a replica."""
 
     def loaded(self) -> Iterable[str]:
-        """Those in the engine. Cheap: called ten times a second."""
+        """Those in the engine. Cheap: called ten times a second while there is work."""
         ...
 
     async def listed(self) -> Sequence[str]:
@@ -43,20 +43,30 @@ class StatusSource:
 
 
 class StatusLinks:
-    """The links to all gateways."""
+    """The links to all gateways. An idle replica is woken by its first request, and by beats alone."""
 
-    def __init__(self, source: StatusSource, elsewhere: Callable[[bytes], int]) -> None:
-        """elsewhere: open requests from other gateways than the given one."""
+    def __init__(
+        self, source: StatusSource, elsewhere: Callable[[bytes], int], open_requests: Collection[object]
+    ) -> None:
+        """elsewhere: open requests from other gateways than the given one. open_requests: all of them."""
         self._source = source
         self._elsewhere = elsewhere
+        self._open_requests = open_requests
+        self._resting = False  # whether a link waits for its next beat: there was nothing to do
         self._draining = False
         self._ended = False
         self._changed = asyncio.Event()  # set, and replaced, when there is something to report at once
 
     def notify(self) -> None:
-        """Reports changes now, instead of within `COALESCE_S`."""
+        """Reports changes now, instead of within `COALESCE_S`, or `BEAT_S` of an idle replica."""
+        self._resting = False
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def request_began(self) -> None:
+        """Called for each, after it is in `open_requests`: while there are some, load is looked at often."""
+        if self._resting:
+            self.notify()
 
     def drain(self) -> None:
         """Gateways send no new requests from now on."""
@@ -95,8 +105,11 @@ class StatusLinks:
             if report != last_report or time.monotonic() >= beat_due:
                 await _send_line(send, report)
                 last_report, beat_due = report, time.monotonic() + link.BEAT_S
+            wait_s = link.COALESCE_S
+            if not (report.running or report.waiting or self._open_requests):
+                self._resting, wait_s = True, beat_due - time.monotonic()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), link.COALESCE_S)
+                await asyncio.wait_for(changed.wait(), wait_s)
 
     def _report(self, gateway: bytes) -> link.LoadReport:
         load = self._source.load()
