@@ -22,6 +22,7 @@ from penstock.serve.http.tls import Certificate, TlsListener
 from penstock.transport.address import KEEP_ALIVE_S
 
 _BACKLOG = 512
+_DATE_S = 1.0  # the `Date` of responses is in whole seconds
 _POLL_S = 0.05
 _SWEEP_S = 1.0
 
@@ -32,6 +33,18 @@ class _Uvicorn(uvicorn.Server):
     def __init__(self, config: Config, certificate: Certificate | None) -> None:
         super().__init__(config)
         self._certificate = certificate
+        self._ending = asyncio.Event()
+
+    def end(self) -> None:
+        """`serve` returns once open requests have ended, or the config's time for them is over."""
+        self.should_exit = True
+        self._ending.set()
+
+    async def main_loop(self) -> None:
+        """uvicorn's own looks ten times a second whether to end."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), _DATE_S)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         if self._certificate is None:
@@ -131,7 +144,7 @@ class Port:
         self._config.draining = True
         await self._linger(linger_s, deadline)
         self._config.timeout_graceful_shutdown = cast(int, max(0.0, deadline - time.monotonic()))
-        self._server.should_exit = True
+        self._server.end()
         await self._task
         if self._sweeps is not None:
             self._sweeps.cancel()

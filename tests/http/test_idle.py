@@ -1,11 +1,13 @@
-"""What a replica's link costs while there is nothing to do, and that the first request ends its rest."""
+"""How often an idle replica and an idle port wake, and that the first request ends a replica's rest."""
 
 import asyncio
 
 import pytest
+import uvicorn
 from served import Served, chat, until
 
 from penstock.engine import Load
+from penstock.serve.http.server import serve_on
 from penstock.transport import link
 
 
@@ -62,3 +64,17 @@ async def test_the_first_request_after_a_rest_is_reported_before_the_next_beat(
             await asyncio.gather(*asked)
             await until(lambda: replica.reported == 0)
             looks.done.clear()
+
+
+async def test_an_idle_port_wakes_once_a_second(monkeypatch: pytest.MonkeyPatch):
+    ticks, on_tick = [], uvicorn.Server.on_tick
+
+    async def counted(server: uvicorn.Server, counter: int) -> bool:
+        ticks.append(counter)
+        return await on_tick(server, counter)
+
+    monkeypatch.setattr(uvicorn.Server, "on_tick", counted)
+    port = await serve_on(Looks(), "127.0.0.1", 0)
+    await asyncio.sleep(0.7)
+    assert len(ticks) == 1
+    await port.close(grace_s=0.2)
