@@ -32,7 +32,7 @@ from penstock.serve.openai_api_models import ErrorResponse, RerankRequest
 
 pytestmark = [pytest.mark.full, pytest.mark.parity("S11", "S12", "X8")]
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "endpoints.md"
+PAGE = Path(__file__).parents[2] / "docs" / "serve" / "embeddings.md"
 APPLICATION = "pooling"
 TASKS = {"task_instructions": {"search_query": "tell me about ", "search_document": ""}}
 MODELS = {"embedder", "reranker", "classifier"}
@@ -158,8 +158,7 @@ def test_the_wrong_endpoint_is_404_and_names_the_right_ones(
 
 
 def test_the_pages_lines_are_answered(url: str) -> None:
-    section = PAGE.read_text().split("\n## Embeddings, score, ")[1].split("\n## ")[0]
-    (lines,) = re.findall(r"(?s)```bash\n(.*?)```", section)
+    lines, *_ = re.findall(r"(?s)```bash\n(.*?)```", PAGE.read_text())
     ask = f'ask() {{ curl -sf "{url}$1" -H "Content-Type: application/json" -d "$2" && echo; }}'
     done = subprocess.run(["bash", "-ec", f"{ask}\n{lines}"], stdout=subprocess.PIPE, check=True, timeout=60)
     answers = [json.loads(line) for line in done.stdout.splitlines()]
