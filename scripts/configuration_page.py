@@ -21,6 +21,7 @@ from penstock.config.messages.type_names import describe
 from penstock.config.schema import (
     deployment,
     gateway,
+    jobs,
     model,
     prefill,
     processing,
@@ -117,6 +118,7 @@ _SECTIONS: Sequence[tuple[str, type[BaseModel]]] = (
     ("gateway.cors", gateway.CorsConfig),
     ("gateway.tls", gateway.TlsConfig),
     ("Models and gateway: `LLMServingArgs`", serving_args.LLMServingArgs),
+    ("jobs", jobs.JobsConfig),
     ("ingress_cls_config", serving_args.IngressClsConfig),
     ("An entry of `applications:`", load.ServeApplication),
     ("The environment", Settings),

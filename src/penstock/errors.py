@@ -18,6 +18,7 @@ Error
 │   ├── EngineDead        503  the engine behind this replica is gone
 │   └── DownloadFailed    503  files of a model or adapter could not be fetched
 ├── DeadlineExceeded      504  the request's own time limit passed
+├── StorageFull           507  no room for the file
 ├── OwnCodeFailed         500  what the operator wrote around a model failed: a hook, an endpoint
 ├── ConfigError           what a user wrote in a config, every fault of it at once
 └── EngineStartFailed     the engine could not start; says the engine's own reason
@@ -160,6 +161,14 @@ class DeadlineExceeded(Error):
     status = 504
     type = "server_error"
     code = "deadline_exceeded"
+
+
+class StorageFull(Error):
+    """Storage has no room for the file; what was accepted before is kept."""
+
+    status = 507
+    type = "server_error"
+    code = "storage_full"
 
 
 class OwnCodeFailed(Error):

@@ -175,10 +175,8 @@ class Served:
 
     async def gateway(self, *cards: ServedModel | str, **config: Any) -> Gateway:
         models = [ServedModel(card, created=1) if isinstance(card, str) else card for card in cards]
-        unreachable, operate = config.pop("unreachable", None), config.pop("operate", None)
-        gateway = Gateway(
-            GatewayConfig(**config), models, self.table, unreachable=unreachable, operate=operate
-        )
+        own = {name: config.pop(name, None) for name in ("unreachable", "operate", "jobs")}
+        gateway = Gateway(GatewayConfig(**config), models, self.table, **own)
         self._gateway = gateway
         await gateway.start()
         self._stops.append(gateway.close)

@@ -16,7 +16,9 @@ ROOT = Path(penstock.__file__).parent
 HOUSES: dict[str, list[set[str]]] = {
     "penstock": [
         {"cli"},
-        {"bench", "serve", "data", "kuberay"},
+        {"bench", "serve", "kuberay"},
+        {"jobs"},
+        {"data"},
         {"layers"},
         {"hooks", "transport", "engines"},
         {"asgi_client", "sources"},
@@ -30,7 +32,7 @@ HOUSES: dict[str, list[set[str]]] = {
         {"builders"},
         {"deployments"},
         {"router"},
-        {"replica"},
+        {"replica", "jobs"},
         {"gateway"},
         {"routing"},
         {"fleet"},
@@ -58,7 +60,9 @@ HOUSES: dict[str, list[set[str]]] = {
 }
 # A room that knows nothing of these.
 APART = {
-    "bench": {"layers", "transport", "engines", "engine", "sources", "config"},
+    "serve": {"data"},
+    "kuberay": {"jobs", "data"},
+    "bench": {"layers", "transport", "engines", "engine", "sources", "config", "jobs", "data"},
 }
 # Foreign packages, and the only places that may import them.
 EDGES = {

@@ -67,7 +67,7 @@ def build_openai_app(llm_serving_args: Mapping[str, Any] | LLMServingArgs) -> Ap
         router = LLMRouter.as_deployment(serving.ingress_deployment_config)
     else:
         router = own.as_deployment(serving.ingress_deployment_config, **ingress.ingress_extra_kwargs)
-    return router.bind(models, serving.gateway)
+    return router.bind(models, serving.gateway, serving.jobs)
 
 
 def _logging(config: LLMConfig, gateway: GatewayConfig) -> LLMConfig:

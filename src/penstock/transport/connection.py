@@ -52,6 +52,7 @@ class ReplicaConnection(asyncio.Protocol):
         self._pieces: list[bytes] = []
         self._unread_bytes = 0
         self._paused = False
+        self._full = False  # of bytes to send
         self._headers: Headers = []
         self._head: Head | None = None
         self._open = False  # an exchange is under way
@@ -140,6 +141,14 @@ class ReplicaConnection(asyncio.Protocol):
         """Sends more of the body of a request that has not ended."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(piece)
+
+    async def drain(self) -> None:
+        """Waits while the socket takes no more of the body, unless the response has begun.
+
+        Raises: ConnectionError.
+        """
+        while self._full and not self.heard:
+            await self._event()
 
     def abort(self) -> None:
         """Closes it at once; the replica takes an unfinished request for abandoned."""
@@ -231,6 +240,13 @@ class ReplicaConnection(asyncio.Protocol):
             return
         if self._unread_bytes > _HIGH_WATER_BYTES:
             self._pause()
+        self._wake()
+
+    def pause_writing(self) -> None:
+        self._full = True
+
+    def resume_writing(self) -> None:
+        self._full = False
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:

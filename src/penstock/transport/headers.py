@@ -30,6 +30,7 @@ _NOT_TO_REPLICA = _HOP_BY_HOP | {
 }
 _NOT_TO_CLIENT = _HOP_BY_HOP | {b"server", b"date", REQUEST_ID}
 _CORS = b"access-control-"
+_CHUNKED = (b"transfer-encoding", b"chunked")
 _VALID_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}")
 
 
@@ -40,9 +41,10 @@ def request_id(given: bytes | None) -> str:
     return uuid.uuid4().hex
 
 
-def to_replica(method: str, target: bytes, client: Headers, own: Headers, body_bytes: int) -> bytes:
+def to_replica(method: str, target: bytes, client: Headers, own: Headers, body_bytes: int | None) -> bytes:
     """Head of the request to a replica: the client's fields that pass, then the gateway's.
 
+    body_bytes: None for a body in chunks.
     Raises: BadRequest for a line break in a field; no HTTP parser passes one.
     """
     named = _named_in_connection(client)
@@ -51,7 +53,8 @@ def to_replica(method: str, target: bytes, client: Headers, own: Headers, body_b
         for field in client
         if field[0] not in _NOT_TO_REPLICA and not field[0].startswith(_OWN) and field[0] not in named
     ]
-    fields += [(b"host", b"replica"), (b"content-length", b"%d" % body_bytes), *own]
+    length = (b"content-length", b"%d" % body_bytes) if body_bytes is not None else _CHUNKED
+    fields += [(b"host", b"replica"), length, *own]
     lines = [
         method.encode() + b" " + target + b" HTTP/1.1",
         *(name + b": " + value for name, value in fields),

@@ -14,6 +14,7 @@ from penstock.config.messages.location import Location
 from penstock.config.messages.problems import ErrorCollector, translated
 from penstock.config.schema.deployment import DeploymentOptions
 from penstock.config.schema.gateway import GatewayConfig
+from penstock.config.schema.jobs import JobsConfig
 from penstock.config.schema.model import LLMConfig
 from penstock.config.schema.processing import class_or_path
 from penstock.config.schema.strict import RootConfig, StrictModel
@@ -58,10 +59,20 @@ class LLMServingArgs(RootConfig):
     ingress_deployment_config: Annotated[dict[str, Any], CheckedDict(DeploymentOptions)] = Field(
         default={}, description="Options of Ray Serve's deployment of the gateway."
     )
+    jobs: JobsConfig | None = Field(
+        default_factory=lambda: JobsConfig(),
+        description="The Files and Batches APIs; `off` for none.",
+    )
     ingress_cls_config: IngressClsConfig = Field(
         default_factory=lambda: IngressClsConfig(),
         description="Your own class in the gateway's place. See docs/serve/preprocessing.md.",
     )
+
+    @field_validator("jobs", mode="before")
+    @classmethod
+    def _off(cls, value: Any) -> Any:
+        """YAML reads `off` as false."""
+        return None if value is False or value == "off" else value
 
     @model_validator(mode="after")
     def _one_door(self) -> Self:

@@ -150,7 +150,7 @@ class Job:
             retry = self._retry_failed and number == 0
             rows = PendingRows(self.spec, self._manifest.source, index, other, retry=retry)
             self.stats.total = self._within_limit(self._manifest.total)
-            self.stats.before = rows.ended_before()
+            self.stats.before, self.stats.failed_before = rows.ended_before(), rows.failed_before()
             driver = Driver(
                 self._pool,
                 self._journal,
@@ -186,6 +186,7 @@ class Job:
             if lock.lost():
                 raise lost_lock(self._journal)
             self._listener.on_message("Writing the output ...")
+            self._listener.on_writing()
             files = await asyncio.to_thread(self._output_writer().write, index)
         if lock.lost():
             raise lost_lock(self._journal)

@@ -52,7 +52,11 @@ class PendingRows:
     def ended_before(self) -> int:
         """Rows that earlier runs completed, without those that run again."""
         counts = self._index.counts()
-        return sum(counts.values()) - (counts["failed"] if self._retry else 0)
+        return sum(counts.values()) - counts["failed"] + self.failed_before()
+
+    def failed_before(self) -> int:
+        """Of these, rows that failed."""
+        return 0 if self._retry else self._index.counts()["failed"]
 
     def __iter__(self) -> Iterator[PendingRow | Entry]:
         limit = self._spec.limit

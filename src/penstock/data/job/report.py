@@ -67,10 +67,13 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class RunStats:
-    """Counts of one run. total: rows of the input, if known. before: rows completed in earlier runs."""
+    """Counts of one run. total: rows of the input, if known. before: rows completed in earlier runs, of which
+    failed_before had failed.
+    """
 
     total: int | None = None
     before: int = 0
+    failed_before: int = 0
     ok: int = 0
     failed: int = 0
     skipped: int = 0
@@ -156,6 +159,9 @@ class ProgressListener:
 
     def on_tick(self, stats: RunStats) -> None:
         """Called several times a second."""
+
+    def on_writing(self) -> None:
+        """Every row is completed: the output is written now."""
 
     def on_message(self, text: str) -> None:
         """A sentence for the user."""

@@ -45,6 +45,9 @@ log = logging.getLogger(__name__)
 Operate = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 """Called with an operation's name and its arguments, `model`, `replica` and `timeout_s` among them."""
 
+PassOn = Callable[[ClientRequest, ClientResponse], Awaitable[None]]
+"""Answers a request in another process."""
+
 
 class Gateway:
     """ASGI app. Runs on the event loop that calls `start`, which is the table's, too."""
@@ -60,19 +63,20 @@ class Gateway:
         wake: Callable[[str], Awaitable[None]] | None = None,
         routers: Mapping[str, RequestRouter] | None = None,
         shared_figures: Path | None = None,
+        jobs: PassOn | None = None,
     ) -> None:
         """unreachable: called with a model's id when a replica on another node refuses TCP connections.
         operate: performs operations of `/admin`. wake: starts or wakes a model for which requests wait;
         returns when that is done, or where another component does it. routers: of models whose replicas
         another component picks. shared_figures: a folder in which gateways of one port, each a process, add
-        up what they count.
+        up what they count. jobs: answers requests for files and batches; None where there are none.
 
         Raises: ConfigError when the default model is none of `models`, or a routing policy cannot be had.
         """
         self._config = config
         self._catalogue = Catalogue(models, config.default_model)
         paths = routes.own(path for model in models for path in model.paths)
-        self._auth = Auth(config, paths, administered=operate is not None)
+        self._auth = Auth(config, paths, administered=operate is not None, has_jobs=jobs is not None)
         self._table = table
         self._id = uuid.uuid4().hex
         self._links = ReplicaLinks(table, self._id, unreachable)
@@ -104,6 +108,7 @@ class Gateway:
             EngineDocuments(table, self._links),
             config.api_key is not None,
             operate is not None and config.admin_key is not None,
+            jobs is not None,
         )
         self._handlers: dict[Handler, Callable[[ClientRequest, Route, ClientResponse], Awaitable[None]]] = {
             Handler.ENGINE: self._ask_engine,
@@ -116,7 +121,9 @@ class Gateway:
             Handler.ALIVE: own.alive,
             Handler.METRICS: own.metrics,
             Handler.ADMIN: self._administer,
+            Handler.JOBS: self._pass_to_jobs,
         }
+        self._jobs = jobs
 
     async def start(self) -> None:
         """Starts to follow the table's replicas."""
@@ -249,6 +256,10 @@ class Gateway:
         if route.own:
             return self._catalogue.resolve_for(route.path, named)
         return self._catalogue.resolve(named)
+
+    async def _pass_to_jobs(self, request: ClientRequest, route: Route, reply: ClientResponse) -> None:
+        assert self._jobs is not None
+        await self._jobs(request, reply)
 
     async def _administer(self, request: ClientRequest, route: Route, reply: ClientResponse) -> None:
         """200 when all replicas have done it; 502 when one has not: the answer says which one and why."""

@@ -15,8 +15,14 @@ from penstock.serve.gateway.routes import Handler, Route
 class Auth:
     """Finds the route of a request that its client may reach."""
 
-    def __init__(self, config: GatewayConfig, paths: Mapping[str, Route], *, administered: bool) -> None:
-        """paths: endpoints of users' server classes. administered: whether `/admin` can do anything."""
+    def __init__(
+        self, config: GatewayConfig, paths: Mapping[str, Route], *, administered: bool, has_jobs: bool
+    ) -> None:
+        """paths: endpoints of users' server classes. administered: whether `/admin` can do anything.
+
+        has_jobs: whether there are files and batches.
+        """
+        self._has_jobs = has_jobs
         self._paths = paths
         self._key = config.api_key.get_secret_value().encode() if config.api_key else None
         self._admin_key = config.admin_key.get_secret_value().encode() if config.admin_key else None
@@ -39,6 +45,8 @@ class Auth:
             _check(request, self._admin_key)
         elif not route.public:
             _check(request, self._key)
+        if route.handler is Handler.JOBS and not self._has_jobs:
+            raise routes.unknown(request.path)
         return route
 
 

@@ -53,6 +53,7 @@ class OwnAnswers:
     _documents: EngineDocuments
     _keyed: bool
     _administered: bool
+    _has_jobs: bool
 
     async def root(self, request: ClientRequest, route: Route, reply: ClientResponse) -> None:
         """Says nothing that needs a key."""
@@ -79,7 +80,9 @@ class OwnAnswers:
             openapi.Described(model.id, said, model.paths) for model, said in zip(models, found, strict=True)
         ]
         endpoints = [
-            openapi.Endpoint(one.path, one.methods, one.handler is Handler.ENGINE, one.public) for one in ALL
+            openapi.Endpoint(one.path, one.methods, one.handler is Handler.ENGINE, one.public)
+            for one in ALL
+            if one.handler is not Handler.JOBS or self._has_jobs
         ]
         whole = await asyncio.to_thread(  # it has thousands of parts
             openapi.document,

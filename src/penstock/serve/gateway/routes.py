@@ -29,6 +29,7 @@ class Handler(enum.Enum):
     ALIVE = enum.auto()
     METRICS = enum.auto()
     ADMIN = enum.auto()
+    JOBS = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,8 @@ _FIXED = (
     Route("/", _GET, Handler.ROOT, public=True),
     Route("/docs", _GET, Handler.DOCS, public=True),
     Route("/openapi.json", _GET, Handler.OPENAPI),
+    Route("/v1/files", ("GET", "POST"), Handler.JOBS),
+    Route("/v1/batches", ("GET", "POST"), Handler.JOBS),
 )
 _ROUTES = {route.path: route for route in _FIXED}
 _STORED = {
@@ -75,12 +78,26 @@ _STORED = {
     "/input_items": Route("/v1/responses/{id}/input_items", _GET, Handler.ENGINE),
 }
 _RESPONSE = re.compile(r"/v1/responses/([A-Za-z0-9_-]{1,128})(|/cancel|/input_items)")
+_JOBS = (
+    (re.compile(r"/v1/files/[A-Za-z0-9_-]{1,128}"), Route("/v1/files/{id}", ("GET", "DELETE"), Handler.JOBS)),
+    (
+        re.compile(r"/v1/files/[A-Za-z0-9_-]{1,128}/content"),
+        Route("/v1/files/{id}/content", _GET, Handler.JOBS),
+    ),
+    (re.compile(r"/v1/batches/[A-Za-z0-9_-]{1,128}"), Route("/v1/batches/{id}", _GET, Handler.JOBS)),
+    (
+        re.compile(r"/v1/batches/[A-Za-z0-9_-]{1,128}/cancel"),
+        Route("/v1/batches/{id}/cancel", _POST, Handler.JOBS),
+    ),
+)
+"""Of files and batches, where the application has them."""
+
 _ONE_MODEL = Route("/v1/models/{id}", _GET, Handler.MODELS)
 _MODEL = "/v1/models/"
 _ADMIN = "/admin/"
 
 
-ALL = (*_FIXED, *_STORED.values(), _ONE_MODEL)
+ALL = (*_FIXED, *_STORED.values(), *(route for _, route in _JOBS), _ONE_MODEL)
 """Every path but those of administration and of models' server classes."""
 
 RESERVED = frozenset(route.path for route in _FIXED if route.handler is not Handler.ENGINE)
@@ -104,6 +121,9 @@ def find(path: str, added: Mapping[str, Route] | None = None) -> Route:
         return Route("/admin/{operation}", methods, Handler.ADMIN, argument=path[len(_ADMIN) :])
     if match := _RESPONSE.fullmatch(path):
         return replace(_STORED[match[2]], argument=match[1])
+    for pattern, route in _JOBS:
+        if pattern.fullmatch(path):
+            return route
     raise unknown(path)
 
 

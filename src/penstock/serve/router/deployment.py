@@ -16,10 +16,13 @@ from penstock.config import GatewayConfig, LLMConfig
 from penstock.config.derive import names
 from penstock.config.derive.server_class import server_class
 from penstock.config.messages.problems import config_error
+from penstock.config.schema.jobs import JobsConfig
 from penstock.errors import ConfigError
 from penstock.serve.control.deployment import LLMControl
 from penstock.serve.control.state import NAME
 from penstock.serve.gateway.catalogue import ServedModel
+from penstock.serve.jobs.deployment import OPTIONS as JOBS_OPTIONS
+from penstock.serve.jobs.deployment import LLMJobs
 from penstock.serve.replica.deployment import deployment, has_option, model_of
 from penstock.serve.replica.frontend.custom_endpoints import paths
 from penstock.serve.replica.server import LLMServer
@@ -58,9 +61,14 @@ class RouterDeployment:
         return replace(self, given={**self.given, **options})
 
     def bind(
-        self, models: Sequence[Application | LLMConfig], gateway: GatewayConfig | None = None
+        self,
+        models: Sequence[Application | LLMConfig],
+        gateway: GatewayConfig | None = None,
+        jobs: JobsConfig | None = None,
     ) -> Application:
         """An application that serves all `models`: applications from `as_deployment().bind(...)`, or configs.
+
+        jobs: for the Files and Batches APIs, which it has not without.
 
         Raises: ConfigError for two models of one name, fallbacks that are unknown or go in a circle, an
         application that does not serve a model, a routing policy that cannot be loaded, or a certificate for
@@ -90,6 +98,10 @@ class RouterDeployment:
             "drain_s": max(0.0, options["graceful_shutdown_timeout_s"] - _CLOSING_S),
             "prefill": {m.config.model_id: m.prefill for m in known if m.prefill is not None},
         }
+        if jobs is not None:
+            actor = {"num_cpus": 0, **(options.get("ray_actor_options") or {})}
+            made = deployment(LLMJobs, {**JOBS_OPTIONS, "ray_actor_options": actor})
+            bound["jobs"] = (jobs, made.bind(jobs, applications, bound["cards"], gateway))
         if self.ingress is None:
             return deployment(serve.ingress()(self.router), options).bind(**bound)
         return deployment(self.ingress, options).bind(

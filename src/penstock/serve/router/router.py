@@ -6,6 +6,7 @@ brings the requests (`serve.run`). It is the same ASGI app both times.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import gc
 import logging
@@ -20,6 +21,7 @@ from ray.serve.handle import DeploymentHandle
 from penstock.asgi import ASGIApp
 from penstock.config import GatewayConfig
 from penstock.config.derive.prefill import prefill_name
+from penstock.config.schema.jobs import JobsConfig
 from penstock.config.schema.routing import SERVE_ROUTER
 from penstock.errors import Error
 from penstock.serve.fleet import membership
@@ -31,6 +33,7 @@ from penstock.serve.http.port_sharing import PortGroup
 from penstock.serve.http.serve_proxy import behind_haproxy, behind_serve
 from penstock.serve.http.server import Port, serve_on
 from penstock.serve.http.tls import Certificate
+from penstock.serve.jobs.deployment import JobsLink, has_left_overs
 from penstock.serve.router.deployment import RouterDeployment
 from penstock.serve.router.handle_routing import HandleRouter
 from penstock.serve.router.traffic_shift import TrafficShifts, no_routes
@@ -69,10 +72,11 @@ class LLMRouter:
         control: DeploymentHandle[Any] | None,
         drain_s: float = 20.0,
         prefill: Mapping[str, DeploymentHandle[Any]] | None = None,
+        jobs: tuple[JobsConfig, DeploymentHandle[Any]] | None = None,
     ) -> None:
         """servers and cards: in the same order. control: None where the application has none: nothing is then
         operated, woken on demand or shifted. drain_s: for open requests, at the end. prefill: handles to the
-        prefill replicas by model, for their metrics only.
+        prefill replicas by model, for their metrics only. jobs: files and batches, where there are any.
 
         Raises: ConfigError when the gateway's own port is taken, or its certificate cannot be used.
         """
@@ -82,6 +86,7 @@ class LLMRouter:
         self._time_shared = {card.id for card in cards if card.on_demand}
         self._control = control
         self._drain_s = drain_s
+        self._jobs = JobsLink(jobs[1], ray.get_runtime_context().get_node_id()) if jobs else None
         self.gateway = Gateway(
             gateway,
             cards,
@@ -98,6 +103,7 @@ class LLMRouter:
                 if card.routing_policy == SERVE_ROUTER
             },
             shared_figures=_shared_figures(gateway.processes),
+            jobs=self._jobs.answer if self._jobs else None,
         )
         await self.gateway.start()
         routes = control.routes.remote if control is not None else no_routes
@@ -115,6 +121,10 @@ class LLMRouter:
                 connections=self.gateway.connections,
                 certificate=Certificate(gateway.tls.cert, gateway.tls.key) if gateway.tls else None,
             )
+        if jobs is not None and self._jobs is not None:
+            app_name = serve.get_replica_context().app_name
+            if await asyncio.to_thread(has_left_overs, jobs[0], app_name, gateway.port):
+                self._jobs.hold()
         gc.collect()
         gc.freeze()  # collecting all imported objects would pause every stream
 
@@ -162,6 +172,8 @@ class LLMRouter:
         if self._port is not None:
             await self._port.close(self._drain_s, _LINGER_S)
         self._shifts.close()
+        if self._jobs is not None:
+            self._jobs.close()
         await self.gateway.close()
 
     async def __del__(self) -> None:

@@ -36,8 +36,17 @@ _OWN = {
     "/metrics": "Metrics in Prometheus' text format",
     "/docs": "This description as a page",
     "/openapi.json": "This description",
+    "/v1/files": "Files: inputs of batches, and what batches wrote",
+    "/v1/files/{id}": "One file",
+    "/v1/files/{id}/content": "The content of a file, or a range of it",
+    "/v1/batches": "Batches: many requests of one file, answered within their completion window",
+    "/v1/batches/{id}": "One batch",
+    "/v1/batches/{id}/cancel": "Cancels a batch; what was done is kept",
 }
-_KINDS = dict.fromkeys(("/livez", "/-/healthz", "/metrics"), "text/plain") | {"/docs": "text/html"}
+_KINDS = dict.fromkeys(("/livez", "/-/healthz", "/metrics"), "text/plain") | {
+    "/docs": "text/html",
+    "/v1/files/{id}/content": "application/octet-stream",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,37 @@
+"""`JobsConfig`: what users say about the Files and Batches APIs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from penstock.config.schema.strict import StrictModel
+
+_MIB = 2**20
+
+
+class JobsConfig(StrictModel):
+    """OpenAI's Files and Batches APIs."""
+
+    storage: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Folder, or a URL of a bucket or of fsspec, for files and batches. A relative path "
+        "counts from the folder of the config file. Without it, a folder of the cache of the node that runs "
+        "the gateway.",
+    )
+    max_storage_bytes: int | None = Field(
+        default=None, gt=0, description="Size limit of all files together; without it, the disk's."
+    )
+    max_file_bytes: int = Field(default=512 * _MIB, gt=0, description="Size limit of one uploaded file.")
+    max_batch_bytes: int = Field(default=200 * _MIB, gt=0, description="Size limit of a batch's input file.")
+    max_batch_lines: int = Field(default=50_000, gt=0, description="Limit of a batch's requests.")
+
+    @field_validator("storage")
+    @classmethod
+    def _from_the_file(cls, storage: str | None, info: ValidationInfo) -> str | None:
+        if storage is None or "://" in storage:
+            return storage
+        file = info.context[0].file if info.context else ""
+        return str((Path(file).parent if file else Path()).absolute() / Path(storage).expanduser())

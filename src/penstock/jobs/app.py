@@ -1,0 +1,121 @@
+"""The Files and Batches APIs as an ASGI app. The gateway in front of it has authenticated the client.
+
+Source: OpenAI's API reference, /files and /batches.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from penstock.asgi import ASGIApp
+from penstock.errors import Error, TooLarge
+from penstock.jobs.content import content
+from penstock.jobs.service import JobService
+from penstock.openai import errors as openai_errors
+
+log = logging.getLogger(__name__)
+
+_BODY_BYTES = 64 * 1024
+"""Of a batch to create: a few names, and metadata of at most 16 times 576 characters."""
+
+
+def make_app(service: JobService) -> ASGIApp:
+    """The app over a service, which may still be waiting for its storage."""
+    endpoints = _Endpoints(service)
+    routes = [
+        ("/v1/files", "POST", endpoints.create_file),
+        ("/v1/files", "GET", endpoints.files),
+        ("/v1/files/{id}", "GET", endpoints.file),
+        ("/v1/files/{id}", "DELETE", endpoints.delete_file),
+        ("/v1/files/{id}/content", "GET", endpoints.content),
+        ("/v1/batches", "POST", endpoints.create_batch),
+        ("/v1/batches", "GET", endpoints.batches),
+        ("/v1/batches/{id}", "GET", endpoints.batch),
+        ("/v1/batches/{id}/cancel", "POST", endpoints.cancel_batch),
+    ]
+    return Starlette(routes=[Route(path, _guarded(call), methods=[method]) for path, method, call in routes])
+
+
+_Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def _guarded(call: _Endpoint) -> _Endpoint:
+    """Errors in OpenAI's form; what is not ours goes to the log."""
+
+    async def guarded(request: Request) -> Response:
+        try:
+            return await call(request)
+        except ClientDisconnect:
+            return Response(status_code=400)
+        except Exception as cause:
+            error = cause if isinstance(cause, Error) else Error()
+            if error is not cause:
+                log.error("%s %s failed.", request.method, request.url.path, exc_info=cause)
+            body = openai_errors.envelope(error)
+            fields = {name.decode(): value.decode() for name, value in openai_errors.headers(error, body)}
+            return Response(body, status_code=error.status, headers=fields)
+
+    return guarded
+
+
+class _Endpoints:
+    def __init__(self, service: JobService) -> None:
+        self._service = service
+
+    async def create_file(self, request: Request) -> Response:
+        files = self._service.ready().files
+        record = await files.create(request.headers.get("content-type", ""), request.stream())
+        return _json(record.public())
+
+    async def files(self, request: Request) -> Response:
+        return _json(self._service.ready().files.listed(dict(request.query_params)))
+
+    async def file(self, request: Request) -> Response:
+        return _json(self._service.ready().files.get(request.path_params["id"]).public())
+
+    async def delete_file(self, request: Request) -> Response:
+        return _json(await self._service.ready().files.delete(request.path_params["id"]))
+
+    async def content(self, request: Request) -> Response:
+        service = self._service.ready()
+        record = service.files.get(request.path_params["id"])
+        at, head = service.storage.at(record.path), request.method == "HEAD"
+        return content(record, at, request.headers.get("range"), head=head)
+
+    async def create_batch(self, request: Request) -> Response:
+        service = self._service.ready()
+        record = await service.create_batch(await _body(request))
+        return _json(service.batches.shown(record))
+
+    async def batches(self, request: Request) -> Response:
+        return _json(self._service.ready().batches.listed(dict(request.query_params)))
+
+    async def batch(self, request: Request) -> Response:
+        batches = self._service.ready().batches
+        return _json(batches.shown(batches.get(request.path_params["id"])))
+
+    async def cancel_batch(self, request: Request) -> Response:
+        service = self._service.ready()
+        record = await service.cancel_batch(request.path_params["id"])
+        return _json(service.batches.shown(record))
+
+
+async def _body(request: Request) -> bytes:
+    """Raises: TooLarge."""
+    content = bytearray()
+    async for piece in request.stream():
+        content += piece
+        if len(content) > _BODY_BYTES:
+            raise TooLarge(f"The request has more than {_BODY_BYTES:,} bytes.")
+    return bytes(content)
+
+
+def _json(found: object) -> Response:
+    return Response(msgspec.json.encode(found), media_type="application/json")

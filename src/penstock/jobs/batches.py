@@ -1,0 +1,177 @@
+"""The Batches API's store: every batch and its state, in memory and on disk.
+
+A state is on disk before a client sees it. Used on the event loop of its service, which alone writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from penstock.config.schema.jobs import JobsConfig
+from penstock.errors import BadRequest, Conflict, NotFound, TooLarge
+from penstock.jobs.files import FileStore
+from penstock.jobs.parameters import KEEP_S, Page, expires_after_s, shown, window_s
+from penstock.jobs.records import INPUT, BatchRecord, new_id, now_s
+from penstock.jobs.storage import JobStorage
+from penstock.jobs.validation import ENDPOINTS
+from penstock.openai.errors import unreadable
+
+FOLDER = "batches"
+JOURNAL = "output.jsonl.journal"
+_MOST_LISTED, _LISTED = 100, 20
+_METADATA, _KEY_CHARS, _VALUE_CHARS = 16, 64, 512
+
+
+class _Expiry(msgspec.Struct, forbid_unknown_fields=True):
+    anchor: str
+    seconds: int
+
+
+class _Create(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a request for a batch."""
+
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    metadata: dict[str, str] | None = None
+    output_expires_after: _Expiry | None = None
+
+
+_parsed = msgspec.json.Decoder(_Create).decode
+
+
+class BatchStore:
+    """progress: of running batches, requests that are completed and failed."""
+
+    def __init__(self, config: JobsConfig, storage: JobStorage, files: FileStore) -> None:
+        self._config, self._storage, self._files = config, storage, files
+        self._records: dict[str, BatchRecord] = {}
+        self._writing = asyncio.Lock()
+        self.progress: dict[str, tuple[int, int]] = {}
+
+    def load(self) -> None:
+        """Reads all records; removes what ended batches no longer need. Blocks."""
+        self._records = {one.id: one for one in self._storage.read_all(FOLDER, BatchRecord)}
+        self.progress = {}
+        for one in self.unfinished():
+            self._files.in_use[one.input_file_id] = one.id
+        left = {file.name.split("/")[0] for file in self._storage.at(FOLDER).files() if JOURNAL in file.name}
+        for batch_id in left:
+            if batch_id not in self._records or self._records[batch_id].ended:
+                self._storage.remove_tree(f"{FOLDER}/{batch_id}/{JOURNAL}")
+
+    def unfinished(self) -> list[BatchRecord]:
+        return [one for one in self._records.values() if not one.ended]
+
+    def get(self, batch_id: str) -> BatchRecord:
+        """Raises: NotFound."""
+        if (record := self._records.get(batch_id)) is None:
+            raise NotFound(f"There is no batch '{batch_id[:80]}'.")
+        return record
+
+    def shown(self, record: BatchRecord) -> dict[str, Any]:
+        """As clients see it, with its progress so far."""
+        done, failed = self.progress.get(record.id, (record.completed, record.failed))
+        return msgspec.structs.replace(record, completed=done, failed=failed).public()
+
+    def listed(self, query: dict[str, str]) -> dict[str, Any]:
+        """A page in OpenAI's form. Raises: BadRequest."""
+        found, more = Page.of(query, most=_MOST_LISTED, default=_LISTED).cut(self._records)
+        return shown([self.shown(one) for one in found], has_more=more)
+
+    async def create(self, content: bytes) -> BatchRecord:
+        """Raises: BadRequest, NotFound, TooLarge, StorageFull, Unavailable."""
+        asked = _read(content)
+        file = self._files.get(asked.input_file_id)
+        if file.purpose != INPUT:
+            raise BadRequest(
+                f"The file has the purpose '{file.purpose}'; inputs of batches have '{INPUT}'.",
+                param="input_file_id",
+            )
+        if file.bytes > self._config.max_batch_bytes:
+            raise TooLarge(
+                f"The file has {file.bytes:,} bytes; the input of a batch may have "
+                f"{self._config.max_batch_bytes:,}. Split it.",
+                param="input_file_id",
+            )
+        expires = asked.output_expires_after
+        keep_s = (
+            expires_after_s(expires.anchor, expires.seconds, "output_expires_after") if expires else KEEP_S
+        )
+        record = BatchRecord(
+            id=new_id("batch_"),
+            endpoint=asked.endpoint,
+            input_file_id=file.id,
+            completion_window=asked.completion_window,
+            status="validating",
+            created_at=now_s(),
+            expires_at=now_s() + window_s(asked.completion_window),
+            output_file=new_id("file-"),
+            error_file=new_id("file-"),
+            output_expires_s=keep_s,
+            metadata=asked.metadata,
+        )
+        self._files.in_use[file.id] = record.id
+        async with self._writing:
+            await self._write(record)
+        return record
+
+    async def cancel(self, batch_id: str) -> BatchRecord:
+        """Raises: NotFound; Conflict when it has ended."""
+
+        def cancelling(record: BatchRecord) -> BatchRecord:
+            if record.ended or record.status == "finalizing":
+                raise Conflict(f"The batch is {record.status}; it cannot be cancelled any more.")
+            return record if record.status == "cancelling" else record.to("cancelling")
+
+        return await self.change(batch_id, cancelling)
+
+    async def change(self, batch_id: str, changed: Callable[[BatchRecord], BatchRecord]) -> BatchRecord:
+        """Replaces a record; one change after another.
+
+        Raises: what `changed` raises; StorageFull, Unavailable.
+        """
+        async with self._writing:
+            before = self.get(batch_id)
+            record = changed(before)
+            if record is not before:
+                await self._write(record)
+        return record
+
+    async def _write(self, record: BatchRecord) -> None:
+        await asyncio.to_thread(self._storage.write, FOLDER, record.id, record)
+        self._records[record.id] = record
+        if record.ended:
+            self.progress.pop(record.id, None)
+            self._release(record)
+
+    def _release(self, ended: BatchRecord) -> None:
+        """Its input may be deleted, unless another batch reads it."""
+        others = [one.id for one in self.unfinished() if one.input_file_id == ended.input_file_id]
+        if others:
+            self._files.in_use[ended.input_file_id] = others[0]
+        else:
+            self._files.in_use.pop(ended.input_file_id, None)
+
+
+def _read(content: bytes) -> _Create:
+    """Raises: BadRequest."""
+    try:
+        asked = _parsed(content)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise unreadable(error) from error
+    if asked.endpoint not in ENDPOINTS:
+        raise BadRequest(
+            f"endpoint is {asked.endpoint[:80]!r}; batches may use {', '.join(ENDPOINTS)}.", param="endpoint"
+        )
+    data = asked.metadata or {}
+    if len(data) > _METADATA or any(len(k) > _KEY_CHARS or len(v) > _VALUE_CHARS for k, v in data.items()):
+        raise BadRequest(
+            f"metadata may have {_METADATA} keys of {_KEY_CHARS} characters, with values of {_VALUE_CHARS}.",
+            param="metadata",
+        )
+    return asked

@@ -1,0 +1,139 @@
+"""The Files API's store: records in memory, the same on disk, and the contents there.
+
+Used on the event loop of its service, which alone writes. Below it: storage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.config.schema.jobs import JobsConfig
+from penstock.errors import Conflict, NotFound
+from penstock.jobs.parameters import KEEP_S, Page, expires_after_s, shown
+from penstock.jobs.records import INPUT, FileRecord, new_id, now_s
+from penstock.jobs.storage import JobStorage
+from penstock.jobs.upload import Upload, check_purpose
+
+FOLDER = "files"
+_FEED_BYTES = 1 << 20
+_MOST_LISTED = 10_000
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_NAME_CHARS = 255
+
+
+@dataclass(slots=True)
+class FileStore:
+    """in_use: files that a batch reads, by id, with the batch's id; they cannot be deleted."""
+
+    _config: JobsConfig
+    _storage: JobStorage
+    in_use: dict[str, str] = field(default_factory=dict[str, str])
+    _records: dict[str, FileRecord] = field(default_factory=dict[str, FileRecord])
+    _uploading: dict[str, Upload] = field(default_factory=dict[str, Upload])
+
+    def load(self) -> None:
+        """Reads all records, and removes contents without one: uploads that were not finished. Blocks."""
+        self._records = {one.id: one for one in self._storage.read_all(FOLDER, FileRecord)}
+        for file in self._storage.at(FOLDER).files():
+            if file.name.partition(".")[0] not in self._records:
+                self._storage.at(f"{FOLDER}/{file.name}").remove()
+
+    def get(self, file_id: str) -> FileRecord:
+        """Raises: NotFound."""
+        record = self._records.get(file_id)
+        if record is None or (record.expired and file_id not in self.in_use):
+            raise NotFound(f"There is no file '{file_id[:80]}'; it may have expired or been deleted.")
+        return record
+
+    def listed(self, query: dict[str, str]) -> dict[str, Any]:
+        """A page in OpenAI's form. Raises: BadRequest."""
+        purpose = query.get("purpose")
+        known = {
+            one.id: one
+            for one in self._records.values()
+            if not one.expired and purpose in (None, one.purpose)
+        }
+        found, more = Page.of(query, most=_MOST_LISTED, default=_MOST_LISTED).cut(known)
+        return shown([one.public() for one in found], has_more=more)
+
+    async def create(self, content_type: str, pieces: AsyncIterator[bytes]) -> FileRecord:
+        """Takes an upload. Raises: BadRequest, TooLarge, StorageFull, Unavailable."""
+        file_id = new_id("file-")
+        path = f"{FOLDER}/{file_id}.jsonl"
+        upload = Upload(
+            content_type, self._storage.at(path), most=self._config.max_file_bytes, room=self._room()
+        )
+        self._uploading[file_id] = upload
+        try:
+            await _feed(upload, pieces)
+            upload.check()
+            keep_s = _checked(upload.fields)
+            await asyncio.to_thread(upload.end)
+            record = FileRecord(
+                id=file_id,
+                bytes=upload.size_bytes,
+                created_at=now_s(),
+                filename=_CONTROL.sub("", upload.filename)[:_NAME_CHARS] or "file",
+                purpose=INPUT,
+                path=path,
+                expires_at=now_s() + keep_s,
+            )
+            await self.add(record)
+        finally:
+            del self._uploading[file_id]
+            await asyncio.to_thread(upload.abort)
+        return record
+
+    async def add(self, record: FileRecord) -> None:
+        """A file whose content is at its path. Raises: StorageFull, Unavailable."""
+        await asyncio.to_thread(self._storage.write, FOLDER, record.id, record)
+        self._records[record.id] = record
+
+    async def delete(self, file_id: str) -> dict[str, Any]:
+        """Raises: NotFound; Conflict while a batch reads it."""
+        record = self.get(file_id)
+        if (batch := self.in_use.get(file_id)) is not None:
+            raise Conflict(f"The file is the input of '{batch}', which has not ended; cancel that first.")
+        await self._remove(record)
+        return {"id": file_id, "object": "file", "deleted": True}
+
+    async def remove_expired(self) -> None:
+        for record in list(self._records.values()):
+            if record.expired and record.id not in self.in_use:
+                await self._remove(record)
+
+    async def _remove(self, record: FileRecord) -> None:
+        """The record first: a content without one is removed at the next start."""
+        await asyncio.to_thread(self._storage.remove, FOLDER, record.id)
+        self._records.pop(record.id, None)
+        await asyncio.to_thread(self._storage.at(record.path).remove)
+
+    def _room(self) -> int | None:
+        if self._config.max_storage_bytes is None:
+            return None
+        stored = sum(one.bytes for one in self._records.values())
+        coming = sum(one.size_bytes for one in self._uploading.values())
+        return self._config.max_storage_bytes - stored - coming
+
+
+async def _feed(upload: Upload, pieces: AsyncIterator[bytes]) -> None:
+    waiting = bytearray()
+    async for piece in pieces:
+        waiting += piece
+        if len(waiting) >= _FEED_BYTES:
+            data, waiting = bytes(waiting), bytearray()
+            await asyncio.to_thread(upload.feed, data)
+    await asyncio.to_thread(upload.feed, bytes(waiting))
+
+
+def _checked(fields: dict[str, str]) -> int:
+    """How long to keep the file. Raises: BadRequest."""
+    check_purpose(fields.get("purpose"))
+    anchor, seconds = fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]")
+    if anchor is None and seconds is None:
+        return KEEP_S
+    return expires_after_s(anchor, seconds, "expires_after")

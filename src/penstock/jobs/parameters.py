@@ -1,0 +1,87 @@
+"""What clients send beside a file: queries of lists, and the times after which files expire."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from penstock.errors import BadRequest
+
+_HOUR_S, _DAY_S = 3600, 86_400
+KEEP_S = 30 * _DAY_S
+"""How long files are kept by default, and at most."""
+
+_LONGEST_WINDOW_S = 30 * _DAY_S
+_WINDOW = re.compile(r"([1-9][0-9]{0,5})([mhd])")
+_UNITS = {"m": 60, "h": _HOUR_S, "d": _DAY_S}
+
+
+class _Identified(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+_Listed = TypeVar("_Listed", bound=_Identified)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Which part of a list. after: the id before its first one."""
+
+    limit: int
+    after: str | None = None
+    ascending: bool = False
+
+    @classmethod
+    def of(cls, query: Mapping[str, str], *, most: int, default: int) -> Page:
+        """Raises: BadRequest."""
+        order = query.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise BadRequest(f"order is {order[:40]!r}; it must be 'asc' or 'desc'.", param="order")
+        text = query.get("limit", str(default))
+        limit = int(text) if text.isascii() and text.isdigit() and len(text) < 9 else 0
+        if not 1 <= limit <= most:
+            raise BadRequest(f"limit is {text[:40]!r}; it must be from 1 to {most:,}.", param="limit")
+        return cls(limit, query.get("after") or None, order == "asc")
+
+    def cut(self, records: Mapping[str, _Listed]) -> tuple[list[_Listed], bool]:
+        """Its records, and whether more follow. Ids sort by their creation."""
+        ids = sorted(records, reverse=not self.ascending)
+        if self.after is not None:
+            ids = [one for one in ids if (one > self.after) == self.ascending and one != self.after]
+        return [records[one] for one in ids[: self.limit]], len(ids) > self.limit
+
+
+def shown(found: list[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:
+    """A page in OpenAI's form."""
+    first, last = (found[0]["id"], found[-1]["id"]) if found else (None, None)
+    return {"object": "list", "data": found, "first_id": first, "last_id": last, "has_more": has_more}
+
+
+def expires_after_s(anchor: object, seconds: object, param: str) -> int:
+    """How long a file is kept. param: the field's name, for errors. Raises: BadRequest."""
+    if anchor != "created_at":
+        raise BadRequest(f"{param}.anchor must be 'created_at'.", param=param)
+    text = str(seconds)
+    given = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+    if isinstance(seconds, bool) or not _HOUR_S <= given <= KEEP_S:
+        raise BadRequest(
+            f"{param}.seconds is {text[:40]!r}; it must be from {_HOUR_S} (an hour) to {KEEP_S} (30 days).",
+            param=param,
+        )
+    return given
+
+
+def window_s(text: str) -> int:
+    """Seconds of a completion window. Raises: BadRequest."""
+    match = _WINDOW.fullmatch(text)
+    seconds = int(match[1]) * _UNITS[match[2]] if match else 0
+    if not 0 < seconds <= _LONGEST_WINDOW_S:
+        raise BadRequest(
+            f"completion_window is {text[:40]!r}; write '24h', or another number of minutes, hours or days "
+            "up to 30 days, as in '90m' and '7d'.",
+            param="completion_window",
+        )
+    return seconds

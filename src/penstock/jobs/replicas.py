@@ -1,0 +1,117 @@
+"""Rows of all batches to the replicas of their models, as `penstock batch --app` sends them.
+
+One connection to each model's replicas serves all batches; what the replicas can take is shared out between
+those that wait for it. Above it: the window of each batch. Below it: `data.backends.replica_set`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from penstock.data.backends.protocol import Response
+from penstock.data.backends.replica_set import ReplicaSet
+from penstock.data.job.protocol import WorkerPool
+from penstock.data.job.worker import InProcessPool
+from penstock.data.rows.request import RowRequest
+from penstock.engine import Progress, no_progress
+from penstock.errors import Error
+from penstock.jobs.validation import Resolve
+from penstock.openai.errors import form
+
+_HUNGRY_S = 0.1
+"""A batch that got no slot for so long does not want any: the window of one that does asks every 5 ms."""
+
+
+class Fleet:
+    """The replicas of all models of an application."""
+
+    def __init__(self, app_name: str, deployments: Mapping[str, str], resolve: Resolve) -> None:
+        """deployments: their names, by model id."""
+        self._sets = {model: ReplicaSet(app_name, name) for model, name in deployments.items()}
+        self._resolve = resolve
+        self._views: set[_View] = set()
+
+    def pool(self, models: Sequence[str]) -> WorkerPool:
+        """For one batch, whose rows name these models."""
+        return InProcessPool(lambda: _View(self, {model: self._sets[model] for model in models}))
+
+    async def close(self) -> None:
+        await asyncio.gather(*(one.stop() for one in self._sets.values()))
+
+    def add(self, view: _View) -> None:
+        self._views.add(view)
+
+    def remove(self, view: _View) -> None:
+        self._views.discard(view)
+
+    def resolve(self, request: RowRequest) -> tuple[str, RowRequest]:
+        """The id of its model, and the request under the name that its replicas know. Raises: Error."""
+        model, adapter = self._resolve(request.model)
+        named = f"{model}:{adapter}" if adapter else model
+        return model, msgspec.structs.replace(request, model=named)
+
+    def free_slots(self, model: str) -> int:
+        """How many more requests the model's replicas take now, from all batches together."""
+        claimed = sum(view.claimed_of(model) for view in self._views)
+        return self._sets[model].available_slots(claimed)
+
+    def share(self, model: str, view: _View) -> int:
+        """Slots of one model for a batch: an equal part while others wait, else all that are free."""
+        free = self.free_slots(model)
+        others = [one for one in self._views if one is not view and one.is_hungry(model)]
+        if not others:
+            return free
+        all_slots = free + sum(one.claimed_of(model) for one in self._views)
+        part = math.ceil(all_slots / (len(others) + 1))
+        return min(free, max(0, part - view.claimed_of(model)))
+
+
+class _View:
+    """The backend of one batch."""
+
+    def __init__(self, fleet: Fleet, sets: Mapping[str, ReplicaSet]) -> None:
+        self._fleet, self._sets = fleet, sets
+        self._sending = dict.fromkeys(sets, 0)
+        self._claimed = 0
+        self._hungry_at = -math.inf
+
+    async def start(self, progress: Progress = no_progress) -> None:
+        await asyncio.gather(*(one.start(progress) for one in self._sets.values()))
+        self._fleet.add(self)
+
+    async def stop(self) -> None:
+        self._fleet.remove(self)
+
+    async def send(self, request: RowRequest) -> Response:
+        try:
+            model, named = self._fleet.resolve(request)
+        except Error as error:
+            return Response(error.status, form(request.path).envelope(error))
+        self._sending[model] += 1
+        try:
+            return await self._sets[model].send(named)
+        finally:
+            self._sending[model] -= 1
+
+    def available_slots(self, in_flight: int) -> int:
+        self._claimed = in_flight
+        found = sum(self._fleet.share(model, self) for model in self._sets)
+        if not found:
+            self._hungry_at = time.monotonic()
+        return found
+
+    def claimed_of(self, model: str) -> int:
+        """Requests in it, with those that are about to be sent, which may be for any model."""
+        if model not in self._sets:
+            return 0
+        others = sum(self._sending.values()) - self._sending[model]
+        return max(self._sending[model], self._claimed - others)
+
+    def is_hungry(self, model: str) -> bool:
+        """Whether it waits for a slot of the model's."""
+        return model in self._sets and time.monotonic() - self._hungry_at < _HUNGRY_S

@@ -1,0 +1,285 @@
+"""Runs one batch from validation to its files, by the jobs of `penstock batch`; again after any crash.
+
+What has been done is in the job's journal; what the batch is, in its record. Above it: the service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Literal
+
+import msgspec
+
+from penstock.config.schema.jobs import JobsConfig
+from penstock.data.job.job import Job
+from penstock.data.job.protocol import WorkerPool
+from penstock.data.job.report import JobReport, Limits, ProgressListener, RunStats
+from penstock.data.job.spec import JobSpec
+from penstock.data.results.outcome import Failure
+from penstock.errors import ConfigError, Error, SourceNotFound
+from penstock.jobs.batches import FOLDER, JOURNAL, BatchStore
+from penstock.jobs.closing import close_unfinished
+from penstock.jobs.files import FileStore
+from penstock.jobs.records import OUTPUT, BatchRecord, Fault, FileRecord, now_s
+from penstock.jobs.storage import JobStorage
+from penstock.jobs.validation import Resolve, check_input
+
+log = logging.getLogger(__name__)
+
+MakePool = Callable[[Sequence[str]], WorkerPool]
+"""What answers rows of these models."""
+
+Reason = Literal["cancelled", "expired"]
+_LEFT = {
+    "cancelled": "The batch was cancelled before this request was done.",
+    "expired": "This request was not done before the completion window of the batch ended.",
+}
+_GRACE_S = 30.0
+"""For running requests, after a cancel or at the end of the window."""
+
+_MOST_PAUSE_S = 30.0
+
+
+class Turns:
+    """Lets `most` batches run at a time; of those that wait, the one with the earliest deadline is next."""
+
+    def __init__(self, most: int) -> None:
+        self._free = most
+        self._waiting: list[tuple[int, str, asyncio.Future[None]]] = []
+
+    @asynccontextmanager
+    async def turn(self, record: BatchRecord, *, stopped: bool) -> AsyncIterator[None]:
+        """Waits for the batch's turn, unless it was stopped; it ends with the block."""
+        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heappush(self._waiting, (record.expires_at, record.id, mine))
+        self._grant()
+        if stopped:
+            self.skip(record.id)
+        try:
+            await mine
+            yield
+        finally:
+            if mine.done() and not mine.cancelled():
+                self._free += 1
+            mine.cancel()
+            self._grant()
+
+    def skip(self, batch_id: str) -> None:
+        """The batch needs not wait: it was stopped."""
+        for _, waiting, one in self._waiting:
+            if waiting == batch_id and not one.done():
+                self._free -= 1
+                one.set_result(None)
+
+    def _grant(self) -> None:
+        while self._free > 0 and self._waiting:
+            _, _, one = heappop(self._waiting)
+            if not one.done():
+                self._free -= 1
+                one.set_result(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What all batches of a service share. line_bytes: limit of an input's line."""
+
+    config: JobsConfig
+    storage: JobStorage
+    files: FileStore
+    batches: BatchStore
+    resolve: Resolve
+    make_pool: MakePool
+    line_bytes: int
+    turns: Turns
+    validating: asyncio.Semaphore
+
+
+class RunningBatch:
+    """One batch, until it has ended. `stop` may be called at any moment."""
+
+    def __init__(self, batch_id: str, means: Means) -> None:
+        self._id, self._means = batch_id, means
+        self._reason: Reason | None = None
+        self._job: Job | None = None
+
+    def stop(self, reason: Reason) -> None:
+        """Lets running requests end, and ends the batch with what was done."""
+        if self._reason is None:
+            self._reason = reason
+            self._means.turns.skip(self._id)
+            if self._job is not None:
+                self._job.stop.request(reason)
+
+    async def run(self) -> None:
+        """Tries again while storage or engines are away; returns when the batch has ended."""
+        record = self._record()
+        if record.status == "cancelling":
+            self.stop("cancelled")
+        left_s = max(0, record.expires_at - now_s())
+        timer = asyncio.get_running_loop().call_later(left_s, self.stop, "expired")
+        tried = 0
+        try:
+            while not self._record().ended:
+                try:
+                    await self._advance()
+                except (ConfigError, SourceNotFound) as error:
+                    log.warning("Batch %s cannot run: %s", self._id, error)
+                    await self._fail([Fault(error.code, "The input of the batch cannot be read any more.")])
+                except Error as error:
+                    tried += 1
+                    log.warning("Batch %s goes on after a pause: %s", self._id, error)
+                    await asyncio.sleep(min(_MOST_PAUSE_S, 0.5 * 2**tried))
+        finally:
+            timer.cancel()
+
+    async def _advance(self) -> None:
+        """Raises: Error, when it is to be tried again."""
+        if self._record().status == "validating" and self._reason is None:
+            async with self._means.validating:
+                await self._validate()
+        if self._record().ended:
+            return
+        if not self._record().total:
+            await self._end_undone(self._reason or "expired")
+            return
+        async with self._means.turns.turn(self._record(), stopped=self._reason is not None):
+            report = await self._run_rows()
+            left = 0
+            if self._reason is not None:
+                left = await asyncio.to_thread(close_unfinished, self._spec(), self._left())
+                report = await self._run_rows(closing=True)
+            await self._finish(report, left)
+
+    async def _validate(self) -> None:
+        means, record = self._means, self._record()
+        at = means.storage.at(means.files.get(record.input_file_id).path)
+        found = await asyncio.to_thread(
+            check_input, at, record.endpoint, means.resolve, means.config, means.line_bytes
+        )
+        if found.faults:
+            await self._fail(found.faults)
+            return
+
+        def valid(record: BatchRecord) -> BatchRecord:
+            known = msgspec.structs.replace(record, total=found.lines, models=sorted(found.models))
+            return known.to("in_progress") if record.status == "validating" else known
+
+        await means.batches.change(self._id, valid)
+
+    async def _run_rows(self, *, closing: bool = False) -> JobReport:
+        """All rows, or until a stop. closing: no row is left to run."""
+        means = self._means
+        job = Job(
+            self._spec(),
+            means.make_pool(self._record().models),
+            limits=Limits(grace_s=_GRACE_S),
+            listener=_Listener(self._id, means.batches, self._finalizing),
+        )
+        if not closing:
+            self._job = job
+            if self._reason is not None:
+                job.stop.request(self._reason)
+        try:
+            return await job.run()
+        finally:
+            self._job = None
+
+    async def _finalizing(self) -> None:
+        await self._means.batches.change(
+            self._id, lambda record: record.to("finalizing") if record.status == "in_progress" else record
+        )
+
+    async def _finish(self, report: JobReport, left: int) -> None:
+        """Its files first, under the ids that were set aside for them; then its state; then its leftovers."""
+        means, record = self._means, self._record()
+        folder = f"{FOLDER}/{self._id}"
+        output = await self._file(record, record.output_file, f"{folder}/output.jsonl", "output", report.ok)
+        error = await self._file(
+            record, record.error_file, f"{folder}/output.errors.jsonl", "error", report.failed
+        )
+
+        def ended(record: BatchRecord) -> BatchRecord:
+            status = "completed"
+            if record.status == "cancelling":
+                status = "cancelled"
+            elif left:
+                status = "expired"
+            return record.to(
+                status, completed=report.ok, failed=report.failed, output_file_id=output, error_file_id=error
+            )
+
+        await means.batches.change(self._id, ended)
+        await asyncio.to_thread(means.storage.remove_tree, f"{folder}/{JOURNAL}")
+        unwanted = ["output.failed.jsonl", *([] if output else ["output.jsonl"])]
+        for name in unwanted:
+            await asyncio.to_thread(means.storage.at(f"{folder}/{name}").remove)
+
+    async def _file(self, record: BatchRecord, file_id: str, path: str, kind: str, rows: int) -> str | None:
+        """The id of a file that the batch has written; None for one without lines."""
+        if not rows:
+            return None
+        size = await asyncio.to_thread(self._means.storage.size_bytes, path)
+        await self._means.files.add(
+            FileRecord(
+                id=file_id,
+                bytes=size or 0,
+                created_at=now_s(),
+                filename=f"{record.id}_{kind}.jsonl",
+                purpose=OUTPUT,
+                path=path,
+                expires_at=now_s() + record.output_expires_s,
+            )
+        )
+        return file_id
+
+    async def _end_undone(self, reason: Reason) -> None:
+        """It never began."""
+        await self._means.batches.change(self._id, lambda record: record.to(reason))
+
+    async def _fail(self, faults: list[Fault]) -> None:
+        await self._means.batches.change(self._id, lambda record: record.to("failed", errors=faults))
+
+    def _left(self) -> Failure:
+        reason = self._reason or "expired"
+        return Failure(code=f"batch_{reason}", message=_LEFT[reason], stage="engine", attempts=0)
+
+    def _record(self) -> BatchRecord:
+        return self._means.batches.get(self._id)
+
+    def _spec(self) -> JobSpec:
+        record, storage = self._record(), self._means.storage
+        return JobSpec(
+            inputs=(storage.at(self._means.files.get(record.input_file_id).path).url,),
+            output=storage.at(f"{FOLDER}/{record.id}/output.jsonl").url,
+            input_form="jsonl",
+            reuse="off",
+            read_files=False,
+        )
+
+
+class _Listener(ProgressListener):
+    """Passes a job's progress on to its batch."""
+
+    def __init__(
+        self, batch_id: str, batches: BatchStore, finalizing: Callable[[], Coroutine[None, None, None]]
+    ) -> None:
+        self._id, self._batches = batch_id, batches
+        self._finalizing = finalizing
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def on_tick(self, stats: RunStats) -> None:
+        done = stats.before - stats.failed_before + stats.ok + stats.skipped
+        self._batches.progress[self._id] = done, stats.failed_before + stats.failed
+
+    def on_writing(self) -> None:
+        task = asyncio.create_task(self._finalizing())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def on_message(self, text: str) -> None:
+        log.info("Batch %s: %s", self._id, text)

@@ -1,0 +1,174 @@
+"""Files and batches of one storage: loaded, run and swept by the one process that holds its lock.
+
+A second process over the same storage waits for the lock, and takes over when the first one ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import Self
+
+from penstock.config.schema.jobs import JobsConfig
+from penstock.data.journal.lock import JobLock, OutputLocked
+from penstock.errors import Error, Unavailable
+from penstock.jobs.batches import BatchStore
+from penstock.jobs.files import FileStore
+from penstock.jobs.records import BatchRecord
+from penstock.jobs.runner import MakePool, Means, RunningBatch, Turns
+from penstock.jobs.storage import JobStorage
+from penstock.jobs.validation import Resolve
+
+log = logging.getLogger(__name__)
+
+_RETRY_S = 0.5
+_LOOK_S = 1.0
+_SWEEP_S = 60.0
+_RUNNING = 4
+"""Batches at a time. Each holds up to 64 MiB of requests that it has read ahead."""
+
+
+class JobService:
+    """Call `start` on the loop that serves the app; `close` at the end."""
+
+    def __init__(
+        self,
+        config: JobsConfig,
+        url: str,
+        resolve: Resolve,
+        make_pool: MakePool,
+        *,
+        line_bytes: int = 64 << 20,
+    ) -> None:
+        """url: of the storage. line_bytes: limit of a request.
+
+        Raises: Unavailable for a URL without a client.
+        """
+        self.storage = JobStorage(url)
+        self.files = FileStore(config, self.storage)
+        self.batches = BatchStore(config, self.storage, self.files)
+        turns, validating = Turns(_RUNNING), asyncio.Semaphore(1)
+        self._means = Means(
+            config,
+            self.storage,
+            self.files,
+            self.batches,
+            resolve,
+            make_pool,
+            line_bytes,
+            turns,
+            validating,
+        )
+        self._runs: dict[str, tuple[RunningBatch, asyncio.Task[None]]] = {}
+        self._owns = False
+        self._ready = asyncio.Event()
+        self._owning: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+
+    async def start(self) -> None:
+        """Returns at once; until storage is loaded, clients are asked to come again."""
+        self._owning = asyncio.create_task(self._own())
+
+    async def close(self) -> None:
+        """Stops batches where they are; the next process goes on."""
+        if self._owning is not None:
+            self._owning.cancel()
+            await asyncio.wait({self._owning})
+
+    def ready(self) -> Self:
+        """Itself, when it may be used. Raises: Unavailable."""
+        if not self._owns:
+            raise Unavailable(
+                "Files and batches are not ready: another process holds their storage, or it cannot be "
+                "reached. Try again in a moment.",
+                retry_after_s=1,
+            )
+        return self
+
+    async def create_batch(self, content: bytes) -> BatchRecord:
+        """Raises: as `BatchStore.create`."""
+        record = await self.batches.create(content)
+        self._run(record)
+        return record
+
+    async def cancel_batch(self, batch_id: str) -> BatchRecord:
+        """Raises: as `BatchStore.cancel`."""
+        record = await self.batches.cancel(batch_id)
+        if batch_id in self._runs:
+            self._runs[batch_id][0].stop("cancelled")
+        return record
+
+    async def wait_ready(self) -> None:
+        """Returns when storage is loaded."""
+        await self._ready.wait()
+
+    async def wait_idle(self) -> None:
+        """Returns when storage is loaded and no batch is unfinished."""
+        await self._ready.wait()
+        while self._runs:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _run(self, record: BatchRecord) -> None:
+        run = RunningBatch(record.id, self._means)
+        task = asyncio.create_task(run.run())
+        self._runs[record.id] = run, task
+        task.add_done_callback(lambda done: self._ended(record.id, done))
+
+    def _ended(self, batch_id: str, task: asyncio.Task[None]) -> None:
+        self._runs.pop(batch_id, None)
+        self._changed.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("Batch %s was given up until the next start.", batch_id, exc_info=error)
+
+    async def _own(self) -> None:
+        while True:
+            lock = await self._acquire()
+            try:
+                await self._load()
+                for record in self.batches.unfinished():
+                    self._run(record)
+                self._owns = True
+                self._ready.set()
+                await self._hold(lock)
+            except Error as error:
+                log.warning("The storage of files and batches is lost for now: %s", error)
+                await asyncio.sleep(_RETRY_S)
+            finally:
+                self._owns = False
+                await self._stop_runs()
+                await asyncio.to_thread(lock.release)
+
+    async def _acquire(self) -> JobLock:
+        said = False
+        while True:
+            try:
+                return await asyncio.to_thread(self.storage.lock)
+            except Error as error:
+                if not said or not isinstance(error, OutputLocked):
+                    log.warning("Waiting for the storage of files and batches: %s", error)
+                said = True
+            await asyncio.sleep(_RETRY_S)
+
+    async def _load(self) -> None:
+        await asyncio.to_thread(self.files.load)
+        await asyncio.to_thread(self.batches.load)
+
+    async def _hold(self, lock: JobLock) -> None:
+        """Until another process has taken over."""
+        loop = asyncio.get_running_loop()
+        sweep_at = loop.time()
+        while not lock.lost():
+            if loop.time() >= sweep_at:
+                sweep_at = loop.time() + _SWEEP_S
+                with suppress(Error):
+                    await self.files.remove_expired()
+            await asyncio.sleep(_LOOK_S)
+
+    async def _stop_runs(self) -> None:
+        tasks = [task for _, task in self._runs.values()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)

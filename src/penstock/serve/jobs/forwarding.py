@@ -1,0 +1,105 @@
+"""Requests for files and batches, passed on by the gateway to the process that answers them.
+
+Bodies stream both ways: of an upload or a download only what the sockets hold is in memory. It knows no Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from penstock.asgi import ClientGone
+from penstock.errors import Error, Unavailable
+from penstock.serve.gateway.request import ClientRequest
+from penstock.serve.gateway.response import ClientResponse
+from penstock.transport import headers, pool
+from penstock.transport.address import Address
+from penstock.transport.connection import ReplicaConnection
+
+log = logging.getLogger(__name__)
+
+_START_S = 30.0
+"""For the process to start: it ends when it has nothing to do."""
+
+_PAUSE_S = 0.2
+_GATEWAY = "gateway"
+
+
+class JobsForwarder:
+    """find: the address of the process, which starts if it must."""
+
+    def __init__(self, find: Callable[[], Awaitable[Address]], node_id: str) -> None:
+        self._find, self._node_id = find, node_id
+        self._address: Address | None = None
+
+    async def __call__(self, request: ClientRequest, reply: ClientResponse) -> None:
+        """Relays one exchange.
+
+        Raises: ClientGone; Unavailable when the process cannot be reached, or ends before it has answered.
+        """
+        address, connection = await self._connect()
+        try:
+            await self._exchange(address, connection, request, reply)
+        except ConnectionError as error:
+            raise Unavailable(
+                "Files and batches broke off this request; send it again in a moment.", retry_after_s=1
+            ) from error
+        finally:
+            connection.abort()
+
+    async def _connect(self) -> tuple[Address, ReplicaConnection]:
+        """Raises: Unavailable."""
+        cause: Exception | None = None
+        try:
+            async with asyncio.timeout(_START_S):
+                while True:
+                    try:
+                        address = self._address = self._address or await self._find()
+                        return address, await pool.connect(address, self._node_id, lambda lost: None)
+                    except (OSError, Error) as error:  # it has ended, or moved
+                        cause, self._address = error, None
+                    await asyncio.sleep(_PAUSE_S)
+        except TimeoutError as error:
+            raise Unavailable(
+                "Files and batches do not answer now; try again in a moment.", retry_after_s=5
+            ) from (cause or error)
+
+    async def _exchange(
+        self,
+        address: Address,
+        connection: ReplicaConnection,
+        request: ClientRequest,
+        reply: ClientResponse,
+    ) -> None:
+        length = request.fields.get(b"content-length")
+        chunked = length is None and b"transfer-encoding" in request.fields
+        own = headers.own(address.secret, _GATEWAY, request.id)
+        size = None if chunked else int(length or 0)
+        connection.request(headers.to_replica(request.method, request.target, request.headers, own, size))
+        await _send_body(connection, request, chunked=chunked)
+        async with request.while_connected():
+            await _relay(connection, request, reply)
+
+
+async def _send_body(connection: ReplicaConnection, request: ClientRequest, *, chunked: bool) -> None:
+    """Until its end, or until the answer begins, which then is a refusal. Raises: ClientGone."""
+    more = True
+    while more and not connection.heard:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        piece, more = message.get("body", b""), message.get("more_body", False)
+        if piece:
+            connection.write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
+            await connection.drain()
+    if chunked and not connection.heard:
+        connection.write(b"0\r\n\r\n")
+
+
+async def _relay(connection: ReplicaConnection, request: ClientRequest, reply: ClientResponse) -> None:
+    head = await connection.head()
+    await reply.start(head.status, headers.to_client(head.headers))
+    while request.method != "HEAD" and (piece := await connection.read()):
+        await reply.piece(piece)
+    await reply.piece(b"", more=False)
