@@ -1,7 +1,6 @@
 """Prints what packages of this environment require and other versions of it fill: `unmet.py NAME`.
 
-One requirement a line, as pip reads it. Packages that are not there at all count, but for those that no CPU
-build has. Looks at NAME and at what was installed in this environment itself, not at what it borrows.
+One requirement a line, as pip reads it. Packages that are not there at all count, but for those of GPUs. Looks at NAME and at what was installed in this environment itself, not at what it borrows.
 """
 
 from __future__ import annotations
@@ -14,13 +13,19 @@ from packaging.requirements import Requirement
 
 NOT_HERE = {"torch", "torchaudio", "torchcodec", "torchvision", "setuptools"}
 """Builds for CUDA on some indexes, which scripts/setup removes or mends; and a tool of building."""
+FOR_GPUS = {
+    *("apache-tvm-ffi", "fastsafetensors", "flashinfer-python", "humming-kernels", "instanttensor"),
+    *("nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "nvtx", "pynvvideocodec", "quack-kernels"),
+    *("tilelang", "tokenspeed-mla"),
+}
+"""What vLLM's GPU build requires, and its CPU build does not."""
 
 
 def unmet(owner: Distribution) -> list[str]:
     found: list[str] = []
     for text in owner.requires or ():
         need = Requirement(text)
-        if need.name.lower() in NOT_HERE or (need.marker and not need.marker.evaluate({"extra": ""})):
+        if need.name.lower() in NOT_HERE | FOR_GPUS or (need.marker and not need.marker.evaluate({"extra": ""})):
             continue
         try:
             fits = need.specifier.contains(distribution(need.name).version, prereleases=True)
