@@ -37,13 +37,17 @@ class DidNotStart(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """One way to serve the model. `command` gets the port and a folder for files."""
+    """One way to serve the model. `command` gets the port and a folder for files.
+
+    by_name_only: whether it is measured only where `--only` names it.
+    """
 
     name: str
     title: str
     command: Callable[[Workload, int, Path], list[str]]
     executors: tuple[str, ...] = EXECUTORS
     environment: Callable[[Path], Mapping[str, str]] = field(default=lambda folder: {})
+    by_name_only: bool = False
 
 
 def _vllm_server(workload: Workload, port: int, folder: Path) -> list[str]:
@@ -95,6 +99,13 @@ CONTESTANTS = (
         "ray-llm-haproxy", "Ray Serve LLM, HAProxy + direct", _serve_app("ray-llm"), ("mp",), _haproxy
     ),
     Contestant("penstock", "penstock serve", penstock_serve),
+    Contestant(
+        "penstock-plain",
+        "penstock serve, no capabilities",
+        penstock_serve,
+        environment=lambda folder: {"PENSTOCK_VLLM_CAPABILITIES_OFF": "all"},
+        by_name_only=True,
+    ),
     Contestant("penstock-serve-run", "Penstock, serve.run", _serve_app("penstock")),
     Contestant(
         "penstock-haproxy", "Penstock, serve.run, HAProxy", _serve_app("penstock"), environment=_haproxy

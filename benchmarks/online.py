@@ -113,9 +113,10 @@ def _save(record: Record, path: Path | None) -> None:
 
 def _options() -> argparse.Namespace:
     names = [contestant.name for contestant in CONTESTANTS]
+    usual = [contestant.name for contestant in CONTESTANTS if not contestant.by_name_only]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.online", description=_FIRST_LINE)
     add = parser.add_argument
-    add("--only", type=choices(names), default=names, metavar="NAMES", help=f"some of {','.join(names)}")
+    add("--only", type=choices(names), default=usual, metavar="NAMES", help=f"some of {','.join(names)}")
     add("--executor", type=choices(EXECUTORS), default=list(EXECUTORS), help="mp, uni, or mp,uni (both)")
     add("--streams", type=numbers, default=[1, 16, 64, 256], metavar="N,N", help="concurrent requests")
     add("--rounds", type=int, default=3, help="how often the whole circle is gone through")

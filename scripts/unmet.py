@@ -1,6 +1,8 @@
 """Prints what packages of this environment require and other versions of it fill: `unmet.py NAME`.
 
-One requirement a line, as pip reads it. Packages that are not there at all count, but for those of GPUs. Looks at NAME and at what was installed in this environment itself, not at what it borrows.
+One requirement a line, as pip reads it. Packages that are not there at all count, but for those that have no
+CPU build or are of use on GPUs alone. Looks at NAME and at what was installed in this environment itself, not
+at what it borrows.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ def unmet(owner: Distribution) -> list[str]:
     found: list[str] = []
     for text in owner.requires or ():
         need = Requirement(text)
-        if need.name.lower() in NOT_HERE | FOR_GPUS or (need.marker and not need.marker.evaluate({"extra": ""})):
+        skipped = need.name.lower() in NOT_HERE | FOR_GPUS
+        if skipped or (need.marker and not need.marker.evaluate({"extra": ""})):
             continue
         try:
             fits = need.specifier.contains(distribution(need.name).version, prereleases=True)
