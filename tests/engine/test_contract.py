@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import aclosing
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import httpx
@@ -420,18 +421,31 @@ async def test_concurrent_streams_do_not_mix(under_test: Served):
     assert [text(deltas) for deltas in together] == alone
 
 
-async def test_load_counts_what_is_open(under_test: Served):
-    await until_idle(under_test)
-    open_streams = [under_test.engine.generate(QUESTION, LONG) for _ in range(5)]
+@asynccontextmanager
+async def five_streams(served: Served) -> AsyncIterator[None]:
+    """Five open streams, each with its first token."""
+    await until_idle(served)
+    open_streams = [served.engine.generate(QUESTION, LONG) for _ in range(5)]
     for deltas in open_streams:
         await anext(deltas)
-    load = under_test.engine.load()
-    if under_test.foreign:  # its gauges are read twice a second
-        await until(lambda: under_test.engine.load().kv_usage > 0)
-    usage = under_test.engine.load().kv_usage
-    for deltas in open_streams:
-        await deltas.aclose()
+    try:
+        yield
+    finally:
+        for deltas in open_streams:
+            await deltas.aclose()
+
+
+async def test_load_counts_what_is_open(under_test: Served):
+    async with five_streams(under_test):
+        load = under_test.engine.load()
     assert load.running + load.waiting == 5
+
+
+async def test_load_has_the_share_of_the_cache_in_use(under_test: Served):
+    async with five_streams(under_test):
+        if under_test.foreign:  # its gauges are read twice a second
+            await until(lambda: under_test.engine.load().kv_usage > 0)
+        usage = under_test.engine.load().kv_usage
     assert 0 < usage <= 1
 
 

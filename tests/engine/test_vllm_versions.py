@@ -38,10 +38,10 @@ def run(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_vllms_own_application_and_core_answer_the_contract():
-    """Starts an engine with every capability off. Three tests ask for two of them: request_timings, and
-    adapter_versions, whose register knows the aliases.
+    """Starts an engine with every capability off. Four tests ask for three of them: request_timings,
+    scheduler_stats, and adapter_versions, whose register knows the aliases.
     """
-    lost = ("where_its_time_went", "alias", "the_model_is_listed")
+    lost = ("where_its_time_went", "share_of_the_cache", "alias", "the_model_is_listed")
     others = " and ".join(f"not {name}" for name in ("sim", "process", "sglang", *lost))
     done = run("pytest", "-q", "tests/engine/test_contract.py", "-k", others, **{VARIABLE: ALL})
     assert done.returncode == 0, done.stdout[-4000:]
