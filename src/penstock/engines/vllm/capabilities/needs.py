@@ -18,8 +18,8 @@ def has(*references: str) -> Need:
     """These names exist."""
 
     def gap(source: PackageSource) -> str | None:
-        missing = next((one for one in references if source.find(one) is None), None)
-        return missing and f"{_name(missing)} is gone"
+        missing = [one for one in references if source.find(one) is None]
+        return f"{_name(missing[0])} is gone" if missing else None
 
     return gap
 
