@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -53,7 +53,7 @@ class Turns:
         self._waiting: list[tuple[int, str, asyncio.Future[None]]] = []
 
     @asynccontextmanager
-    async def turn(self, record: BatchRecord, *, stopped: bool) -> AsyncIterator[None]:
+    async def turn(self, record: BatchRecord, *, stopped: bool) -> AsyncGenerator[None, None]:
         """Waits for the batch's turn, unless it was stopped; it ends with the block."""
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heappush(self._waiting, (record.expires_at, record.id, mine))
