@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 _GRACE_S = 5.0
 _WORKERS_S = 1.0
+_LOOK_S, _LOOKS = 0.01, 100
 
 
 class BuiltinCore:
@@ -127,7 +128,13 @@ class BuiltinCore:
     def _on_end(self) -> None:
         assert self._process is not None
         self._loop.remove_reader(self._process.sentinel)
-        self._process.join()
-        text = self.reason() or said_by(self._process.exitcode or 0)
-        if not self.ended.done():
-            self.ended.set_result(text)
+        self._tell_end(self._process, _LOOKS)
+
+    def _tell_end(self, process: BaseProcess, looks: int) -> None:
+        """vLLM waits for the same process in a thread; until that has noted the exit code, there is none."""
+        code = process.exitcode
+        if code is None and looks:
+            self._loop.call_later(_LOOK_S, self._tell_end, process, looks - 1)
+        elif not self.ended.done():
+            said = said_by(code) if code is not None else "its process has ended"
+            self.ended.set_result(self.reason() or said)
