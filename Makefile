@@ -13,7 +13,7 @@ help:
 	@echo "make test      set up, then the tests of the fast tier (T=path or options for some)"
 	@echo "make test-all  set up, then all tests"
 	@echo "make test-ray RAY=2.57.1   set up, then tests of serving and batch jobs with that version of Ray"
-	@echo "make test-vllm VLLM=0.31.0   set up, then the engine's tests with that version of vLLM's CPU build"
+	@echo "make test-vllm VLLM=0.31.0   set up, then the engine's tests with that version of vLLM"
 	@echo "make fuzz      set up, then odd requests, bytes and batch jobs for MINUTES=30"
 	@echo "make coverage  set up, then the lines of src/ that the fast tier runs (FULL=1: all tests)"
 	@echo "make check     set up, then format, lint, types, directions of imports, features without a test, the manual"
@@ -59,6 +59,8 @@ VLLM_TESTS := tests/unit/test_vllm_capabilities.py tests/engine/test_contract.py
 	tests/engine/test_lane.py tests/engine/test_gather.py tests/engine/test_inside.py \
 	tests/engine/test_responses.py tests/engine/test_assistant.py tests/engine/test_pooling.py \
 	tests/engine/test_vision.py tests/engine/test_adapters.py tests/engine/test_prepared.py \
+	tests/engine/test_forced_tools.py tests/engine/test_structured.py tests/engine/test_messages.py \
+	tests/engine/test_speech.py tests/engine/test_parallel_pipeline.py tests/engine/test_gang.py \
 	tests/engine/test_data_own.py tests/engine/test_vllm_versions.py
 test-vllm: $(READY)
 	@scripts/vllm $(VLLM)
