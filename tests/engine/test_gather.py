@@ -109,8 +109,9 @@ async def test_a_pause_that_keeps_requests_tells_what_there_is(assistant: Served
     )
 
 
-def request(name: str) -> Request:
-    params = SamplingParams(max_tokens=100, output_kind=RequestOutputKind.FINAL_ONLY)
+def request(name: str, stream_interval: int | None = None) -> Request:
+    kind = RequestOutputKind.FINAL_ONLY
+    params = SamplingParams(max_tokens=100, output_kind=kind, stream_interval=stream_interval)
     return Request(name, [1, 2, 3], params, None)
 
 
@@ -127,6 +128,16 @@ async def test_what_is_held_goes_with_the_next_output_or_the_last() -> None:
     stranger = EngineCoreOutput("a", [18])
     assert buffer.passing([stranger]) == [stranger]
     assert stranger.new_token_ids == [18]
+
+
+@pytest.mark.parametrize(("asked", "piece"), [(40, 40), (4, 16)])
+async def test_a_request_may_ask_for_larger_pieces(asked: int, piece: int) -> None:
+    buffer = TokenBuffer()
+    buffer.open(request("a", stream_interval=asked))
+    for token in range(piece - 1):
+        assert buffer.passing([EngineCoreOutput("a", [token])]) == []
+    (whole,) = buffer.passing([EngineCoreOutput("a", [0])])
+    assert len(whole.new_token_ids) == piece
 
 
 async def test_nothing_is_kept_of_a_request_whose_caller_is_gone() -> None:

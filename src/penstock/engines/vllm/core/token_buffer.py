@@ -1,4 +1,4 @@
-"""An engine core that sends the tokens of non-streaming requests in groups of 16.
+"""An engine core that sends the tokens of non-streaming requests in groups of 16, or of more on demand.
 
 Sent one by one, each token of such a request costs the front-end as much as a streamed one: a message, its
 decoding, an update of the statistics. Here they are buffered in the core. Importing this file imports vLLM.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any
 
 from vllm.sampling_params import RequestOutputKind
@@ -18,7 +19,9 @@ from vllm.v1.request import Request
 from penstock.engines.vllm.core.sockets import AttentiveCore
 
 _PIECE = 16
-"""Tokens. Cuts the cost per token to a sixteenth; token counters lag by up to this much per request."""
+"""Tokens, unless a request's `stream_interval` is larger. Cuts the cost per token to a sixteenth; token
+counters lag by up to this much per request.
+"""
 
 _FRONT = 0
 """vLLM's index of the front-end; our cores have only one."""
@@ -26,16 +29,25 @@ _FRONT = 0
 Outputs = dict[int, EngineCoreOutputs]
 
 
+@dataclass(slots=True)
+class _Held:
+    """piece: so many tokens are sent together."""
+
+    piece: int
+    tokens: list[int] = field(default_factory=list[int])
+
+
 class TokenBuffer:
     """Token ids of open requests that were not sent to the front-end yet."""
 
     def __init__(self) -> None:
-        self._held: dict[str, list[int]] = {}
+        self._held: dict[str, _Held] = {}
 
     def open(self, request: Request) -> None:
         """Starts to buffer the request's tokens, if they may wait."""
         if _may_wait(request):
-            self._held[request.request_id] = []
+            asked = request.sampling_params.stream_interval if request.sampling_params else None
+            self._held[request.request_id] = _Held(max(_PIECE, asked or 0))
 
     def drop(self, request_ids: Iterable[str]) -> None:
         """Forgets aborted requests."""
@@ -50,20 +62,20 @@ class TokenBuffer:
         held = self._held.get(output.request_id)
         if held is None:
             return True
-        held += output.new_token_ids
-        if len(held) < _PIECE and _is_plain(output):
+        held.tokens += output.new_token_ids
+        if len(held.tokens) < held.piece and _is_plain(output):
             return False
-        output.new_token_ids = held
+        output.new_token_ids, held.tokens = held.tokens, []
         if output.finished:
             del self._held[output.request_id]
-        else:
-            self._held[output.request_id] = []
         return True
 
     def rest(self) -> list[EngineCoreOutput]:
         """Takes out everything buffered."""
-        outputs = [EngineCoreOutput(request_id, held) for request_id, held in self._held.items() if held]
-        self._held = {request_id: [] for request_id in self._held}
+        held = [(request_id, held) for request_id, held in self._held.items() if held.tokens]
+        outputs = [EngineCoreOutput(request_id, one.tokens) for request_id, one in held]
+        for _, one in held:
+            one.tokens = []
         return outputs
 
 
