@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from penstock.asgi import ASGIApp
 from penstock.engine_control import EngineControl
@@ -158,6 +158,19 @@ class Engine(Protocol):
     @property
     def control(self) -> EngineControl:
         """What can be done to it while it runs. `EngineControl()` has no operations."""
+        ...
+
+
+@runtime_checkable
+class DirectResponder(Protocol):
+    """What an engine may have beside `Engine`: a shorter way for requests that need little of its app."""
+
+    async def respond(self, path: str, body: bytes) -> bytes | None:
+        """The body of the app's response to a POST of `body`, which names the base model or none.
+
+        None for a request that the app has to answer, also with an error. Cancelling it aborts the request in
+        the engine. Raises: EngineDead; Error when the engine failed on it.
+        """
         ...
 
 

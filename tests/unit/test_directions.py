@@ -50,6 +50,7 @@ HOUSES: dict[str, list[set[str]]] = {
     "penstock.engines.vllm": [
         {"engine"},
         {"control"},
+        {"rows"},
         {"frontend"},
         {"core", "media"},
         {"capabilities"},

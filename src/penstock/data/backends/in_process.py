@@ -24,9 +24,9 @@ from penstock.data.backends.json_fields import with_fields
 from penstock.data.backends.protocol import Response
 from penstock.data.backends.queue_depth import QueueDepth
 from penstock.data.rows.request import RowRequest
-from penstock.engine import Engine, Load, Progress, no_progress
+from penstock.engine import DirectResponder, Engine, Load, Progress, no_progress
 from penstock.engines import engine_class
-from penstock.errors import BadRequest, EngineDead, Unavailable
+from penstock.errors import BadRequest, EngineDead, Error, Unavailable
 from penstock.hooks import POSTPROCESSOR, PREPROCESSOR
 from penstock.hooks.context import authors_ask
 from penstock.layers.adapters import Source, Store, asking_for
@@ -118,15 +118,27 @@ class InProcessEngine:
 
     async def _call(self, started: StartedEngine, request: RowRequest) -> Response:
         try:
-            headers, body = self._headers(request), self._body(request)
-        except BadRequest as error:
-            return Response(error.status, form(request.path).envelope(error))
-        authors_ask.set(True)
-        answer, content = await ask(started.app, request.path, body, headers)
-        response = Response(answer.status, content)
+            response = await self._direct(started, request) or await self._by_app(started, request)
+        except Error as error:
+            response = Response(error.status, form(request.path).envelope(error))
         if response.status >= 500:
             await asyncio.sleep(_DEATH_GRACE_S)  # cancelled here when the engine dies
         return response
+
+    async def _direct(self, started: StartedEngine, request: RowRequest) -> Response | None:
+        """The response that needs none of the layers; None where it takes them."""
+        direct, model_id = started.direct, self._config.model_id
+        if direct is None or request.prompt is not None or request.model not in (None, model_id):
+            return None
+        body = await direct.respond(request.path, request.body)
+        return None if body is None else Response(200, body)
+
+    async def _by_app(self, started: StartedEngine, request: RowRequest) -> Response:
+        """Raises: BadRequest."""
+        headers, body = self._headers(request), self._body(request)
+        authors_ask.set(True)
+        answer, content = await ask(started.app, request.path, body, headers)
+        return Response(answer.status, content)
 
     def _headers(self, request: RowRequest) -> dict[str, str]:
         """Raises: BadRequest for an adapter of a model without adapters."""
@@ -161,11 +173,13 @@ class InProcessEngine:
 class StartedEngine:
     """A running engine with what a replica has around it, too: adapters, and the user's hooks.
 
-    app: the engine's application under these layers. The caller stops it.
+    app: the engine's application under these layers. direct: a way past both, for a model without hooks, if
+    the engine has one. The caller stops it.
     """
 
     engine: Engine
     app: ASGIApp
+    direct: DirectResponder | None
     adapters: Store | None
 
     @classmethod
@@ -181,7 +195,9 @@ class StartedEngine:
             adapters = Store(engine, source, config.lora_config)
         await start_engine(engine, config, adapters, progress)
         app = stacked(engine, config, adapters=adapters, preprocessor=before, postprocessor=after)
-        return cls(engine, app, adapters)
+        hooked = before is not None or after is not None
+        direct = engine if isinstance(engine, DirectResponder) and not hooked else None
+        return cls(engine, app, direct, adapters)
 
     async def stop(self) -> None:
         if self.adapters is not None:

@@ -40,6 +40,7 @@ from penstock.request_context import Gang, gang, using_adapter
 from penstock.temporary_folder import temporary_folder
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
     from vllm.outputs import RequestOutput
 
     from penstock.config import LLMConfig
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from penstock.engines.vllm.frontend.app import Plan
     from penstock.engines.vllm.frontend.load import LoadReader, Scheduled
     from penstock.engines.vllm.frontend.timing import TimedLLM
+    from penstock.engines.vllm.rows.responder import RowResponder
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +68,7 @@ class VLLMEngine:
         self._llm: TimedLLM | None = None
         self._control: EngineControl = _NotRunning()
         self._app: ASGIApp | None = None
+        self._rows: RowResponder | None = None
         self._adapters: LoadedAdapters | None = None
         self._load_reader: LoadReader | None = None
         self._guarding: asyncio.Task[None] | None = None
@@ -137,6 +140,7 @@ class VLLMEngine:
             from penstock.engines.vllm.adapters import LoadedAdapters
 
             self._adapters = LoadedAdapters(llm, self._config.model_id, app.state.openai_serving_models)
+        self._rows = await _responder(llm, app) if fitting.has("bulk_generation") else None
         absent = absence(self._config.model_id, app.routes)
         self._app = Edge(additions.shorten(fitting, app), lambda: self._refusal, absent, errors.heard)
         begin_core = self._begin_core if isinstance(core, Core) else None
@@ -228,6 +232,15 @@ class VLLMEngine:
             raise RuntimeError("An engine has no application before its start.")
         return self._app
 
+    async def respond(self, path: str, body: bytes) -> bytes | None:
+        await self.check_health()
+        if self._rows is None:
+            return None
+        try:
+            return await self._rows.respond(path, body)
+        except Exception as error:
+            raise self._named(error) from error
+
     async def generate(
         self,
         prompt: Prompt,
@@ -246,9 +259,7 @@ class VLLMEngine:
                     for delta in deltas(output):
                         yield delta
         except Exception as error:
-            if self._refusal is not None:
-                raise EngineDead(self._refusal) from error
-            raise errors.from_exception(error) from error
+            raise self._named(error) from error
 
     async def _outputs(
         self, prompt: Prompt, params: Mapping[str, Any], request_id: str | None, adapter: str | None
@@ -313,6 +324,9 @@ class VLLMEngine:
         if self._refusal is not None or self._llm is None:
             raise EngineDead(self._refusal or "The engine is not running.")
 
+    def _named(self, error: Exception) -> Error:
+        return EngineDead(self._refusal) if self._refusal is not None else errors.from_exception(error)
+
     def _on_front_failed(self) -> None:
         reason = self._core.reason() if self._core is not None else None
         self._on_death(reason or "its core failed, see the log")
@@ -365,6 +379,17 @@ def _plan(config: LLMConfig, shape: Shape, gang: Gang | None) -> Plan:
         **({"data_parallel_rank": gang.rank, "data_parallel_address": gang.host} if gang else {}),
     }
     return plan(engine, frontend)
+
+
+async def _responder(llm: TimedLLM, app: FastAPI) -> RowResponder | None:
+    """None, too, where it cannot be made: the engine answers everything without it."""
+    from penstock.engines.vllm.rows.build import row_responder
+
+    try:
+        return await row_responder(llm, app)
+    except Exception:  # whatever vLLM raises for a sample
+        log.warning("Rows of batches take the long way through vLLM's application.", exc_info=True)
+        return None
 
 
 def _is_local(config: LLMConfig) -> bool:

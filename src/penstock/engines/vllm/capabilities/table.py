@@ -31,6 +31,8 @@ _MODELS = "entrypoints.openai.models.serving:OpenAIServingModels"
 _RENDERER = "renderers.base:BaseRenderer"
 _TOKENS = "entrypoints.serve.tokenize.serving:ServingTokenization"
 _BATCH_CHAT = "entrypoints.openai.chat_completion.batch_serving:OpenAIServingChatBatch"
+_CHAT_REQUEST = "entrypoints.openai.chat_completion.protocol:ChatCompletionRequest"
+_COMPLETION_REQUEST = "entrypoints.openai.completion.protocol:CompletionRequest"
 _XGRAMMAR = "v1.structured_output.backend_xgrammar"
 _ARGUMENTS = ("FrontendArgs", "make_arg_parser", "validate_parsed_serve_args")
 _TIMES = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
@@ -247,6 +249,63 @@ CAPABILITIES: dict[str, Capability] = {
             takes("entrypoints.openai.completion.api_router:create_completion", "request", "raw_request"),
         ),
         on=("request_limits", "request_models"),
+    ),
+    "bulk_generation": Capability(
+        "each row of a batch passes vLLM's OpenAI application",
+        (
+            takes(f"{_RENDERER}.render_chat", "conversations", "chat_params", "tok_params"),
+            takes(f"{_RENDERER}.render_cmpl", "prompts", "tok_params"),
+            has(f"{_RENDERER}._executor", f"{_CHAT}.parser_cls", f"{_CHAT}.online_renderer"),
+            takes("renderers.inputs.preprocess:parse_model_prompt", "model_config", "prompt"),
+            exactly(
+                "entrypoints.serve.utils.api_utils:get_max_tokens",
+                *("max_model_len", "max_tokens", "input_length", "default_sampling_params"),
+                *("override_max_tokens", "truncate_prompt_tokens"),
+            ),
+            exactly(
+                f"{_CHAT_REQUEST}.build_chat_params", "default_template", "default_template_content_format"
+            ),
+            *(
+                need
+                for request in (_CHAT_REQUEST, _COMPLETION_REQUEST)
+                for need in (
+                    exactly(f"{request}.build_tok_params", "model_config"),
+                    exactly(f"{request}.to_sampling_params", "max_tokens", "default_sampling_params"),
+                )
+            ),
+            # What these steps stand for.
+            exactly(f"{_CHAT}._create_chat_completion", "request", "raw_request"),
+            exactly(f"{_COMPLETION}._create_completion", "request", "raw_request"),
+            takes(
+                f"{_CHAT}.chat_completion_full_generator",
+                *("request", "result_generator", "request_id", "model_name", "conversation", "tokenizer"),
+                "request_metadata",
+            ),
+            takes(
+                f"{_COMPLETION}.request_output_to_completion_response",
+                *("final_res_batch", "request", "request_id", "created_time", "model_name", "tokenizer"),
+                "request_metadata",
+            ),
+            has(
+                "sampling_params:SamplingParams.stream_interval", "sampling_params:SamplingParams.detokenize"
+            ),
+            has("v1.engine.detokenizer:uses_fast_detokenizer", "config:VllmConfig.aux_output_config"),
+            has("entrypoints.generate.base.protocol:RequestResponseMetadata", "inputs:EngineInput"),
+            has("renderers:merge_kwargs", "utils.mistral:is_mistral_tokenizer", "utils:random_uuid"),
+            exactly(
+                "v1.engine.detokenizer:IncrementalDetokenizer.from_new_request", "cls", "tokenizer", "request"
+            ),
+            exactly(
+                "v1.engine.detokenizer:IncrementalDetokenizer.update", "new_token_ids", "stop_terminated"
+            ),
+            fields(
+                "outputs:CompletionOutput",
+                *("index", "text", "token_ids", "cumulative_logprob", "logprobs", "routed_experts"),
+                *("finish_reason", "stop_reason", "lora_request", "sampling_mask", "spec_decode_metrics"),
+                "weight_versions",
+            ),
+        ),
+        on=("direct_routes",),
     ),
     "prepared_prompts": Capability(
         "models with a preprocessor of the user's answer 501",

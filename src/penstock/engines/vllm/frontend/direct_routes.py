@@ -58,7 +58,7 @@ class DirectRoutes:
         found = {route.path: route for route in app.routes if isinstance(route, APIRoute)}
         self._all = {path: route.endpoint for path, route in found.items() if "POST" in route.methods}
         endpoints = {path: found[path].endpoint for path in _PATHS if path in found}
-        if others := _middleware(app) - _HTTP_ONLY:
+        if others := foreign_middleware(app):
             log.warning(
                 "Requests take the long way through vLLM's app, for the sake of %s", ", ".join(others)
             )
@@ -151,9 +151,10 @@ def _is_ours(scope: Scope) -> bool:
     return TRUSTED in scope.get("extensions", ()) and b"origin" not in dict(scope["headers"])
 
 
-def _middleware(app: FastAPI) -> set[str]:
+def foreign_middleware(app: FastAPI) -> set[str]:
+    """Names of what a user has put before vLLM's endpoints; it sees all requests."""
     kinds: list[Any] = [layer.cls for layer in app.user_middleware]
-    return {f"{kind.__module__}.{kind.__qualname__}" for kind in kinds}
+    return {f"{kind.__module__}.{kind.__qualname__}" for kind in kinds} - _HTTP_ONLY
 
 
 async def _answer(endpoint: Endpoint, request: Request) -> Response:

@@ -1,0 +1,96 @@
+"""Answers plain requests: read, rendered, run by AsyncLLM, and written as vLLM's own response would be.
+
+Importing this file imports vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.exceptions import GracefulHTTPError, VLLMClientError
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import SamplingParams
+from vllm.utils import random_uuid
+
+from penstock.engines.vllm.frontend.timing import TimedLLM
+from penstock.engines.vllm.rows.body import BodyWriter
+from penstock.engines.vllm.rows.bulk import Bulk
+from penstock.engines.vllm.rows.plain import Plain, read
+from penstock.engines.vllm.rows.prompts import Prompt
+from penstock.engines.vllm.rows.text import Texts, decodes_at_once
+from penstock.errors import Error
+
+_REFUSALS = (VLLMClientError, GracefulHTTPError)
+"""Of a request that has not reached the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainEndpoint:
+    """prefix: of response ids. render: blocking, a request's prompt and parameters."""
+
+    prefix: str
+    render: Callable[[Any], Prompt]
+    body: BodyWriter
+
+
+class RowResponder:
+    """Of one engine. endpoints: by path, those whose requests may be plain."""
+
+    def __init__(self, llm: TimedLLM, endpoints: dict[str, PlainEndpoint]) -> None:
+        self._llm = llm
+        self._endpoints = endpoints
+        renderer: Any = llm.renderer
+        self._rendered = Bulk(_render, renderer._executor)
+        tokenizer = renderer.get_tokenizer()
+        self._texts = Texts(tokenizer) if decodes_at_once(tokenizer) else None
+
+    async def respond(self, path: str, body: bytes) -> bytes | None:
+        """The body of a response with status 200; None for a request that is vLLM's application's to answer.
+
+        Cancelling it aborts the request in the engine. Raises: Error when the engine failed on it; what
+        AsyncLLM raises when it is dead.
+        """
+        endpoint = self._endpoints.get(path)
+        plain = read(path, body) if endpoint is not None else None
+        if endpoint is None or plain is None:
+            return None
+        try:
+            rendered, params = await self._rendered((endpoint.render, plain))
+        except (
+            Exception
+        ):  # whatever vLLM raises for a request that it refuses; its application says it in words
+            return None
+        params.detokenize = self._texts is None
+        response_id = f"{endpoint.prefix}-{random_uuid()}"
+        output = await self._run(rendered, params, response_id)
+        if output is None:
+            return None
+        return endpoint.body.of(response_id, plain, output, self._text(output, params))
+
+    async def _run(self, rendered: Any, params: SamplingParams, request_id: str) -> RequestOutput | None:
+        """The last output; None when the request was refused."""
+        last = None
+        try:
+            async with aclosing(self._llm.generate(rendered, params, request_id)) as outputs:
+                async for output in outputs:
+                    last = output
+        except _REFUSALS:
+            return None
+        if last is None or last.outputs[0].finish_reason == "error":
+            raise Error("The engine failed while it made this answer.")
+        return last
+
+    def _text(self, output: RequestOutput, params: SamplingParams) -> str:
+        (one,) = output.outputs
+        if self._texts is None:
+            return one.text
+        shown = one.token_ids[:-1] if one.finish_reason == "stop" else one.token_ids
+        return self._texts.of(output.prompt_token_ids or [], list(shown), params)
+
+
+def _render(call: tuple[Callable[[Any], Prompt], Plain]) -> Prompt:
+    render, plain = call
+    return render(plain)

@@ -1,0 +1,228 @@
+"""Plain rows are answered past vLLM's application as it answers them, field by field."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from backend_contract import CHAT, COMPLETIONS, row
+from borrowed import Borrowed, lent
+from enginetest import ALIAS, MODEL_ID, Served, until, vllm_config
+
+from penstock.data.backends.in_process import InProcessEngine
+from penstock.data.backends.protocol import Response
+from penstock.data.rows.request import RowRequest
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),
+    pytest.mark.parity("D10"),
+]
+
+AT_ONCE = 12
+TEXTS = ["What is Penstock?", "Wie geht es dir heute, alter Freund?", "日本語で話して", "🙂🙃 ok", "a"]
+PLAIN: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0},
+    {"temperature": 0, "min_tokens": 3, "skip_special_tokens": False},
+    {"temperature": 0, "stop_token_ids": [30, 31, 32, 33, 34, 35, 36, 37, 38, 39]},
+    {"temperature": 0, "logit_bias": {"5": 50.0, "17": -100}},
+    {"temperature": 0, "bad_words": ["the", "a"], "repetition_penalty": 1.3},
+    {"temperature": 0, "allowed_token_ids": list(range(40, 80))},
+    {"temperature": 2, "top_p": 0.9, "top_k": 50, "min_p": 0.01},
+    {"temperature": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.5},
+    {"temperature": 2, "return_token_ids": None, "ignore_eos": False},
+    {"top_k": None, "stop_token_ids": None, "user": "somebody"},
+]
+OTHERS: list[dict[str, Any]] = [
+    {"stop": ["e", "."]},
+    {"stop": "a", "include_stop_str_in_output": True},
+    {"n": 2, "temperature": 1},
+    {"logprobs": 1},
+    {"echo": True},
+    {"priority": 0},
+    {"response_format": {"type": "json_object"}},
+    {"structured_outputs": {"choice": ["yes", "no"]}},
+    {"spaces_between_special_tokens": False, "skip_special_tokens": False},
+    {"unheard_of": 1},
+]
+WRONG: list[dict[str, Any]] = [
+    {"temperature": -1},
+    {"temperature": "hot"},
+    {"top_p": 0},
+    {"max_tokens": 0},
+    {"max_tokens": 1 << 40},
+    {"max_tokens": 3000},
+    {"max_tokens": 5, "min_tokens": 6},
+    {"min_tokens": None},
+    {"seed": 1 << 63},
+    {"logit_bias": {"x": 1}},
+    {"logit_bias": {"99999": 1}},
+    {"allowed_token_ids": []},
+    {"allowed_token_ids": [99999]},
+    {"stop_token_ids": [99999]},
+    {"bad_words": [""]},
+    {"n": 0},
+    {"top_k": -5},
+]
+INPUTS: list[tuple[str, dict[str, Any]]] = [
+    (COMPLETIONS, {"prompt": ""}),
+    (COMPLETIONS, {"prompt": []}),
+    (COMPLETIONS, {"prompt": ["a", "b"]}),
+    (COMPLETIONS, {"prompt": [99999]}),
+    (COMPLETIONS, {"prompt": "x " * 3000}),
+    (COMPLETIONS, {"prompt": [7] * 2048}),
+    (COMPLETIONS, {"prompt": [7] * 2040, "max_tokens": 100}),
+    (COMPLETIONS, {"prompt": "hello", "add_special_tokens": False}),
+    (COMPLETIONS, {"prompt": "hello", "max_tokens": None}),
+    (CHAT, {"messages": []}),
+    (CHAT, {"messages": [{"role": "user", "content": None}]}),
+    (CHAT, {"messages": [{"role": "robot", "content": "hello"}]}),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]}),
+    (CHAT, {"messages": [{"role": "user", "content": "x " * 3000}]}),
+    (CHAT, {"messages": [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hello"}]}),
+    (CHAT, {"messages": [{"role": "user", "content": "Hello"}], "max_completion_tokens": 3, "max_tokens": 9}),
+    (CHAT, {"messages": [{"role": "user", "content": "Hello"}], "tools": []}),
+    (CHAT, {"messages": [{"role": "user", "content": "Hello"}], "chat_template_kwargs": {"x": 1}}),
+]
+
+
+class Directly(Borrowed):
+    """Counts what is answered directly."""
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__(engine)
+        self.answered = 0
+
+    async def respond(self, path: str, body: bytes) -> bytes | None:
+        answer = await self._engine.respond(path, body)  # pyright: ignore[reportAttributeAccessIssue]
+        self.answered += answer is not None
+        return answer
+
+
+class ByApp(Borrowed):
+    """Has no shorter way."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "respond":
+            raise AttributeError(name)
+        return super().__getattr__(name)
+
+
+async def backend(engine: Borrowed) -> InProcessEngine:
+    with lent(engine):  # pyright: ignore[reportArgumentType]
+        own = InProcessEngine(vllm_config())
+        await own.start()
+    return own
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def directly(demo: Served) -> AsyncIterator[tuple[Directly, InProcessEngine]]:
+    engine = Directly(demo.engine)
+    own = await backend(engine)
+    yield engine, own
+    await own.stop()
+
+
+def requests() -> list[RowRequest]:
+    """Some 300. Prompts of plain ones begin each in its own way: the prefix cache has nothing of them."""
+    draw = random.Random(22)
+    found = [_drawn(draw, number, draw.choice(PLAIN)) for number in range(220)]
+    found += [_drawn(draw, number, fields) for number, fields in enumerate(OTHERS + WRONG, 220)]
+    greedy = {"max_tokens": 5, "temperature": 0}
+    found += [row(path, **greedy | body) for path, body in INPUTS]
+    found += [row(prompt="hello", model=model, **greedy) for model in (MODEL_ID, ALIAS, "other")]
+    return found
+
+
+def _drawn(draw: random.Random, number: int, fields: dict[str, Any]) -> RowRequest:
+    limits = {"max_tokens": draw.choice([3, 7, 30, 60]), "seed": number}
+    told: dict[str, Any] = draw.choice([{}, {"return_token_ids": True}])
+    text = f"{number} {draw.choice(TEXTS)}"
+    if draw.random() < 0.5:
+        return row(CHAT, messages=[{"role": "user", "content": text}], **limits | told | fields)
+    ids = [draw.randrange(1000) for _ in range(draw.choice([1, 5, 40]))]
+    return row(COMPLETIONS, prompt=draw.choice([text, ids]), **limits | told | fields)
+
+
+async def answered(own: InProcessEngine, asked: Sequence[RowRequest]) -> list[tuple[int, Any]]:
+    found = list[Response]()
+    for at in range(0, len(asked), AT_ONCE):
+        found += await asyncio.gather(*map(own.send, asked[at : at + AT_ONCE]))
+    return [(answer.status, without_names(json.loads(answer.body))) for answer in found]
+
+
+def without_names(body: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in body.items() if name not in ("id", "created")}
+
+
+async def test_300_requests_are_answered_as_the_application_answers_them(
+    demo: Served, directly: tuple[Directly, InProcessEngine]
+):
+    counted, own = directly
+    by_app = await backend(ByApp(demo.engine))
+    asked = requests()
+    await demo.engine.control.reset_prefix_cache()
+    found = await answered(own, asked)
+    await demo.engine.control.reset_prefix_cache()
+    expected = await answered(by_app, asked)
+    for request, one, other in zip(asked, found, expected, strict=True):
+        assert one == other, request
+    assert 220 <= counted.answered <= len(asked) - len(OTHERS) - len(WRONG)
+    choices = [choice for status, body in found if status == 200 for choice in body["choices"]]
+    assert {choice["finish_reason"] for choice in choices} == {"stop", "length"}
+    texts = "".join(
+        choice["text"] if "text" in choice else choice["message"]["content"] for choice in choices
+    )
+    assert "\N{REPLACEMENT CHARACTER}" in texts, "no character was torn"
+
+
+async def test_a_body_has_every_field_of_the_applications(
+    demo: Served, directly: tuple[Directly, InProcessEngine]
+):
+    request = row(CHAT, messages=[{"role": "user", "content": "Hello"}], max_tokens=3, temperature=0)
+    by_app = await backend(ByApp(demo.engine))
+    found, expected = [json.loads((await own.send(request)).body) for own in (directly[1], by_app)]
+    assert list(found) == list(expected)
+    assert found["id"].startswith("chatcmpl-")
+    assert len(found["id"]) == len(expected["id"])
+
+
+async def test_cached_tokens_are_told(directly: tuple[Directly, InProcessEngine]):
+    _, own = directly
+    request = row(prompt=list(range(200)), max_tokens=1)
+    first, second = [json.loads((await own.send(request)).body)["usage"] for _ in range(2)]
+    assert first["prompt_tokens_details"]["cached_tokens"] == 0
+    assert second["prompt_tokens_details"]["cached_tokens"] > 100
+
+
+async def test_an_abort_keeps_what_was_made(directly: tuple[Directly, InProcessEngine]):
+    """Also what the core still held."""
+    counted, own = directly
+    asking = asyncio.create_task(own.send(row(prompt="water", max_tokens=1500, ignore_eos=True)))
+    await until(lambda: own.load().running - own.load().unseen == 1)
+    await counted.control.pause(mode="abort")
+    try:
+        body = json.loads((await asking).body)
+    finally:
+        await counted.control.resume()
+    assert body["choices"][0]["finish_reason"] == "abort"
+    assert 0 < body["usage"]["completion_tokens"] < 1500
+
+
+async def test_tokens_are_counted_in_vllms_metrics(demo: Served, directly: tuple[Directly, InProcessEngine]):
+    async def counted() -> float:
+        lines = (await demo.http.get("/metrics")).text.splitlines()
+        return sum(
+            float(line.split()[-1]) for line in lines if line.startswith("vllm:generation_tokens_total")
+        )
+
+    before = await counted()
+    await directly[1].send(row(prompt="water", max_tokens=300, ignore_eos=True))
+    assert await counted() - before == 300
