@@ -18,6 +18,7 @@ from enginetest import ALIAS, MODEL_ID, Served, until, vllm_config
 from penstock.data.backends.in_process import InProcessEngine
 from penstock.data.backends.protocol import Response
 from penstock.data.rows.request import RowRequest
+from penstock.engines.vllm.capabilities.state import capabilities
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
@@ -124,6 +125,8 @@ async def backend(engine: Borrowed) -> InProcessEngine:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def directly(demo: Served) -> AsyncIterator[tuple[Directly, InProcessEngine]]:
+    if not capabilities().has("bulk_generation"):
+        pytest.skip("vLLM's capability bulk_generation is off with this version")
     engine = Directly(demo.engine)
     own = await backend(engine)
     yield engine, own
