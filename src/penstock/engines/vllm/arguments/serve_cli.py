@@ -8,7 +8,10 @@ try:
         make_arg_parser,
         validate_parsed_serve_args,
     )
-except ImportError:  # from vLLM 0.33 on
+except ModuleNotFoundError as error:
+    if error.name is None or not error.name.startswith("vllm."):  # what vLLM itself needs
+        raise
+    # from vLLM 0.33 on
     from vllm.entrypoints.common.cli_args import (  # pyright: ignore[reportMissingImports]
         FrontendArgs,
         make_arg_parser,
