@@ -33,6 +33,10 @@ class State:
     messages: tuple[str, ...]
 
 
+_TOKEN = ". If it asks for a token, set RAY_AUTH_MODE=token; see docs/ray-cluster.md."
+"""Ray says nothing of it: for a client without a token the cluster does not answer."""
+
+
 class Cluster:
     """A connection to Ray. Without an `address` Ray is started here, and ends with `leave`."""
 
@@ -61,7 +65,8 @@ class Cluster:
         except (ConnectionError, ValueError) as error:
             if self.own:
                 raise
-            raise Unavailable(f"No Ray cluster answers at {address!r}: {error}") from error
+            hint = "" if os.environ.get("RAY_AUTH_MODE") else _TOKEN
+            raise Unavailable(f"No Ray cluster answers at {address!r}: {error}{hint}") from error
         self.log_dir = os.path.join(context.address_info["session_dir"], "logs")
 
     def start_serve(self, log_encoding: str = "TEXT") -> None:
