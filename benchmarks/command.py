@@ -23,7 +23,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     """Options of every command."""
     add = parser.add_argument
     add("--tokens", type=int, default=64, help="tokens of each answer")
-    add("--model", type=Path, default=_demo_model(), help="model folder (default: the embedded demo model)")
+    add("--model", type=Path, default=demo_model(), help="model folder (default: the embedded demo model)")
     add("--json", type=Path, default=None, metavar="FILE", help="write everything to this file")
     add("--shared", action="store_true", help="run though other Ray or vLLM processes are there")
 
@@ -78,7 +78,8 @@ def _interrupt(signum: int, frame: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _demo_model() -> Path:
+def demo_model() -> Path:
+    """Folder of the embedded model."""
     import penstock
 
     return Path(penstock.demo_model())

@@ -22,7 +22,7 @@ import uvloop
 
 from benchmarks.workload import MODEL_ID, ROOT
 
-_NODE = "bench"
+NODE = "bench"
 _READY_S = 30.0
 
 
@@ -36,10 +36,12 @@ class Spent:
 
 
 class Child:
-    """One process of this module."""
+    """One process of `module`, which serves until it is stopped."""
+
+    module = "benchmarks.fleet"
 
     def __init__(self, kind: str, **options: Any) -> None:
-        command = [sys.executable, "-m", "benchmarks.fleet", kind, json.dumps(options)]
+        command = [sys.executable, "-m", self.module, kind, json.dumps(options)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True)
         assert self._process.stdout is not None
         said = self._process.stdout.readline()
@@ -120,7 +122,7 @@ async def _serve_replica(app: str, options: dict[str, Any]) -> dict[str, Any]:
     else:
         asgi = Plain(**options)
     facts = StatusSource(load=load, hello=lambda: link.hello(MODEL_ID, 8))
-    listener = await Listener.open(asgi, facts, node_id=_NODE, node_host="127.0.0.1")
+    listener = await Listener.open(asgi, facts, node_id=NODE, node_host="127.0.0.1")
     await listener.listen_on_network()
     _kept.append(listener)
     return listener.address.to_metadata()
@@ -137,7 +139,7 @@ async def _serve_gateway(
     from penstock.serve.http.server import serve_on
     from penstock.transport.address import Address
 
-    table = Table(_NODE)
+    table = Table(NODE)
     gateway = Gateway(GatewayConfig(**config), [ServedModel(MODEL_ID, 1, max_ongoing_requests=10**6)], table)
     await gateway.start()
     addresses = [Address.from_metadata(replica) for replica in replicas]
