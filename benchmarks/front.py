@@ -32,7 +32,7 @@ from benchmarks.workload import MODEL_ID, Workload
 
 _CORE = "benchmarks.free_core"
 _MOST_IDS = 64
-_READY_S = 120.0
+_READY_S = 300.0
 _HEAD = (
     *("tokens", "streams", "what", "tok/s", "front us/token", "gateway us/token", "all, of vLLM"),
     *("limit tok/s", "of vLLM", "tokens an event", "TTFT p50 ms", "ITL p99 ms", "failed"),

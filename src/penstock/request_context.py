@@ -43,16 +43,30 @@ def report_timings(ask: Callable[[], EngineTimings]) -> None:
         probe.ask = ask
 
 
+@dataclass(frozen=True, slots=True)
+class EventFrame:
+    """What stands before and after the text in each event of a stream: texts joined make one event."""
+
+    head: bytes
+    tail: bytes
+
+    def around(self, text: bytes) -> bytes:
+        """The event. text: as it stands between the quotes of a JSON string."""
+        return self.head + text + self.tail
+
+
 class Shortcut(Protocol):
-    """Sends pieces of a response that has begun past the layers of the engine's app."""
+    """Sends events of a response that has begun past the layers of the engine's app."""
 
     @property
     def open(self) -> bool:
         """Whether it may be used. Pieces that the app sent before come before, later ones after."""
         ...
 
-    def push(self, piece: bytes) -> bool:
-        """Sends at once. False when the reader is behind: await `room` before the next one."""
+    def push(self, frame: EventFrame, text: bytes) -> bool:
+        """Sends `text` in an event, with texts of the same stream that still wait here. False when the reader
+        is behind: await `room` before the next one.
+        """
         ...
 
     async def room(self) -> None:

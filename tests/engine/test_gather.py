@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,10 +14,11 @@ import pytest
 from asking import CHAT, COMPLETIONS, ask, events, user
 from enginetest import Served, until
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.v1.engine import EngineCoreOutput, FinishReason
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import Request
 
 from penstock.engines.vllm.core.token_buffer import TokenBuffer
+from penstock.engines.vllm.core.waiting_outputs import WaitingOutputs
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -148,3 +152,127 @@ async def test_nothing_is_kept_of_a_request_whose_caller_is_gone() -> None:
     buffer.drop(["a", "unknown"])
     assert [(one.request_id, one.new_token_ids) for one in buffer.rest()] == [("b", [1])]
     assert buffer.rest() == []
+
+
+def _message(*outputs: EngineCoreOutput, version: str | None = None) -> EngineCoreOutputs:
+    return EngineCoreOutputs(outputs=list(outputs), weight_version=version)
+
+
+def _one(request_id: str, *token_ids: int, **more: Any) -> EngineCoreOutput:
+    return EngineCoreOutput(request_id, list(token_ids), **more)
+
+
+async def _waited(*messages: EngineCoreOutputs) -> list[list[tuple[str, list[int]]]]:
+    """What the front-end takes when all of them came while it was busy."""
+    queue = asyncio.Queue[Any]()
+    WaitingOutputs(queue, lambda request_id: request_id != "stops")
+    for message in messages:
+        queue.put_nowait(message)
+    taken = [queue.get_nowait() for _ in messages]
+    return [[(output.request_id, output.new_token_ids) for output in message.outputs] for message in taken]
+
+
+async def test_tokens_that_wait_are_joined_at_the_first() -> None:
+    taken = await _waited(
+        _message(_one("a", 1), _one("b", 11)), _message(_one("a", 2)), _message(_one("b", 12), _one("a", 3))
+    )
+    assert taken == [[("a", [1, 2, 3]), ("b", [11, 12])], [], []]
+
+
+async def test_what_holds_more_than_tokens_is_joined_with_nothing() -> None:
+    """First and last outputs, logprobs; what follows them stays behind them."""
+    first = _one("a", 1, events=[])
+    last = _one("a", 4, finish_reason=FinishReason.LENGTH)
+    assert await _waited(_message(first), _message(_one("a", 2)), _message(_one("a", 3)), _message(last)) == [
+        [("a", [1])],
+        [("a", [2, 3])],
+        [],
+        [("a", [4])],
+    ]
+    middle = _one("a", 2, num_nans_in_logits=1)
+    taken = await _waited(_message(_one("a", 1)), _message(middle), _message(_one("a", 3)))
+    assert taken == [[("a", [1])], [("a", [2])], [("a", [3])]]
+
+
+async def test_neither_requests_with_stop_strings_nor_two_versions_of_weights_are_joined() -> None:
+    taken = await _waited(_message(_one("stops", 1)), _message(_one("stops", 2)))
+    assert taken == [[("stops", [1])], [("stops", [2])]]
+    taken = await _waited(_message(_one("a", 1), version="1"), _message(_one("a", 2), version="2"))
+    assert taken == [[("a", [1])], [("a", [2])]]
+
+
+async def test_no_token_is_added_to_a_message_that_was_taken() -> None:
+    """A front-end that is in the middle of one message, while others wait."""
+    queue = asyncio.Queue[Any]()
+    WaitingOutputs(queue, lambda _: True)
+    queue.put_nowait(_message(_one("a", 1)))
+    queue.put_nowait(_message(_one("b", 11)))
+    first = queue.get_nowait()
+    queue.put_nowait(_message(_one("a", 2), _one("b", 12)))
+    queue.put_nowait(_message(_one("a", 3)))
+    assert first.outputs == [_one("a", 1)]
+    rest = [queue.get_nowait().outputs for _ in range(3)]
+    assert rest == [[_one("b", 11, 12)], [_one("a", 2, 3)], []]
+
+
+async def test_300_random_runs_lose_no_token_and_keep_their_order() -> None:
+    for seed in range(300):
+        draw = random.Random(seed)
+        queue = asyncio.Queue[Any]()
+        WaitingOutputs(queue, lambda request_id: request_id != "stops")
+        sent, taken = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
+        for number in range(60):
+            if draw.random() < 0.6:
+                outputs = [_one(name, number) for name in ("a", "b", "stops") if draw.random() < 0.7]
+                for output in outputs:
+                    sent[output.request_id].append(number)
+                    output.events = draw.choice([None, None, None, []])
+                queue.put_nowait(_message(*outputs, version=draw.choice("1112")))
+            while not queue.empty() and (draw.random() < 0.3 or number == 59):
+                for output in queue.get_nowait().outputs:
+                    taken[output.request_id] += output.new_token_ids
+        assert taken == sent
+
+
+async def test_a_message_that_finds_none_waiting_passes_as_it_is() -> None:
+    queue = asyncio.Queue[Any]()
+    WaitingOutputs(queue, lambda _: True)
+    for n in range(3):
+        message = _message(_one("a", n))
+        queue.put_nowait(message)
+        assert queue.get_nowait() is message
+        assert message.outputs == [_one("a", n)]
+
+
+async def test_a_front_that_is_behind_streams_the_same_text_and_usage(demo: Served) -> None:
+    body = LONG | {"temperature": 0, "stream_options": {"include_usage": True}}
+    quick = await events(demo, CHAT, messages=user("hi"), **body)
+    with told(demo) as pieces, busy(demo):
+        slow = await asyncio.gather(*(events(demo, CHAT, messages=user("hi"), **body) for _ in range(4)))
+    assert max(pieces) > 1
+    for chunks in slow:
+        assert len(chunks) < len(quick)
+        assert _text_of(chunks) == _text_of(quick)
+        assert chunks[-1]["usage"] == quick[-1]["usage"]
+
+
+@contextmanager
+def busy(served: Served) -> Iterator[None]:
+    """A front that takes longer for each of the core's messages than the core for a step."""
+    processor: Any = served.engine._llm.output_processor  # pyright: ignore[reportAttributeAccessIssue]
+    process = processor.process_outputs
+
+    def slowly(outputs: list[Any], *args: Any, **kwargs: Any) -> Any:
+        time.sleep(0.05 if outputs else 0)
+        return process(outputs, *args, **kwargs)
+
+    processor.process_outputs = slowly
+    try:
+        yield
+    finally:
+        processor.process_outputs = process
+
+
+def _text_of(chunks: list[Any]) -> str:
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    return "".join(choice["delta"].get("content") or "" for choice in choices)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from enginetest import MODEL_ID, Served, until
 
-from penstock.request_context import shortcut
+from penstock.request_context import EventFrame, shortcut
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
@@ -224,8 +224,8 @@ class Way:
         self.pushed = self.waited = 0
         self.behind = False
 
-    def push(self, piece: bytes) -> bool:
-        self.pieces.append(piece)
+    def push(self, frame: EventFrame, text: bytes) -> bool:
+        self.pieces.append(frame.around(text))
         self.pushed += 1
         self.behind = self.room_after is not None and self.pushed % self.room_after == 0
         return not self.behind
@@ -239,10 +239,10 @@ class Way:
 class Gone(Way):
     """Its reader has left after some pieces."""
 
-    def push(self, piece: bytes) -> bool:
+    def push(self, frame: EventFrame, text: bytes) -> bool:
         if self.pushed == 5:
             raise KeyError("the stream")
-        return super().push(piece)
+        return super().push(frame, text)
 
 
 async def _by(app: Any, way: Way | None, body: dict[str, Any]) -> list[str]:

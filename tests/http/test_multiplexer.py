@@ -1,11 +1,13 @@
 """Multiplexed streams: complete, in order, each at its client's own pace."""
 
 import asyncio
+import json
 
 import httpx
 import pytest
 from served import Served, chat, until
 
+from penstock.request_context import EventFrame, shortcut
 from penstock.transport.connection import STREAM, ReplicaConnection
 from penstock.transport.multiplexer import StreamReceiver, StreamSender
 
@@ -206,3 +208,62 @@ async def test_a_replica_that_leaves_finishes_its_streams_and_then_its_connectio
     assert "data: [DONE]" in told
     await until(lambda: pool.multiplexer._carrier is None)
     await until(lambda: not served._gateway._links._multiplexing)
+
+
+class Texts:
+    """An app that sends texts past the layers, as vLLM's fast path does. It is told which ones at once."""
+
+    frame = EventFrame(b'data: {"t":"', b'"}\n\n')
+
+    def __init__(self, *turns: list[bytes]) -> None:
+        """turns: texts that are pushed in one turn of the loop; the next turn comes when they have left."""
+        self.turns = turns
+
+    async def __call__(self, scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": SSE})
+        await send({"type": "http.response.body", "body": self.frame.around(b"first"), "more_body": True})
+        way = shortcut.get()
+        for texts in self.turns:
+            for text in texts:
+                way.push(self.frame, text)
+            await until(lambda: not way._sender._waiting_bytes)
+        for text in (b"a", b"b"):
+            way.push(self.frame, text)
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+
+async def test_texts_that_wait_leave_as_one_event_and_others_alone(served: Served):
+    await served.gateway("m")
+    await served.app(Texts([b"x"], [b"y", b"z\\n", b"w"], [b"v"]))
+    await until_multiplexed(served)
+    async with served.http() as http:
+        answer = await http.post(CHAT, json=chat(stream=True))
+    told = [line[6:] for line in answer.text.splitlines() if line]
+    assert told.pop() == "[DONE]"
+    assert [json.loads(event)["t"] for event in told] == ["first", "x", "yz\nw", "v", "ab"]
+
+
+async def test_pieces_of_a_stream_that_come_together_leave_in_one_chunk(served: Served):
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": SSE})
+        await send({"type": "http.response.body", "body": b"data: 0\n\n", "more_body": True})
+        way = shortcut.get()
+        await until(lambda: not way._sender._waiting_bytes)
+        for n in range(1, 6):
+            way._sender.push(way._number, b"data: %d\n\n" % n)
+        await until(lambda: not way._sender._waiting_bytes)
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+    await served.gateway("m")
+    await served.app(app)
+    await until_multiplexed(served)
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port.number)
+    body = json.dumps(chat(stream=True)).encode()
+    fields = f"host: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    writer.write(f"POST {CHAT} HTTP/1.1\r\n{fields}\r\n\r\n".encode() + body)
+    await reader.readuntil(b"\r\n\r\n")
+    chunks: list[bytes] = []
+    while size := int(await reader.readline(), 16):
+        chunks.append((await reader.readexactly(size + 2))[:-2])
+    writer.close()
+    assert b"".join(b"data: %d\n\n" % n for n in range(1, 6)) in chunks

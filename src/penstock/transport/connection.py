@@ -163,6 +163,12 @@ class ReplicaConnection(asyncio.Protocol):
 
     def feed(self, piece: bytes, last: bool) -> None:
         """A piece of the body that came over the multiplexed connection."""
+        if self._sink is not None and not last and not self._pieces:
+            if not self._sink(piece):
+                self._hold_stream()
+            elif self._held:
+                self.resume()
+            return
         if last:
             self._stream_ended = True
             self._finish()

@@ -14,6 +14,7 @@ import itertools
 import struct
 
 from penstock.asgi import Receive, Send
+from penstock.request_context import EventFrame
 from penstock.transport import link
 from penstock.transport.connection import STREAM, ReplicaConnection
 
@@ -29,6 +30,7 @@ class StreamSender:
 
     def __init__(self) -> None:
         self._frames: list[bytes] = []
+        self._texts: dict[int, list[bytes]] = {}  # by stream: an event's head, its texts, its tail
         self._waiting_bytes = 0
         self._pending = asyncio.Event()
         self._sent = asyncio.Event()
@@ -56,10 +58,37 @@ class StreamSender:
         """
         if self._closed:
             return True
+        if stream in self._texts:
+            self._add(stream, self._texts.pop(stream))
         self._frames += (_FRAME.pack(stream, len(piece) << 1 | last), piece)
-        self._waiting_bytes += len(piece)
+        return self._pushed(stream, len(piece))
+
+    def push_text(self, stream: int, frame: EventFrame, text: bytes) -> bool:
+        """The same with an event around `text`. Texts that wait here leave in one event."""
+        if self._closed:
+            return True
+        waiting = self._texts.get(stream)
+        if waiting is None:
+            self._texts[stream] = [frame.head, text, frame.tail]
+            return self._pushed(stream, len(frame.head) + len(text) + len(frame.tail))
+        waiting.insert(-1, text)
+        return self._pushed(stream, len(text))
+
+    def _pushed(self, stream: int, size: int) -> bool:
+        self._waiting_bytes += size
         self._pending.set()
         return self._waiting_bytes <= _MOST_WAITING_BYTES and self._writable[stream].is_set()
+
+    def _add(self, stream: int, pieces: list[bytes]) -> None:
+        self._frames.append(_FRAME.pack(stream, sum(map(len, pieces)) << 1))
+        self._frames += pieces
+
+    def _take(self) -> bytes:
+        """Everything that waits. The order counts within a stream alone."""
+        for stream, pieces in self._texts.items():
+            self._add(stream, pieces)
+        frames, self._frames, self._texts = self._frames, [], {}
+        return b"".join(frames)
 
     async def room(self, stream: int) -> None:
         """Returns when the gateway can take the stream's next piece."""
@@ -78,8 +107,8 @@ class StreamSender:
             while not self._closed:
                 await self._pending.wait()
                 self._pending.clear()
-                frames, self._frames, size = self._frames, [], self._waiting_bytes
-                await send({"type": "http.response.body", "body": b"".join(frames), "more_body": True})
+                size = self._waiting_bytes
+                await send({"type": "http.response.body", "body": self._take(), "more_body": True})
                 self._waiting_bytes -= size
                 self._sent.set()
             await send({"type": "http.response.body", "body": b""})
@@ -167,16 +196,22 @@ class StreamReceiver:
                 connection.detach()
 
     def _demultiplex(self, frames: bytes) -> bytes:
-        """Passes each piece to its stream; returns an incomplete frame."""
+        """Passes its pieces to each stream, those that came together at once; returns an incomplete frame."""
         at, size, head_bytes = 0, len(frames), _FRAME.size
+        pieces: dict[int, list[bytes]] = {}
+        ended: set[int] = set()
         while at + head_bytes <= size:
             number, length = _FRAME.unpack_from(frames, at)
             begin, end = at + head_bytes, at + head_bytes + (length >> 1)
             if end > size:
                 break
-            if (connection := self._streams.get(number)) is not None:
-                connection.feed(frames[begin:end], last=bool(length & 1))
+            pieces.setdefault(number, []).append(frames[begin:end])
+            if length & 1:
+                ended.add(number)
             at = end
+        for number, some in pieces.items():
+            if (connection := self._streams.get(number)) is not None:
+                connection.feed(some[0] if len(some) == 1 else b"".join(some), number in ended)
         return frames[at:]
 
     def _hold(self, number: int, stop: bool) -> None:

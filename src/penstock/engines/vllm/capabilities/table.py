@@ -210,6 +210,18 @@ CAPABILITIES: dict[str, Capability] = {
             ),
         ),
     ),
+    "waiting_outputs": Capability(
+        "tokens that wait while the front-end is busy cost it as much as those that do not",
+        (
+            says(
+                "v1.engine.core_client", "outputs_queue.put_nowait(outputs)", "await self.outputs_queue.get()"
+            ),
+            has(f"{_CLIENT}.outputs_queue", f"{_LLM}.output_processor", f"{_LLM}.engine_core"),
+            has("v1.engine:EngineCoreOutput.new_token_ids", "v1.engine:EngineCoreOutputs.outputs"),
+            has(f"{_OUTPUTS}:OutputProcessor.request_states", f"{_OUTPUTS}:RequestState.detokenizer"),
+            has("v1.engine.detokenizer:BaseIncrementalDetokenizer.stop"),
+        ),
+    ),
     "request_limits": Capability(
         "a request may ask for more than the limits of docs/reference/limits.md",
         (

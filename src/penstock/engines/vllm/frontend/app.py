@@ -100,6 +100,10 @@ def connect(
     )
     if addresses is not None:
         llm.engine_core.input_socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # for a replacement core
+    if capabilities.has("waiting_outputs"):
+        from penstock.engines.vllm.core.waiting_outputs import WaitingOutputs
+
+        WaitingOutputs(llm.engine_core.outputs_queue, llm.may_get_several)
     return llm
 
 

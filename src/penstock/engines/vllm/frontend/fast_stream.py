@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from dataclasses import dataclass
 from typing import Any, Self
 
 from pydantic_core import to_json
@@ -18,7 +17,7 @@ from vllm.outputs import RequestOutput
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from penstock.engines.vllm.frontend.timing import collector
-from penstock.request_context import Shortcut, shortcut
+from penstock.request_context import EventFrame, Shortcut, shortcut
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +84,7 @@ async def _stream(fed: _Fed, own: Chunks, label: str) -> Chunks:
                     await tap.send(text)
         else:
             async for text in fed.middle():
-                yield frame.around(text)
+                yield frame.around(_quoted(text))
         async for chunk in own:
             yield chunk
     finally:
@@ -93,25 +92,19 @@ async def _stream(fed: _Fed, own: Chunks, label: str) -> Chunks:
         await fed.outputs.aclose()
 
 
-@dataclass(frozen=True, slots=True)
-class _Frame:
-    """The bytes before and after the text in each chunk."""
-
-    head: bytes
-    tail: bytes
-
-    def around(self, text: str) -> bytes:
-        return self.head + to_json(text) + self.tail
+def _quoted(text: str) -> bytes:
+    """As it stands between the quotes of a JSON string."""
+    return to_json(text)[1:-1]
 
 
-def _frame(chunk: str | bytes, label: str, text: str | None) -> _Frame | None:
+def _frame(chunk: str | bytes, label: str, text: str | None) -> EventFrame | None:
     """The frame of a chunk that carries `text` and nothing else that changes."""
     if text is None:
         return None
     head, found, tail = str(chunk).partition(label + to_json(text).decode())
     if not found or not _PLAIN_END.fullmatch(tail):
         return None
-    return _Frame((head + label).encode(), tail.encode())
+    return EventFrame(f'{head}{label}"'.encode(), f'"{tail}'.encode())
 
 
 class _Fed:
@@ -164,7 +157,7 @@ class _Tap:
     collector, which merges them, and the task.
     """
 
-    def __init__(self, taken: RequestOutputCollector, fed: _Fed, frame: _Frame, way: Shortcut) -> None:
+    def __init__(self, taken: RequestOutputCollector, fed: _Fed, frame: EventFrame, way: Shortcut) -> None:
         self._taken = taken
         self._fed = fed
         self._frame = frame
@@ -182,7 +175,7 @@ class _Tap:
         """Called by the task. Outputs that arrive meanwhile go into the collector, to be sent afterwards."""
         self._flows = False
         await self._way.room()
-        self._flows = self._way.push(self._frame.around(text))
+        self._flows = self._way.push(self._frame, _quoted(text))
 
     def _put(self, output: Any) -> None:
         usual = self._taken.output is not None or not isinstance(output, RequestOutput)
@@ -194,12 +187,11 @@ class _Tap:
         outputs.
         """
         try:
-            flows = self._way.push(self._frame.around(output.outputs[0].text))
+            self._flows = self._way.push(self._frame, _quoted(output.outputs[0].text))
         except Exception:
             log.exception("A piece of %s cannot be sent past its task", output.request_id)
             self._flows = False
             return False
-        self._flows = flows
         self._fed.skip(output)
         return True
 

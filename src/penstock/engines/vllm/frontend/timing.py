@@ -57,6 +57,13 @@ class TimedLLM(AsyncLLM):
             report_timings(lambda: spent(stats))
         return taken
 
+    def may_get_several(self, request_id: str) -> bool:
+        """Whether tokens of several steps may come as one output: without stop strings, which are looked for
+        in each output.
+        """
+        state = self.output_processor.request_states.get(request_id)
+        return state is not None and not getattr(state.detokenizer, "stop", True)
+
     async def _pass_gate(self) -> None:
         self.held += 1
         try:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from penstock.asgi import Message, Send
 from penstock.engine_control import DEFAULT_WEIGHTS
-from penstock.request_context import EngineTimings, TimingProbe, shortcut, timing_probe
+from penstock.request_context import EngineTimings, EventFrame, TimingProbe, shortcut, timing_probe
 from penstock.transport import link
 from penstock.transport.connection import STREAM
 from penstock.transport.multiplexer import StreamSender
@@ -105,8 +105,8 @@ class EngineResponse:
     def open(self) -> bool:
         return self.started and self._sender is not None
 
-    def push(self, piece: bytes) -> bool:
-        return self._sender is None or self._sender.push(self._number, piece)
+    def push(self, frame: EventFrame, text: bytes) -> bool:
+        return self._sender is None or self._sender.push_text(self._number, frame, text)
 
     async def room(self) -> None:
         if self._sender is not None:
