@@ -10,6 +10,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -210,6 +211,63 @@ async def test_a_client_that_leaves_aborts_its_request(recorded: Recorded) -> No
     await until(lambda: bool(recorded.recorders[CHAT].sent))
     ((chunks, expected),) = recorded.take(CHAT)
     assert chunks == expected[: len(chunks)]
+
+
+@pytest.fixture
+def beside_tools(demo: Served) -> Iterator[Recorded]:
+    """The shared engine as if it had a tool parser, with a recorder around the lane of its chats."""
+    from vllm.parser import ParserManager
+
+    from penstock.engines.vllm.frontend.fast_stream import use_beside_tools
+
+    app: Any = demo.engine.app()
+    chat = app._app._app.state.openai_serving_chat
+    renderer, before = chat.online_renderer, chat.chat_completion_stream_generator
+    del chat.chat_completion_stream_generator
+    chat.parser_cls = renderer.parser = ParserManager.get_parser("hermes", enable_auto_tools=True)
+    chat.enable_auto_tools = renderer.enable_auto_tools = True
+    use_beside_tools(app._app._app.state)
+    recorder = Recorder(chat, "chat_completion_stream_generator", 1)
+    try:
+        yield Recorded(demo, {CHAT: recorder})
+    finally:
+        chat.chat_completion_stream_generator = before
+        chat.parser_cls = renderer.parser = None
+        chat.enable_auto_tools = renderer.enable_auto_tools = False
+
+
+async def test_chats_without_tools_beside_a_tool_parser_are_as_vllm_sends_them(beside_tools: Recorded):
+    draw = random.Random(11)
+    asked = [_body(draw, CHAT) for _ in range(60)]
+    for at in range(0, len(asked), 12):
+        await asyncio.gather(*(beside_tools.ask(CHAT, body) for body in asked[at : at + 12]))
+    sent = beside_tools.take(CHAT)
+    assert len(sent) == 60
+    assert all(chunks == expected for chunks, expected in sent)
+    assert beside_tools.recorders[CHAT].fast > 20
+    assert '"delta":{"content":""}' not in "".join(chunk for chunks, _ in sent for chunk in chunks)
+
+
+async def test_chats_that_may_call_a_tool_are_vllms_own(beside_tools: Recorded):
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "tools": [tool]}
+    await beside_tools.ask(CHAT, body)
+    assert not beside_tools.recorders[CHAT].fast
+    await beside_tools.ask(CHAT, body | {"tool_choice": "none", "ignore_eos": True})
+    assert beside_tools.recorders[CHAT].fast == 1
+    assert all(chunks == expected for chunks, expected in beside_tools.take(CHAT))
+
+
+@pytest.mark.parametrize(("tools", "reasoning"), [("qwen3_coder", None), ("hermes", "deepseek_r1")])
+async def test_a_parser_that_changes_text_keeps_vllms_own_streams(tools: str, reasoning: str | None):
+    from vllm.parser import ParserManager
+
+    from penstock.engines.vllm.frontend.fast_stream import use_beside_tools
+
+    parser = ParserManager.get_parser(tools, reasoning, enable_auto_tools=True)
+    chat = SimpleNamespace(parser_cls=parser, request_logger=None, chat_completion_stream_generator=None)
+    use_beside_tools(SimpleNamespace(openai_serving_chat=chat))
+    assert chat.chat_completion_stream_generator is None
 
 
 class Way:

@@ -168,7 +168,7 @@ def test_the_environment_switches_off_by_name_with_all_that_stands_on_it(
 ):
     monkeypatch.setenv(state.VARIABLE, "lasting_core, fast_stream")
     found = capabilities()
-    assert set(found.off) == {"lasting_core", "token_groups", "fast_stream"}
+    assert set(found.off) == {"lasting_core", "token_groups", "fast_stream", "fast_stream_beside_tools"}
     assert not found.has("token_groups")
     assert found.has("own_core")
     with caplog.at_level(logging.WARNING):

@@ -35,6 +35,7 @@ _CHAT_REQUEST = "entrypoints.openai.chat_completion.protocol:ChatCompletionReque
 _COMPLETION_REQUEST = "entrypoints.openai.completion.protocol:CompletionRequest"
 _XGRAMMAR = "v1.structured_output.backend_xgrammar"
 _ARGUMENTS = ("FrontendArgs", "make_arg_parser", "validate_parsed_serve_args")
+_UNTOUCHED = "return (DeltaMessage(content=delta_text) if delta_text else None), False"
 _TIMES = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
 
 FLOOR: tuple[Need, ...] = (
@@ -209,6 +210,15 @@ CAPABILITIES: dict[str, Capability] = {
                 new=("prompt_token_id_logprobs",),
             ),
         ),
+    ),
+    "fast_stream_beside_tools": Capability(
+        "of a model with a tool parser, streams without tools are made by vLLM's response classes, too",
+        (
+            has("parser.abstract_parser:DelegatingParser.parse_delta"),
+            has("tool_parsers.abstract_tool_parser:ToolParser.engine_based_streaming"),
+            says("parser.abstract_parser", _UNTOUCHED),
+        ),
+        on=("fast_stream",),
     ),
     "waiting_outputs": Capability(
         "tokens that wait while the front-end is busy cost it as much as those that do not",

@@ -69,6 +69,12 @@ def _stream(app: FastAPI, llm: AsyncLLM) -> None:
     use_fast_path(app.state)
 
 
+def _stream_beside_tools(app: FastAPI, llm: AsyncLLM) -> None:
+    from penstock.engines.vllm.frontend.fast_stream import use_beside_tools
+
+    use_beside_tools(app.state)
+
+
 def _limit(app: FastAPI, llm: AsyncLLM) -> None:
     from penstock.engines.vllm.frontend import limits
 
@@ -114,6 +120,7 @@ def _take_prepared(app: FastAPI, llm: AsyncLLM) -> None:
 
 _CHANGES: dict[str, Callable[[FastAPI, Any], None]] = {
     "fast_stream": _stream,
+    "fast_stream_beside_tools": _stream_beside_tools,
     "response_store": _keep_responses,
     "response_calls": _add_calls,
     "request_limits": _limit,

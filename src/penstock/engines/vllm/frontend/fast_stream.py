@@ -39,11 +39,40 @@ def use_fast_path(state: Any) -> None:
         completion.completion_stream_generator = _completion(completion.completion_stream_generator)
 
 
-def _chat(make: Callable[..., Chunks]) -> Callable[..., Chunks]:
+def use_beside_tools(state: Any) -> None:
+    """Installs it for chats that may call no tool, of a model whose tool parser leaves those as they are."""
+    chat = getattr(state, "openai_serving_chat", None)
+    if chat is not None and chat.parser_cls is not None and _leaves_text(chat.parser_cls) and _quiet(chat):
+        own = chat.chat_completion_stream_generator
+        chat.chat_completion_stream_generator = _chat(own, _calls_no_tool, sends_empty=False)
+
+
+def _leaves_text(parser: Any) -> bool:
+    """Whether the text of a chat without tools passes as it is; of an empty text vLLM then makes no chunk.
+
+    Reasoning would be taken out, and parsers that stream by themselves take markers out of every text.
+    """
+    from vllm.parser.abstract_parser import DelegatingParser
+
+    plain = parser.__bases__ == (DelegatingParser,) and parser.reasoning_parser_cls is None
+    return plain and not parser.tool_parser_cls.engine_based_streaming
+
+
+def _calls_no_tool(request: Any) -> bool:
+    return request.tool_choice == "none"  # also what vLLM sets where a request has no tools
+
+
+def _any(request: Any) -> bool:
+    return True
+
+
+def _chat(
+    make: Callable[..., Chunks], fits: Callable[[Any], bool] = _any, *, sends_empty: bool = True
+) -> Callable[..., Chunks]:
     def chunks(request: Any, outputs: Outputs, *args: Any, **kwargs: Any) -> Chunks:
-        if not _is_one(request):
+        if not _is_one(request) or not fits(request):
             return make(request, outputs, *args, **kwargs)
-        fed = _Fed(outputs)
+        fed = _Fed(outputs, sends_empty)
         return _stream(fed, make(request, fed, *args, **kwargs), _CHAT_LABEL)
 
     return chunks
@@ -110,9 +139,12 @@ def _frame(chunk: str | bytes, label: str, text: str | None) -> EventFrame | Non
 class _Fed:
     """Feeds the engine's outputs to vLLM's generator, without those that the fast path has sent."""
 
-    def __init__(self, outputs: Outputs) -> None:
-        """outputs: of `RequestOutput`, or, for completions, pairs of an index and one."""
+    def __init__(self, outputs: Outputs, sends_empty: bool = True) -> None:
+        """outputs: of `RequestOutput`, or, for completions, pairs of an index and one. sends_empty: whether
+        an output without text makes a chunk.
+        """
         self.outputs = outputs
+        self.sends_empty = sends_empty
         self.text: str | None = None
         self._token_ids: list[int] = []
         self._next: Any = None
@@ -140,7 +172,9 @@ class _Fed:
                     one.token_ids = [*self._token_ids, *one.token_ids]  # it counts the tokens that it sees
                     self._next = item
                     return
-                yield self.skip(output)
+                text = self.skip(output)
+                if text or self.sends_empty:
+                    yield text
         except Exception as error:
             self._error = error
 
@@ -186,8 +220,10 @@ class _Tap:
         """False when sending failed: the task meets the error. Raised here, it would end all requests'
         outputs.
         """
+        text = output.outputs[0].text
         try:
-            self._flows = self._way.push(self._frame, _quoted(output.outputs[0].text))
+            if text or self._fed.sends_empty:
+                self._flows = self._way.push(self._frame, _quoted(text))
         except Exception:
             log.exception("A piece of %s cannot be sent past its task", output.request_id)
             self._flows = False
