@@ -191,8 +191,18 @@ CAPABILITIES: dict[str, Capability] = {
     "fast_stream": Capability(
         "every piece of a stream is made by vLLM's response classes",
         (
-            exactly(f"{_OUTPUTS}:RequestOutputCollector.put", "output"),
-            has(f"{_OUTPUTS}:RequestOutputCollector.output"),
+            exactly(
+                f"{_OUTPUTS}:RequestState.make_request_output",
+                *("new_token_ids", "pooling_output", "finish_reason", "stop_reason", "kv_transfer_params"),
+                "ec_transfer_params",
+                new=("error",),
+            ),
+            has(f"{_OUTPUTS}:RequestState.queue", f"{_OUTPUTS}:RequestState.stream_interval"),
+            has(f"{_OUTPUTS}:RequestState.external_req_id", f"{_OUTPUTS}:RequestState.detokenizer"),
+            exactly(
+                "v1.engine.detokenizer:BaseIncrementalDetokenizer.get_next_output_text", "finished", "delta"
+            ),
+            has(f"{_OUTPUTS}:RequestOutputCollector.output", f"{_OUTPUTS}:RequestOutputCollector.put"),
             has(f"{_CHAT}.chat_completion_stream_generator", f"{_CHAT}.parser_cls"),
             has(f"{_COMPLETION}.completion_stream_generator", f"{_CHAT}.request_logger"),
             fields(

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any, Self
 
 from pydantic_core import to_json
 from vllm.outputs import RequestOutput
-from vllm.v1.engine.output_processor import RequestOutputCollector
+from vllm.v1.engine.output_processor import RequestState
 
-from penstock.engines.vllm.frontend.timing import collector
+from penstock.engines.vllm.frontend.timing import request_state
 from penstock.request_context import EventFrame, Shortcut, shortcut
 
 log = logging.getLogger(__name__)
@@ -106,9 +106,9 @@ async def _stream(fed: _Fed, own: Chunks, label: str) -> Chunks:
                 break
         else:
             return
-        way, taken = shortcut.get(), collector.get()
-        if way is not None and way.open and taken is not None:
-            with _Tap(taken, fed, frame, way) as tap:
+        way, state = shortcut.get(), request_state.get()
+        if way is not None and way.open and state is not None and state.stream_interval == 1:
+            with _Tap(state, fed, frame, way) as tap:
                 async for text in fed.middle():
                     await tap.send(text)
         else:
@@ -180,30 +180,40 @@ class _Fed:
 
     def skip(self, output: RequestOutput) -> str:
         """The text of an output that vLLM's generator does not see."""
-        self._token_ids += output.outputs[0].token_ids
+        self.count(output.outputs[0].token_ids)
         return output.outputs[0].text
+
+    def count(self, token_ids: Sequence[int]) -> None:
+        """These are of a text that vLLM's generator does not see."""
+        self._token_ids += token_ids
 
 
 class _Tap:
-    """Sends outputs straight from the engine's output handler, without waking the request's task.
+    """Sends texts straight from the engine's output handler, without making outputs or waking the request's
+    task.
 
     The last output, errors, and everything while the reader is slow take the usual path: through the
     collector, which merges them, and the task.
     """
 
-    def __init__(self, taken: RequestOutputCollector, fed: _Fed, frame: EventFrame, way: Shortcut) -> None:
-        self._taken = taken
+    def __init__(self, state: RequestState, fed: _Fed, frame: EventFrame, way: Shortcut) -> None:
+        assert state.queue is not None
+        assert state.detokenizer is not None
+        self._state = state
+        self._taken = state.queue
+        self._next_text = state.detokenizer.get_next_output_text
+        self._make = state.make_request_output
         self._fed = fed
         self._frame = frame
         self._way = way
         self._flows = True
 
     def __enter__(self) -> Self:
-        self._taken.put = self._put
+        self._state.make_request_output = self._output
         return self
 
     def __exit__(self, *exc: object) -> None:
-        del self._taken.put  # restores the method of its class
+        del self._state.make_request_output  # restores the method of its class
 
     async def send(self, text: str) -> None:
         """Called by the task. Outputs that arrive meanwhile go into the collector, to be sent afterwards."""
@@ -211,25 +221,22 @@ class _Tap:
         await self._way.room()
         self._flows = self._way.push(self._frame, _quoted(text))
 
-    def _put(self, output: Any) -> None:
-        usual = self._taken.output is not None or not isinstance(output, RequestOutput)
-        if usual or not self._flows or _is_last(output) or not self._pushed(output):
-            RequestOutputCollector.put(self._taken, output)
-
-    def _pushed(self, output: RequestOutput) -> bool:
-        """False when sending failed: the task meets the error. Raised here, it would end all requests'
-        outputs.
-        """
-        text = output.outputs[0].text
+    def _output(
+        self, new_token_ids: list[int], pooling_output: Any, finish_reason: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """In place of the state's own: the output for the collector; None when its text was sent."""
+        if finish_reason is not None or not self._flows or self._taken.output is not None:
+            return self._make(new_token_ids, pooling_output, finish_reason, *args, **kwargs)
+        self._fed.count(new_token_ids)
         try:
+            text = self._next_text(False, True)
             if text or self._fed.sends_empty:
                 self._flows = self._way.push(self._frame, _quoted(text))
-        except Exception:
-            log.exception("A piece of %s cannot be sent past its task", output.request_id)
+        except Exception as error:  # raised here, it would end all requests' outputs
+            log.exception("A piece of %s cannot be sent past its task", self._state.external_req_id)
             self._flows = False
-            return False
-        self._fed.skip(output)
-        return True
+            self._taken.put(error)
+        return None
 
 
 def _is_last(output: RequestOutput) -> bool:

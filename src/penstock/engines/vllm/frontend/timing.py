@@ -17,11 +17,11 @@ from penstock.request_context import EngineTimings, prepared_prompt, report_timi
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreRequest
-    from vllm.v1.engine.output_processor import RequestOutputCollector
+    from vllm.v1.engine.output_processor import RequestOutputCollector, RequestState
     from vllm.v1.metrics.stats import RequestStateStats
 
-collector: ContextVar[RequestOutputCollector | None] = ContextVar("collector", default=None)
-"""Of the request that the running task added to the engine last."""
+request_state: ContextVar[RequestState | None] = ContextVar("request_state", default=None)
+"""Of the request that the running task added to the engine last, if it has one output."""
 
 
 class TimedLLM(AsyncLLM):
@@ -51,7 +51,7 @@ class TimedLLM(AsyncLLM):
             raise VLLMValidationError(str(error)) from error
         finally:
             self.entering -= 1
-        collector.set(taken)
+        request_state.set(self.output_processor.request_states.get(taken.request_id))
         stats = self._stats(taken.request_id) if self._timed else None
         if stats is not None:
             report_timings(lambda: spent(stats))
