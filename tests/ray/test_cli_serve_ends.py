@@ -2,6 +2,7 @@
 
 import json
 import signal
+from pathlib import Path
 
 import openai
 import pytest
@@ -63,3 +64,10 @@ def test_killed_work_leaves_nothing_and_its_neighbour_untouched(free_port: int):
         assert "".join(ask(free_port, "still here", "first")) == "still here"
         first.kill()
         assert first.left() == []
+
+
+def test_own_cluster_runs_nothing_that_nothing_uses(free_port: int):
+    with serving("lean", "--engine", "sim", "--port", str(free_port)) as command:
+        assert "".join(ask(free_port, "served all the same", "lean")) == "served all the same"
+        scripts = {Path(word).name for process in command.living() for word in process.cmdline()}
+        assert scripts.isdisjoint({"dashboard.py", "monitor.py", "log_monitor.py"})

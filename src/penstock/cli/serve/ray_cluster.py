@@ -10,9 +10,11 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli.serve.lean_ray import lean_start
 from penstock.config import LLMConfig
 from penstock.config.derive.prefill import halves
 from penstock.config.schema.processing import own_deployment
@@ -61,7 +63,8 @@ class Cluster:
         if passes_objects:
             options.pop("object_store_memory", None)
         try:
-            context = init_ray(on_message, **options)
+            with lean_start(shows_output=verbose) if self.own else nullcontext():
+                context = init_ray(on_message, **options)
         except (ConnectionError, ValueError) as error:
             if self.own:
                 raise

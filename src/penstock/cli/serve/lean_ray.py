@@ -1,0 +1,75 @@
+"""What a Ray that `penstock serve` starts for itself leaves out, because nothing there uses it.
+
+Each item says what it would be for. What the user has set in the environment stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+
+import psutil
+
+from penstock.serve import controller_pace
+
+_ENVIRONMENT: Mapping[str, str] = {
+    # Serve's control loop: slow while nothing happens.
+    "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": controller_pace.CALLBACK,
+    # Each replica and each handle passes its counters to Ray ten times a second; Ray reports every 10 s.
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
+    # Each process of Ray's keeps the times of its own handlers, some of which run 100 times a second, for
+    # Ray's developers.
+    "RAY_event_stats": "0",
+}
+_LOG_MONITOR = "/_private/log_monitor.py"  # shows workers' output in their driver; here it stays in files
+_UNUSED = (
+    "/dashboard/dashboard.py",  # without a dashboard it only reports usage, which is off
+    "/autoscaler/_private/monitor.py",  # adds nodes; this cluster is this machine
+)
+_LOOK_S, _END_S = 0.1, 5.0
+
+
+@contextmanager
+def lean_start(*, shows_output: bool) -> Generator[None]:
+    """While it lasts, this process starts Ray, and each process of Ray's that is not used is ended as it
+    appears: Ray would wait for one of them, and goes on without it.
+
+    shows_output: whether this process prints what workers print.
+    """
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    unused = _UNUSED if shows_output else (*_UNUSED, _LOG_MONITOR)
+    done = threading.Event()
+    ending = threading.Thread(target=_end_until, args=(unused, done), name="lean ray")
+    services = logging.getLogger("ray._private.services")
+    services.addFilter(_is_of_use)
+    ending.start()
+    try:
+        yield
+    finally:
+        done.set()
+        ending.join()
+        services.removeFilter(_is_of_use)
+
+
+def _end_until(unused: tuple[str, ...], done: threading.Event) -> None:
+    while not done.wait(_LOOK_S):
+        _end(unused)
+    _end(unused)
+
+
+def _end(scripts: tuple[str, ...]) -> None:
+    """Ends the children that run one of `scripts`."""
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if any(word.endswith(scripts) for word in child.cmdline()):
+                child.kill()
+                child.wait(_END_S)
+
+
+def _is_of_use(record: logging.LogRecord) -> bool:
+    """Whether a line of Ray is not about the process that was ended."""
+    return "dashboard" not in record.getMessage()
