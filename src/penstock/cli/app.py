@@ -12,6 +12,7 @@ import typer
 
 from penstock import __version__
 from penstock.cli.batch.commands import batch
+from penstock.cli.client.batches import batches
 from penstock.cli.client.bench import BENCH_HELP, bench
 from penstock.cli.client.ctl import ctl
 from penstock.cli.models.kuberay import KUBERAY_HELP, kuberay
@@ -247,4 +248,5 @@ def version(as_json: _Json = False) -> None:
 app.command(help=KUBERAY_HELP)(kuberay)
 app.command(help=BENCH_HELP)(bench)
 app.add_typer(batch, name="batch")
+app.add_typer(batches, name="batches")
 app.add_typer(ctl, name="ctl")

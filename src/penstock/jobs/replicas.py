@@ -19,7 +19,7 @@ from penstock.data.job.protocol import WorkerPool
 from penstock.data.job.worker import InProcessPool
 from penstock.data.rows.request import RowRequest
 from penstock.engine import Progress, no_progress
-from penstock.errors import Error
+from penstock.errors import ConfigError, Error, Unavailable
 from penstock.jobs.validation import Resolve
 from penstock.openai.errors import form
 
@@ -33,12 +33,18 @@ class Fleet:
     def __init__(self, app_name: str, deployments: Mapping[str, str], resolve: Resolve) -> None:
         """deployments: their names, by model id."""
         self._sets = {model: ReplicaSet(app_name, name) for model, name in deployments.items()}
+        self._starting = {model: asyncio.Lock() for model in deployments}
         self._resolve = resolve
         self._views: set[_View] = set()
 
     def pool(self, models: Sequence[str]) -> WorkerPool:
         """For one batch, whose rows name these models."""
         return InProcessPool(lambda: _View(self, {model: self._sets[model] for model in models}))
+
+    async def start(self, model: str, progress: Progress) -> None:
+        """Finds a model's replicas, once for all batches. Raises: as `ReplicaSet.start`."""
+        async with self._starting[model]:
+            await self._sets[model].start(progress)
 
     async def close(self) -> None:
         await asyncio.gather(*(one.stop() for one in self._sets.values()))
@@ -81,7 +87,10 @@ class _View:
         self._hungry_at = -math.inf
 
     async def start(self, progress: Progress = no_progress) -> None:
-        await asyncio.gather(*(one.start(progress) for one in self._sets.values()))
+        try:
+            await asyncio.gather(*(self._fleet.start(model, progress) for model in self._sets))
+        except ConfigError as error:  # these are models of our application, which is still being deployed
+            raise Unavailable(str(error)) from error
         self._fleet.add(self)
 
     async def stop(self) -> None:

@@ -53,7 +53,7 @@ class Turns:
         self._waiting: list[tuple[int, str, asyncio.Future[None]]] = []
 
     @asynccontextmanager
-    async def turn(self, record: BatchRecord, *, stopped: bool) -> AsyncGenerator[None, None]:
+    async def turn(self, record: BatchRecord, *, stopped: bool) -> AsyncGenerator[None]:
         """Waits for the batch's turn, unless it was stopped; it ends with the block."""
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heappush(self._waiting, (record.expires_at, record.id, mine))

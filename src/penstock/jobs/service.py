@@ -110,10 +110,17 @@ class JobService:
             self._changed.clear()
             await self._changed.wait()
 
+    async def wait_busy(self) -> None:
+        """Returns when a batch runs."""
+        while not self._runs:
+            self._changed.clear()
+            await self._changed.wait()
+
     def _run(self, record: BatchRecord) -> None:
         run = RunningBatch(record.id, self._means)
         task = asyncio.create_task(run.run())
         self._runs[record.id] = run, task
+        self._changed.set()
         task.add_done_callback(lambda done: self._ended(record.id, done))
 
     def _ended(self, batch_id: str, task: asyncio.Task[None]) -> None:

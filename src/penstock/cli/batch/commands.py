@@ -28,6 +28,7 @@ a bucket. Rows hold the fields of a request (`messages`, `prompt`, `max_tokens`,
 - `penstock batch questions.jsonl -o answers.jsonl --model Qwen/Qwen2.5-0.5B-Instruct`
 - `penstock batch articles.parquet -o out/ --model ./my-model --prompt "Summarise: {text}" --max-tokens 200`
 - `penstock batch requests.jsonl -o answers.jsonl --url http://gpu-box:8000`
+- `penstock batch requests.jsonl -o answers.jsonl --submit http://gpu-box:8000`, which the service runs
 - `penstock batch 's3://bucket/in/*.jsonl' -o s3://bucket/out.jsonl --model qwen.yaml --replicas 4`
 
 A job that was killed or stopped continues with the same command, or with
@@ -68,6 +69,8 @@ def run(
     url: options.Url = None,
     app: options.App = None,
     deployment: options.Deployment = None,
+    submit: options.Submit = None,
+    window: options.Window = None,
     api_key: options.Key = None,
     replicas: options.Replicas = None,
     engine: options.Engine = None,
@@ -101,7 +104,10 @@ def run(
     from penstock.data.job.spec import EngineSpec, JobSpec
 
     inputs, engine_words = split(words)
+    if submit is not None:
+        _submit(context, inputs, engine_words)
     try:
+        _refuse_idle("without --submit", {"--window": window})
         _refuse_idle(
             "without --prompt" if prompt is None else None, {"--system": system, "--no-chat": no_chat or None}
         )
@@ -201,6 +207,34 @@ def status(
 
     try:
         code = show_status(_absolute_url(output), as_json=json)
+    except Exception as error:
+        _fail(error)
+    sys.exit(code)
+
+
+_SUBMIT = frozenset({"words", "output", "submit", "window", "api_key", "fail_on_errors"})
+"""Options that --submit goes with."""
+
+
+def _submit(context: typer.Context, inputs: tuple[str, ...], engine_words: tuple[str, ...]) -> NoReturn:
+    """Sends the input to a service's Batches API, and exits."""
+    from penstock.cli.batch.submit import submit
+
+    given = context.params
+    try:
+        for param in context.command.params:
+            source = context.get_parameter_source(param.name or "")
+            if param.name not in _SUBMIT and source is not None and source.name == "COMMANDLINE":
+                _refuse_idle("with --submit", {param.opts[0]: True})
+        _refuse_idle("with --submit", dict.fromkeys(engine_words[:1], True))
+        code = submit(
+            inputs,
+            given["output"],
+            given["submit"],
+            given["api_key"],
+            given["window"] or "24h",
+            fail_on_errors=given["fail_on_errors"],
+        )
     except Exception as error:
         _fail(error)
     sys.exit(code)

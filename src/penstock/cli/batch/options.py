@@ -32,6 +32,21 @@ Model = Annotated[
         rich_help_panel=_ENGINES,
     ),
 ]
+Submit = Annotated[
+    str | None,
+    typer.Option(
+        help="Service whose Batches API runs INPUT, a file of OpenAI's batch lines.",
+        rich_help_panel=_ENGINES,
+    ),
+]
+Window = Annotated[
+    str | None,
+    typer.Option(
+        help="With --submit: time for the whole batch, as 90m, 24h or 7d.",
+        rich_help_panel=_LIMITS,
+        show_default="24h",
+    ),
+]
 Key = Annotated[
     str | None,
     typer.Option(help="Key of the service.", envvar="PENSTOCK_API_KEY", rich_help_panel=_ENGINES),

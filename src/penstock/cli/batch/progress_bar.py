@@ -86,7 +86,9 @@ class Pace:
         rows_per_s, tokens_per_s = self._speed()
         done = stats.before + stats.completed
         of = f" of {stats.total:,}" if stats.total is not None else ""
-        parts = [f"{done:,}{of} rows", f"{rows_per_s:,.1f} rows/s", f"{tokens_per_s:,.0f} tok/s"]
+        parts = [f"{done:,}{of} rows", f"{rows_per_s:,.1f} rows/s"]
+        if stats.tokens:
+            parts.append(f"{tokens_per_s:,.0f} tok/s")
         if stats.total is not None and rows_per_s:
             parts.append(f"{_clock((stats.total - done) / rows_per_s)} left")
         if stats.errors:

@@ -1,7 +1,8 @@
 """The process of files and batches, as a Serve deployment of at most one replica.
 
 It starts with the first request for them, or for batches that an earlier one has left, and ends when none is
-unfinished. Gateways reach it by HTTP at a listener of its own, and keep it alive by a call of `stay`.
+unfinished. Gateways reach it by HTTP at a listener of its own. A call of `stay` keeps it alive: a gateway's
+while it asks, its own while it runs batches.
 """
 
 from __future__ import annotations
@@ -102,6 +103,8 @@ class LLMJobs:
         self._unused.set()
         await self._listen()
         await self._service.start()
+        own: DeploymentHandle[Any] = serve.get_deployment_handle(NAME, app_name)
+        self._staying = asyncio.create_task(self._stay_while_busy(own))
 
     async def _listen(self) -> None:
         unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -129,6 +132,14 @@ class LLMJobs:
         await self._service.wait_idle()
         await self._unused.wait()
 
+    async def _stay_while_busy(self, own: DeploymentHandle[Any]) -> None:
+        """Serve counts the calls of a process: with one of its own it stays while all gateways are gone."""
+        while True:
+            await self._service.wait_busy()
+            with suppress(RayError, RayServeException):
+                await own.stay.remote()
+            await asyncio.sleep(_PAUSE_S)
+
     async def check_health(self) -> None:
         """Serve's hook."""
         for port in self._ports:
@@ -150,6 +161,7 @@ class LLMJobs:
 
     async def stop(self) -> None:
         """Unfinished batches go on in the next process."""
+        self._staying.cancel()
         ports, self._ports = self._ports, []
         await asyncio.gather(*(port.close(grace_s=5.0) for port in ports))
         await self._service.close()

@@ -1,0 +1,201 @@
+"""`penstock batch --submit`: a file of OpenAI's batch lines to a service's Batches API, and its answers back.
+
+The service runs the batch. A small file beside the output says which one it is, so that the same command
+takes it up again.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import openai
+
+from penstock.cli.batch.progress_bar import Meter
+from penstock.cli.client.address import parsed
+from penstock.data.job.report import RunStats
+from penstock.data.storage.paths import LocalPath, atomic_write
+from penstock.errors import ConfigError, Error, Unavailable
+
+_FAILED, _INTERRUPTED = 1, 130
+_LOOK_S = 1.0
+_AWAY_S = 300.0
+"""Without an answer of the service, before the command gives up; the batch goes on."""
+
+_SHOWN_FAULTS = 10
+_ENDED = ("completed", "failed", "expired", "cancelled")
+_Answer = TypeVar("_Answer")
+
+
+class _Submitted(msgspec.Struct):
+    """What the file beside the output holds. input: its path, size and time of its last change."""
+
+    url: str
+    batch_id: str
+    input: tuple[str, int, int]
+
+
+def submit(
+    inputs: tuple[str, ...], output: str, url: str, api_key: str | None, window: str, *, fail_on_errors: bool
+) -> int:
+    """Exit code: 0 when the answers are there; 1 when the batch, or each of its rows, failed; 130 after
+    Ctrl-C.
+
+    Raises: ConfigError; Error when the service refuses the file or the batch.
+    """
+    if len(inputs) != 1 or output.endswith("/"):
+        raise ConfigError("--submit sends one file, and writes one: give INPUT.jsonl and -o OUTPUT.jsonl.")
+    source, to = Path(inputs[0]), Path(output)
+    parts = parsed(url)
+    base = f"{parts.scheme}://{parts.netloc}{parts.path}/v1"
+    client = _Client(openai.OpenAI(base_url=base, api_key=api_key or "none", max_retries=0), url)
+    note = to.with_name(f"{to.name}.batch.json")
+    batch = _taken_up(client, source, to, note, url) or _created(client, source, note, url, window)
+    try:
+        with Meter(sys.stderr) as meter:
+            batch = _waited(client, batch, meter, str(source), output)
+        return _ended(client, batch, to, note, fail_on_errors=fail_on_errors)
+    except KeyboardInterrupt:
+        print(
+            "penstock batch: left; the batch goes on. The same command takes it up; to end it: "
+            f"penstock batches cancel {batch.id} --url {url}",
+            file=sys.stderr,
+        )
+        return _INTERRUPTED
+
+
+class _Client:
+    """OpenAI's client with our errors."""
+
+    def __init__(self, client: openai.OpenAI, url: str) -> None:
+        self.api, self._url = client, url
+
+    def ask(self, call: Callable[[openai.OpenAI], _Answer]) -> _Answer:
+        """Raises: Unavailable; Error with the service's sentence."""
+        try:
+            return call(self.api)
+        except openai.APIStatusError as error:
+            kind = Unavailable if error.status_code >= 500 else Error
+            body: Any = error.body
+            raise kind(
+                str(body["message"]) if isinstance(body, dict) and "message" in body else str(error)
+            ) from error
+        except openai.APIConnectionError as error:
+            raise Unavailable(
+                f"Nothing answers at {self._url}; start a service with `penstock serve`."
+            ) from error
+
+    def ask_again(self, call: Callable[[openai.OpenAI], _Answer]) -> _Answer:
+        """The same, through a restart of the service. Raises: as `ask`."""
+        until = time.monotonic() + _AWAY_S
+        while True:
+            try:
+                return self.ask(call)
+            except Unavailable:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(_LOOK_S)
+
+
+def _taken_up(client: _Client, source: Path, to: Path, note: Path, url: str) -> Any:
+    """The batch that an earlier run of the command began; None for none.
+
+    Raises: ConfigError for an output of something else.
+    """
+    if not note.exists():
+        if to.exists():
+            raise ConfigError(f"'{to}' exists, and was not written by this command. Name another output.")
+        return None
+    known = msgspec.json.decode(note.read_bytes(), type=_Submitted)
+    if known.url != url or known.input != _identity(source):
+        raise ConfigError(
+            f"'{note}' is of another batch: of '{known.input[0]}' at {known.url}. Name another output, or "
+            "remove that file."
+        )
+    return client.ask(lambda api: api.batches.retrieve(known.batch_id))
+
+
+def _created(client: _Client, source: Path, note: Path, url: str, window: str) -> Any:
+    endpoint: Any = _endpoint(source)
+    with source.open("rb") as content:
+        file = client.ask(lambda api: api.files.create(file=content, purpose="batch"))
+    given: Any = {"input_file_id": file.id, "endpoint": endpoint, "completion_window": window}
+    batch = client.ask(lambda api: api.batches.create(**given))
+    with atomic_write(LocalPath(note.absolute())) as out:
+        out.write(msgspec.json.encode(_Submitted(url, batch.id, _identity(source))))
+    return batch
+
+
+def _identity(source: Path) -> tuple[str, int, int]:
+    try:
+        found = source.stat()
+    except OSError as error:
+        raise ConfigError(f"'{source}' cannot be read: {error.strerror}.") from error
+    return str(source), found.st_size, found.st_mtime_ns
+
+
+def _endpoint(source: Path) -> str:
+    """That of its first line. Raises: ConfigError when it is not of OpenAI's batch form."""
+    try:
+        with source.open("rb") as file:
+            first = json.loads(next(line for line in file if line.strip()))
+        return str(first["url"])
+    except OSError as error:
+        raise ConfigError(f"'{source}' cannot be read: {error.strerror}.") from error
+    except (StopIteration, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"'{source}' is not a file of OpenAI's batch lines, which --submit sends: its first line needs "
+            "custom_id, method, url and body. For rows of other forms use --url."
+        ) from error
+
+
+def _waited(client: _Client, batch: Any, meter: Meter, source: str, output: str) -> Any:
+    """The batch when it has ended."""
+    batch_id: str = batch.id
+    stats = RunStats(total=batch.request_counts.total or None)
+    meter.on_start(output, [source], stats.total)
+    meter.on_message(f"Batch {batch_id}. Ctrl-C leaves it running.")
+    while batch.status not in _ENDED:
+        time.sleep(_LOOK_S)
+        batch = client.ask_again(lambda api: api.batches.retrieve(batch_id))
+        counts = batch.request_counts
+        stats.total, stats.ok, stats.failed = counts.total or None, counts.completed, counts.failed
+        meter.on_tick(stats)
+    return batch
+
+
+def _ended(client: _Client, batch: Any, to: Path, note: Path, *, fail_on_errors: bool) -> int:
+    """Fetches the files of the batch. Gives the exit code."""
+    counts = batch.request_counts
+    errors = to.with_name(f"{to.stem}.errors.jsonl")
+    for file_id, path in ((batch.error_file_id, errors), (batch.output_file_id, to)):
+        if file_id is not None:
+            _fetch(client, file_id, path)
+    if batch.errors is not None:
+        note.unlink()
+        for fault in batch.errors.data[:_SHOWN_FAULTS]:
+            where = f"line {fault.line}: " if fault.line else ""
+            print(f"penstock batch: {where}{fault.message}", file=sys.stderr)
+        if (more := len(batch.errors.data) - _SHOWN_FAULTS) > 0:
+            print(f"penstock batch: and {more:,} more.", file=sys.stderr)
+    print(f"{batch.status}: {counts.completed:,} of {counts.total:,} rows in '{to}'", end="")
+    print(f", {counts.failed:,} failed ones in '{errors}'." if counts.failed else ".")
+    failed = batch.status != "completed" or (counts.failed and (fail_on_errors or not counts.completed))
+    return _FAILED if failed else 0
+
+
+def _fetch(client: _Client, file_id: str, to: Path) -> None:
+    def fetch(api: openai.OpenAI) -> None:
+        with (
+            api.files.with_streaming_response.content(file_id) as answer,
+            atomic_write(LocalPath(to.absolute())) as file,
+        ):
+            for piece in answer.iter_bytes():
+                file.write(piece)
+
+    client.ask_again(fetch)

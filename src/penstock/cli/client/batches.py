@@ -1,0 +1,99 @@
+"""`penstock batches`: lists, shows and cancels the batches of a running service."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, NoReturn
+from urllib.parse import quote
+
+import typer
+
+from penstock.cli.client.service import Service
+from penstock.cli.models.options import DEFAULT_PORT
+from penstock.cli.process.failure import fail
+from penstock.errors import Error
+
+_Url = Annotated[str, typer.Option(help="Address of the service.")]
+_Key = Annotated[str | None, typer.Option(help="Key of the service.", envvar="PENSTOCK_API_KEY")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_Batch = Annotated[str, typer.Argument(metavar="BATCH", help="Id of the batch.")]
+_Limit = Annotated[int, typer.Option(help="Only the latest so many.", min=1, max=100)]
+_HERE = f"http://127.0.0.1:{DEFAULT_PORT}"
+_KEY_HINT = "Give the key with --api-key or in PENSTOCK_API_KEY."
+_ANSWER_S = 60.0
+_SHOWN_FAULTS = 10
+
+batches = typer.Typer(
+    help="List, show and cancel the batches of a running service's Batches API.",
+    rich_markup_mode="markdown",
+    no_args_is_help=True,
+)
+
+
+@batches.command(name="list")
+def list_batches(limit: _Limit = 20, url: _Url = _HERE, api_key: _Key = None, as_json: _Json = False) -> None:
+    """List batches, the latest first."""
+
+    def show(service: Service) -> None:
+        found = service.json("GET", f"/v1/batches?limit={limit}", timeout_s=_ANSWER_S)["data"]
+        if as_json:
+            print(json.dumps(found, indent=2, ensure_ascii=False))
+        for batch in () if as_json else found:
+            print(_line(batch))
+        if not found and not as_json:
+            print("There are no batches.")
+
+    _with_service(url, api_key, show)
+
+
+@batches.command()
+def show(batch: _Batch, url: _Url = _HERE, api_key: _Key = None, as_json: _Json = False) -> None:
+    """Show one batch: its state, its counts, its files, and what is wrong with its input."""
+    _with_service(url, api_key, lambda service: _show(_asked(service, "GET", batch, ""), as_json=as_json))
+
+
+@batches.command()
+def cancel(batch: _Batch, url: _Url = _HERE, api_key: _Key = None, as_json: _Json = False) -> None:
+    """Cancel a batch. What was done is kept."""
+    _with_service(
+        url, api_key, lambda service: _show(_asked(service, "POST", batch, "/cancel"), as_json=as_json)
+    )
+
+
+def _with_service(url: str, api_key: str | None, work: Callable[[Service], None]) -> NoReturn:
+    try:
+        work(Service(url, api_key, key_hint=_KEY_HINT))
+    except Error as error:
+        fail("batches", error)
+    sys.exit(0)
+
+
+def _asked(service: Service, method: str, batch: str, action: str) -> dict[str, Any]:
+    return service.json(method, f"/v1/batches/{quote(batch, safe='')}{action}", timeout_s=_ANSWER_S)
+
+
+def _show(batch: Mapping[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(batch, indent=2, ensure_ascii=False))
+        return
+    print(_line(batch))
+    for name in ("input_file_id", "output_file_id", "error_file_id"):
+        if batch.get(name):
+            print(f"  {name}: {batch[name]}")
+    faults = (batch.get("errors") or {}).get("data", [])
+    for fault in faults[:_SHOWN_FAULTS]:
+        where = f"line {fault['line']}: " if fault.get("line") else ""
+        print(f"  {where}{fault['message']}")
+    if len(faults) > _SHOWN_FAULTS:
+        print(f"  and {len(faults) - _SHOWN_FAULTS:,} more")
+
+
+def _line(batch: Mapping[str, Any]) -> str:
+    counts = batch["request_counts"]
+    made = time.strftime("%Y-%m-%d %H:%M", time.localtime(batch["created_at"]))
+    failed = f", {counts['failed']:,} failed" if counts["failed"] else ""
+    done = f"{counts['completed']:,} of {counts['total']:,} done{failed}"
+    return f"{batch['id']}  {batch['status']}  {made}  {batch['endpoint']}  {done}"
