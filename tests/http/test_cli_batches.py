@@ -84,7 +84,7 @@ async def test_a_submit_that_cannot_work_says_why(jobs, tmp_path):
 
 async def test_batches_are_listed_shown_and_cancelled(jobs, tmp_path):
     client = jobs.openai()
-    content = lines(line(f"row-{number}", LONG, max_tokens=100) for number in range(40))
+    content = lines(line(f"row-{number}", LONG, max_tokens=200) for number in range(3000))
     file = await client.files.create(file=("in.jsonl", content), purpose="batch")
     batch = await client.batches.create(
         input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"

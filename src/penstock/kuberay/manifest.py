@@ -85,6 +85,8 @@ def _serve_config(serving: LLMServingArgs, site: Site, port: int, gateways: int)
         "gateway": {**_gateway(serving.gateway), "host": "0.0.0.0", "port": port},
         "ingress_deployment_config": {**_on_each_pod(gateways), **serving.ingress_deployment_config},
     }
+    if "jobs" in serving.model_fields_set:
+        args["jobs"] = serving.jobs.model_dump(exclude_unset=True) if serving.jobs is not None else "off"
     application = {
         "name": "penstock",
         "route_prefix": "/",

@@ -16,7 +16,6 @@ from penstock.cli.models.options import ACCELERATOR_KINDS, DEFAULT_PORT, YAML, A
 from penstock.config import GatewayConfig, LLMConfig, LLMServingArgs, Settings, load_applications
 from penstock.config.derive import names
 from penstock.config.messages.problems import config_error
-from penstock.config.schema.jobs import JobsConfig
 from penstock.config.schema.model import DEMO_MODEL_ID, DEMO_SOURCE
 from penstock.errors import ConfigError
 
@@ -85,7 +84,7 @@ def make_plan(arguments: Arguments) -> ServePlan:
         llm_configs=configs,
         gateway=gateway,
         ingress_deployment_config=next((options for options in ingress if options), {}),
-        jobs=_jobs([application.args for application in applications]),
+        **_jobs([application.args for application in applications]),
     )
     return ServePlan(serving, arguments.engine_words)
 
@@ -159,12 +158,12 @@ def _gateway(given: Sequence[GatewayConfig], arguments: Arguments) -> GatewayCon
     return GatewayConfig(**values)
 
 
-def _jobs(given: Sequence[LLMServingArgs]) -> JobsConfig | None:
-    """The files' setting. Files that disagree are an error."""
+def _jobs(given: Sequence[LLMServingArgs]) -> dict[str, Any]:
+    """The files' setting, if one of them has it. Files that disagree are an error."""
     said = [args.jobs for args in given if "jobs" in args.model_fields_set]
     if any(one != said[0] for one in said):
         raise ConfigError("jobs is not the same in all files; set it in one of them.")
-    return said[0] if said else JobsConfig()
+    return {"jobs": said[0]} if said else {}
 
 
 def _with_variables(runtime_env: Mapping[str, Any] | None, variables: Mapping[str, str]) -> dict[str, Any]:
