@@ -22,7 +22,7 @@ OPTIONS: dict[str, Any] = {
     "max_model_len": 512,
     "enable_prompt_tokens_details": True,
 }
-_OWN = ("id", "created")
+_OWN = ("id", "created", "service_tier")
 """Of each answer alone."""
 
 

@@ -30,6 +30,8 @@ class Load:
     """An engine's load right now. Units: requests, tokens; kv_usage as a share from 0 to 1.
 
     unseen: of those running, how many came since its scheduler's last report, and may still have to wait.
+    step_s: the 99th percentile of what its steps took lately; 0 when it is not known. seats: how many
+    requests can run at a time; 0 when that is not known.
     """
 
     running: int = 0
@@ -37,6 +39,17 @@ class Load:
     waiting_tokens: int = 0
     kv_usage: float = 0.0
     unseen: int = 0
+    step_s: float = 0.0
+    seats: int = 0
+
+
+def p99_lately(known_s: float, new_s: float) -> float:
+    """`Load.step_s` after one more step: up by 9.9 % after a longer one, down by 0.1 % after a shorter one,
+    which balances where one of a hundred is longer.
+    """
+    if not known_s:
+        return new_s
+    return min(new_s, known_s * 1.099) if new_s > known_s else max(new_s, known_s * 0.999)
 
 
 @dataclass(frozen=True, slots=True)

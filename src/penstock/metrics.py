@@ -127,8 +127,10 @@ class RouteMetrics:
 class ModelMetrics:
     """Counts of one model's requests."""
 
-    def __init__(self, requests: Counter, picks: Counter, model_id: str) -> None:
+    def __init__(self, requests: Counter, picks: Counter, tiers: Counter, model_id: str) -> None:
         self.model_id = model_id
+        self._tiers = tiers
+        self._by_tier: dict[str, Counter] = {}
         self._requests = requests
         self._picks = picks
         self._by_status: dict[str, Counter] = {}
@@ -147,6 +149,12 @@ class ModelMetrics:
             self._by_status[status] = self._requests.labels(self.model_id, status)
         self._by_status[status].inc()
 
+    def asked(self, tier: str) -> None:
+        """Counts a request of this class."""
+        if tier not in self._by_tier:
+            self._by_tier[tier] = self._tiers.labels(self.model_id, tier)
+        self._by_tier[tier].inc()
+
     def picked(self, outcome: str) -> None:
         """Counts a replica that was chosen."""
         if outcome not in self._by_outcome:
@@ -164,6 +172,12 @@ class GatewayMetrics:
             "penstock_requests",
             "Requests by how they ended: HTTP status, 'cut' after the first byte, or 'gone' (the client).",
             ["model", "status"],
+            registry=registry,
+        )
+        self.tiers = Counter(
+            "penstock_tier_requests",
+            "Requests to models by their class: 'priority', 'default' or 'flex' (batch).",
+            ["model", "tier"],
             registry=registry,
         )
         self.failovers = Counter(
@@ -187,6 +201,27 @@ class GatewayMetrics:
         self.open = Gauge("penstock_open_requests", "Requests at replicas.", ["model"], registry=registry)
         self.queued = Gauge(
             "penstock_queued_requests", "Requests that wait for a replica.", ["model"], registry=registry
+        )
+        self.batch_queued = Gauge(
+            "penstock_batch_queued_requests",
+            "Batch requests among those that wait for a replica.",
+            ["model"],
+            registry=registry,
+        )
+        self.batch = Gauge(
+            "penstock_batch_requests", "Batch requests in replicas.", ["model"], registry=registry
+        )
+        self.batch_limit = Gauge(
+            "penstock_batch_limit",
+            "Batch requests that may run in the ready replicas now, as each of them decides.",
+            ["model"],
+            registry=registry,
+        )
+        self.batch_requeued = Gauge(
+            "penstock_batch_requeued_requests",
+            "Batch requests that ready replicas have aborted for online ones and run again.",
+            ["model"],
+            registry=registry,
         )
         self.ready = Gauge(
             "penstock_ready_replicas", "Replicas that may be picked.", ["model"], registry=registry
@@ -216,7 +251,7 @@ class GatewayMetrics:
     def model(self, model_id: str) -> ModelMetrics:
         """Counts of a model's requests; "" for those that name no served model."""
         if model_id not in self._models:
-            self._models[model_id] = ModelMetrics(self.requests, self.picks, model_id)
+            self._models[model_id] = ModelMetrics(self.requests, self.picks, self.tiers, model_id)
         return self._models[model_id]
 
     def figures(self) -> GatewayFigures:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.engine import Prompt
+from penstock.tiers import DEFAULT, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,10 @@ using_adapter: ContextVar[str | None] = ContextVar("using_adapter", default=None
 
 Set around a request by the layer that keeps it loaded; used by the engine's app and by `generate`.
 """
+
+
+tier: ContextVar[Tier] = ContextVar("tier", default=DEFAULT)
+"""The class of work of the running request; engines schedule by it, as far as they can."""
 
 
 current_replica: ContextVar[str] = ContextVar("current_replica", default="")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
@@ -24,6 +25,9 @@ from penstock.serve.http.server import Port, serve_on
 from penstock.serve.http.tls import Certificate
 from penstock.serve.replica.frontend.listener import Listener
 from penstock.serve.replica.frontend.status_link import AdapterNames, StatusSource
+from penstock.serve.replica.tiers.controller import Targets
+from penstock.serve.replica.tiers.layer import ByClass, Turns
+from penstock.serve.replica.tiers.share import BatchShare
 from penstock.transport import link
 from penstock.transport.address import Address
 
@@ -47,6 +51,7 @@ class Replica:
 
     def __init__(self, engine: SimEngine, listener: Listener, adapters: Store | None) -> None:
         self.engine = engine
+        self.share: BatchShare
         self.listener = listener
         self.adapters = adapters
 
@@ -60,15 +65,18 @@ class Replica:
         engine, adapters = SimEngine(config), None
         await engine.start()
         app: ASGIApp = Generation(engine.app(), engine)
+        turns = Turns(BatchShare(engine.load, Targets(), time.monotonic))
         if config.lora_config is not None:
             adapters = Store(engine, Source(config), config.lora_config, lambda: listener.notify_links())
             app = Layer(app, adapters)
+        app = ByClass(app, turns)
         listener = await Listener.open(
             app,
             StatusSource(
                 load=engine.load,
                 hello=lambda: link.hello(model_id, engine.max_model_len(), engine.kv_tokens()),
                 adapters=adapters,
+                batch=turns.share,
             ),
             node_id=node_id,
             node_host="127.0.0.1",
@@ -76,7 +84,9 @@ class Replica:
         )
         if adapters is not None:
             await adapters.start()
-        return cls(engine, listener, adapters)
+        replica = cls(engine, listener, adapters)
+        replica.share = turns.share
+        return replica
 
     async def stop(self) -> None:
         await self.listener.close()

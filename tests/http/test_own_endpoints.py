@@ -186,4 +186,4 @@ def test_paths_that_cannot_be_ones_own_are_refused(path):
 
 async def test_a_server_without_own_paths_has_no_layer():
     async with server() as made:
-        assert type(made._app()) is Generation
+        assert type(made._app()._app) is Generation

@@ -376,4 +376,4 @@ async def test_handle_methods_go_through_it_and_generate_does_not():
 
 async def test_a_model_without_one_has_no_layer():
     async with server() as made:
-        assert type(made._app()) is Generation
+        assert type(made._app()._app) is Generation

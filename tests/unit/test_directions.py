@@ -25,7 +25,7 @@ HOUSES: dict[str, list[set[str]]] = {
         {"request_context"},
         {"engine"},
         {"engine_control", "openai", "ray_version", "json_logs"},
-        {"asgi", "config", "temporary_folder"},
+        {"asgi", "config", "temporary_folder", "tiers"},
         {"autoscaling", "errors", "lifeline", "metrics", "process_tree", "progress"},
     ],
     "penstock.serve": [

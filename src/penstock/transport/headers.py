@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Mapping
 from urllib.parse import quote
 
+from penstock import tiers
 from penstock.errors import BadRequest
 from penstock.transport import link
 from penstock.transport.connection import Headers
@@ -27,6 +28,7 @@ _NOT_TO_REPLICA = _HOP_BY_HOP | {
     b"x-api-key",
     b"cookie",
     b"origin",  # it answers browsers, see `serve.http.cors`
+    b"x-vllm-priority",  # clients choose a class, no more
 }
 _NOT_TO_CLIENT = _HOP_BY_HOP | {b"server", b"date", REQUEST_ID}
 _CORS = b"access-control-"
@@ -75,13 +77,17 @@ def of_handle(given: Mapping[str, str]) -> dict[str, str]:
     return passing
 
 
-def own(secret: str, gateway_id: str, request_id: str, adapter: str = "") -> Headers:
-    """Fields that only a gateway may send to a replica."""
+def own(
+    secret: str, gateway_id: str, request_id: str, adapter: str = "", tier: str = tiers.DEFAULT
+) -> Headers:
+    """Fields that only a gateway, or batch, may send to a replica."""
     fields = [
         (link.SECRET, secret.encode()),
         (link.GATEWAY, gateway_id.encode()),
         (REQUEST_ID, request_id.encode()),
     ]
+    if tier != tiers.DEFAULT:
+        fields.append((link.TIER, tier.encode()))
     return [*fields, (link.ADAPTER, quote(adapter, safe="").encode())] if adapter else fields
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from penstock import __version__
+from penstock import __version__, tiers
 from penstock.transport.connection import ReplicaConnection
 
 PATH = "/_penstock/link"
@@ -27,6 +27,7 @@ SILENCE_S = 5.0  # without a line for so long, the link counts as lost
 SECRET = b"x-penstock-secret"
 GATEWAY = b"x-penstock-gateway"
 ADAPTER = b"x-penstock-adapter"  # on a request: the adapter's name, URL-quoted; absent for the base model
+TIER = tiers.HEADER.encode()  # on a request: its class of work; absent for `default`
 RETRY = b"x-penstock-retry"  # on a response: another replica may take the request, which was ...
 UNTOUCHED = b"untouched"  # refused before the engine saw it, or
 INTERRUPTED = b"interrupted"  # being worked on when the engine died
@@ -49,7 +50,9 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 class LoadReport(msgspec.Struct, frozen=True, tag="report"):
     """State and load. Units: requests, tokens; kv_usage from 0 to 1.
 
-    elsewhere: open requests from other gateways than the one that receives this.
+    elsewhere: open requests from other gateways than the one that receives this. batch_limit: batch requests
+    that may run in it, None where nothing limits them. Of them batch_running run, batch_waiting wait for that
+    in the replica, and batch_requeued were aborted for online ones so far.
     """
 
     state: State = "ready"
@@ -58,6 +61,10 @@ class LoadReport(msgspec.Struct, frozen=True, tag="report"):
     waiting_tokens: int = 0
     kv_usage: float = 0.0
     elsewhere: int = 0
+    batch_limit: int | None = None
+    batch_running: int = 0
+    batch_waiting: int = 0
+    batch_requeued: int = 0
 
 
 class AdapterReport(msgspec.Struct, frozen=True, tag="adapters"):

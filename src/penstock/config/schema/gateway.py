@@ -107,6 +107,11 @@ class GatewayConfig(RootConfig):
     default_model: str | None = Field(
         default=None, min_length=1, description="Model of requests that name none. With one model, that one."
     )
+    priority_tier: bool = Field(
+        default=False,
+        description="Whether requests with `service_tier: priority` go before all others. Otherwise they are "
+        "`default`, and their answers say so. See docs/operate/one-fleet.md.",
+    )
     request_timeout_s: float = Field(default=600.0, gt=0, description="Time limit of one request.")
     max_body_bytes: int = Field(default=64 * 2**20, gt=0, description="Size limit of a request's body.")
     max_bodies_bytes: int = Field(

@@ -29,6 +29,7 @@ from penstock.config.schema.request_router import is_ours, prefix_options, route
 from penstock.config.schema.routing import DEFAULT_POLICY, RoutingConfig, checked_policy
 from penstock.config.schema.sections import (
     AcceleratorConfig,
+    BatchConfig,
     BucketSource,
     CallbackConfig,
     EngineSizes,
@@ -38,6 +39,7 @@ from penstock.config.schema.sections import (
     Nodes,
     OnDemandConfig,
     PlacementGroupConfig,
+    SloConfig,
 )
 from penstock.config.schema.strict import RootConfig
 from penstock.errors import ConfigError
@@ -111,6 +113,12 @@ class LLMConfig(RootConfig):
     routing_config: RoutingConfig = Field(
         default_factory=lambda: RoutingConfig(), description="Options of the policy."
     )
+    slo: SloConfig | None = Field(
+        default=None,
+        description="What online requests may take while batch runs beside them. See "
+        "docs/operate/one-fleet.md.",
+    )
+    batch: BatchConfig | None = Field(default=None, description="Batch requests (`service_tier: flex`).")
     lora_config: LoraConfig | None = Field(default=None, description="Adapters.")
     on_demand: OnDemandConfig | None = Field(
         default=None, description="Taking turns with other models on the same memory."

@@ -185,6 +185,37 @@ class EngineSizes(StrictModel):
     data_parallel_size: int | None = Field(default=None, ge=1)
 
 
+class SloConfig(StrictModel):
+    """Targets of online requests, in the replica: batch gets what they leave."""
+
+    ttft_ms: float | None = Field(
+        default=None,
+        gt=0,
+        description="Milliseconds to the first token; without it, 10 % above what they take without batch.",
+    )
+    itl_ms: float | None = Field(
+        default=None,
+        gt=0,
+        description="Milliseconds between two tokens; without it, 10 % above what they take without batch.",
+    )
+
+
+class BatchConfig(StrictModel):
+    """Limits of batch requests."""
+
+    min_share: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Share of an engine's seats that batch has even when online requests miss their targets.",
+    )
+    max_queued_requests: int = Field(
+        default=1000,
+        ge=0,
+        description="Batch requests that wait in one gateway for a replica; the next one is a 429.",
+    )
+
+
 class OnDemandConfig(StrictModel):
     """Models of a group take turns: a request wakes its model, the one unused for longest goes to sleep."""
 

@@ -17,6 +17,7 @@ from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 import msgspec
 
+from penstock import tiers
 from penstock.data.backends.http_client import Body, ConnectFailed, ConnectionLost, HttpClient
 from penstock.data.backends.json_fields import with_fields
 from penstock.data.backends.protocol import Response
@@ -62,7 +63,8 @@ class OpenAIService:
         """Raises: ConfigError."""
         self._url = _parsed(url)
         self._shown = _shown(self._url)
-        self._headers = {**({"authorization": f"Bearer {api_key}"} if api_key else {}), **(headers or {})}
+        key = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._headers = {tiers.HEADER: tiers.FLEX, **key, **(headers or {})}  # other services ignore it
         self._model = model
         self._timeout_s = timeout_s
         self._session_factory = session_factory

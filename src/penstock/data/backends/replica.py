@@ -15,6 +15,7 @@ import msgspec
 from penstock.data.backends.http_client import ConnectFailed, ConnectionLost, HttpResponse
 from penstock.data.backends.queue_depth import QueueDepth
 from penstock.engine import Load
+from penstock.tiers import FLEX
 from penstock.transport import headers, link
 from penstock.transport.address import Address
 from penstock.transport.connection import ReplicaConnection
@@ -57,9 +58,10 @@ class ReplicaClient:
         return (self._report.elsewhere if self._report else 0) + self.in_flight
 
     def load(self) -> Load:
-        """As last reported."""
+        """As last reported; rows that wait in the replica count as those that wait in its engine."""
         report = self._report or link.LoadReport()
-        return Load(report.running, report.waiting, report.waiting_tokens, report.kv_usage)
+        waiting = report.waiting + report.batch_waiting
+        return Load(report.running, waiting, report.waiting_tokens, report.kv_usage)
 
     def available_slots(self) -> int:
         """How many more requests to send now."""
@@ -93,7 +95,7 @@ class ReplicaClient:
         self._pool.close()
 
     def _head(self, path: str, body_bytes: int, adapter: str | None) -> bytes:
-        own = headers.own(self._secret, self._sender, headers.request_id(None), adapter or "")
+        own = headers.own(self._secret, self._sender, headers.request_id(None), adapter or "", FLEX)
         return headers.to_replica("POST", quote(path, safe=_PATH).encode(), [_JSON], own, body_bytes)
 
     async def _follow_link(self) -> None:

@@ -1,9 +1,10 @@
 """Continuous batching on a virtual clock: which request makes a token in which step, and how long it takes.
 
 Pure: no event loop and no real time, so that the model can be tested to the microsecond; `scheduler` runs it
-in real time. The rules are those of vLLM's scheduler: running requests go first, long prompts are prefilled
-in chunks, a request is admitted when all of its prompt fits, and the newest one is preempted when the KV
-cache is full. It is prefilled again later, except for blocks that are still cached.
+in real time. The rules are those of vLLM's scheduler with priorities: running requests go first, long prompts
+are prefilled in chunks, a request is admitted when all of its prompt fits, those of a lower priority number
+first, and when the KV cache is full the newest one of the highest number is preempted. It is prefilled again
+later, except for blocks that are still cached.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from penstock.engine import Load
+from penstock.engine import Load, p99_lately
 from penstock.engines.sim.cache import Block, Cache, Hashes
 from penstock.engines.sim.options import SimOptions
 from penstock.engines.sim.reply import PlannedReply
@@ -33,6 +34,7 @@ class Sequence:
     hashes: Hashes
     arrival: float
     index: int = 0
+    priority: int = 0
     made: int = 0
     computed: int = 0
     cached_tokens: int = 0
@@ -80,12 +82,16 @@ class Batch:
         self._waiting: deque[Sequence] = deque()
         self._work: dict[Sequence, int] = {}
         self._now = 0.0
+        self._lately_s = 0.0
         self.admits = True
         """Whether waiting requests are admitted; running ones go on."""
 
     def submit(self, sequence: Sequence) -> None:
         """Queues it. Sequences must come in the order of their arrivals."""
-        self._waiting.append(sequence)
+        position = len(self._waiting)
+        while position and self._waiting[position - 1].priority > sequence.priority:
+            position -= 1
+        self._waiting.insert(position, sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Removes a running or waiting sequence and frees its blocks."""
@@ -112,17 +118,20 @@ class Batch:
     def load(self) -> Load:
         prompts = [s for s in (*self._waiting, *self._running) if not s.made]
         waiting_tokens = sum(s.pending for s in prompts)
-        return Load(len(self._running), len(self._waiting), waiting_tokens, self._cache.usage)
+        running, waiting, seats = len(self._running), len(self._waiting), self._options.max_num_seqs
+        return Load(running, waiting, waiting_tokens, self._cache.usage, 0, self._lately_s, seats)
 
     def begin_step(self) -> float:
         """Schedules the next step; returns when it ends, in seconds of the clock. Only when not `idle`."""
         if not self._running:
-            self._now = max(self._now, self._waiting[0].arrival)
+            self._now = max(self._now, min(sequence.arrival for sequence in self._waiting))
         preemptions = self.cache_counts.preemptions
         budget = self._continue_running(self._options.max_num_batched_tokens)
         if self.cache_counts.preemptions == preemptions:
             self._admit(budget)
-        self._now += self._step_s()
+        step_s = self._step_s()
+        self._lately_s = p99_lately(self._lately_s, step_s)
+        self._now += step_s
         return self._now
 
     def work(self) -> Collection[tuple[Sequence, int]]:
@@ -153,7 +162,10 @@ class Batch:
             sequence = self._running[position]
             tokens = min(sequence.pending, budget)
             if not self._take(sequence, tokens):
-                self._preempt_newest()
+                victim = self._preempt()
+                if victim in self._work:
+                    budget += self._work.pop(victim)
+                    position -= 1
                 continue
             budget -= tokens
             position += 1
@@ -161,13 +173,14 @@ class Batch:
 
     def _admit(self, budget: int) -> None:
         while self._waiting and budget and self.admits and len(self._running) < self._options.max_num_seqs:
-            sequence = self._waiting[0]
-            if sequence.arrival > self._now:
+            sequence = next((one for one in self._waiting if one.arrival <= self._now), None)
+            if sequence is None:
                 return
             blocks = self._cache.admit(sequence.hashes, sequence.prompt_tokens + sequence.made)
             if blocks is None:
                 return
-            self._running.append(self._waiting.popleft())
+            self._waiting.remove(sequence)
+            self._running.append(sequence)
             if sequence.scheduled is None:
                 sequence.scheduled = self._now
             self._reuse(sequence, blocks)
@@ -191,13 +204,17 @@ class Batch:
         self._work[sequence] = tokens
         return True
 
-    def _preempt_newest(self) -> None:
-        sequence = self._running.pop()
+    def _preempt(self) -> Sequence:
+        """The one that gives way: it waits again, before all others of its priority."""
+        _, position = max((one.priority, position) for position, one in enumerate(self._running))
+        sequence = self._running.pop(position)
         self._cache.free(sequence.blocks)
         sequence.computed = 0
         sequence.preempted = True
         self.cache_counts.preemptions += 1
-        self._waiting.appendleft(sequence)
+        before = (at for at, one in enumerate(self._waiting) if one.priority >= sequence.priority)
+        self._waiting.insert(next(before, len(self._waiting)), sequence)
+        return sequence
 
     def _step_s(self) -> float:
         options = self._options

@@ -16,7 +16,8 @@ from penstock.engines.sim.cache import Chain
 from penstock.engines.sim.options import SimOptions
 from penstock.engines.sim.reply import PlannedReply
 from penstock.errors import Conflict, EngineDead, Error
-from penstock.request_context import report_timings
+from penstock.request_context import report_timings, tier
+from penstock.tiers import ENGINE_PRIORITY
 
 
 class Clock:
@@ -107,9 +108,11 @@ class Scheduler:
     ) -> AsyncGenerator[Delta, None]:
         """Deltas of one request when they are due, with one output per reply; closing it frees its slot."""
         deltas: asyncio.Queue[Delta | Error] = asyncio.Queue()
-        arrival = self._clock.now()
+        arrival, priority = self._clock.now(), ENGINE_PRIORITY[tier.get()]
         outputs = [
-            Output(len(prompt), reply, Chain(prompt, reply, self._block_size, adapter), arrival, index)
+            Output(
+                len(prompt), reply, Chain(prompt, reply, self._block_size, adapter), arrival, index, priority
+            )
             for index, reply in enumerate(replies)
         ]
         for output in outputs:

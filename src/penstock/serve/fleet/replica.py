@@ -14,6 +14,9 @@ REQUEST_TOKENS = 256
 """Cost of one open request in waiting prompt tokens: about 100 tokens left to decode, each a few times as
 expensive as a prefill token."""
 
+_BATCH_WAITS = 8
+"""One batch request waits in a replica for so many that may run, so that none of their seats stays empty."""
+
 
 @dataclass(eq=False, slots=True)
 class Replica:
@@ -22,7 +25,8 @@ class Replica:
     in_flight: this gateway's, exact. elsewhere: other gateways', as last reported. reported: running and
     waiting in the engine, as last reported, from all gateways; in_flight_then: this gateway's at that time.
     waiting_tokens: of prompts not yet prefilled, as last reported; sent_tokens: of prompts sent since.
-    kv_tokens: size of its KV cache, once it has reported it.
+    kv_tokens: size of its KV cache, once it has reported it. batch_limit: batch requests that may run there,
+    None for all; batch: those that run or wait there, as last reported, corrected as `busy` is.
     """
 
     model_id: str
@@ -37,6 +41,9 @@ class Replica:
     kv_tokens: int | None = None
     hellos: int = 0
     reports: int = 0
+    batch_limit: int | None = None
+    batch: int = 0
+    batch_requeued: int = 0
     counted: tuple[int, int] = (0, 0)
     """What this one contributes to the candidates' sums `busy` and `elsewhere`."""
 
@@ -48,6 +55,12 @@ class Replica:
     def busy(self) -> int:
         """Requests in it now: the last report, corrected by what this gateway has sent and finished since."""
         return max(self.in_flight + self.elsewhere, self.reported + self.in_flight - self.in_flight_then)
+
+    @property
+    def takes_batch(self) -> bool:
+        """Whether one more batch request would soon run there."""
+        limit = self.batch_limit
+        return limit is None or self.batch < limit + max(2, limit // _BATCH_WAITS)
 
     @property
     def load_tokens(self) -> int:
@@ -63,6 +76,7 @@ class Lease:
     tokens: int
     report: int
     adapter: str = ""
+    batch: bool = False
 
 
 class Tried:

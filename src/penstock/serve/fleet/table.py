@@ -16,6 +16,7 @@ from penstock.transport.address import Address
 from penstock.transport.link import AdapterReport, Hello, LoadReport
 
 _NO_LIMIT = sys.maxsize
+_ONLINE_SLOTS = 8  # one of so many slots of a replica is not for batch
 
 
 @dataclass(slots=True)
@@ -91,6 +92,9 @@ class Table:
         replica.elsewhere = report.elsewhere
         replica.waiting_tokens = report.waiting_tokens
         replica.sent_tokens = 0
+        replica.batch_limit = report.batch_limit
+        replica.batch = report.batch_running + report.batch_waiting
+        replica.batch_requeued = report.batch_requeued
         replica.reports += 1
         self._set_state(replica, report.state)
         self._reported(replica)
@@ -114,15 +118,16 @@ class Table:
         for replica in model.members.values():
             self._settle(model, replica)
 
-    def acquire(self, replica: Replica, tokens: int = 0, adapter: str = "") -> Lease:
-        """Takes a slot for a request that is sent there. tokens: of its prompt, roughly."""
+    def acquire(self, replica: Replica, tokens: int = 0, adapter: str = "", batch: bool = False) -> Lease:
+        """Takes a slot for a request that is sent there. tokens: of its prompt, roughly. batch: its class."""
         model = self._models[replica.model_id]
         replica.in_flight += 1
         replica.sent_tokens += tokens
+        replica.batch += batch
         self._settle(model, replica)
         if adapter:
             model.candidates.holders.request_sent(replica, adapter)
-        return Lease(replica, tokens, replica.reports, adapter)
+        return Lease(replica, tokens, replica.reports, adapter, batch)
 
     def release(self, lease: Lease) -> None:
         """The request has ended."""
@@ -130,6 +135,7 @@ class Table:
         replica.in_flight -= 1
         if lease.report == replica.reports:
             replica.sent_tokens -= lease.tokens
+        replica.batch = max(0, replica.batch - lease.batch)
         model = self._models[replica.model_id]
         self._settle(model, replica)
         if lease.adapter:
@@ -165,6 +171,17 @@ class Table:
         """Replicas that may take a request that `tried` ones have failed. A live view: do not keep it."""
         candidates = self._models.setdefault(model_id, _ModelReplicas()).candidates
         return candidates.without(tried) if tried else candidates
+
+    def candidates_for_batch(self, model_id: str, tried: Tried | None = None) -> Candidates:
+        """Those that may take a batch request: some of their slots stay free for online ones. A copy."""
+        limit = self._models[model_id].limit
+        most = limit - max(1, limit // _ONLINE_SLOTS)
+        found = self.candidates(model_id, tried)
+        return found.without(
+            replica
+            for replica in found
+            if not replica.takes_batch or replica.in_flight + replica.elsewhere >= max(1, most)
+        )
 
     def ready(self, model_id: str) -> Sequence[Replica]:
         """Replicas that may be picked if they have room."""

@@ -1,4 +1,4 @@
-"""Admission queue of one model: dispatch now, wait in FIFO order, or reject with 429.
+"""Admission queue of one model: dispatch now, wait in the order of classes and arrival, or reject with 429.
 
 Stands between the gateway and the table: the table knows which replicas have room, the queue decides whose
 turn it is.
@@ -13,14 +13,17 @@ from dataclasses import dataclass
 
 from penstock.errors import Overloaded, Unavailable
 from penstock.metrics import ModelMetrics
+from penstock.serve.fleet.candidates import Candidates
 from penstock.serve.fleet.replica import Lease, Replica, Tried
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway import stored_responses
 from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.gateway.telemetry.timing import PICK, QUEUE, Timing
 from penstock.serve.routing.policy import Learns, Pick, Policy, RoutingRequest
+from penstock.tiers import DEFAULT, FLEX, PRIORITY, Tier
 
 _RETRY_AFTER_S = 1
+_BATCH_OPTION = "batch.max_queued_requests"
 
 
 def _nothing() -> None:
@@ -35,6 +38,7 @@ class _Waiter:
     asked: RoutingRequest
     tried: Tried
     only: Replica | None = None
+    tier: Tier = DEFAULT
     timer: asyncio.TimerHandle | None = None
 
     def takes(self, replica: Replica) -> bool:
@@ -42,7 +46,9 @@ class _Waiter:
 
 
 class AdmissionQueue:
-    """FIFO. Requests that lost their replica go before all others."""
+    """FIFO by class: priority, default, then flex, which is batch and has a limit of its own. Requests that
+    lost their replica go before all others.
+    """
 
     def __init__(
         self,
@@ -64,11 +70,28 @@ class AdmissionQueue:
         self._wait_s = max(wait_for_replica_s, model.start_s or 0.0)
         self._wake = wake
         self._returned: OrderedDict[_Waiter, None] = OrderedDict()  # finding a dict's first key is slow
-        self._queued: OrderedDict[_Waiter, None] = OrderedDict()
+        self._by_tier: dict[Tier, OrderedDict[_Waiter, None]] = {
+            PRIORITY: OrderedDict(),
+            DEFAULT: OrderedDict(),
+            FLEX: OrderedDict(),
+        }  # in the order in which they go
         table.limit(model.id, model.max_ongoing_requests, model.adapter_slots)
 
     def __len__(self) -> int:
-        return len(self._returned) + len(self._queued)
+        return len(self._returned) + sum(map(len, self._by_tier.values()))
+
+    def waiting(self, tier: Tier) -> int:
+        """Requests of this class that wait, without those that lost their replica."""
+        return len(self._by_tier[tier])
+
+    def _ahead(self, tier: Tier) -> bool:
+        """Whether others go before a new request of this class."""
+        for other, queue in self._by_tier.items():
+            if queue:
+                return True
+            if other == tier:
+                break
+        return False
 
     async def acquire(
         self,
@@ -77,29 +100,37 @@ class AdmissionQueue:
         times: Timing,
         only: Replica | None = None,
         patient: bool = True,
+        tier: Tier = DEFAULT,
     ) -> Lease:
         """A slot of a replica, held until `release`.
 
         tried: replicas that failed this request. Such a request was admitted before and is not rejected.
         only: the one replica that can answer, since it stores what the request refers to. patient: whether
-        to wait when no replica is ready.
+        to wait when no replica is ready. tier: the request's class.
         Raises: Overloaded when the queue is full, Unavailable when no replica became ready in time.
         """
         times.begin(PICK)
-        if not self._queued or tried or only:
+        if tried or only or not self._ahead(tier):
             now = asyncio.get_running_loop().time()
-            pick = self._pick(asked, tried, only, now)
+            pick = self._pick(asked, tried, only, now, tier)
             if pick is not None:
-                return self._lease(asked, pick, now)
+                return self._lease(asked, pick, now, tier)
         if not patient and all(replica in tried for replica in self._table.ready(self._model.id)):
             raise self._unavailable()
         if not tried:
-            self._refuse_when_full()
+            self._refuse_when_full(tier)
         times.begin(QUEUE)
-        return await self._wait(asked, tried, only)
+        return await self._wait(asked, tried, only, tier)
 
-    def _pick(self, asked: RoutingRequest, tried: Tried, only: Replica | None, now: float) -> Pick | None:
-        candidates = self._table.candidates(self._model.id, tried)
+    def _candidates(self, tier: Tier, tried: Tried | None = None) -> Candidates:
+        if tier == FLEX:
+            return self._table.candidates_for_batch(self._model.id, tried)
+        return self._table.candidates(self._model.id, tried)
+
+    def _pick(
+        self, asked: RoutingRequest, tried: Tried, only: Replica | None, now: float, tier: Tier
+    ) -> Pick | None:
+        candidates = self._candidates(tier, tried)
         if only is None:
             return self._policy.pick(asked, candidates, now)
         return Pick(only, "kept") if only in candidates else None
@@ -115,39 +146,48 @@ class AdmissionQueue:
         The first in the queue goes, wherever its prefix is cached: affinity is a preference, no reason to
         wait.
         """
-        if not self._returned and not self._queued:
+        if not len(self):
             return
         for waiter in list(self._returned):
             if waiter.only is replica and replica.state == "gone" and not waiter.lease.done():
                 waiter.lease.set_exception(stored_responses.lost())
             self._grant(waiter, replica)
-        while self._queued and self._grant(next(iter(self._queued)), replica):
-            pass
+        for queue in self._by_tier.values():
+            while queue and self._grant(next(iter(queue)), replica):
+                pass
+            if queue:
+                break
         if len(self) and not self._table.any_ready(self._model.id):
             self._wake()  # it fell asleep, or was lost, while they waited
 
-    def _lease(self, asked: RoutingRequest, pick: Pick, now: float) -> Lease:
+    def _lease(self, asked: RoutingRequest, pick: Pick, now: float, tier: Tier) -> Lease:
         self._metrics.picked(pick.why)
         if self._learns is not None:
             self._learns.sent(asked, pick.replica, now)
         tokens = max(0, asked.tokens - pick.saved_tokens)
-        return self._table.acquire(pick.replica, tokens, asked.adapter)
+        return self._table.acquire(pick.replica, tokens, asked.adapter, tier == FLEX)
 
-    def _refuse_when_full(self) -> None:
-        most = self._model.max_queued_requests
-        if most < 0 or len(self._queued) < most:
+    def _refuse_when_full(self, tier: Tier) -> None:
+        if tier == FLEX:
+            most, waiting, option = self._model.max_queued_batch, self.waiting(FLEX), _BATCH_OPTION
+        else:
+            most, option = self._model.max_queued_requests, "max_queued_requests"
+            waiting = self.waiting(PRIORITY) + self.waiting(DEFAULT)
+        if most < 0 or waiting < most:
             return
         if most == 0 and not self._table.ready(self._model.id):
             raise self._unavailable()
         raise Overloaded(
-            f"Model '{self._model.id}' is at its limit and {len(self._queued)} requests are waiting "
-            f"(max_queued_requests is {most}). Try again later.",
+            f"Model '{self._model.id}' is at its limit and {waiting} requests are waiting "
+            f"({option} is {most}). Try again later.",
             retry_after_s=_RETRY_AFTER_S,
         )
 
-    async def _wait(self, asked: RoutingRequest, tried: Tried, only: Replica | None) -> Lease:
-        waiter = _Waiter(asyncio.get_running_loop().create_future(), asked, tried, only)
-        queue = self._returned if tried or only else self._queued  # one that waits for `only` blocks no other
+    async def _wait(self, asked: RoutingRequest, tried: Tried, only: Replica | None, tier: Tier) -> Lease:
+        waiter = _Waiter(asyncio.get_running_loop().create_future(), asked, tried, only, tier)
+        queue = (
+            self._returned if tried or only else self._by_tier[tier]
+        )  # one that waits for `only` blocks no other
         queue[waiter] = None
         self._set_timer(waiter)
         if not self._table.any_ready(self._model.id):
@@ -165,14 +205,14 @@ class AdmissionQueue:
                 waiter.timer.cancel()
 
     def _grant(self, waiter: _Waiter, replica: Replica) -> bool:
-        if replica not in self._table.candidates(self._model.id) or not waiter.takes(replica):
+        if not waiter.takes(replica) or replica not in self._candidates(waiter.tier):
             return False
         self._returned.pop(waiter, None)
-        self._queued.pop(waiter, None)
+        self._by_tier[waiter.tier].pop(waiter, None)
         if waiter.lease.done():
             return True  # cancelled or timed out at this very moment
         now = asyncio.get_running_loop().time()
-        waiter.lease.set_result(self._lease(waiter.asked, Pick(replica, "queue"), now))
+        waiter.lease.set_result(self._lease(waiter.asked, Pick(replica, "queue"), now, waiter.tier))
         return True
 
     def _set_timer(self, waiter: _Waiter) -> None:

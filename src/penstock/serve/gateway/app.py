@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock import errors, json_logs
+from penstock import errors, json_logs, tiers
 from penstock.asgi import ASGIApp, ClientGone, Receive, Scope, Send, lifespan
 from penstock.config import GatewayConfig
 from penstock.metrics import GatewayFigures
@@ -35,12 +35,16 @@ from penstock.serve.gateway.telemetry.process_totals import ProcessTotals
 from penstock.serve.gateway.telemetry.tracing import tracing
 from penstock.serve.http import cors
 from penstock.serve.http.connection_limits import Connections
+from penstock.tiers import Tier
+from penstock.transport import link
 from penstock.transport.connection import Headers
 
 if TYPE_CHECKING:
     from penstock.serve.gateway.telemetry.spans import Tracing
 
 log = logging.getLogger(__name__)
+
+_RESPONSES = "/v1/responses"  # there, engines repeat the `service_tier` of the body
 
 Operate = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 """Called with an operation's name and its arguments, `model`, `replica` and `timeout_s` among them."""
@@ -247,8 +251,11 @@ class Gateway:
             raise stored_responses.lost()
         request.metrics = self._dispatch.metrics(model.id).on(route.path)
         reply.gaps = request.metrics.inter_token
+        tier = self._tier(request, route, content)
         method = "GET" if request.method == "HEAD" else request.method
-        upstream = UpstreamRequest(request.id, method, request.target, passing, content, adapter, keeper)
+        upstream = UpstreamRequest(
+            request.id, method, request.target, passing, content, adapter, keeper, tier
+        )
         async with request.while_connected():
             await self._dispatch.answer(model.id, upstream, reply)
 
@@ -260,6 +267,18 @@ class Gateway:
     async def _pass_to_jobs(self, request: ClientRequest, route: Route, reply: ClientResponse) -> None:
         assert self._jobs is not None
         await self._jobs(request, reply)
+
+    def _tier(self, request: ClientRequest, route: Route, content: RequestBody) -> Tier:
+        """The request's class, which the body then names. Raises: BadRequest."""
+        named = tiers.of_header(request.fields.get(link.TIER))
+        if content.is_object:
+            named = named or tiers.of_body(content.fields.service_tier, route.path)
+        tier = named or tiers.DEFAULT
+        if tier == tiers.PRIORITY and not self._config.priority_tier:
+            tier = tiers.DEFAULT
+        if content.is_object:
+            content.name_tier(tier if route.path == _RESPONSES else None)
+        return tier
 
     async def _administer(self, request: ClientRequest, route: Route, reply: ClientResponse) -> None:
         """200 when all replicas have done it; 502 when one has not: the answer says which one and why."""

@@ -10,9 +10,11 @@ import asyncio
 import re
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 
 import msgspec
 
+from penstock import tiers
 from penstock.asgi import ClientGone, Receive
 from penstock.errors import BadRequest, Overloaded, TooLarge
 from penstock.serve.http import limits
@@ -49,6 +51,8 @@ class Fields(msgspec.Struct, frozen=True, gc=False):
     prompt_cache_key: msgspec.Raw = _NONE
     user: msgspec.Raw = _NONE
     previous_response_id: msgspec.Raw = _NONE
+    service_tier: msgspec.Raw = _NONE
+    priority: msgspec.Raw = _NONE
 
 
 _decode = msgspec.json.Decoder(Fields).decode
@@ -96,7 +100,7 @@ class BodyBudget:
 class RequestBody:
     """One request's body, from `read` to `drop`, and its fields."""
 
-    __slots__ = ("_budget", "_model_at", "_reader", "_taken", "content", "fields")
+    __slots__ = ("_budget", "_model_at", "_reader", "_taken", "content", "fields", "is_object")
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
@@ -104,6 +108,7 @@ class RequestBody:
         self._reader: asyncio.Task[object] | None = None  # while it waits for more
         self.content: bytes | bytearray = b""
         self.fields = Fields()
+        self.is_object = False  # of JSON
         self._model_at: slice | None = None  # of a form
 
     async def read(self, receive: Receive, content_length: bytes | None, limit: int) -> None:
@@ -170,6 +175,7 @@ class RequestBody:
             self.fields = Fields(self.content[at].decode(errors="replace") or None if at else None)
         else:
             self.fields = await look(self.content, content_type, free)
+            self.is_object = not free and bool(self.content)
 
     def name_model(self, model: str) -> None:
         """Names another model in the body, if it names one; all else stays byte for byte, but for spaces
@@ -180,8 +186,22 @@ class RequestBody:
             self.content = content[: at.start] + name + content[at.stop :]
             self._model_at = slice(at.start, at.start + len(name))
         elif self.fields.model is not None:
-            given = msgspec.json.decode(self.content, type=dict[str, msgspec.Raw])
-            self.content = msgspec.json.encode(given | {"model": msgspec.Raw(msgspec.json.encode(model))})
+            self._replace({"model": model})
+
+    def name_tier(self, tier: str | None) -> None:
+        """Names the class that the request was given, or none. Engines see no `priority`. All else stays, as
+        in `name_model`.
+        """
+        word = msgspec.json.encode(tier) if tier else b""
+        if self.fields.priority or bytes(self.fields.service_tier) != word:
+            self._replace({tiers.FIELD: tier, "priority": None})
+
+    def _replace(self, values: Mapping[str, str | None]) -> None:
+        """Sets fields of the JSON object; None removes one."""
+        given = msgspec.json.decode(self.content, type=dict[str, msgspec.Raw])
+        new = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in values.items() if value}
+        left = {name: value for name, value in given.items() if values.get(name, "") is not None}
+        self.content = msgspec.json.encode(left | new)
 
     def drop(self) -> None:
         """Releases the memory, and the fields, which are views of it. Safe to call twice."""

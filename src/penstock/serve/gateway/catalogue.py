@@ -13,6 +13,7 @@ from penstock.config import LLMConfig
 from penstock.config.derive.placement import gang_size
 from penstock.config.derive.serve_options import DEFAULTS, autoscaling
 from penstock.config.schema.routing import DEFAULT_POLICY, SERVE_ROUTER, SESSION_HEADER
+from penstock.config.schema.sections import BatchConfig
 from penstock.errors import BadRequest, ConfigError, ModelNotFound, NotFound
 from penstock.serve.http import limits
 
@@ -29,7 +30,8 @@ class ServedModel:
     replicas. adapter_slots: adapters that a replica holds at a time; 0 for a model without adapters. paths:
     endpoints of its server class. start_s: how long a request waits for a replica of a model that may have
     none, or none awake. on_demand: whether control wakes it on demand. aliases: more names for it. fallbacks:
-    names of models that answer when it cannot. engine: its name in configs.
+    names of models that answer when it cannot. engine: its name in configs. max_queued_batch: batch requests
+    that may wait.
     """
 
     id: str
@@ -50,6 +52,7 @@ class ServedModel:
     aliases: tuple[str, ...] = ()
     fallbacks: tuple[str, ...] = ()
     engine: str = ""
+    max_queued_batch: int = 1000
 
     @classmethod
     def of(
@@ -79,6 +82,7 @@ class ServedModel:
             engine=config.engine_name,
             aliases=tuple(config.aliases),
             fallbacks=tuple(config.fallbacks),
+            max_queued_batch=(config.batch or BatchConfig()).max_queued_requests,
         )
 
 

@@ -33,6 +33,7 @@ from penstock.serve.gateway.telemetry import timing
 from penstock.serve.http.connection_limits import Connections
 from penstock.serve.routing import policy
 from penstock.serve.routing.policy import RoutingRequest
+from penstock.tiers import DEFAULT, FLEX, Tier
 from penstock.transport import headers
 from penstock.transport.connection import Headers
 
@@ -47,7 +48,7 @@ _MOST_DEATHS = 2
 @dataclass(frozen=True, slots=True)
 class UpstreamRequest:
     """A request as the replica sees it. adapter: "" for the base model. keeper: the only replica that can
-    answer.
+    answer. tier: its class of work.
     """
 
     id: str
@@ -57,6 +58,7 @@ class UpstreamRequest:
     body: RequestBody
     adapter: str = ""
     keeper: Replica | None = None
+    tier: Tier = DEFAULT
 
 
 class RequestRouter(Protocol):
@@ -119,6 +121,7 @@ class Dispatch:
         Raises: Overloaded, Unavailable, EngineFailed; EngineDead when the response broke off after it had
         begun, or the request seems to kill engines.
         """
+        self.metrics(model_id).asked(request.tier)
         fallbacks = () if request.adapter or request.keeper else self._fallbacks[model_id]
         current = model_id
         for i, other in enumerate(fallbacks):
@@ -170,7 +173,7 @@ class Dispatch:
     ) -> None:
         queue, tried, deaths = self._queues[model_id], Tried(), 0
         while True:
-            lease = await queue.acquire(asked, tried, reply.timing, request.keeper, patient)
+            lease = await queue.acquire(asked, tried, reply.timing, request.keeper, patient, request.tier)
             replica = lease.replica
             reply.timing.begin(timing.GATEWAY)
             try:
@@ -191,7 +194,8 @@ class Dispatch:
         pool = self._links.pool(replica)
         if pool is None:
             raise relay.ReplicaFailed("has left", worked=False)
-        own = headers.own(replica.address.secret, self._gateway_id, request.id, request.adapter)
+        secret = replica.address.secret
+        own = headers.own(secret, self._gateway_id, request.id, request.adapter, request.tier)
         size = len(request.body.content)
         head = headers.to_replica(request.method, request.target, request.headers, own, size)
         await relay.ask(pool, head, request.body, reply)
@@ -235,6 +239,8 @@ class Dispatch:
             at_replicas = sum(replica.in_flight for replica in self._table.members(model_id))
             self._metrics.open.labels(model_id).set(at_replicas)
             self._metrics.queued.labels(model_id).set(len(queue))
+            self._metrics.batch_queued.labels(model_id).set(queue.waiting(FLEX))
+            self._count_batch(model_id)
             self._metrics.ready.labels(model_id).set(len(self._table.ready(model_id)))
             self._metrics.failovers.labels(model_id)  # shown as 0 before the first
             for other in self._fallbacks[model_id]:
@@ -242,6 +248,14 @@ class Dispatch:
             if self._models[model_id].adapter_slots:
                 self._count_adapters(model_id)
         return self._metrics.figures()
+
+    def _count_batch(self, model_id: str) -> None:
+        """What replicas with a limit report of batch."""
+        limited = [one for one in self._table.ready(model_id) if one.batch_limit is not None]
+        metrics = self._metrics
+        metrics.batch_limit.labels(model_id).set(sum(one.batch_limit or 0 for one in limited))
+        metrics.batch.labels(model_id).set(sum(one.batch for one in limited))
+        metrics.batch_requeued.labels(model_id).set(sum(one.batch_requeued for one in limited))
 
     def _count_adapters(self, model_id: str) -> None:
         holders = self._table.candidates(model_id).holders

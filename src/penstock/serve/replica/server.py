@@ -44,6 +44,9 @@ from penstock.serve.replica.prefill_client import PrefillClient
 from penstock.serve.replica.preprocessor import RemotePreprocessor
 from penstock.serve.replica.reconciler import Reconciler, find_control
 from penstock.serve.replica.single_model import GatewayResponse, SingleModelGateway
+from penstock.serve.replica.tiers.controller import targets
+from penstock.serve.replica.tiers.layer import ByClass, Turns
+from penstock.serve.replica.tiers.share import BatchShare
 from penstock.transport import link
 
 if TYPE_CHECKING:
@@ -134,10 +137,12 @@ class LLMServer:
         if llm_config.lora_config is not None:
             source = Source(llm_config, downloader)
             self._adapters = Store(self.engine, source, llm_config.lora_config, self._notify_links)
+        self._turns = Turns(BatchShare(self.engine.load, targets(llm_config), time.monotonic))
         self._handle_api = HandleAPI(
             llm_config,
             self.engine,
             self._adapters,
+            self._turns,
             admit=self._admit,
             app=lambda: self._app(),
             replica_id=lambda: self._listener.address.replica_id if self._listener else "",
@@ -185,6 +190,7 @@ class LLMServer:
                 state=self._state,
                 weights=self.reconciler.weights_version,
                 adapters=self._adapters,
+                batch=self._turns.share,
             ),
             node_id=ray.get_runtime_context().get_node_id(),
             node_host=ray.util.get_node_ip_address(),
@@ -263,7 +269,9 @@ class LLMServer:
                 postprocessor=self._postprocessor,
                 prefill=self._prefill_client.ask if self._prefill_client else None,
             )
-            self._layers = CustomEndpoints(app, self, self._llm_config) if paths(type(self)) else app
+            if paths(type(self)):
+                app = CustomEndpoints(app, self, self._llm_config)
+            self._layers = ByClass(app, self._turns)
         return self._layers
 
     def _hello(self) -> link.Hello:

@@ -16,12 +16,15 @@ _COUNTED_S = 0.02
 
 @dataclass(slots=True)
 class Scheduled:
-    """Units: requests; kv_usage as a share from 0 to 1. steps: number of reports so far."""
+    """Units: requests; kv_usage as a share from 0 to 1. steps: number of reports so far. step_s: as in
+    `Load`.
+    """
 
     steps: int = 0
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
+    step_s: float = 0.0
 
 
 class LoadReader:
@@ -31,18 +34,20 @@ class LoadReader:
         """scheduled: None when vLLM's scheduler does not report."""
         self._llm = llm
         self._scheduled = scheduled
+        self._seats: int = llm.vllm_config.scheduler_config.max_num_seqs
         self._queued_tokens = 0
         self._counted_until = 0.0
 
     def read(self) -> Load:
         unfinished, held = self._llm.get_num_unfinished_requests(), self._llm.held
         if self._scheduled is None:
-            return Load(unfinished, held)
+            return Load(unfinished, held, seats=self._seats)
         waiting = min(self._scheduled.waiting, unfinished)
         running = unfinished - waiting
         kv_usage = self._scheduled.kv_usage if unfinished else 0.0
         unseen = max(0, running - self._scheduled.running)
-        return Load(running, waiting + held, self._tokens(), kv_usage, unseen)
+        step_s = self._scheduled.step_s
+        return Load(running, waiting + held, self._tokens(), kv_usage, unseen, step_s, self._seats)
 
     def _tokens(self) -> int:
         """Of queued prompts; recounted only when the last count is old: a count visits every request."""

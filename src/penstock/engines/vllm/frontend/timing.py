@@ -1,4 +1,4 @@
-"""AsyncLLM with timings per request, at no cost per token, and with a gate for requests.
+"""AsyncLLM with timings per request, at no cost per token, a gate for requests, and their classes of work.
 
 vLLM keeps one record of timings per request and updates it as the request runs; here it is looked up once,
 when the request is added. Importing this file imports vLLM.
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from penstock.request_context import EngineTimings, prepared_prompt, report_timings
+from penstock.request_context import EngineTimings, prepared_prompt, report_timings, tier
+from penstock.tiers import ENGINE_PRIORITY
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreRequest
@@ -31,6 +32,7 @@ class TimedLLM(AsyncLLM):
         """timed: whether the core's timestamps of a request can be found."""
         super().__init__(*args, **kwargs)
         self._timed = timed
+        self._by_class: bool = self.vllm_config.scheduler_config.policy == "priority"
         self.gate = asyncio.Event()
         """Set while requests may go to the core."""
         self.gate.set()
@@ -42,6 +44,7 @@ class TimedLLM(AsyncLLM):
     async def add_request(self, *args: Any, **kwargs: Any) -> RequestOutputCollector:
         _refuse_unprepared()
         await self._pass_gate()
+        kwargs["priority"] = ENGINE_PRIORITY[tier.get()] if self._by_class else 0  # whatever the client wrote
         self.entering += 1
         try:
             taken = await super().add_request(*args, **kwargs)

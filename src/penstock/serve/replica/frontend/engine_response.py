@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from penstock import tiers
 from penstock.asgi import Message, Send
 from penstock.engine_control import DEFAULT_WEIGHTS
 from penstock.request_context import EngineTimings, EventFrame, TimingProbe, shortcut, timing_probe
@@ -19,6 +20,7 @@ from penstock.transport.connection import STREAM
 from penstock.transport.multiplexer import StreamSender
 
 _DYING_S = 0.3  # errors raised within this time before the engine dies are attributed to its death
+_EVENTS = b"text/event-stream"
 _FAILURES = (b'data: {"error"', b"event: error")
 
 
@@ -27,19 +29,37 @@ class EngineResponse:
 
     __slots__ = (
         "_arrived_at",
+        "_first_token",
+        "_held",
         "_number",
+        "_path",
         "_probe",
         "_sender",
         "_start",
+        "_tier",
         "_weights",
         "direct",
         "started",
     )
 
     def __init__(
-        self, direct: Send, sender: StreamSender | None, number: int, weights: Callable[[], str]
+        self,
+        direct: Send,
+        sender: StreamSender | None,
+        number: int,
+        weights: Callable[[], str],
+        path: str = "",
+        tier: str = tiers.DEFAULT,
+        first_token: Callable[[float], None] | None = None,
     ) -> None:
-        """number: of the stream on the multiplexed connection; 0 when the gateway wants none there."""
+        """number: of the stream on the multiplexed connection; 0 when the gateway wants none there. path: of
+        the request; tier: its class of work, which its response reports. first_token: called with the
+        seconds that the first token took, where that is known, and its request is online.
+        """
+        self._first_token = first_token if tier != tiers.FLEX else None
+        self._path = path
+        self._tier = tier
+        self._held: list[bytes] = []
         self._weights = weights
         self._arrived_at = time.monotonic()
         self._probe = TimingProbe()
@@ -56,8 +76,13 @@ class EngineResponse:
         if message["type"] == "http.response.start":
             self._start = message
             return
-        start, self._start = self._start, None
         body: bytes = message.get("body", b"")
+        if self._start is not None and self._start["status"] == 200 and tiers.is_reported(self._path):
+            if message.get("more_body") and not _is_event_stream(self._start):
+                self._held.append(body)
+                return
+            message = {**message, "body": (body := self._reported(self._start, body))}
+        start, self._start = self._start, None
         if body.startswith(_FAILURES) or (start and start["status"] >= 500):
             await asyncio.sleep(_DYING_S)  # if the engine dies meanwhile, the guard cancels this
         if start is not None:
@@ -68,8 +93,18 @@ class EngineResponse:
         else:
             await self._multiplex(self._sender, body, last=not message.get("more_body", False))
 
+    def _reported(self, start: Message, body: bytes) -> bytes:
+        """The first piece of the body, or the whole one of no stream, which reports the request's class."""
+        if _is_event_stream(start):
+            return tiers.reported_event(body, self._tier, self._path)
+        whole = tiers.reported(b"".join([*self._held, body]), self._tier, self._path)
+        others = [field for field in start["headers"] if field[0].lower() != b"content-length"]
+        self._held.clear()
+        start["headers"] = [*others, (b"content-length", b"%d" % len(whole))]
+        return whole
+
     def _own_headers(self, start: Message) -> list[tuple[bytes, bytes]]:
-        fields = [(b"server-timing", self._timing())]
+        fields = [(b"server-timing", self._timing(_is_event_stream(start)))]
         if (version := self._weights()) != DEFAULT_WEIGHTS:
             fields.append((link.WEIGHTS, version.encode()))
         if self._sender is not None and not self._sender.closed and _is_event_stream(start):
@@ -85,14 +120,26 @@ class EngineResponse:
         if last:
             await self.direct({"type": "http.response.body", "body": b""})
 
-    def _timing(self) -> bytes:
+    def _timing(self, streamed: bool) -> bytes:
         """In milliseconds. front: all but the engine, such as chat template, tokenizer and JSON."""
         total_s = time.monotonic() - self._arrived_at
         spent = self._probe.ask() if self._probe.ask is not None else EngineTimings()
+        if self._first_token is not None:
+            if streamed:
+                self._first_token(total_s)
+            elif spent.queue_s is not None and spent.prefill_s is not None:
+                self._first_token(spent.queue_s + spent.prefill_s)
         inside = {"engine-queue": spent.queue_s, "prefill": spent.prefill_s, "decode": spent.decode_s}
         known = {name: seconds for name, seconds in inside.items() if seconds is not None}
         parts = {"front": max(0.0, total_s - sum(known.values()))} | known
         return ", ".join(f"{name};dur={seconds * 1e3:.3f}" for name, seconds in parts.items()).encode()
+
+    async def flush(self) -> None:
+        """Sends what waits for the end of a response that the app has left unfinished."""
+        if self._held and self._start is not None:
+            self.started = True
+            await self.direct(self._start)
+            await self.direct({"type": "http.response.body", "body": b"".join(self._held), "more_body": True})
 
     def close(self) -> None:
         """The app has returned."""
@@ -115,4 +162,4 @@ class EngineResponse:
 
 def _is_event_stream(start: Message) -> bool:
     kinds = [value for name, value in start["headers"] if name.lower() == b"content-type"]
-    return bool(kinds) and kinds[0].startswith(b"text/event-stream")
+    return bool(kinds) and kinds[0].startswith(_EVENTS)

@@ -11,11 +11,12 @@ import hmac
 import logging
 from collections import Counter
 
+from penstock import tiers
 from penstock.asgi import TRUSTED, ASGIApp, Receive, Scope, Send
 from penstock.errors import EngineDead, Error, Unavailable
 from penstock.openai.asgi_response import send_error, send_json
 from penstock.openai.errors import envelope, headers
-from penstock.request_context import current_replica
+from penstock.request_context import current_replica, tier
 from penstock.serve.http import direct_writer
 from penstock.serve.replica.frontend.engine_response import EngineResponse
 from penstock.serve.replica.frontend.status_link import AdapterNames, StatusLinks, StatusSource
@@ -85,7 +86,13 @@ class Guard:
         scope["extensions"] = {**scope.get("extensions", {}), TRUSTED: {}}
         current_replica.set(self._replica_id)
         sender = self._multiplexers.get(gateway)
-        response = EngineResponse(send, sender, int(fields.get(STREAM, 0)), self._source.weights)
+        work = tiers.read(fields.get(link.TIER))
+        tier.set(work)
+        number = int(fields.get(STREAM, 0))
+        first_token = self._source.batch.first_token if self._source.batch else None
+        response = EngineResponse(
+            send, sender, number, self._source.weights, scope["path"], work, first_token
+        )
         return await self._pass(gateway, scope, receive, response)
 
     async def _pass(self, gateway: bytes, scope: Scope, receive: Receive, response: EngineResponse) -> None:
@@ -96,6 +103,7 @@ class Guard:
         self.links.request_began()
         try:
             await self._app(scope, receive, response.send)
+            await response.flush()
         except asyncio.CancelledError:
             if self._refusal is None:
                 raise

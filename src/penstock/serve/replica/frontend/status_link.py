@@ -27,12 +27,33 @@ class AdapterNames(Protocol):
         ...
 
 
+class BatchFigures(Protocol):
+    """Batch's share of a replica. Units: requests; requeued: in total."""
+
+    @property
+    def limit(self) -> int: ...
+
+    @property
+    def running(self) -> int: ...
+
+    @property
+    def waiting(self) -> int: ...
+
+    @property
+    def requeued(self) -> int: ...
+
+    def first_token(self, ttft_s: float) -> None:
+        """Called for each online request."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class StatusSource:
     """Callbacks for what a replica reports.
 
     hello: `model_id`, `max_model_len`, `kv_tokens`. weights: their version. adapters: of a model that takes
-    some. After a change of `hello`, `state` or the loaded adapters, call `notify_links`.
+    some. batch: None where nothing limits batch.
+    After a change of `hello`, `state` or the loaded adapters, call `notify_links`.
     """
 
     load: Callable[[], Load]
@@ -40,6 +61,7 @@ class StatusSource:
     state: Callable[[], link.State] = lambda: "ready"
     weights: Callable[[], str] = lambda: DEFAULT_WEIGHTS
     adapters: AdapterNames | None = None
+    batch: BatchFigures | None = None
 
 
 class StatusLinks:
@@ -112,7 +134,7 @@ class StatusLinks:
                 await asyncio.wait_for(changed.wait(), wait_s)
 
     def _report(self, gateway: bytes) -> link.LoadReport:
-        load = self._source.load()
+        load, batch = self._source.load(), self._source.batch
         return link.LoadReport(
             state="draining" if self._draining else self._source.state(),
             running=load.running,
@@ -120,6 +142,10 @@ class StatusLinks:
             waiting_tokens=load.waiting_tokens,
             kv_usage=round(load.kv_usage, 2),
             elsewhere=self._elsewhere(gateway),
+            batch_limit=batch.limit if batch else None,
+            batch_running=batch.running if batch else 0,
+            batch_waiting=batch.waiting if batch else 0,
+            batch_requeued=batch.requeued if batch else 0,
         )
 
 

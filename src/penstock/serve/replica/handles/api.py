@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from pydantic import BaseModel
 from ray import serve
 
+from penstock import tiers
 from penstock.asgi import ASGIApp
 from penstock.asgi_client import batched, call, events
 from penstock.config import LLMConfig
@@ -21,12 +22,16 @@ from penstock.engine import Delta, Engine, Prompt
 from penstock.errors import BadRequest
 from penstock.layers.adapters import Store, asking_for
 from penstock.openai.errors import form
-from penstock.request_context import current_replica
+from penstock.request_context import current_replica, tier
 from penstock.serve.replica.handles import multipart
+from penstock.serve.replica.tiers.layer import Turns
+from penstock.tiers import DEFAULT, FLEX, PRIORITY, Tier
 from penstock.transport import headers
 
 if TYPE_CHECKING:
     from penstock.serve.replica.handles.models import RawRequestInfo
+
+_RESPONSES = "/v1/responses"
 
 Request = BaseModel | Mapping[str, Any]
 Responses = AsyncGenerator[Any, None]
@@ -40,6 +45,7 @@ class HandleAPI:
         config: LLMConfig,
         engine: Engine,
         adapters: Store | None,
+        turns: Turns,
         admit: Callable[[], Awaitable[None]],
         app: Callable[[], ASGIApp],
         replica_id: Callable[[], str],
@@ -47,6 +53,7 @@ class HandleAPI:
         self._config = config
         self._engine = engine
         self._adapters = adapters
+        self._turns = turns
         self._admit = admit
         self._app = app
         self._replica_id = replica_id
@@ -60,6 +67,7 @@ class HandleAPI:
             body["model"] = self._config.model_id  # Anthropic's endpoints require one
         fields = headers.of_handle(raw.headers or {}) if raw else {}
         try:
+            work = _take_tier(path, body, raw)
             if adapter := self._adapter(body.get("model")):
                 fields |= asking_for(adapter)
             content_type, content = await multipart.encode(body) if path in multipart.PATHS else _json(body)
@@ -68,6 +76,7 @@ class HandleAPI:
             yield [refusal] if body.get("stream") else refusal
             return
         await self._admit()
+        tier.set(work)
         if replica_id := self._replica_id():
             current_replica.set(replica_id)
         reply = await call(self._app(), path, content, fields, content_type)
@@ -76,26 +85,47 @@ class HandleAPI:
                 error = ErrorResponse.model_validate_json(await reply.read())
                 yield [error] if body.get("stream") else error
             elif "text/event-stream" in reply.headers.get("content-type", ""):
+                told = not tiers.is_reported(path)
                 async for batch in batched(events(reply.body), self._config.stream_batching_interval_ms):
+                    if not told:
+                        batch[0], told = tiers.reported_event(batch[0].encode(), work, path).decode(), True
                     yield batch
             elif "octet-stream" in reply.headers.get("content-type", ""):
                 yield await reply.read()
             elif "text/plain" in reply.headers.get("content-type", ""):
                 yield (await reply.read()).decode()
             else:
-                yield RESPONSES[path].model_validate_json(await reply.read())
+                answer = await reply.read()
+                if tiers.is_reported(path):
+                    answer = tiers.reported(answer, work, path)
+                yield RESPONSES[path].model_validate_json(answer)
         finally:
             await reply.body.aclose()
 
     async def generate(
         self, prompt: Prompt, params: Mapping[str, Any], request_id: str | None
     ) -> AsyncGenerator[Delta, None]:
-        """The engine's own stream, with the adapter that the call names."""
+        """The engine's own stream, with the adapter that the call names; `service_tier` among the params is
+        the call's class.
+        """
         await self._admit()
+        own = dict(params)
+        work = _take_tier("", own, None)
         adapter = self._adapter(None)
         if not adapter:
-            return self._engine.generate(prompt, params, request_id=request_id)
-        return self._generate_with(adapter, prompt, params, request_id)
+            return self._in_turn(self._engine.generate(prompt, own, request_id=request_id), work)
+        return self._in_turn(self._generate_with(adapter, prompt, own, request_id), work)
+
+    async def _in_turn(self, stream: AsyncGenerator[Delta, None], work: Tier) -> AsyncGenerator[Delta, None]:
+        """`stream`, which begins when it is its turn."""
+        tier.set(work)
+        async with AsyncExitStack() as turn, aclosing(stream) as deltas:
+            if work == FLEX:
+                await turn.enter_async_context(self._turns.batch())
+            else:
+                turn.enter_context(self._turns.online())
+            async for delta in deltas:
+                yield delta
 
     async def _generate_with(
         self, adapter: str, prompt: Prompt, params: Mapping[str, Any], request_id: str | None
@@ -127,6 +157,23 @@ class HandleAPI:
             return ""  # the base model, or an unknown one: the engine refuses it
         self.adapters()
         return names.adapter_in(self._config, chosen) or chosen
+
+
+def _take_tier(path: str, body: dict[str, Any], raw: RawRequestInfo | None) -> Tier:
+    """The class that the call names, as a gateway reads it; the engine sees no `priority`.
+
+    Raises: BadRequest.
+    """
+    given = {name.lower(): value for name, value in ((raw.headers if raw else None) or {}).items()}
+    header, named = given.get(tiers.HEADER), body.pop(tiers.FIELD, None)
+    body.pop("priority", None)
+    work = tiers.of_header(header.encode("latin-1", "replace") if header is not None else None)
+    work = work or tiers.of_body(msgspec.json.encode(named), path) or DEFAULT
+    if work == PRIORITY:  # gateways let it in, where their config does
+        work = DEFAULT
+    if path == _RESPONSES:
+        body[tiers.FIELD] = work
+    return work
 
 
 def _json(body: Mapping[str, Any]) -> tuple[str, bytes]:

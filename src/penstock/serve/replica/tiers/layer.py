@@ -1,0 +1,109 @@
+"""ASGI before the engine's app and its layers: online requests pass, batch requests wait for their turn.
+
+All work of a replica meets here, HTTP and calls by handle alike. A batch request that is aborted before its
+response has begun runs again from its body; its client notices nothing but the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+
+from penstock import asgi
+from penstock.asgi import ASGIApp, Message, Receive, Scope, Send
+from penstock.request_context import tier
+from penstock.serve.replica.tiers.controller import TICK_S
+from penstock.serve.replica.tiers.share import BatchRequest, BatchShare
+from penstock.tiers import FLEX
+
+
+class Turns:
+    """Lets batch take its turns in the share, on the running event loop."""
+
+    def __init__(self, share: BatchShare) -> None:
+        self.share = share
+        self._ticking: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def online(self) -> Generator[None]:
+        """Around an online request."""
+        self.share.online_began()
+        try:
+            yield
+        finally:
+            self.share.online_ended()
+
+    @asynccontextmanager
+    async def batch(self, again: bool = False) -> AsyncGenerator[BatchRequest]:
+        """Around a batch request: waits until it may run."""
+        started = asyncio.Event()
+        request = BatchRequest(started.set)
+        self.share.enter(request, again)
+        if self._ticking is None or self._ticking.done():
+            self._ticking = asyncio.create_task(self._tick())
+        try:
+            await started.wait()
+            yield request
+        finally:
+            self.share.leave(request)
+
+    async def _tick(self) -> None:
+        while not self.share.idle:
+            self.share.tick()
+            await asyncio.sleep(TICK_S)
+
+
+class ByClass:
+    """ASGI around `app`."""
+
+    def __init__(self, app: ASGIApp, turns: Turns) -> None:
+        self._app = app
+        self._turns = turns
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+        elif tier.get() == FLEX:
+            await self._in_turn(scope, receive, send)
+        else:
+            with self._turns.online():
+                await self._app(scope, receive, send)
+
+    async def _in_turn(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = await asgi.read_body(receive)
+            again = False
+            while not await asgi.while_connected(receive, self._run(scope, receive, send, body, again)):
+                again = True
+        except asgi.ClientGone:
+            return
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send, body: bytes, again: bool) -> bool:
+        """Waits and runs the request. False when it was aborted, and must run again."""
+        async with self._turns.batch(again) as turn:
+            begun = aborted = False
+
+            async def sent(message: Message) -> None:
+                nonlocal begun
+                if not aborted:  # else it is an engine's answer to that
+                    begun = True
+                    await send(message)
+
+            def abort() -> bool:
+                nonlocal aborted
+                aborted = not begun and not run.done()
+                return aborted and run.cancel()
+
+            run = asyncio.ensure_future(self._app(*asgi.with_body(scope, receive, body), sent))
+            turn.abort = abort
+            try:
+                await run
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if not aborted or (task is not None and task.cancelling()):
+                    raise
+            finally:
+                run.cancel()
+                await asyncio.wait({run})
+            return not aborted

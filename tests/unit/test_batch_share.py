@@ -1,0 +1,225 @@
+"""Batch's share of a replica, on a clock of its own: who runs, who waits, who gives way."""
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from penstock.config import LLMConfig
+from penstock.engine import Load, p99_lately
+from penstock.serve.replica.tiers.controller import TICK_S, Controller, Sample, Targets, targets
+from penstock.serve.replica.tiers.share import BatchRequest, BatchShare
+
+pytestmark = pytest.mark.parity("X1")
+
+
+@dataclass
+class Engine:
+    """A replica's engine by its figures, and the requests that its share has started."""
+
+    load: Load = field(default_factory=lambda: Load(seats=64, step_s=0.01))
+    now: float = 100.0
+    started: list[str] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+
+    def share(self, given: Targets | None = None) -> BatchShare:
+        return BatchShare(lambda: self.load, given or Targets(itl_s=0.02), lambda: self.now)
+
+    def row(self, name: str) -> BatchRequest:
+        def abort() -> bool:
+            self.aborted.append(name)
+            return True
+
+        return BatchRequest(lambda: self.started.append(name), abort)
+
+    def ticks(self, share: BatchShare, seconds: float) -> None:
+        for _ in range(round(seconds / TICK_S)):
+            self.now += TICK_S
+            share.tick()
+
+
+def full(engine: Engine, share: BatchShare, rows: int = 200) -> list[BatchRequest]:
+    """A share that has run batch alone for a minute."""
+    made = [engine.row(f"r{number}") for number in range(rows)]
+    for row in made:
+        share.enter(row)
+    engine.ticks(share, 60)
+    return made
+
+
+def test_alone_batch_fills_the_engine_and_a_few_more_wait_in_it():
+    engine = Engine()
+    share = engine.share()
+    full(engine, share)
+    assert 64 < share.running <= 64 + 4
+    assert engine.started[:3] == ["r0", "r1", "r2"]
+    assert share.running + share.waiting == 200
+
+
+def test_what_waits_does_so_outside_the_engine():
+    engine = Engine(Load(seats=2, running=2))
+    share = engine.share()
+    full(engine, share, 10)
+    assert (share.running, share.waiting) == (4, 6)
+
+
+def test_online_finds_free_seats_while_it_is_there():
+    engine = Engine()
+    share = engine.share()
+    full(engine, share, 500)
+    for _ in range(20):
+        share.online_began()
+    for row in list(share._running):
+        share.leave(row)
+    engine.ticks(share, 60)
+    assert 30 < share.running <= 64 - 20 - 4
+
+
+def test_an_online_request_that_finds_no_seat_takes_that_of_the_youngest():
+    engine = Engine()
+    share = engine.share()
+    made = full(engine, share)
+    for row in made[:30]:
+        share.leave(row)
+    assert share.running > 64
+    share.online_began()
+    assert engine.aborted == engine.started[-1:]
+    assert share.requeued == 1
+
+
+def test_nothing_is_aborted_before_enough_was_done():
+    engine = Engine()
+    share = engine.share()
+    full(engine, share)
+    share.online_began()
+    engine.ticks(share, 1)
+    assert engine.aborted == []
+
+
+def test_all_lost_work_stays_below_a_twentieth_of_what_was_done():
+    engine = Engine()
+    share = engine.share()
+    done_s = 0.0
+    made = {f"r{number}": engine.row(f"r{number}") for number in range(3000)}
+    for row in made.values():
+        share.enter(row)
+    for second in range(200):
+        engine.load = replace(engine.load, step_s=0.01 if second % 4 else 0.05)
+        if second % 8 == 4:
+            share.online_began()
+        if second % 8 == 6:
+            share.online_ended()
+        for name in [name for name, row in made.items() if row in share._running][: share.running // 4]:
+            done_s += engine.now - made[name].since
+            share.leave(made.pop(name))
+        engine.ticks(share, 1)
+    assert share.requeued > 0
+    assert share._lost_s <= 0.05 * share._done_s
+    assert share._done_s == pytest.approx(done_s)
+
+
+def test_an_aborted_row_goes_before_those_that_wait():
+    engine = Engine()
+    share = engine.share()
+    full(engine, share)
+    again = engine.row("again")
+    share.enter(again, again=True)
+    assert share._waiting[0] is again
+
+
+def tick(controller: Controller, now: float, **seen: object) -> None:
+    sample = Sample(1, controller.limit, True, 0.0, Load(seats=256, step_s=0.01))
+    controller.tick(replace(sample, **seen), now)
+
+
+def grown(controller: Controller, until: int = 50) -> float:
+    now = 0.0
+    while controller.limit < until:
+        assert now < 100
+        now += TICK_S
+        tick(controller, now)
+    return now
+
+
+def test_the_limit_grows_while_online_is_well_and_is_cut_when_it_is_not():
+    controller = Controller(Targets(ttft_s=0.1, itl_s=0.02))
+    now = grown(controller)
+    tick(controller, now + 1, load=Load(seats=256, step_s=0.03))
+    assert controller.limit == 40
+    assert controller.gives_way
+
+
+def test_one_cut_is_seen_before_the_next():
+    controller = Controller(Targets(ttft_s=0.1))
+    now = grown(controller)
+    tick(controller, now + 1, ttft_s=0.2)
+    tick(controller, now + 1.1, ttft_s=0.2, batch=40)
+    assert controller.limit == 40
+    tick(controller, now + 1.6, ttft_s=0.2, batch=40)
+    assert controller.limit == 32
+
+
+def test_the_limit_does_not_grow_for_nobody():
+    controller = Controller(Targets(ttft_s=0.1))
+    now = grown(controller)
+    for _ in range(100):
+        tick(controller, now, batch=10)
+    assert controller.limit == 50
+
+
+def test_a_full_cache_is_not_well():
+    controller = Controller(Targets())
+    now = grown(controller)
+    tick(controller, now + 1, load=Load(seats=256, kv_usage=0.95))
+    assert controller.limit == 40
+
+
+def test_without_targets_online_is_held_to_what_it_takes_alone():
+    controller = Controller(Targets())
+    for _ in range(10):
+        controller.learn(0.05, 0.01)
+    now = grown(controller, 20)  # steps of 10 ms are those that it takes alone
+    tick(controller, now + 1, load=Load(seats=256, step_s=0.0106))
+    assert (controller.limit, controller.gives_way) == (20, False)
+    tick(controller, now + 2, load=Load(seats=256, step_s=0.0111))
+    assert (controller.limit, controller.gives_way) == (16, True)
+
+
+def test_the_least_share_stays_whatever_online_takes():
+    controller = Controller(Targets(ttft_s=0.1, min_share=0.25))
+    for at in range(100):
+        tick(controller, float(at), ttft_s=9.0)
+    assert controller.limit == 64
+
+
+def test_when_online_comes_back_its_old_limit_does_too():
+    controller = Controller(Targets(ttft_s=0.1))
+    now = grown(controller)
+    for _ in range(250):
+        now += TICK_S
+        tick(controller, now, online=0)
+    known = controller.limit
+    for _ in range(250):
+        now += TICK_S
+        tick(controller, now, online=0)
+    assert controller.limit > 200
+    tick(controller, now + TICK_S)
+    assert controller.limit <= known + 1
+    assert controller.gives_way
+
+
+def test_targets_are_those_of_the_config():
+    config = LLMConfig(
+        model_loading_config={"model_id": "m"},
+        llm_engine="sim",
+        slo={"ttft_ms": 200, "itl_ms": 25},
+        batch={"min_share": 0.1},
+    )
+    assert targets(config) == Targets(0.2, 0.025, 0.1)
+
+
+@pytest.mark.parametrize(("often", "reported"), [(50, 0.03), (200, 0.01)])
+def test_what_is_reported_of_steps_is_longer_than_ninety_nine_of_a_hundred(often: int, reported: float):
+    known = 0.0
+    for number in range(20_000):
+        known = p99_lately(known, 0.03 if number % often == 0 else 0.01)
+    assert known == pytest.approx(reported, rel=0.1)
