@@ -160,6 +160,7 @@ class Port:
     async def _linger(self, linger_s: float, deadline: float) -> None:
         connections = cast("set[BoundedProtocol]", self._server.server_state.connections)
         until = time.monotonic() + linger_s
+        await asyncio.sleep(min(_POLL_S, linger_s))  # until those accepted last are among them
         while connections and (now := time.monotonic()) < min(until, deadline):
             if any(connection.is_answering for connection in connections):
                 until = now + linger_s

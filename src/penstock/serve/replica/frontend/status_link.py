@@ -14,6 +14,8 @@ from penstock.engine import Load
 from penstock.engine_control import DEFAULT_WEIGHTS
 from penstock.transport import link
 
+_EARLY_S = 0.002  # by which a loop's timer may fire before its time
+
 
 class AdapterNames(Protocol):
     """The adapters of a replica."""
@@ -124,7 +126,7 @@ class StatusLinks:
                     await _send_line(send, adapters)
                     last_adapters = adapters
             report = self._report(gateway)
-            if report != last_report or time.monotonic() >= beat_due:
+            if report != last_report or time.monotonic() >= beat_due - _EARLY_S:
                 await _send_line(send, report)
                 last_report, beat_due = report, time.monotonic() + link.BEAT_S
             wait_s = link.COALESCE_S
