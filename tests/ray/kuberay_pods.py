@@ -33,7 +33,12 @@ def main(manifest: Path) -> None:
         application["args"]["gateway"]["port"] = PORT
     os.environ.update(environment(spec["headGroupSpec"]))
     cluster = Cluster(
-        initialize_head=True, head_node_args={**resources(spec["headGroupSpec"]), "include_dashboard": True}
+        initialize_head=True,
+        head_node_args={
+            **resources(spec["headGroupSpec"]),
+            "include_dashboard": True,
+            "dashboard_port": int(os.environ["DASHBOARD_PORT"]),  # others run on this machine
+        },
     )
     ray.init(address=cluster.address, log_to_driver=False)
     deploy(f"http://{cluster.webui_url}", config)

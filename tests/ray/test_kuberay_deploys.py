@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.ports import unused
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "kuberay"
 GATEWAYS = {"one-gpu": 2, "many-models": 4, "several-nodes": 3}
@@ -19,7 +20,8 @@ pytestmark = [pytest.mark.full, pytest.mark.parity("S29")]
 
 @pytest.mark.parametrize("name", GATEWAYS)
 def test_the_pods_of_a_manifest_hold_what_it_deploys(name: str, free_port: int):
-    environment = {**os.environ, "PORT": str(free_port), "PENSTOCK_ENGINE_CLS": "tests.standin:simulator"}
+    environment = {**os.environ, "PORT": str(free_port), "DASHBOARD_PORT": str(unused())}
+    environment["PENSTOCK_ENGINE_CLS"] = "tests.standin:simulator"
     for inherited in ("RAY_ADDRESS", "PENSTOCK_ACCELERATOR", "PENSTOCK_API_KEY"):
         environment.pop(inherited, None)
     program = Path(__file__).with_name("kuberay_pods.py")
