@@ -1,8 +1,10 @@
 """Batch's share of a replica, on a clock of its own: who runs, who waits, who gives way."""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from penstock.config import LLMConfig
 from penstock.engine import Load, p99_lately
@@ -215,6 +217,13 @@ def test_targets_are_those_of_the_config():
         batch={"min_share": 0.1},
     )
     assert targets(config) == Targets(0.2, 0.025, 0.1)
+
+
+@pytest.mark.parametrize("field", [{"slo": {"itl_ms": 25}}, {"batch": {"min_share": 0.1}}])
+def test_limits_of_what_an_engine_does_not_report_are_refused(field: dict[str, Any]):
+    with pytest.raises(ValidationError, match=r"has no effect with the engine 'sglang'"):
+        LLMConfig(model_loading_config={"model_id": "m"}, llm_engine="sglang", **field)
+    LLMConfig(model_loading_config={"model_id": "m"}, llm_engine="sglang", slo={"ttft_ms": 200})
 
 
 @pytest.mark.parametrize(("often", "reported"), [(50, 0.03), (200, 0.01)])

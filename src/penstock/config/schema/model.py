@@ -233,6 +233,20 @@ class LLMConfig(RootConfig):
             raise ValueError("prefill and on_demand exclude each other: give one of them.")
         return self
 
+    @model_validator(mode="after")
+    def _engine_reports_what_limits_need(self) -> Self:
+        needs = {
+            "slo.itl_ms": self.slo and self.slo.itl_ms,
+            "batch.min_share": self.batch and self.batch.min_share,
+        }
+        given = [name for name, value in needs.items() if value]
+        if given and self.engine_name not in ("vllm", "sim"):
+            raise ValueError(
+                f"{given[0]} has no effect with the engine {self.engine_name!r}, which reports neither its "
+                "steps nor its seats; leave it out."
+            )
+        return self
+
     @property
     def location(self) -> Location:
         """Where this config was read; for one built in Python, its model's name."""
