@@ -4,10 +4,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from penstock.config import LLMConfig
 from penstock.engine import Load, p99_lately
+from penstock.errors import ConfigError
 from penstock.serve.replica.tiers.controller import TICK_S, Controller, Sample, Targets, targets
 from penstock.serve.replica.tiers.share import BatchRequest, BatchShare
 
@@ -221,7 +221,7 @@ def test_targets_are_those_of_the_config():
 
 @pytest.mark.parametrize("field", [{"slo": {"itl_ms": 25}}, {"batch": {"min_share": 0.1}}])
 def test_limits_of_what_an_engine_does_not_report_are_refused(field: dict[str, Any]):
-    with pytest.raises(ValidationError, match=r"has no effect with the engine 'sglang'"):
+    with pytest.raises(ConfigError, match="has no effect with the engine 'sglang'"):
         LLMConfig(model_loading_config={"model_id": "m"}, llm_engine="sglang", **field)
     LLMConfig(model_loading_config={"model_id": "m"}, llm_engine="sglang", slo={"ttft_ms": 200})
 
