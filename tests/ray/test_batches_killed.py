@@ -5,7 +5,6 @@ A service of its own with simulated engines: what is killed here must not be sha
 
 import io
 import json
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -110,15 +109,14 @@ def test_each_line_has_one_result_when_one_process_is_killed(service: Command, p
     check_each_line_once(port, batch_id)
 
 
-def test_a_batch_goes_on_in_the_next_service_when_all_of_it_was_killed(config: Path):
-    first = unused()
-    command = Command(str(config), "--port", str(first))
-    command.wait_for("Serving ")
-    batch_id = create(first)
-    begun(first, batch_id)
-    for process in command.living():
-        process.send_signal(signal.SIGKILL)
-    psutil.wait_procs(command.living(), timeout=30)
-    second = unused()
+def test_a_batch_goes_on_in_the_next_service_when_all_of_it_was_killed(tmp_path: Path):
+    config, first, second = tmp_path / "service.yaml", unused(), unused()
+    config.write_text(CONFIG.format(storage=tmp_path / "storage"))
+    with serving(str(config), "--port", str(first)) as command:
+        batch_id = create(first)
+        begun(first, batch_id)
+        for process in command.living():
+            process.kill()
+        psutil.wait_procs(command.living(), timeout=30)
     with serving(str(config), "--port", str(second)):
         check_each_line_once(second, batch_id)
