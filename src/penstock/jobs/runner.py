@@ -45,7 +45,7 @@ _GRACE_S = 30.0
 _MOST_PAUSE_S = 30.0
 
 
-class Turns:
+class DeadlineQueue:
     """Lets `most` batches run at a time; of those that wait, the one with the earliest deadline is next."""
 
     def __init__(self, most: int) -> None:
@@ -95,7 +95,7 @@ class Means:
     resolve: Resolve
     make_pool: MakePool
     line_bytes: int
-    turns: Turns
+    turns: DeadlineQueue
     validating: asyncio.Semaphore
 
 

@@ -16,7 +16,7 @@ from penstock.errors import Error, Unavailable
 from penstock.jobs.batches import BatchStore
 from penstock.jobs.files import FileStore
 from penstock.jobs.records import BatchRecord
-from penstock.jobs.runner import MakePool, Means, RunningBatch, Turns
+from penstock.jobs.runner import DeadlineQueue, MakePool, Means, RunningBatch
 from penstock.jobs.storage import JobStorage
 from penstock.jobs.validation import Resolve
 
@@ -48,7 +48,7 @@ class JobService:
         self.storage = JobStorage(url)
         self.files = FileStore(config, self.storage)
         self.batches = BatchStore(config, self.storage, self.files)
-        turns, validating = Turns(_RUNNING), asyncio.Semaphore(1)
+        turns, validating = DeadlineQueue(_RUNNING), asyncio.Semaphore(1)
         self._means = Means(
             config,
             self.storage,
