@@ -56,8 +56,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: order.get(group(item), len(SHARED)))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Leaves the groups where xdist's scheduler finds them: its process collects nothing."""
+    """Leaves the groups where xdist's scheduler finds them: its process collects nothing.
+
+    Before xdist's own hook, which tells the scheduler that it may look.
+    """
     if hasattr(session.config, "workerinput"):
         file = Path(os.environ[_GROUPS])
         draft = file.with_suffix(f".{os.getpid()}")
