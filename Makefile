@@ -60,7 +60,7 @@ VLLM_TESTS := tests/unit/test_vllm_capabilities.py tests/engine/test_contract.py
 	tests/engine/test_responses.py tests/engine/test_assistant.py tests/engine/test_pooling.py \
 	tests/engine/test_vision.py tests/engine/test_adapters.py tests/engine/test_prepared.py \
 	tests/engine/test_forced_tools.py tests/engine/test_structured.py tests/engine/test_messages.py \
-	tests/engine/test_speech.py tests/engine/test_parallel_pipeline.py tests/engine/test_gang.py \
+	tests/engine/test_speech.py tests/engine/test_parallel.py tests/engine/test_gang.py \
 	tests/engine/test_data_own.py tests/engine/test_vllm_versions.py
 test-vllm: $(READY)
 	@scripts/vllm $(VLLM)

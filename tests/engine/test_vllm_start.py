@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from starting import a_folder_without_weights_is_named, engine
+from starting import engine
 
 from penstock.engines.vllm.capabilities import version
 from penstock.errors import EngineStartFailed
@@ -24,11 +24,6 @@ def _nothing_left() -> Iterator[None]:
 async def test_a_folder_that_is_not_there_is_named(tmp_path: Path):
     with pytest.raises(EngineStartFailed, match=f"'{tmp_path}/nowhere' does not exist"):
         await engine(tmp_path / "nowhere").start()
-
-
-async def test_a_folder_without_weights_is_named(tmp_path: Path):
-    """An engine of its own, which fails: a worker knows why, and the core only that a worker failed."""
-    await a_folder_without_weights_is_named(tmp_path, "mp")
 
 
 async def test_a_window_larger_than_the_models_is_refused():

@@ -10,7 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 
 import pytest
-from starting import a_folder_without_weights_is_named, engine
+from starting import engine
 
 import penstock
 from penstock.errors import EngineStartFailed
@@ -20,9 +20,13 @@ pytestmark = pytest.mark.full
 PHASES = ["download", "import", "load", "warm up"]
 
 
-async def test_a_folder_without_weights_is_named(tmp_path: Path):
-    """An engine of its own, which fails in its core."""
-    await a_folder_without_weights_is_named(tmp_path, "uni")
+@pytest.mark.parametrize("executor", ["uni", "mp"])
+async def test_a_folder_without_weights_is_named(executor: str, tmp_path: Path):
+    """An engine of its own, which fails in its core; or in a worker, and the core knows only that it did."""
+    ignore = shutil.ignore_patterns("*.safetensors")
+    shutil.copytree(penstock.demo_model(), tmp_path, dirs_exist_ok=True, ignore=ignore)
+    with pytest.raises(EngineStartFailed, match="Cannot find any model weights"):
+        await engine(tmp_path, distributed_executor_backend=executor).start()
 
 
 async def test_a_kv_cache_that_holds_no_request_is_refused():

@@ -144,12 +144,3 @@ def test_stop_lets_open_streams_finish_and_a_second_signal_waits_for_none(
     assert "The application may still be on the cluster: see `serve status`." in service.out
     assert service.left() == []
     long.close()
-
-
-def test_signal_while_an_engine_loads_ends_all_that_the_command_started(free_port: int):
-    """A cluster of its own, which must end with the command."""
-    words = ["echo", "--engine", "sim", "--port", str(free_port), "--start-delay-s", "600"]
-    with serving(*words, until="echo: load") as command:
-        command.signal_group(signal.SIGINT)
-        assert command.exit_code() == 128 + signal.SIGINT
-        assert command.left() == []

@@ -29,7 +29,7 @@ def test_bad_engine_argument_leaves_nothing(free_port: int):
     assert command.left() == []
 
 
-@pytest.mark.parametrize("phase", ["Ray: starting", "Serve: starting"])
+@pytest.mark.parametrize("phase", ["Ray: starting", "Serve: starting", "echo: load"])
 def test_signal_before_serving_leaves_nothing(phase: str, free_port: int):
     words = ["echo", "--engine", "sim", "--port", str(free_port), "--start-delay-s", "600"]
     with serving(*words, until=phase) as command:

@@ -16,7 +16,7 @@ from tests.ray.zoo import KEY
 from penstock.errors import BadRequest
 from penstock.serve import build_llm_deployment
 
-pytestmark = [pytest.mark.parity("S24"), pytest.mark.parity("S25")]
+pytestmark = [pytest.mark.parity("S24", "S25"), pytest.mark.full]
 
 STREAMS = 4
 OTHER, CHANGED = "the other one says", "the changed one says"
