@@ -55,8 +55,19 @@ async def test_an_operation_is_passed_on_with_whom_it_is_for(served: Served):
         answer = await http.post("/admin/sleep?model=m", json=body, headers=bearer("admin"))
         assert answer.json()["replicas"] == {"r": {"result": "<class 'object'>"}}
         assert asked.heard == [("sleep", {"model": "m", "replica": "r", "timeout_s": 3.0, "level": 2})]
-        assert (await http.get("/admin/status", headers=bearer("admin"))).status_code == 200
-        assert asked.heard[1] == ("status", {})
+
+
+async def test_the_status_of_a_replica_says_how_much_batch_may_run(served: Served):
+    replica = await served.replica("m")
+    here, other = replica.address.replica_id, "starting"
+    asked = Asked({"m": {"desired": {}, "replicas": {here: {"actual": "ready"}, other: {}}}})
+    await served.gateway("m", admin_key="admin", operate=asked)
+    await served.until_ready("m", replica.address)
+    async with served.http() as http:
+        answer = await http.get("/admin/status", headers=bearer("admin"))
+    batch = {"limit": replica.share.limit, "requests": 0, "requeued": 0}
+    assert answer.json()["m"]["replicas"] == {here: {"actual": "ready", "batch": batch}, other: {}}
+    assert asked.heard == [("status", {})]
 
 
 async def test_what_one_replica_failed_at_is_no_success(served: Served):

@@ -98,6 +98,14 @@ def test_status_is_lines_or_json(service: Recorder):
     assert json.loads(ctl("status", "--json", "--url", service.url).stdout) == STATUS
 
 
+def test_status_says_how_much_batch_may_run(service: Recorder):
+    batch = {"limit": 12, "requests": 30, "requeued": 2}
+    replica = {**STATUS["m"]["replicas"]["r1"], "batch": batch}
+    service.replies["/admin/status"] = (200, {"m": {**STATUS["m"], "replicas": {"r1": replica}}})
+    shown = ctl("status", "--url", service.url).stdout.splitlines()[1]
+    assert shown == "  r1  awake, weights first; batch: 30 requests, 12 may run"
+
+
 def test_replica_that_fails_is_exit_code_1(service: Recorder):
     failed = {"model": "m", "ok": False, "replicas": {"r1": {"error": "It is busy."}}}
     service.replies["/admin/pause"] = (502, failed)

@@ -221,7 +221,15 @@ def _show_status(found: dict[str, Any]) -> None:
             actual = f"{role}{one['actual']}, weights {one['weights']}"
             desired = "" if one["reached"] else f"; desired: {_state(one['desired'])}"
             error = f"; failed: {one['error']}" if "error" in one else ""
-            print(f"  {replica_id}  {actual}{desired}{error}")
+            print(f"  {replica_id}  {actual}{desired}{error}{_batch(one)}")
+
+
+def _batch(replica: dict[str, Any]) -> str:
+    """What its batch may run and has to; nothing while it reports none."""
+    if "batch" not in replica:
+        return ""
+    limit, requests = replica["batch"]["limit"], replica["batch"]["requests"]
+    return f"; batch: {requests} requests, {limit} may run"
 
 
 def _state(desired: dict[str, Any]) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
 
 from penstock.errors import BadRequest
 from penstock.serve.control.operations import parse
+from penstock.serve.fleet.replica import Replica
 
 
 class _Target(msgspec.Struct, omit_defaults=True):
@@ -45,6 +46,27 @@ def arguments(operation: str, body: bytes | bytearray, model: str | None) -> dic
     own = {name: value for name, value in given.items() if name not in _TARGET}
     parse(operation, own)
     return own | msgspec.to_builtins(target)
+
+
+def with_batch(status: Mapping[str, Any], ready: Callable[[str], Sequence[Replica]]) -> dict[str, Any]:
+    """The status of each model, and in it what replicas report to this gateway of batch.
+
+    ready: a model's replicas. Units: requests. `limit`: those that may run; `requests`: those that run or
+    wait; `requeued`: those aborted for online ones so far.
+    """
+    batch = {
+        one.id: {"batch": {"limit": one.batch_limit, "requests": one.batch, "requeued": one.batch_requeued}}
+        for model in status
+        for one in ready(model)
+        if one.batch_limit is not None
+    }
+    return {
+        model: {
+            **state,
+            "replicas": {name: {**one, **batch.get(name, {})} for name, one in state["replicas"].items()},
+        }
+        for model, state in status.items()
+    }
 
 
 def shown(found: Mapping[str, Any]) -> bytes:

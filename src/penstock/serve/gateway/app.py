@@ -292,4 +292,6 @@ class Gateway:
         finally:
             content.drop()
         found = await self._operate(operation, arguments)
+        if operation == admin.STATUS:
+            found = admin.with_batch(found, self._table.ready)
         await reply.whole(200 if found.get("ok", True) else 502, JSON, admin.shown(found))
