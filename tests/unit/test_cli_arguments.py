@@ -7,6 +7,7 @@ from penstock.cli.models.options import SERVE, Arguments, split
 from penstock.cli.models.plan import make_plan
 from penstock.cli.models.precheck import refuse_certificate
 from penstock.cli.serve.ray_cluster import cpus_needed
+from penstock.config.derive.serve_options import runtime_env
 from penstock.errors import ConfigError
 
 YAML = """
@@ -17,6 +18,18 @@ llm_configs:
 - model_loading_config: {model_id: two}
   llm_engine: sim
 gateway: {port: 9000, request_timeout_s: 7}
+"""
+
+SERVE_FILE = """
+applications:
+- import_path: penstock.serve.builders:build_openai_app
+  runtime_env: {env_vars: {A: application, B: application, C: application}}
+  args:
+    llm_configs:
+    - model_loading_config: {model_id: m}
+      runtime_env: {env_vars: {C: model}}
+      deployment_config:
+        ray_actor_options: {runtime_env: {env_vars: {B: actor, C: actor}}}
 """
 
 
@@ -105,6 +118,45 @@ def test_two_files_that_disagree_about_the_gateway_are_refused(yaml: str, tmp_pa
     other.write_text("llm_configs: [{model_loading_config: {model_id: three}}]\ngateway: {port: 9001}\n")
     with pytest.raises(ConfigError, match=r"gateway\.port is 9000 in one file and 9001 in another"):
         make_plan(Arguments(sources=(yaml, str(other))))
+
+
+@pytest.mark.parametrize(
+    ("name", "one", "two"),
+    [
+        ("jobs", "off", "{max_batch_lines: 9}"),
+        ("ingress_deployment_config", "{num_replicas: 2}", "{num_replicas: 3}"),
+    ],
+)
+def test_what_files_set_beside_models_is_taken_once_and_must_agree(
+    name: str, one: str, two: str, tmp_path: Path
+):
+    files = [str(tmp_path / f"{number}.yaml") for number in range(3)]
+    for file, rest in zip(files, (f"\n{name}: {one}", "", f"\n{name}: {two}"), strict=True):
+        text = f"llm_configs: [{{model_loading_config: {{model_id: m{Path(file).stem}}}}}]{rest}"
+        Path(file).write_text(text)
+    planned = make_plan(Arguments(sources=tuple(files[:2])))
+    assert name in planned.serving.model_fields_set
+    with pytest.raises(ConfigError, match=f"{name} is not the same in all files"):
+        make_plan(Arguments(sources=tuple(files)))
+
+
+def test_a_class_in_the_gateways_place_is_refused_with_where_it_runs(tmp_path: Path):
+    file = tmp_path / "own.yaml"
+    file.write_text(
+        "llm_configs: [{model_loading_config: {model_id: m}}]\n"
+        "ingress_cls_config: {ingress_cls: 'my.shop:Shop'}\n"
+    )
+    with pytest.raises(
+        ConfigError, match=r"own\.yaml:2: ingress_cls_config: .*run such a file with `serve run`"
+    ):
+        make_plan(Arguments(sources=(str(file),)))
+
+
+def test_an_applications_runtime_env_is_its_models(tmp_path: Path):
+    file = tmp_path / "serve.yaml"
+    file.write_text(SERVE_FILE)
+    (config,) = make_plan(Arguments(sources=(str(file),))).configs
+    assert runtime_env(config)["env_vars"] == {"A": "application", "B": "actor", "C": "model"}
 
 
 def test_same_model_id_in_two_files_is_refused(yaml: str, tmp_path: Path):

@@ -16,6 +16,7 @@ from penstock.cli.models.options import ACCELERATOR_KINDS, DEFAULT_PORT, YAML, A
 from penstock.config import GatewayConfig, LLMConfig, LLMServingArgs, Settings, load_applications
 from penstock.config.derive import names
 from penstock.config.messages.problems import config_error
+from penstock.config.schema.env_vars import layered
 from penstock.config.schema.model import DEMO_MODEL_ID, DEMO_SOURCE
 from penstock.errors import ConfigError
 
@@ -41,14 +42,14 @@ class ServePlan:
         """The same on a cluster that others started: the gateway where the resource `node` is, and variables
         in the environment of every process, which here they do not inherit.
         """
+        ours = {"env_vars": variables}
         options = self.serving.ingress_deployment_config
         actor: dict[str, Any] = {"num_cpus": 0, **(options.get("ray_actor_options") or {})}
         actor["resources"] = {node: _SHARE, **(actor.get("resources") or {})}
-        actor["runtime_env"] = _with_variables(actor.get("runtime_env"), variables)
+        actor["runtime_env"] = layered(ours, actor.get("runtime_env"))
         return self._with(
             llm_configs=[
-                _changed(config, runtime_env=_with_variables(config.runtime_env, variables))
-                for config in self.configs
+                _changed(config, runtime_env=layered(ours, config.runtime_env)) for config in self.configs
             ],
             ingress_deployment_config={**options, "ray_actor_options": actor},
         )
@@ -79,13 +80,8 @@ def make_plan(arguments: Arguments) -> ServePlan:
     if len(configs) > 1:
         _refuse_for_several(configs, arguments)
     gateway = _gateway([application.args.gateway for application in applications], arguments)
-    ingress = [application.args.ingress_deployment_config for application in applications]
-    serving = LLMServingArgs(
-        llm_configs=configs,
-        gateway=gateway,
-        ingress_deployment_config=next((options for options in ingress if options), {}),
-        **_jobs([application.args for application in applications]),
-    )
+    rest = _rest([application.args for application in applications])
+    serving = LLMServingArgs(llm_configs=configs, gateway=gateway, **rest)
     return ServePlan(serving, arguments.engine_words)
 
 
@@ -158,17 +154,23 @@ def _gateway(given: Sequence[GatewayConfig], arguments: Arguments) -> GatewayCon
     return GatewayConfig(**values)
 
 
-def _jobs(given: Sequence[LLMServingArgs]) -> dict[str, Any]:
-    """The files' setting, if one of them has it. Files that disagree are an error."""
-    said = [args.jobs for args in given if "jobs" in args.model_fields_set]
-    if any(one != said[0] for one in said):
-        raise ConfigError("jobs is not the same in all files; set it in one of them.")
-    return {"jobs": said[0]} if said else {}
-
-
-def _with_variables(runtime_env: Mapping[str, Any] | None, variables: Mapping[str, str]) -> dict[str, Any]:
-    given = dict(runtime_env or {})
-    return {**given, "env_vars": {**variables, **given.get("env_vars", {})}}
+def _rest(given: Sequence[LLMServingArgs]) -> dict[str, Any]:
+    """What the files set beside models and gateway. Files that disagree are an error."""
+    values: dict[str, Any] = {}
+    for args in given:
+        if args.ingress_cls_config.ingress_cls is not None:
+            where = args.location / "ingress_cls_config"
+            raise ConfigError(
+                where.says(
+                    "`penstock serve` runs the gateway on a port of its own, where a class in its place "
+                    "cannot answer; run such a file with `serve run`, or take `endpoint` of a server class."
+                )
+            )
+        for name in sorted(args.model_fields_set - {"llm_configs", "gateway"}):
+            value = getattr(args, name)
+            if values.setdefault(name, value) != value:
+                raise ConfigError(f"{name} is not the same in all files; set it in one of them.")
+    return values
 
 
 def _changed(config: LLMConfig, **changes: Any) -> LLMConfig:

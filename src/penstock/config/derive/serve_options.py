@@ -13,6 +13,7 @@ from penstock.autoscaling import TARGET_ONGOING_REQUESTS
 from penstock.config.derive.data_parallel import in_gangs
 from penstock.config.derive.placement import place
 from penstock.config.messages.redact import parted
+from penstock.config.schema.env_vars import layered
 from penstock.config.schema.model import LLMConfig
 from penstock.config.schema.sections import Nodes
 
@@ -89,12 +90,7 @@ def deployment_name(model_id: str, prefix: str | None = None) -> str:
 def runtime_env(config: LLMConfig, default: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The default's, then ray_actor_options', then the LLMConfig's own; `env_vars` merged key by key."""
     actor: Mapping[str, Any] = config.deployment_config.get("ray_actor_options") or {}
-    layers = [default or {}, actor.get("runtime_env") or {}, config.runtime_env or {}]
-    merged: dict[str, Any] = {}
-    for layer in layers:
-        variables = {**merged.get("env_vars", {}), **layer.get("env_vars", {})}
-        merged = {**merged, **layer, **({"env_vars": variables} if variables else {})}
-    return with_uris(merged)
+    return with_uris(layered(default, actor.get("runtime_env"), config.runtime_env))
 
 
 def with_uris(environment: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from penstock.config.loading import yaml_source
 from penstock.config.loading.serving_args import FORMS, LLMServingArgs
 from penstock.config.messages.location import Location
 from penstock.config.messages.problems import ErrorCollector
+from penstock.config.schema.env_vars import layered
 from penstock.config.schema.model import LLMConfig
 from penstock.config.schema.strict import RootConfig, StrictModel
 
@@ -123,6 +124,9 @@ class _Reading:
     def _application(self, entry: Mapping[str, Any], location: Location) -> list[Application]:
         with self.faults.collecting():
             args = LLMServingArgs.parse(entry["args"], location / "args", self.seen)
+            if isinstance(shared := entry.get("runtime_env"), Mapping):
+                models = [_inside(config, shared) for config in args.llm_configs]
+                args = args.model_copy(update={"llm_configs": models})
             return [Application(entry.get("name", "default"), entry.get("route_prefix", "/"), args)]
         return []
 
@@ -130,6 +134,14 @@ class _Reading:
         """A model by itself."""
         config = data if isinstance(data, LLMConfig) else LLMConfig.parse(data, location)
         return LLMServingArgs.parse({"llm_configs": [config]}, location, self.seen)
+
+
+def _inside(config: LLMConfig, runtime_env: Mapping[str, Any]) -> LLMConfig:
+    """The model in its application's runtime environment, as Serve starts it."""
+    options = config.deployment_config
+    actor = dict(options.get("ray_actor_options") or {})
+    actor["runtime_env"] = layered(runtime_env, actor.get("runtime_env"))
+    return config.model_copy(update={"deployment_config": {**options, "ray_actor_options": actor}})
 
 
 def _entries(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -43,3 +43,12 @@ def with_variables(runtime_env: Mapping[str, Any]) -> dict[str, Any]:
         )
     filled = {key: os.environ[name] for key, name in named.items()}
     return {**runtime_env, "env_vars": {**variables, **filled}} if filled else dict(runtime_env)
+
+
+def layered(*environments: Mapping[str, Any] | None) -> dict[str, Any]:
+    """One runtime_env of several: later ones win, `env_vars` key by key."""
+    merged: dict[str, Any] = {}
+    for layer in environments:
+        variables = {**merged.get("env_vars", {}), **(layer or {}).get("env_vars", {})}
+        merged = {**merged, **(layer or {}), **({"env_vars": variables} if variables else {})}
+    return merged
