@@ -1,9 +1,20 @@
 """Batch's share of a replica, on a clock of its own: who runs, who waits, who gives way."""
 
+from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from penstock.config import LLMConfig
 from penstock.engine import Load, p99_lately
@@ -232,3 +243,128 @@ def test_what_is_reported_of_steps_is_longer_than_ninety_nine_of_a_hundred(often
     for number in range(20_000):
         known = p99_lately(known, 0.03 if number % often == 0 else 0.01)
     assert known == pytest.approx(reported, rel=0.1)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Online requests and rows that come, end, give way and go again, in any order and under any load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 100.0
+        self.load = Load(seats=16, step_s=0.01)
+        self.share = BatchShare(lambda: self.load, Targets(0.1, 0.02), lambda: self.now)
+        self.online = 0
+        self.waiting: deque[BatchRequest] = deque()
+        self.running: dict[BatchRequest, float] = {}
+        self.aborted: list[BatchRequest] = []
+        self.begun: set[BatchRequest] = set()
+        self.done_s = self.lost_s = 0.0
+
+    def enters(self, again: bool) -> None:
+        def start() -> None:
+            assert self.waiting.popleft() is row  # each once, in their order
+            self.running[row] = self.now
+            assert len(self.running) <= self.share.limit
+            assert not self.online or self.online + len(self.running) <= self.load.seats
+
+        def abort() -> bool:
+            if row in self.begun:
+                return False
+            self.lost_s += self.now - self.running.pop(row)
+            assert self.lost_s <= 0.05 * self.done_s + 1e-9
+            self.aborted.append(row)
+            return True
+
+        row = BatchRequest(start, abort)
+        (self.waiting.appendleft if again else self.waiting.append)(row)
+        self.share.enter(row, again)
+
+    def leaves(self, row: BatchRequest) -> None:
+        if row in self.running:
+            self.done_s += self.now - self.running.pop(row)
+        elif row in self.waiting:
+            self.waiting.remove(row)
+        self.share.leave(row)
+
+    @initialize()
+    def batch_has_run_alone(self) -> None:
+        self.rows_come(60)
+        self.time_passes(100, 0.01, 0.1, 0)
+        for row in [*self.running]:
+            self.leaves(row)
+
+    @rule(rows=st.integers(1, 30))
+    def rows_come(self, rows: int) -> None:
+        for _ in range(rows):
+            self.enters(again=False)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def rows_end(self, data: st.DataObject) -> None:
+        for row in data.draw(st.lists(st.sampled_from([*self.running]), min_size=1, unique=True)):
+            self.leaves(row)
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def a_client_goes(self, data: st.DataObject) -> None:
+        self.leaves(data.draw(st.sampled_from([*self.waiting])))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def a_stream_begins(self, data: st.DataObject) -> None:
+        self.begun.add(data.draw(st.sampled_from([*self.running])))
+
+    @precondition(lambda self: self.aborted)
+    @rule()
+    def aborted_rows_go_again(self) -> None:
+        while self.aborted:
+            self.leaves(self.aborted.pop())
+            self.enters(again=True)
+
+    @rule()
+    def online_comes(self) -> None:
+        self.online += 1
+        self.share.online_began()
+
+    @precondition(lambda self: self.online)
+    @rule(ttft_s=st.floats(0.001, 1.0))
+    def online_ends(self, ttft_s: float) -> None:
+        self.share.first_token(ttft_s)
+        self.online -= 1
+        self.share.online_ended()
+
+    @rule(
+        ticks=st.sampled_from([1, 10, 50, 100, 1000]),
+        step_s=st.sampled_from([0.005, 0.01, 0.01, 0.03]),
+        kv_usage=st.sampled_from([0.1, 0.1, 0.95]),
+        over=st.integers(0, 8),
+    )
+    def time_passes(self, ticks: int, step_s: float, kv_usage: float, over: int) -> None:
+        for _ in range(ticks):
+            self.now += TICK_S
+            running = min(16, self.online + len(self.running))
+            self.load = Load(running, over, 0, kv_usage, 0, step_s, 16)
+            self.share.tick()
+
+    @invariant()
+    def nobody_is_lost(self) -> None:
+        assert (self.share.waiting, self.share.running) == (len(self.waiting), len(self.running))
+
+    def teardown(self) -> None:
+        """Without online requests, all that wait get their turn."""
+        while self.online:
+            self.online_ends(0.01)
+        self.begun.clear()
+        for _ in range(3000):
+            if self.share.idle and not self.aborted:
+                return
+            if self.aborted:
+                self.aborted_rows_go_again()
+            for row in [*self.running][:1]:
+                self.leaves(row)
+            self.time_passes(1, 0.01, 0.1, 0)
+        raise AssertionError("rows wait for ever")
+
+
+def test_in_any_order_each_row_starts_once_within_the_limit_and_little_work_is_lost():
+    run_state_machine_as_test(AnyOrder, settings=settings(stateful_step_count=80))

@@ -85,6 +85,7 @@ class BatchShare:
     def enter(self, request: BatchRequest, again: bool = False) -> None:
         """Queues it, and starts what may run now. again: before all others, since it was aborted."""
         (self._waiting.appendleft if again else self._waiting.append)(request)
+        self._seats = self._seats or self._load().seats  # before the first tick
         self._start()
 
     def leave(self, request: BatchRequest) -> None:
