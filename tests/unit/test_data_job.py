@@ -29,7 +29,7 @@ from penstock.data.job.spec import EngineSpec, JobSpec
 from penstock.data.job.validation import check_continuation
 from penstock.data.job.worker import InProcessPool
 from penstock.data.journal.answer_cache import AnswerCache, CacheKey
-from penstock.data.journal.lock import OutputLocked, acquire_lock, is_locked
+from penstock.data.journal.lock import OutputLocked, acquire_lock, is_locked, lost_lock
 from penstock.data.results.outcome import Outcome
 from penstock.data.storage.paths import RemotePath, storage_path
 from penstock.data.storage.readers import InputRow
@@ -661,6 +661,10 @@ async def test_who_lost_the_output_to_another_driver_writes_nothing(spec, monkey
     class Lost:
         def lost(self) -> bool:
             return bool(list(Path(job_spec.journal.url).glob("*engine*")))
+
+        def check(self) -> None:
+            if self.lost():
+                raise lost_lock(job_spec.journal)
 
         def release(self) -> None: ...
 

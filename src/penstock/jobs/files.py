@@ -37,6 +37,7 @@ class FileStore:
 
     def load(self) -> None:
         """Reads all records, and removes contents without one: uploads that were not finished. Blocks."""
+        self.in_use.clear()
         self._records = {one.id: one for one in self._storage.read_all(FOLDER, FileRecord)}
         for file in self._storage.at(FOLDER).files():
             if file.name.partition(".")[0] not in self._records:

@@ -3,9 +3,10 @@
     files/ID.json, files/ID.jsonl             a file and its content
     batches/ID.json                           a batch
     batches/ID/output.jsonl[.journal/]        what it writes while it runs, and its outputs
-    owner/driver                              the lock of the process that may write
+    owner/                                    the lock of the process that may write
 
-Calls block: use them in threads.
+In a bucket a record is `ID.OWNER.json`, so that an owner that was stopped, and wakes up when its successor
+works, cannot overwrite a record of it; that of the last owner counts. Calls block: use them in threads.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TypeVar
 
 import msgspec
 
-from penstock.data.journal.lock import JobLock, acquire_lock
+from penstock.data.journal.lock import JobLock, OutputLocked, acquire_lock
 from penstock.data.storage.paths import StoragePath, storage_path
 from penstock.errors import Error, StorageFull, Unavailable
 
@@ -27,7 +28,8 @@ Record = TypeVar("Record")
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SUFFIX = ".json"
-_RETRY_S = 5.0
+_RETRY_S, _MOVED_S = 5.0, 1.0
+_AWAY = "The storage of files cannot be reached."
 
 
 class JobStorage:
@@ -36,10 +38,16 @@ class JobStorage:
     def __init__(self, url: str) -> None:
         """Raises: Unavailable when no client for the URL is installed."""
         self.root = storage_path(url)
+        self._lock: JobLock | None = None
+        self._versions: dict[str, str] = {}  # by path without version and suffix
 
     def lock(self) -> JobLock:
-        """Raises: OutputLocked while another process holds it; Unavailable."""
-        return acquire_lock(self.root / "owner")
+        """From then on records are written in the name of this owner.
+
+        Raises: OutputLocked while another process holds it; Unavailable.
+        """
+        self._lock = acquire_lock(self.root / "owner")
+        return self._lock
 
     def at(self, path: str) -> StoragePath:
         """path: below the root, with slashes."""
@@ -49,19 +57,62 @@ class JobStorage:
         return found
 
     def read_all(self, folder: str, kind: type[Record]) -> Iterator[Record]:
-        """The records in a folder. Raises: Unavailable."""
+        """The records in a folder, each as its last owner wrote it. Raises: Unavailable."""
+        found: dict[str, str] = {}
         for file in self.at(folder).files():
             if file.name.endswith(_SUFFIX) and "/" not in file.name:
-                yield msgspec.json.decode(self.at(f"{folder}/{file.name}").read(), type=kind)
+                name, _, version = file.name.removesuffix(_SUFFIX).partition(".")
+                found[name] = max(version, found.get(name, ""))
+        for name, version in found.items():
+            self._versions[f"{folder}/{name}"] = version
+            yield msgspec.json.decode(self._record(f"{folder}/{name}", version).read(), type=kind)
 
     def write(self, folder: str, name: str, record: msgspec.Struct) -> None:
-        """Raises: StorageFull, Unavailable."""
-        with refusals():
-            self.at(f"{folder}/{name}{_SUFFIX}").write(msgspec.json.encode(record))
+        """When it returns, every later owner reads this record, or a newer one.
+
+        Raises: StorageFull; Unavailable, also when another process has taken over.
+        """
+        path = f"{folder}/{name}"
+        version = self._lock.version if self._lock is not None else ""
+        with self._owned(), refusals():
+            self._record(path, version).write(msgspec.json.encode(record))
+        before = self._versions.get(path, version)
+        self._versions[path] = version
+        if before != version:
+            self._record(path, before).remove()
 
     def remove(self, folder: str, name: str) -> None:
-        """A record."""
-        self.at(f"{folder}/{name}{_SUFFIX}").remove()
+        """A record. Raises: Unavailable, also when another process has taken over."""
+        path = f"{folder}/{name}"
+        with self._owned():
+            self._record(path, self._versions.get(path, "")).remove()
+        self._versions.pop(path, None)
+
+    def _record(self, path: str, version: str) -> StoragePath:
+        return self.at(f"{path}.{version}{_SUFFIX}" if version else f"{path}{_SUFFIX}")
+
+    @contextmanager
+    def _owned(self) -> Generator[None]:
+        """Checks the lock before the block, and again after it: what took long may have come too late.
+
+        Raises: Unavailable.
+        """
+        self._check()
+        yield
+        self._check()
+
+    def _check(self) -> None:
+        if self._lock is None:
+            return
+        try:
+            self._lock.check()
+        except OutputLocked as error:
+            raise Unavailable(
+                "Files and batches have moved to another process; send the request again.",
+                retry_after_s=_MOVED_S,
+            ) from error
+        except Unavailable as error:
+            raise Unavailable(_AWAY, retry_after_s=_RETRY_S) from error
 
     def remove_tree(self, folder: str) -> None:
         """A folder with everything in it; nothing happens when there is none."""
@@ -88,7 +139,7 @@ def refusals() -> Generator[None]:
     except Unavailable as error:
         if isinstance(error.__cause__, OSError):
             raise _refusal(error.__cause__) from error
-        raise Unavailable("The storage of files cannot be reached.", retry_after_s=_RETRY_S) from error
+        raise Unavailable(_AWAY, retry_after_s=_RETRY_S) from error
 
 
 def _refusal(error: OSError) -> Error:

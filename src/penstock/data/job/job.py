@@ -36,7 +36,7 @@ from penstock.data.job.validation import (
 )
 from penstock.data.journal import segment
 from penstock.data.journal.index import Index
-from penstock.data.journal.lock import JobLock, acquire_lock, lost_lock
+from penstock.data.journal.lock import JobLock, acquire_lock
 from penstock.data.results.columns import result_columns
 from penstock.data.results.outcome import Outcome
 from penstock.data.storage.source import InputFiles
@@ -183,13 +183,11 @@ class Job:
         index = self._final if reason == FINISHED else await self._index()
         if reason == FINISHED:
             await asyncio.to_thread(self._check_input)
-            if lock.lost():
-                raise lost_lock(self._journal)
+            await asyncio.to_thread(lock.check)
             self._listener.on_message("Writing the output ...")
             self._listener.on_writing()
             files = await asyncio.to_thread(self._output_writer().write, index)
-        if lock.lost():
-            raise lost_lock(self._journal)
+        await asyncio.to_thread(lock.check)
         finished = report(self.spec.output, reason, index, self.stats, files, self._prices)
         last = msgspec.structs.replace(self._manifest, stop_reason=reason, report=finished)
         await asyncio.to_thread(manifest.write, self._journal, last)

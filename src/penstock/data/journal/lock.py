@@ -1,30 +1,39 @@
 """One driver per output: a second one is refused, and the successor of a killed one is not.
 
-On a disk it is a lock of the kernel, released when its process ends. In a bucket it is an object with a
-heartbeat: a driver that finds one watches it for a while, so that no clocks of two machines are compared.
+On a disk it is a lock of the kernel, released when its process ends. In a bucket each driver writes a claim,
+an object of its own with a heartbeat; the last claim in the order of names owns the output. A driver that
+finds a claim watches it for a while, so that no clocks of two machines are compared.
+
+Arrow's clients of buckets have no conditional writes. So no driver writes an object that another one writes:
+one that was stopped, and wakes up when its successor works, can overwrite nothing of it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
+import re
 import socket
 import threading
 import time
 import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from penstock.data.storage.paths import StoragePath, unwritable
-from penstock.errors import Error, Unavailable
+from penstock.errors import Error, SourceNotFound, Unavailable
 
 HEARTBEAT_S = 2.0
 _WATCH_S = 3 * HEARTBEAT_S
 _MAX_MISSED = 15
 """Consecutive failed heartbeats after which another driver may have taken over."""
+
+_CLAIM = re.compile("[0-9a-f]{12}-[0-9a-f]{8}")
 
 
 class OutputLocked(Unavailable):
@@ -43,10 +52,19 @@ class Heartbeat(msgspec.Struct):
 
 
 class JobLock(Protocol):
-    """Held from its construction until `release`."""
+    """Held from its construction until `release`.
+
+    version: sorts after those of earlier owners; "" on a disk, where the kernel lets only one owner run.
+    """
+
+    version: str
 
     def lost(self) -> bool:
-        """Whether another driver has, or may have, taken the output since."""
+        """Whether another driver has, or may have, taken the output, as of the last heartbeat."""
+        ...
+
+    def check(self) -> None:
+        """Asks the storage now. Raises: OutputLocked when another driver has taken over; Unavailable."""
         ...
 
     def release(self) -> None: ...
@@ -56,14 +74,14 @@ def acquire_lock(journal: StoragePath) -> JobLock:
     """Raises: OutputLocked, which names the process that works on the output; Unavailable."""
     if journal.is_local:
         return _FileLock(Path(journal.url) / "driver")
-    return _HeartbeatLock(journal / "driver")
+    return _ClaimLock(journal / "drivers")
 
 
 def is_locked(journal: StoragePath) -> bool:
     """Whether a driver works on the output. For a bucket this takes some seconds."""
     if journal.is_local:
         return _is_file_locked(Path(journal.url) / "driver")
-    return _live_owner(journal / "driver") is not None
+    return _live_claim(journal / "drivers") is not None
 
 
 def lost_lock(journal: StoragePath) -> OutputLocked:
@@ -103,6 +121,8 @@ def _cannot_lock(path: Path, error: OSError) -> Unavailable:
 
 
 class _FileLock:
+    version = ""
+
     def __init__(self, path: Path) -> None:
         self._file = -1
         try:
@@ -128,10 +148,13 @@ class _FileLock:
                     time.sleep(_RETRY_S)
             except OSError as error:
                 raise _cannot_lock(path, error) from error
-        raise _locked_by(path.parent.as_posix(), os.read(self._file, 4096))
+        raise _locked_by(path.parent.as_posix(), _decoded(os.read(self._file, 4096)))
 
     def lost(self) -> bool:
         return False
+
+    def check(self) -> None:
+        return
 
     def release(self) -> None:
         if self._file >= 0:
@@ -139,16 +162,22 @@ class _FileLock:
             self._file = -1
 
 
-class _HeartbeatLock:
-    def __init__(self, path: StoragePath) -> None:
-        if (other := _live_owner(path)) is not None:
-            raise _locked_by(path.url, msgspec.json.encode(other))
-        self._path, self._own = path, _this_process()
-        self._write()
-        time.sleep(HEARTBEAT_S)  # of two drivers that start at once, the last writer wins
-        if (now := _read(path)) is None or now.owner != self._own.owner:
-            raise _locked_by(path.url, msgspec.json.encode(now))
+class _ClaimLock:
+    def __init__(self, claims: StoragePath) -> None:
+        if (other := _live_claim(claims)) is not None:
+            raise _locked_by(claims.url, other.heartbeat)
+        before = _names(claims)
+        self._claims, self._own = claims, _this_process()
         self._lost = False
+        self.version = f"{_next_term(before):012x}-{self._own.owner[:8]}"
+        self._write()
+        time.sleep(HEARTBEAT_S)  # of two drivers that start at once, both see the claim of the other
+        if self._is_outranked():
+            self._path.remove()
+            other = _last_claim(claims)
+            raise _locked_by(claims.url, other.heartbeat if other else None)
+        for name in before:
+            (claims / name).remove()
         self._released = threading.Event()
         self._thread = threading.Thread(target=self._keep_alive, name="heartbeat", daemon=True)
         self._thread.start()
@@ -156,19 +185,27 @@ class _HeartbeatLock:
     def lost(self) -> bool:
         return self._lost
 
+    def check(self) -> None:
+        self._lost = self._lost or self._is_outranked()
+        if self._lost:
+            raise lost_lock(self._claims)
+
     def release(self) -> None:
         if not self._released.is_set():
             self._released.set()
             self._thread.join()
-            if not self._lost:
+            with suppress(Error):  # a claim without heartbeat holds nobody up for long
                 self._path.remove()
+
+    @property
+    def _path(self) -> StoragePath:
+        return self._claims / self.version
 
     def _keep_alive(self) -> None:
         missed = 0
         while not self._released.wait(HEARTBEAT_S):
             try:
-                now = _read(self._path)
-                if now is not None and now.owner != self._own.owner:
+                if self._is_outranked():
                     self._lost = True
                     return
                 self._write()
@@ -177,20 +214,43 @@ class _HeartbeatLock:
                 missed += 1
                 self._lost = self._lost or missed > _MAX_MISSED
 
+    def _is_outranked(self) -> bool:
+        """A claim that is gone was removed by a successor. Raises: Unavailable."""
+        return _names(self._claims)[-1:] != [self.version]
+
     def _write(self) -> None:
         self._own.count += 1
         self._path.write(msgspec.json.encode(self._own))
 
 
-def _live_owner(path: StoragePath) -> Heartbeat | None:
-    """The owner whose heartbeat advances while it is watched; None if there is none."""
-    before = _read(path)
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """heartbeat: None when it cannot be read."""
+
+    name: str
+    heartbeat: Heartbeat | None
+
+
+def _next_term(before: Sequence[str]) -> int:
+    """Above that of all claims; the time in milliseconds, so that it is above removed ones, too."""
+    highest = before[-1].partition("-")[0] if before else "0"
+    return max(time.time_ns() // 1_000_000, int(highest, 16) + 1)
+
+
+def _names(claims: StoragePath) -> list[str]:
+    """Of all claims; the owner's is the last. Raises: Unavailable."""
+    return sorted(file.name for file in claims.files() if _CLAIM.fullmatch(file.name))
+
+
+def _live_claim(claims: StoragePath) -> _Claim | None:
+    """The owner's, if its heartbeat advances while it is watched; None if there is none."""
+    before = _last_claim(claims)
     if before is None:
         return None
     deadline = time.monotonic() + _WATCH_S
     while time.monotonic() < deadline:
         time.sleep(HEARTBEAT_S / 4)
-        now = _read(path)
+        now = _last_claim(claims)
         if now is None:
             return None
         if now != before:
@@ -198,18 +258,28 @@ def _live_owner(path: StoragePath) -> Heartbeat | None:
     return None
 
 
-def _read(path: StoragePath) -> Heartbeat | None:
+def _last_claim(claims: StoragePath) -> _Claim | None:
+    """The owner's, dead or alive."""
+    names = _names(claims)
+    if not names:
+        return None
     try:
-        return msgspec.json.decode(path.read(), type=Heartbeat) if path.exists() else None
-    except (msgspec.DecodeError, msgspec.ValidationError):
+        return _Claim(names[-1], _decoded((claims / names[-1]).read()))
+    except SourceNotFound:  # it was removed in between
         return None
 
 
-def _locked_by(output: str, owner: bytes) -> OutputLocked:
-    with contextlib.suppress(msgspec.DecodeError, msgspec.ValidationError):
-        other = msgspec.json.decode(owner, type=Heartbeat)
-        return OutputLocked(
-            f"Process {other.pid} on {other.host} works on this output already ('{output}'). "
-            "Wait until it ends, or stop it; `penstock batch status` shows its progress."
-        )
-    return OutputLocked(f"Another process works on this output already ('{output}').")
+def _locked_by(output: str, other: Heartbeat | None) -> OutputLocked:
+    if other is None:
+        return OutputLocked(f"Another process works on this output already ('{output}').")
+    return OutputLocked(
+        f"Process {other.pid} on {other.host} works on this output already ('{output}'). "
+        "Wait until it ends, or stop it; `penstock batch status` shows its progress."
+    )
+
+
+def _decoded(owner: bytes) -> Heartbeat | None:
+    try:
+        return msgspec.json.decode(owner, type=Heartbeat)
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return None
