@@ -20,6 +20,7 @@ from penstock.data.job.worker import InProcessPool
 from penstock.data.rows.request import RowRequest
 from penstock.engine import Progress, no_progress
 from penstock.errors import ConfigError, Error, Unavailable
+from penstock.jobs.turns import Claim, Standing, share
 from penstock.jobs.validation import Resolve
 from penstock.openai.errors import form
 
@@ -37,9 +38,9 @@ class Fleet:
         self._resolve = resolve
         self._views: set[_View] = set()
 
-    def pool(self, models: Sequence[str]) -> WorkerPool:
+    def pool(self, models: Sequence[str], standing: Standing) -> WorkerPool:
         """For one batch, whose rows name these models."""
-        return InProcessPool(lambda: _View(self, {model: self._sets[model] for model in models}))
+        return InProcessPool(lambda: _View(self, {model: self._sets[model] for model in models}, standing))
 
     async def start(self, model: str, progress: Progress) -> None:
         """Finds a model's replicas, once for all batches. Raises: as `ReplicaSet.start`."""
@@ -67,21 +68,19 @@ class Fleet:
         return self._sets[model].available_slots(claimed)
 
     def share(self, model: str, view: _View) -> int:
-        """Slots of one model for a batch: an equal part while others wait, else all that are free."""
+        """Slots of one model for a batch: its share while others wait, else all that are free."""
         free = self.free_slots(model)
         others = [one for one in self._views if one is not view and one.is_hungry(model)]
-        if not others:
+        if not others or not free:
             return free
-        all_slots = free + sum(one.claimed_of(model) for one in self._views)
-        part = math.ceil(all_slots / (len(others) + 1))
-        return min(free, max(0, part - view.claimed_of(model)))
+        return share(free, view.claim(model), [one.claim(model) for one in others], time.time())
 
 
 class _View:
     """The backend of one batch."""
 
-    def __init__(self, fleet: Fleet, sets: Mapping[str, ReplicaSet]) -> None:
-        self._fleet, self._sets = fleet, sets
+    def __init__(self, fleet: Fleet, sets: Mapping[str, ReplicaSet], standing: Standing) -> None:
+        self._fleet, self._sets, self._standing = fleet, sets, standing
         self._sending = dict.fromkeys(sets, 0)
         self._claimed = 0
         self._hungry_at = -math.inf
@@ -120,6 +119,9 @@ class _View:
             return 0
         others = sum(self._sending.values()) - self._sending[model]
         return max(self._sending[model], self._claimed - others)
+
+    def claim(self, model: str) -> Claim:
+        return Claim(self._standing, self.claimed_of(model))
 
     def is_hungry(self, model: str) -> bool:
         """Whether it waits for a slot of the model's."""

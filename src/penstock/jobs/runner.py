@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from typing import Literal
 
 import msgspec
@@ -27,12 +25,13 @@ from penstock.jobs.closing import close_unfinished
 from penstock.jobs.files import FileStore
 from penstock.jobs.records import OUTPUT, BatchRecord, Fault, FileRecord, now_s
 from penstock.jobs.storage import JobStorage
+from penstock.jobs.turns import Standing, TurnQueue
 from penstock.jobs.validation import Resolve, check_input
 
 log = logging.getLogger(__name__)
 
-MakePool = Callable[[Sequence[str]], WorkerPool]
-"""What answers rows of these models."""
+MakePool = Callable[[Sequence[str], Standing], WorkerPool]
+"""What answers rows of these models for a batch."""
 
 Reason = Literal["cancelled", "expired"]
 _LEFT = {
@@ -43,45 +42,7 @@ _GRACE_S = 30.0
 """For running requests, after a cancel or at the end of the window."""
 
 _MOST_PAUSE_S = 30.0
-
-
-class DeadlineQueue:
-    """Lets `most` batches run at a time; of those that wait, the one with the earliest deadline is next."""
-
-    def __init__(self, most: int) -> None:
-        self._free = most
-        self._waiting: list[tuple[int, str, asyncio.Future[None]]] = []
-
-    @asynccontextmanager
-    async def turn(self, record: BatchRecord, *, stopped: bool) -> AsyncGenerator[None]:
-        """Waits for the batch's turn, unless it was stopped; it ends with the block."""
-        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heappush(self._waiting, (record.expires_at, record.id, mine))
-        self._grant()
-        if stopped:
-            self.skip(record.id)
-        try:
-            await mine
-            yield
-        finally:
-            if mine.done() and not mine.cancelled():
-                self._free += 1
-            mine.cancel()
-            self._grant()
-
-    def skip(self, batch_id: str) -> None:
-        """The batch needs not wait: it was stopped."""
-        for _, waiting, one in self._waiting:
-            if waiting == batch_id and not one.done():
-                self._free -= 1
-                one.set_result(None)
-
-    def _grant(self) -> None:
-        while self._free > 0 and self._waiting:
-            _, _, one = heappop(self._waiting)
-            if not one.done():
-                self._free -= 1
-                one.set_result(None)
+_TURN_OVER = "turn over"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +56,7 @@ class Means:
     resolve: Resolve
     make_pool: MakePool
     line_bytes: int
-    turns: DeadlineQueue
+    turns: TurnQueue
     validating: asyncio.Semaphore
 
 
@@ -106,14 +67,26 @@ class RunningBatch:
         self._id, self._means = batch_id, means
         self._reason: Reason | None = None
         self._job: Job | None = None
+        record = self._record()
+        self._standing = Standing(record.id, record.created_at, record.expires_at)
 
     def stop(self, reason: Reason) -> None:
-        """Lets running requests end, and ends the batch with what was done."""
+        """Lets running requests end, for a while, and ends the batch with what was done."""
         if self._reason is None:
             self._reason = reason
             self._means.turns.skip(self._id)
             if self._job is not None:
-                self._job.stop.request(reason)
+                self._request_stop(self._job, reason)
+
+    def _end_turn(self) -> None:
+        """Lets all running requests end; later it goes on."""
+        if self._job is not None and not self._job.stop.requested:
+            self._job.stop.request(_TURN_OVER)
+
+    def _request_stop(self, job: Job, reason: Reason) -> None:
+        if not job.stop.requested:
+            job.stop.request(reason)
+        asyncio.get_running_loop().call_later(_GRACE_S, job.stop.force)
 
     async def run(self) -> None:
         """Tries again while storage or engines are away; returns when the batch has ended."""
@@ -122,6 +95,7 @@ class RunningBatch:
             self.stop("cancelled")
         left_s = max(0, record.expires_at - now_s())
         timer = asyncio.get_running_loop().call_later(left_s, self.stop, "expired")
+        self._means.turns.add(self._standing)
         tried = 0
         try:
             while not self._record().ended:
@@ -136,6 +110,7 @@ class RunningBatch:
                     await asyncio.sleep(min(_MOST_PAUSE_S, 0.5 * 2**tried))
         finally:
             timer.cancel()
+            self._means.turns.remove(self._id)
 
     async def _advance(self) -> None:
         """Raises: Error, when it is to be tried again."""
@@ -147,9 +122,12 @@ class RunningBatch:
         if not self._record().total:
             await self._end_undone(self._reason or "expired")
             return
-        async with self._means.turns.turn(self._record(), stopped=self._reason is not None):
+        stopped = self._reason is not None
+        async with self._means.turns.turn(self._standing, self._end_turn, stopped=stopped):
             report = await self._run_rows()
             left = 0
+            if report.ended == _TURN_OVER and self._reason is None:
+                return
             if self._reason is not None:
                 left = await asyncio.to_thread(close_unfinished, self._spec(), self._left())
                 report = await self._run_rows(closing=True)
@@ -176,14 +154,14 @@ class RunningBatch:
         means = self._means
         job = Job(
             self._spec(),
-            means.make_pool(self._record().models),
-            limits=Limits(grace_s=_GRACE_S),
-            listener=_Listener(self._id, means.batches, self._finalizing),
+            means.make_pool(self._record().models, self._standing),
+            limits=Limits(grace_s=None),
+            listener=_Listener(self._standing, self._record().total, means.batches, self._finalizing),
         )
         if not closing:
             self._job = job
             if self._reason is not None:
-                job.stop.request(self._reason)
+                self._request_stop(job, self._reason)
         try:
             return await job.run()
         finally:
@@ -263,18 +241,27 @@ class RunningBatch:
 
 
 class _Listener(ProgressListener):
-    """Passes a job's progress on to its batch."""
+    """Passes the progress of one run of a job on to its batch."""
 
     def __init__(
-        self, batch_id: str, batches: BatchStore, finalizing: Callable[[], Coroutine[None, None, None]]
+        self,
+        standing: Standing,
+        total: int,
+        batches: BatchStore,
+        finalizing: Callable[[], Coroutine[None, None, None]],
     ) -> None:
-        self._id, self._batches = batch_id, batches
+        self._standing, self._total, self._batches = standing, total, batches
         self._finalizing = finalizing
+        self._rows = self._tokens = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     def on_tick(self, stats: RunStats) -> None:
         done = stats.before - stats.failed_before + stats.ok + stats.skipped
-        self._batches.progress[self._id] = done, stats.failed_before + stats.failed
+        failed = stats.failed_before + stats.failed
+        self._batches.progress[self._standing.id] = done, failed
+        rows, tokens = stats.completed - self._rows, stats.tokens - self._tokens
+        self._rows, self._tokens = stats.completed, stats.tokens
+        self._standing.advance(rows, tokens, self._total - done - failed)
 
     def on_writing(self) -> None:
         task = asyncio.create_task(self._finalizing())
@@ -282,4 +269,4 @@ class _Listener(ProgressListener):
         task.add_done_callback(self._tasks.discard)
 
     def on_message(self, text: str) -> None:
-        log.info("Batch %s: %s", self._id, text)
+        log.info("Batch %s: %s", self._standing.id, text)

@@ -16,8 +16,9 @@ from penstock.errors import Error, Unavailable
 from penstock.jobs.batches import BatchStore
 from penstock.jobs.files import FileStore
 from penstock.jobs.records import BatchRecord
-from penstock.jobs.runner import DeadlineQueue, MakePool, Means, RunningBatch
+from penstock.jobs.runner import MakePool, Means, RunningBatch
 from penstock.jobs.storage import JobStorage
+from penstock.jobs.turns import TurnQueue
 from penstock.jobs.validation import Resolve
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class JobService:
         self.storage = JobStorage(url)
         self.files = FileStore(config, self.storage)
         self.batches = BatchStore(config, self.storage, self.files)
-        turns, validating = DeadlineQueue(_RUNNING), asyncio.Semaphore(1)
+        turns, validating = TurnQueue(_RUNNING), asyncio.Semaphore(1)
         self._means = Means(
             config,
             self.storage,
@@ -171,6 +172,7 @@ class JobService:
                 sweep_at = loop.time() + _SWEEP_S
                 with suppress(Error):
                     await self.files.remove_expired()
+            self._means.turns.look()
             await asyncio.sleep(_LOOK_S)
 
     async def _stop_runs(self) -> None:

@@ -55,8 +55,8 @@ class ShutdownRequest:
     async def wait(self) -> None:
         await self._requested.wait()
 
-    async def wait_forced(self, limit_s: float) -> None:
-        """Returns when a second request comes, or after `limit_s`."""
+    async def wait_forced(self, limit_s: float | None) -> None:
+        """Returns when a second request comes, or after `limit_s`; None for no limit."""
         try:
             async with asyncio.timeout(limit_s):
                 await self._forced.wait()

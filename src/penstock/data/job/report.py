@@ -127,13 +127,13 @@ class Limits:
     """When to stop although rows are left; None for never. Counted over one run.
 
     Units: seconds; tokens of prompts and answers together; failed rows. grace_s: for running rows, after a
-    stop.
+    stop; None until they end, or a second request to stop.
     """
 
     seconds: float | None = None
     tokens: int | None = None
     failures: int | None = None
-    grace_s: float = 30.0
+    grace_s: float | None = 30.0
 
     def reached(self, stats: RunStats) -> str | None:
         """Which limit on tokens or failures is reached, as a reason to stop."""
