@@ -2,33 +2,66 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
+from openai.types import Batch
 from served import Served
 
 from penstock.config.schema.jobs import JobsConfig
 from penstock.data.backends.openai_service import OpenAIService
+from penstock.data.backends.protocol import Response
 from penstock.data.job.protocol import WorkerPool
 from penstock.data.job.worker import InProcessPool
+from penstock.data.rows.request import RowRequest
 from penstock.errors import ModelNotFound
 from penstock.jobs.app import make_app
 from penstock.jobs.service import JobService
+from penstock.jobs.turns import Standing
 from penstock.serve.http.server import Port, serve_on
 
 CHAT = "/v1/chat/completions"
+ENDED = ("completed", "failed", "expired", "cancelled")
+
+
+CONCURRENCY = 8
+
+
+@dataclass
+class Requests:
+    """Bodies of rows that were sent to the engine, and of those whose answers came."""
+
+    sent: Counter[bytes] = field(default_factory=Counter)
+    answered: set[bytes] = field(default_factory=set)
+
+
+class _Counted(OpenAIService):
+    def __init__(self, requests: Requests, url: str) -> None:
+        super().__init__(url, model="m", max_concurrency=CONCURRENCY)
+        self._requests = requests
+
+    async def send(self, request: RowRequest) -> Response:
+        self._requests.sent[request.body] += 1
+        response = await super().send(request)
+        self._requests.answered.add(request.body)
+        return response
 
 
 class JobsServed:
     """storage: kept by `restart`, which is another process's start for all that storage can tell."""
 
-    def __init__(self, served: Served, storage: Path, config: Mapping[str, Any]) -> None:
+    def __init__(self, served: Served, storage: Path | str, config: Mapping[str, Any]) -> None:
         self._served, self.storage, self._config = served, storage, JobsConfig(**config)
         self.service: JobService
+        self.requests = Requests()
         self._port: Port
 
     async def start(self) -> None:
@@ -37,8 +70,8 @@ class JobsServed:
                 raise ModelNotFound(f"There is no model {name!r}; served is 'm'.", param="model")
             return "m", ""
 
-        def pool(models: Sequence[str]) -> WorkerPool:
-            return InProcessPool(lambda: OpenAIService(self._served.url, model="m", max_concurrency=8))
+        def pool(models: Sequence[str], standing: Standing) -> WorkerPool:
+            return InProcessPool(lambda: _Counted(self.requests, self._served.url))
 
         self.service = JobService(self._config, str(self.storage), resolve, pool, line_bytes=1 << 20)
         await self.service.start()
@@ -75,3 +108,36 @@ def line(custom_id: Any, text: str = "hello", *, method: str = "POST", url: str 
 
 def lines(rows: Iterable[str]) -> bytes:
     return "".join(f"{row}\n" for row in rows).encode()
+
+
+async def create(jobs: JobsServed, rows: Iterable[str] | bytes, **more: Any) -> Batch:
+    client = jobs.openai()
+    content = rows if isinstance(rows, bytes) else lines(rows)
+    file = await client.files.create(file=("in.jsonl", io.BytesIO(content)), purpose="batch")
+    options: Any = {"endpoint": CHAT, "completion_window": "24h", **more}
+    return await client.batches.create(input_file_id=file.id, **options)
+
+
+async def ended(jobs: JobsServed, batch_id: str) -> Batch:
+    while True:
+        batch = await jobs.openai().batches.retrieve(batch_id)
+        if batch.status in ENDED:
+            return batch
+        await asyncio.sleep(0.05)
+
+
+async def begun(jobs: JobsServed, batch_id: str) -> Batch:
+    """When some of its requests are done."""
+    while True:
+        batch = await jobs.openai().batches.retrieve(batch_id)
+        if batch.request_counts.completed:
+            return batch
+        assert batch.status not in ENDED, batch
+        await asyncio.sleep(0.02)
+
+
+async def found(jobs: JobsServed, file_id: str | None) -> list[dict[str, Any]]:
+    if file_id is None:
+        return []
+    content = (await jobs.openai().files.content(file_id)).text
+    return [json.loads(one) for one in content.splitlines()]

@@ -1,12 +1,10 @@
 """The Batches API by OpenAI's own client, over a gateway and a simulated engine."""
 
-import asyncio
-import io
 import json
 
 import openai
 import pytest
-from jobs_served import CHAT, JobsServed, line, lines
+from jobs_served import CHAT, CONCURRENCY, JobsServed, begun, create, ended, found, line, lines
 from served import until
 
 from penstock.jobs import parameters
@@ -14,40 +12,6 @@ from penstock.jobs import parameters
 pytestmark = pytest.mark.parity("X2")
 
 LONG = " ".join(f"word{number}" for number in range(200))
-ENDED = ("completed", "failed", "expired", "cancelled")
-
-
-async def create(jobs: JobsServed, rows, **more):
-    client = jobs.openai()
-    content = rows if isinstance(rows, bytes) else lines(rows)
-    file = await client.files.create(file=("in.jsonl", io.BytesIO(content)), purpose="batch")
-    options = {"endpoint": CHAT, "completion_window": "24h", **more}
-    return await client.batches.create(input_file_id=file.id, **options)
-
-
-async def ended(jobs: JobsServed, batch_id: str):
-    while True:
-        batch = await jobs.openai().batches.retrieve(batch_id)
-        if batch.status in ENDED:
-            return batch
-        await asyncio.sleep(0.05)
-
-
-async def begun(jobs: JobsServed, batch_id: str):
-    """When some of its requests are done."""
-    while True:
-        batch = await jobs.openai().batches.retrieve(batch_id)
-        if batch.request_counts.completed:
-            return batch
-        assert batch.status not in ENDED, batch
-        await asyncio.sleep(0.02)
-
-
-async def found(jobs: JobsServed, file_id: str | None) -> list[dict]:
-    if file_id is None:
-        return []
-    content = (await jobs.openai().files.content(file_id)).text
-    return [json.loads(one) for one in content.splitlines()]
 
 
 async def test_a_batch_answers_each_line_once_in_openais_form(jobs):
@@ -151,16 +115,23 @@ async def check_each_once(jobs: JobsServed, batch, code: str, total: int) -> Non
     assert (batch.request_counts.completed, batch.request_counts.failed) == (len(done), len(left))
 
 
-async def test_a_batch_goes_on_after_a_restart_and_runs_no_line_again(jobs, served):
+async def test_a_batch_goes_on_after_a_restart_and_runs_no_line_again(jobs):
+    """But for lines that were being answered at that moment."""
     rows = [line(f"row-{number}", f"{number} {LONG}", max_tokens=20) for number in range(60)]
     made = await create(jobs, rows)
-    before = (await begun(jobs, made.id)).request_counts.completed
-    await jobs.restart()
+    await begun(jobs, made.id)
+    await jobs.stop()
+    answered = set(jobs.requests.answered)
+    assert 0 < len(answered) < 60
+    await jobs.start()
     batch = await ended(jobs, made.id)
     assert batch.status == "completed"
     answers = await found(jobs, batch.output_file_id)
     assert sorted(one["custom_id"] for one in answers) == sorted(f"row-{number}" for number in range(60))
-    assert before < 60
+    sent = jobs.requests.sent
+    assert {sent[body] for body in answered} == {1}
+    assert len(sent) == 60
+    assert sent.total() <= 60 + CONCURRENCY
 
 
 async def test_batches_wait_for_their_turn_and_all_end(jobs):
