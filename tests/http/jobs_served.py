@@ -26,6 +26,7 @@ from penstock.errors import ModelNotFound
 from penstock.jobs.app import make_app
 from penstock.jobs.service import JobService
 from penstock.jobs.turns import Standing
+from penstock.jobs.validation import OwnEndpoints
 from penstock.serve.http.server import Port, serve_on
 
 CHAT = "/v1/chat/completions"
@@ -58,8 +59,15 @@ class _Counted(OpenAIService):
 class JobsServed:
     """storage: kept by `restart`, which is another process's start for all that storage can tell."""
 
-    def __init__(self, served: Served, storage: Path | str, config: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        served: Served,
+        storage: Path | str,
+        config: Mapping[str, Any],
+        own_endpoints: OwnEndpoints | None = None,
+    ) -> None:
         self._served, self.storage, self._config = served, storage, JobsConfig(**config)
+        self._own_endpoints = own_endpoints
         self.service: JobService
         self.requests = Requests()
         self._port: Port
@@ -73,7 +81,14 @@ class JobsServed:
         def pool(models: Sequence[str], standing: Standing) -> WorkerPool:
             return InProcessPool(lambda: _Counted(self.requests, self._served.url))
 
-        self.service = JobService(self._config, str(self.storage), resolve, pool, line_bytes=1 << 20)
+        self.service = JobService(
+            self._config,
+            str(self.storage),
+            resolve,
+            pool,
+            line_bytes=1 << 20,
+            own_endpoints=self._own_endpoints,
+        )
         await self.service.start()
         self._port = await serve_on(make_app(self.service), "127.0.0.1", 0)
         await self.service.wait_ready()

@@ -1,6 +1,8 @@
 """Methods of an LLMServer subclass that answer paths: the gateway knows which models have them."""
 
+import openai
 import pytest
+from jobs_served import JobsServed, create, ended, found, line
 from pydantic import BaseModel
 from recording import server
 from served import chat, until
@@ -8,11 +10,15 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
 from penstock.config import LLMConfig
+from penstock.config.schema.jobs import JobsConfig
+from penstock.data.storage.paths import LocalPath
 from penstock.engine import Load
+from penstock.jobs.validation import check_input
 from penstock.layers.generation import Generation
 from penstock.serve import LLMServer, endpoint
 from penstock.serve.gateway.catalogue import ServedModel
-from penstock.serve.replica.frontend.custom_endpoints import paths
+from penstock.serve.jobs.deployment import own_endpoints
+from penstock.serve.replica.frontend.custom_endpoints import batch_paths, paths
 
 pytestmark = pytest.mark.parity("S4")
 
@@ -28,6 +34,12 @@ class Summaries(LLMServer):
     async def summarize(self, request: dict) -> dict:
         (answer,) = [a async for a in await self.chat(chat(request["text"]))]
         return {"summary": answer.choices[0].message.content[:3]}
+
+    @endpoint("/v1/count", batch=True)
+    async def count(self, request: dict) -> dict:
+        if not request["word"]:
+            raise ValueError("The word must not be empty.")
+        return {"letters": len(request["word"])}
 
     @endpoint("/v1/spell")
     async def spell(self, request: dict):
@@ -66,7 +78,8 @@ class Summaries(LLMServer):
 
 
 def card(kind: type[LLMServer] = Summaries, model_id: str = "m") -> ServedModel:
-    return ServedModel.of(LLMConfig(model_loading_config={"model_id": model_id}), paths=tuple(paths(kind)))
+    config = LLMConfig(model_loading_config={"model_id": model_id})
+    return ServedModel.of(config, paths=tuple(paths(kind)), batch_paths=batch_paths(kind))
 
 
 @pytest.fixture
@@ -187,3 +200,34 @@ def test_paths_that_cannot_be_ones_own_are_refused(path):
 async def test_a_server_without_own_paths_has_no_layer():
     async with server() as made:
         assert type(made._app()._app) is Generation
+
+
+async def test_lines_of_a_batch_may_ask_an_endpoint_that_says_so(summaries, tmp_path):
+    jobs = JobsServed(summaries, tmp_path / "jobs", {}, own_endpoints([card(), card(LLMServer, "other")]))
+    await jobs.start()
+    try:
+        rows = [line("a", url="/v1/count", word="one"), line("b", url="/v1/count", word="")]
+        batch = await ended(jobs, (await create(jobs, rows, endpoint="/v1/count")).id)
+        assert batch.status == "completed", batch
+        (answer,) = await found(jobs, batch.output_file_id)
+        assert (answer["custom_id"], answer["response"]["body"]) == ("a", {"letters": 3})
+        (refused,) = await found(jobs, batch.error_file_id)
+        assert (refused["custom_id"], refused["response"]["status_code"]) == ("b", 400)
+        with pytest.raises(openai.BadRequestError, match=r"batches may use .*/v1/count"):
+            await create(jobs, rows, endpoint="/v1/summarize")
+    finally:
+        await jobs.stop()
+
+
+def test_only_models_that_have_the_endpoint_answer_its_lines(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_text(f"{line('a', url='/v1/count')}\n{line('b', url='/v1/count', model='other')}\n")
+    checked = check_input(
+        LocalPath(path),
+        "/v1/count",
+        lambda name: (name or "m", ""),
+        JobsConfig(),
+        1 << 20,
+        own_endpoints([card(), card(LLMServer, "other")])["/v1/count"],
+    )
+    assert [(one.line, one.code) for one in checked.faults] == [(2, "endpoint_not_supported")]

@@ -6,7 +6,7 @@ A state is on disk before a client sees it. Used on the event loop of its servic
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import msgspec
@@ -47,8 +47,12 @@ _parsed = msgspec.json.Decoder(_Create).decode
 class BatchStore:
     """progress: of running batches, requests that are completed and failed."""
 
-    def __init__(self, config: JobsConfig, storage: JobStorage, files: FileStore) -> None:
+    def __init__(
+        self, config: JobsConfig, storage: JobStorage, files: FileStore, own_endpoints: Collection[str]
+    ) -> None:
+        """own_endpoints: of users' server classes, which batches may ask, too."""
         self._config, self._storage, self._files = config, storage, files
+        self._endpoints = (*ENDPOINTS, *own_endpoints)
         self._records: dict[str, BatchRecord] = {}
         self._writing = asyncio.Lock()
         self.progress: dict[str, tuple[int, int]] = {}
@@ -85,7 +89,7 @@ class BatchStore:
 
     async def create(self, content: bytes) -> BatchRecord:
         """Raises: BadRequest, NotFound, TooLarge, StorageFull, Unavailable."""
-        asked = _read(content)
+        asked = _read(content, self._endpoints)
         file = self._files.get(asked.input_file_id)
         if file.purpose != INPUT:
             raise BadRequest(
@@ -158,15 +162,15 @@ class BatchStore:
             self._files.in_use.pop(ended.input_file_id, None)
 
 
-def _read(content: bytes) -> _Create:
+def _read(content: bytes, endpoints: Collection[str]) -> _Create:
     """Raises: BadRequest."""
     try:
         asked = _parsed(content)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise unreadable(error) from error
-    if asked.endpoint not in ENDPOINTS:
+    if asked.endpoint not in endpoints:
         raise BadRequest(
-            f"endpoint is {asked.endpoint[:80]!r}; batches may use {', '.join(ENDPOINTS)}.", param="endpoint"
+            f"endpoint is {asked.endpoint[:80]!r}; batches may use {', '.join(endpoints)}.", param="endpoint"
         )
     data = asked.metadata or {}
     if len(data) > _METADATA or any(len(k) > _KEY_CHARS or len(v) > _VALUE_CHARS for k, v in data.items()):

@@ -26,7 +26,7 @@ from penstock.jobs.files import FileStore
 from penstock.jobs.records import OUTPUT, BatchRecord, Fault, FileRecord, now_s
 from penstock.jobs.storage import JobStorage
 from penstock.jobs.turns import Standing, TurnQueue
-from penstock.jobs.validation import Resolve, check_input
+from penstock.jobs.validation import ENDPOINTS, OwnEndpoints, Resolve, check_input
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +56,7 @@ class Means:
     resolve: Resolve
     make_pool: MakePool
     line_bytes: int
+    own_endpoints: OwnEndpoints
     turns: TurnQueue
     validating: asyncio.Semaphore
 
@@ -137,7 +138,13 @@ class RunningBatch:
         means, record = self._means, self._record()
         at = means.storage.at(means.files.get(record.input_file_id).path)
         found = await asyncio.to_thread(
-            check_input, at, record.endpoint, means.resolve, means.config, means.line_bytes
+            check_input,
+            at,
+            record.endpoint,
+            means.resolve,
+            means.config,
+            means.line_bytes,
+            means.own_endpoints.get(record.endpoint),
         )
         if found.faults:
             await self._fail(found.faults)
@@ -237,6 +244,7 @@ class RunningBatch:
             input_form="jsonl",
             reuse="off",
             read_files=False,
+            own_paths=(record.endpoint,) if record.endpoint not in ENDPOINTS else (),
         )
 
 

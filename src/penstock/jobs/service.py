@@ -19,7 +19,7 @@ from penstock.jobs.records import BatchRecord
 from penstock.jobs.runner import MakePool, Means, RunningBatch
 from penstock.jobs.storage import JobStorage
 from penstock.jobs.turns import TurnQueue
-from penstock.jobs.validation import Resolve
+from penstock.jobs.validation import OwnEndpoints, Resolve
 
 log = logging.getLogger(__name__)
 
@@ -41,14 +41,16 @@ class JobService:
         make_pool: MakePool,
         *,
         line_bytes: int = 64 << 20,
+        own_endpoints: OwnEndpoints | None = None,
     ) -> None:
-        """url: of the storage. line_bytes: limit of a request.
+        """url: of the storage. line_bytes: limit of a request. own_endpoints: beyond `ENDPOINTS`.
 
         Raises: Unavailable for a URL without a client.
         """
         self.storage = JobStorage(url)
         self.files = FileStore(config, self.storage)
-        self.batches = BatchStore(config, self.storage, self.files)
+        own_endpoints = own_endpoints or {}
+        self.batches = BatchStore(config, self.storage, self.files, own_endpoints)
         turns, validating = TurnQueue(_RUNNING), asyncio.Semaphore(1)
         self._means = Means(
             config,
@@ -58,6 +60,7 @@ class JobService:
             resolve,
             make_pool,
             line_bytes,
+            own_endpoints,
             turns,
             validating,
         )

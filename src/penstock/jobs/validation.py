@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import codecs
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.config.schema.jobs import JobsConfig
 from penstock.data.storage.paths import StoragePath
-from penstock.errors import BadRequest, Error
+from penstock.errors import BadRequest, EndpointNotSupported, Error
 from penstock.jobs.records import Fault
 
 ENDPOINTS = (
@@ -33,6 +33,9 @@ ENDPOINTS = (
 
 Resolve = Callable[[str | None], tuple[str, str]]
 """The model's id and the adapter that a name means; "" for none. Raises: Error."""
+
+OwnEndpoints = Mapping[str, frozenset[str]]
+"""Endpoints of users' server classes that batches may ask, with the ids of the models that have them."""
 
 _EMBEDDINGS, _MOST_INPUTS = "/v1/embeddings", 50_000
 _MOST_FAULTS = 1000
@@ -67,10 +70,18 @@ class Checked:
 
 
 def check_input(
-    at: StoragePath, endpoint: str, resolve: Resolve, config: JobsConfig, line_bytes: int
+    at: StoragePath,
+    endpoint: str,
+    resolve: Resolve,
+    config: JobsConfig,
+    line_bytes: int,
+    having: frozenset[str] | None = None,
 ) -> Checked:
-    """Blocks. line_bytes: limit of a line. Raises: Unavailable, SourceNotFound, OSError."""
-    checker = _Checker(endpoint, resolve)
+    """Blocks. line_bytes: limit of a line. having: models that have the endpoint; None for all.
+
+    Raises: Unavailable, SourceNotFound, OSError.
+    """
+    checker = _Checker(endpoint, resolve, having)
     found = checker.found
     for number, line in _lines(at, line_bytes):
         if line is not None and not line:
@@ -115,10 +126,10 @@ def _buffered(file: Any) -> io.BufferedReader:
 
 
 class _Checker:
-    def __init__(self, endpoint: str, resolve: Resolve) -> None:
+    def __init__(self, endpoint: str, resolve: Resolve, having: frozenset[str] | None) -> None:
         self.found = Checked()
         self.inputs = 0
-        self._endpoint, self._resolve = endpoint, resolve
+        self._endpoint, self._resolve, self._having = endpoint, resolve, having
         self._known: dict[str | None, Error | None] = {}
         self._first: dict[bytes, int] = {}
 
@@ -171,12 +182,19 @@ class _Checker:
     def _check_model(self, name: str | None) -> None:
         if name not in self._known:
             try:
-                self.found.models.add(self._resolve(name)[0])
+                self.found.models.add(self._model(name))
                 self._known[name] = None
             except Error as error:
                 self._known[name] = error
         if (error := self._known[name]) is not None:
             raise _invalid("body.model", str(error), error.code)
+
+    def _model(self, name: str | None) -> str:
+        """The id of a model that has the endpoint. Raises: Error."""
+        model, _ = self._resolve(name)
+        if self._having is not None and model not in self._having:
+            raise EndpointNotSupported(f"Model '{model}' has no endpoint '{self._endpoint}'.")
+        return model
 
 
 def _inputs(given: msgspec.Raw) -> int:

@@ -108,7 +108,8 @@ class JobSpec(
     chat: whether the prompt becomes a chat message. defaults: request fields for rows that do not set them.
     reuse: which answers also serve identical requests (`is_deterministic`).
     read_files: whether to read files that rows name; False for rows from untrusted sources.
-    part_rows: input rows per file of an output folder.
+    part_rows: input rows per file of an output folder. own_paths: endpoints of a server class of one's own
+    that batch lines may name.
     """
 
     inputs: tuple[str, ...]
@@ -130,6 +131,7 @@ class JobSpec(
     limit: int | None = None
     part_rows: int = 50_000
     read_files: bool = True
+    own_paths: tuple[str, ...] = ()
 
     @property
     def output_path(self) -> StoragePath:
@@ -145,4 +147,10 @@ class JobSpec(
 
     def task(self) -> Task:
         model, read_files = self.engines.model, self.read_files
-        return Task(kind=self.kind, model=model, token_ids=False, read_files=read_files)
+        return Task(
+            kind=self.kind,
+            model=model,
+            token_ids=False,
+            read_files=read_files,
+            own_paths=frozenset(self.own_paths),
+        )

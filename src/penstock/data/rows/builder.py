@@ -52,7 +52,7 @@ def build_request(
             f"The row is {type_name(fields)}; it must be a dict with {required_input(task.kind)}."
         )
     if is_batch_line(fields):
-        return parse_batch_line(fields)
+        return parse_batch_line(fields, task.own_paths)
     check_columns(fields, task.kind)
     default_fields = defaults or {}
     own = read_parameters(fields, task.kind)

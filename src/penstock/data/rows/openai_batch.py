@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, cast
 
 import msgspec
@@ -15,15 +15,16 @@ from penstock.openai.paths import BATCH_PATHS
 _encode = msgspec.json.Encoder().encode
 
 
-def parse_batch_line(line: Mapping[str, Any]) -> RowRequest:
+def parse_batch_line(line: Mapping[str, Any], own_paths: Collection[str] = ()) -> RowRequest:
     """The request of `{custom_id, method, url, body}`. Reads no file that it names, adds no field.
 
+    own_paths: endpoints beyond `BATCH_PATHS`.
     Raises: BadRequest naming what is wrong.
     """
     method, url = line.get("method"), line.get("url")
     if method is not None and method != "POST":
         raise invalid_field("method", f"is {truncate(repr(method))}; it must be POST")
-    if url not in BATCH_PATHS:
+    if not isinstance(url, str) or (url not in BATCH_PATHS and url not in own_paths):
         close = difflib.get_close_matches(str(url), BATCH_PATHS, 1)
         ask = f"did you mean {close[0]}?" if close else "there are"
         raise invalid_field(

@@ -41,12 +41,14 @@ class RowRequest(msgspec.Struct, frozen=True, kw_only=True):
     body: JSON object without `model`, as it will be sent; bytes, so that no table of rows can change it.
     model: as the row names it (`base` or `base:adapter`); None for the backend's own.
     prompt: the engine prompt, pickled, which replaces the body's; only for an engine in this process.
+    group: requests of one group begin alike, so that one replica should have them; 0 for none.
     """
 
     path: str
     body: bytes
     model: str | None = None
     prompt: bytes | None = None
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class Task:
     token_ids: whether to request the token ids of prompt and response.
     read_files: whether to read paths, `file://` and bucket URLs in rows; False for untrusted rows.
     roles: allowed in messages; None for any.
+    own_paths: endpoints that OpenAI's batch lines may name beyond `BATCH_PATHS`.
     """
 
     kind: Kind = "generate"
@@ -66,6 +69,7 @@ class Task:
     token_ids: bool = True
     read_files: bool = True
     roles: frozenset[str] | None = ROLES
+    own_paths: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

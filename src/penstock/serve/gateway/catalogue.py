@@ -28,10 +28,10 @@ class ServedModel:
     max_model_len: known before a replica has reported it. engine_metrics: whether /metrics includes the
     engines'. policy_options: arguments of the routing policy. scales: whether the model may have several
     replicas. adapter_slots: adapters that a replica holds at a time; 0 for a model without adapters. paths:
-    endpoints of its server class. start_s: how long a request waits for a replica of a model that may have
-    none, or none awake. on_demand: whether control wakes it on demand. aliases: more names for it. fallbacks:
-    names of models that answer when it cannot. engine: its name in configs. max_queued_batch: batch requests
-    that may wait.
+    endpoints of its server class. batch_paths: of these, the ones that batches may ask. start_s: how long a
+    request waits for a replica of a model that may have none, or none awake. on_demand: whether control wakes
+    it on demand. aliases: more names for it. fallbacks: names of models that answer when it cannot. engine:
+    its name in configs. max_queued_batch: batch requests that may wait.
     """
 
     id: str
@@ -47,6 +47,7 @@ class ServedModel:
     scales: bool = True
     adapter_slots: int = 0
     paths: tuple[str, ...] = ()
+    batch_paths: tuple[str, ...] = ()
     start_s: float | None = None
     on_demand: bool = False
     aliases: tuple[str, ...] = ()
@@ -56,7 +57,11 @@ class ServedModel:
 
     @classmethod
     def of(
-        cls, config: LLMConfig, max_model_len: int | None = None, paths: Sequence[str] = ()
+        cls,
+        config: LLMConfig,
+        max_model_len: int | None = None,
+        paths: Sequence[str] = (),
+        batch_paths: Sequence[str] = (),
     ) -> ServedModel:
         """The entry of a configured model."""
         given = {name: value for name, value in config.deployment_config.items() if value is not None}
@@ -77,6 +82,7 @@ class ServedModel:
             or "autoscaling_config" in options,
             adapter_slots=config.lora_config.max_num_adapters_per_replica if config.lora_config else 0,
             paths=tuple(paths),
+            batch_paths=tuple(batch_paths),
             start_s=config.engine_start_timeout_s if scaling.get("min_replicas") == 0 or on_demand else None,
             on_demand=on_demand,
             engine=config.engine_name,

@@ -11,6 +11,7 @@ import asyncio
 import hmac
 import secrets
 import socket
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -97,6 +98,7 @@ class LLMJobs:
             resolve,
             self._fleet.pool,
             line_bytes=gateway.max_body_bytes,
+            own_endpoints=own_endpoints(cards),
         )
         self._app = make_app(self._service)
         self._open, self._unused = 0, asyncio.Event()
@@ -171,6 +173,15 @@ class LLMJobs:
         """Serve's shutdown hook."""
         if "_ports" in self.__dict__:
             await self.stop()
+
+
+def own_endpoints(cards: Sequence[ServedModel]) -> dict[str, frozenset[str]]:
+    """Models by the endpoints of their server classes that batches may ask."""
+    found = defaultdict[str, set[str]](set)
+    for card in cards:
+        for path in card.batch_paths:
+            found[path].add(card.id)
+    return {path: frozenset(models) for path, models in found.items()}
 
 
 class JobsLink:

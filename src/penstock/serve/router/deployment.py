@@ -24,7 +24,7 @@ from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.jobs.deployment import OPTIONS as JOBS_OPTIONS
 from penstock.serve.jobs.deployment import LLMJobs
 from penstock.serve.replica.deployment import deployment, has_option, model_of
-from penstock.serve.replica.frontend.custom_endpoints import paths
+from penstock.serve.replica.frontend.custom_endpoints import batch_paths, paths
 from penstock.serve.replica.server import LLMServer
 from penstock.serve.routing import registry
 
@@ -92,7 +92,12 @@ class RouterDeployment:
             gateway = gateway.model_copy(update={"processes": most})
         bound: dict[str, Any] = {
             "servers": applications,
-            "cards": [ServedModel.of(model.config, paths=tuple(paths(model.server))) for model in known],
+            "cards": [
+                ServedModel.of(
+                    model.config, paths=tuple(paths(model.server)), batch_paths=batch_paths(model.server)
+                )
+                for model in known
+            ],
             "gateway": gateway,
             "control": deployment(LLMControl, _CONTROL).bind(),
             "drain_s": max(0.0, options["graceful_shutdown_timeout_s"] - _CLOSING_S),

@@ -35,16 +35,17 @@ from penstock.serve.gateway.routes import RESERVED
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
 
-_MARK = "_penstock_path"
+_MARK, _BATCH = "_penstock_path", "_penstock_batch"
 _EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8")]
 _DONE = b"data: [DONE]\n\n"
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-def endpoint(path: str) -> Callable[[_Method], _Method]:
+def endpoint(path: str, *, batch: bool = False) -> Callable[[_Method], _Method]:
     """Makes a method answer POST `path`. It takes the parsed body (a dict), or starlette's `Request`.
 
+    batch: whether lines of the Batches API may ask it, too; then it must answer with JSON, not with a stream.
     A second argument gets the `Context`. It returns a dict or a starlette `Response`; an async generator
     yields the events of a stream. A ValueError is a 400 with its text, anything else that it raises a 500.
     Raises: ValueError for a path that is reserved or invalid.
@@ -54,6 +55,7 @@ def endpoint(path: str) -> Callable[[_Method], _Method]:
 
     def mark(method: _Method) -> _Method:
         setattr(method, _MARK, path)
+        setattr(method, _BATCH, batch)
         return method
 
     return mark
@@ -64,6 +66,11 @@ def paths(server: type[Any]) -> Mapping[str, str]:
     """The custom paths of a class and its bases, with the names of their methods."""
     found = {name: getattr(getattr(server, name), _MARK, None) for name in dir(server)}
     return {path: name for name, path in found.items() if path is not None}
+
+
+def batch_paths(server: type[Any]) -> tuple[str, ...]:
+    """Of the custom paths, those that lines of batches may ask."""
+    return tuple(path for path, name in paths(server).items() if getattr(getattr(server, name), _BATCH))
 
 
 class CustomEndpoints:
