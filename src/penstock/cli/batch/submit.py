@@ -33,11 +33,16 @@ _Answer = TypeVar("_Answer")
 
 
 class _Submitted(msgspec.Struct):
-    """What the file beside the output holds. input: its path, size and time of its last change."""
+    """What the file beside the output holds. input: its path, size and time of its last change.
+
+    batch_id: None until the service has said it; then the batch is found by the uploaded file.
+    """
 
     url: str
-    batch_id: str
+    batch_id: str | None
     input: tuple[str, int, int]
+    file_id: str = ""
+    window: str = ""
 
 
 def submit(
@@ -55,17 +60,14 @@ def submit(
     base = f"{parts.scheme}://{parts.netloc}{parts.path}/v1"
     client = _Client(openai.OpenAI(base_url=base, api_key=api_key or "none", max_retries=0), url)
     note = to.with_name(f"{to.name}.batch.json")
-    batch = _taken_up(client, source, to, note, url) or _created(client, source, note, url, window)
     try:
+        known = _known(source, to, note, url) or _uploaded(client, source, note, url, window)
+        batch = _batch(client, source, note, known)
         with Meter(sys.stderr) as meter:
             batch = _waited(client, batch, meter, str(source), output)
         return _ended(client, batch, to, note, fail_on_errors=fail_on_errors)
     except KeyboardInterrupt:
-        print(
-            "penstock batch: left; the batch goes on. The same command takes it up; to end it: "
-            f"penstock batches cancel {batch.id} --url {url}",
-            file=sys.stderr,
-        )
+        print(f"penstock batch: {_left(note)}", file=sys.stderr)
         return _INTERRUPTED
 
 
@@ -102,8 +104,8 @@ class _Client:
                 time.sleep(_LOOK_S)
 
 
-def _taken_up(client: _Client, source: Path, to: Path, note: Path, url: str) -> Any:
-    """The batch that an earlier run of the command began; None for none.
+def _known(source: Path, to: Path, note: Path, url: str) -> _Submitted | None:
+    """What an earlier run of the command began; None for nothing.
 
     Raises: ConfigError for an output of something else.
     """
@@ -117,18 +119,54 @@ def _taken_up(client: _Client, source: Path, to: Path, note: Path, url: str) -> 
             f"'{note}' is of another batch: of '{known.input[0]}' at {known.url}. Name another output, or "
             "remove that file."
         )
-    return client.ask(lambda api: api.batches.retrieve(known.batch_id))
+    return known
 
 
-def _created(client: _Client, source: Path, note: Path, url: str, window: str) -> Any:
-    endpoint: Any = _endpoint(source)
+def _uploaded(client: _Client, source: Path, note: Path, url: str, window: str) -> _Submitted:
+    """Sends the file. It is noted before the batch is asked for, so that no batch is ever lost."""
+    _endpoint(source)
     with source.open("rb") as content:
         file = client.ask(lambda api: api.files.create(file=content, purpose="batch"))
-    given: Any = {"input_file_id": file.id, "endpoint": endpoint, "completion_window": window}
-    batch = client.ask(lambda api: api.batches.create(**given))
-    with atomic_write(LocalPath(note.absolute())) as out:
-        out.write(msgspec.json.encode(_Submitted(url, batch.id, _identity(source))))
+    known = _Submitted(url, None, _identity(source), file.id, window)
+    _write(note, known)
+    return known
+
+
+def _batch(client: _Client, source: Path, note: Path, known: _Submitted) -> Any:
+    """The batch of the uploaded file: noted, found at the service, or created."""
+    if (batch_id := known.batch_id) is not None:
+        return client.ask(lambda api: api.batches.retrieve(batch_id))
+    batch = client.ask(lambda api: _of_file(api, known.file_id))
+    if batch is None:
+        given: Any = {"endpoint": _endpoint(source), "completion_window": known.window}
+        batch = client.ask(lambda api: api.batches.create(input_file_id=known.file_id, **given))
+    _write(note, msgspec.structs.replace(known, batch_id=batch.id))
     return batch
+
+
+def _of_file(api: openai.OpenAI, file_id: str) -> Any:
+    return next((one for one in api.batches.list(limit=100) if one.input_file_id == file_id), None)
+
+
+def _write(note: Path, known: _Submitted) -> None:
+    with atomic_write(LocalPath(note.absolute())) as out:
+        out.write(msgspec.json.encode(known))
+
+
+def _left(note: Path) -> str:
+    """What becomes of the batch after Ctrl-C, and how to take it up again."""
+    if not note.exists():
+        return "left before the file was sent: there is no batch. The same command begins again."
+    known = msgspec.json.decode(note.read_bytes(), type=_Submitted)
+    if known.batch_id is None:
+        return (
+            "left while the batch was being created; if the service has it, it runs. The same command takes "
+            f"it up, or creates it; to look: penstock batches list --url {known.url}"
+        )
+    return (
+        "left; the batch goes on. The same command takes it up; to end it: "
+        f"penstock batches cancel {known.batch_id} --url {known.url}"
+    )
 
 
 def _identity(source: Path) -> tuple[str, int, int]:
