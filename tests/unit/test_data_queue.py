@@ -1,6 +1,8 @@
 """Which row goes to whom, and when it comes back."""
 
 import asyncio
+import hashlib
+import itertools
 import json
 from collections.abc import Iterable
 
@@ -12,9 +14,9 @@ from penstock.data.job.queue import LOOK_AHEAD_BYTES, Queue
 from penstock.data.rows.request import RowRequest
 
 
-def waiting(number: int, text: str = "", key: str | None = None) -> PendingRow:
+def waiting(number: int, text: str = "", key: str | None = None, model: str | None = None) -> PendingRow:
     body = json.dumps({"messages": [{"role": "user", "content": text or str(number)}]}).encode()
-    request = RowRequest(path="/v1/chat/completions", body=body)
+    request = RowRequest(path="/v1/chat/completions", body=body, model=model)
     return PendingRow(number, request, key, 0, prompt_prefix(request))
 
 
@@ -146,6 +148,56 @@ async def test_beginnings_can_be_left_alone():
     rows = [waiting(number, "ab"[number % 2] * 400 + str(number)) for number in range(4)]
     found = await queue(rows, "a", group=False)
     assert taken(found, "a", 4) == [0, 1, 2, 3]
+
+
+def adapters(count: int, rows: int) -> list[PendingRow]:
+    """Rows that name `count` adapters in turn and have no common beginning."""
+    return [
+        waiting(number, hashlib.sha256(bytes([number % 256])).hexdigest() * 8, model=f"m:{number % count}")
+        for number in range(rows)
+    ]
+
+
+@pytest.mark.parity("X18")
+async def test_a_worker_visits_adapters_one_after_another():
+    found = await queue(adapters(8, 80), "a")
+    visited = [row % 8 for row in taken(found, "a", 80)]
+    assert visited == [adapter for adapter in range(8) for _ in range(10)]
+
+
+@pytest.mark.parity("X18")
+async def test_workers_visit_different_adapters_and_help_each_other_at_the_end():
+    found = await queue(adapters(3, 60), "one", "two")
+    first, second = ({row % 3 for row in taken(found, name, 20)} for name in ("one", "two"))
+    assert (first, second) == ({0}, {1})
+    assert sorted(taken(found, "one", 10) + taken(found, "two", 10)) == list(range(2, 60, 3))
+
+
+@pytest.mark.parity("X18")
+async def test_adapters_are_visited_in_order_however_long_the_input_is():
+    """More rows than are read ahead: an adapter that is visited goes on while more of its rows come."""
+    found = Queue(iter(adapters(4, 4000)), look_ahead=1000)
+    found.register("a")
+    filling = asyncio.create_task(found.read_ahead())
+    visited: list[int] = []
+    while not found.drained:
+        rows = taken(found, "a", 10)
+        visited += [row % 4 for row in rows]
+        found.record_completed("a", [RowCompleted(row, "ok") for row in rows])
+        await asyncio.sleep(0)
+        if not rows and not found.drained:
+            await found.changed()
+    await filling
+    changes = sum(one != other for one, other in itertools.pairwise(visited))
+    assert len(visited) == 4000
+    assert changes <= 40, "instead of 3999"
+
+
+async def test_rows_that_begin_alike_are_of_one_group():
+    rows = [waiting(number, "ab"[number % 2] * 400 + str(number)) for number in range(6)]
+    found = await queue(rows, "a")
+    groups = [item.request.group for item in found.take("a", 6)]
+    assert groups == [1, 1, 1, 2, 2, 2]
 
 
 def test_rows_of_two_models_never_begin_alike():

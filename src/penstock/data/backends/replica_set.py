@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+from collections.abc import Sequence
 
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
@@ -33,6 +34,9 @@ _DISCOVERY_S = 10.0  # for all replicas to give their addresses
 _CHECK_S = 2.0
 _CANCEL_S = 0.5
 _WAIT_S = 30.0  # for a replica to take a row
+_GROUPS = 1024
+"""Groups whose replicas are remembered: rows of a job come group after group."""
+
 _RETRY_HEADER, _UNTOUCHED = link.RETRY.decode(), link.UNTOUCHED.decode()
 
 
@@ -48,6 +52,7 @@ class ReplicaSet:
         self._sender = f"batch-{secrets.token_hex(8)}"
         self._deployment: serve_lookup.FoundDeployment | None = None
         self._replicas: dict[str, ReplicaClient] = {}
+        self._affinity = GroupAffinity()
         self._change = asyncio.Event()
         self._refreshing: asyncio.Task[None] | None = None
         self._starting: asyncio.Task[None] | None = None
@@ -82,7 +87,7 @@ class ReplicaSet:
         excluded: set[str] = set()
         while True:
             try:
-                replica = await self._choose(excluded)
+                replica = await self._choose(excluded, request.group)
             except EngineStartFailed as error:
                 raise Unavailable(str(error)) from error
             try:
@@ -111,8 +116,11 @@ class ReplicaSet:
     def _ready(self) -> list[ReplicaClient]:
         return [replica for replica in self._replicas.values() if replica.ready]
 
-    async def _choose(self, excluded: set[str]) -> ReplicaClient:
-        """The one with the most slots. Raises: Unavailable when none takes requests for a while."""
+    async def _choose(self, excluded: set[str], group: int) -> ReplicaClient:
+        """That of the request's group while it has a slot, else the one with the most.
+
+        Raises: Unavailable when none takes requests for a while.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_WAIT_S):
                 while not (candidates := [one for one in self._ready() if one.id not in excluded]):
@@ -121,7 +129,7 @@ class ReplicaSet:
                     else:
                         await self._wait_change(_RETRY_S)
                     excluded.clear()
-                return max(candidates, key=lambda replica: (replica.available_slots(), -replica.busy))
+                return self._affinity.choose(candidates, group)
         raise Unavailable(f"No replica of application '{self._app_name}' took the request in {_WAIT_S:g} s.")
 
     async def _send(self, replica: ReplicaClient, request: RowRequest) -> HttpResponse:
@@ -201,6 +209,25 @@ class ReplicaSet:
             await self._wait_change(_CHECK_S)
             await deployment.check()
         pending.cancel()
+
+
+class GroupAffinity:
+    """Remembers where the last request of each group went: that replica has computed how they begin."""
+
+    def __init__(self) -> None:
+        self._replicas: dict[int, str] = {}  # by group, the latest last
+
+    def choose(self, candidates: Sequence[ReplicaClient], group: int) -> ReplicaClient:
+        """The group's replica while it has a slot, else the one with the most. group: see `RowRequest`."""
+        last = self._replicas.pop(group, None)
+        chosen = next((one for one in candidates if one.id == last and one.available_slots()), None)
+        if chosen is None:
+            chosen = max(candidates, key=lambda replica: (replica.available_slots(), -replica.busy))
+        if group:
+            self._replicas[group] = chosen.id
+            if len(self._replicas) > _GROUPS:
+                del self._replicas[next(iter(self._replicas))]
+        return chosen
 
 
 def _is_foreign(error: object) -> bool:
