@@ -108,7 +108,7 @@ class JobSpec(
     chat: whether the prompt becomes a chat message. defaults: request fields for rows that do not set them.
     reuse: which answers also serve identical requests (`is_deterministic`).
     read_files: whether to read files that rows name; False for rows from untrusted sources.
-    part_rows: input rows per file of an output folder. own_paths: endpoints of a server class of one's own
+    part_rows: input rows per file of an output folder. own_paths: endpoints of the user's server class
     that batch lines may name.
     """
 
