@@ -1,10 +1,10 @@
 """Continuous batching on a virtual clock: which request makes a token in which step, and how long it takes.
 
 Pure: no event loop and no real time, so that the model can be tested to the microsecond; `scheduler` runs it
-in real time. The rules are those of vLLM's scheduler with priorities: running requests go first, long prompts
-are prefilled in chunks, a request is admitted when all of its prompt fits, those of a lower priority number
-first, and when the KV cache is full the newest one of the highest number is preempted. It is prefilled again
-later, except for blocks that are still cached.
+in real time. The rules are those of vLLM's scheduler: running requests go first, long prompts are prefilled
+in chunks, a request is admitted when all of its prompt fits, and when the KV cache is full the newest one is
+preempted. It is prefilled again later, except for blocks that are still cached. With `scheduling_policy:
+priority`, those of a lower priority number are admitted first, and the newest of the highest is preempted.
 """
 
 from __future__ import annotations
@@ -54,6 +54,11 @@ class Sequence:
         return EngineTimings(queue_s, self.first_token - self.scheduled, self.last_token - self.first_token)
 
     @property
+    def rank(self) -> tuple[int, float]:
+        """Where classes count: those of a lower rank go first."""
+        return self.priority, self.arrival
+
+    @property
     def pending(self) -> int:
         """Tokens to compute before the next one is made: 1 while it decodes."""
         return self.prompt_tokens + self.made - self.computed
@@ -77,6 +82,7 @@ class Batch:
     def __init__(self, options: SimOptions) -> None:
         self.cache_counts = CacheCounts()
         self._options = options
+        self._by_class = options.scheduling_policy == "priority"
         self._cache = Cache(options.kv_blocks, options.block_size, options.enable_prefix_caching)
         self._running: list[Sequence] = []
         self._waiting: deque[Sequence] = deque()
@@ -89,7 +95,7 @@ class Batch:
     def submit(self, sequence: Sequence) -> None:
         """Queues it. Sequences must come in the order of their arrivals."""
         position = len(self._waiting)
-        while position and self._waiting[position - 1].priority > sequence.priority:
+        while self._by_class and position and self._waiting[position - 1].rank > sequence.rank:
             position -= 1
         self._waiting.insert(position, sequence)
 
@@ -162,9 +168,12 @@ class Batch:
             sequence = self._running[position]
             tokens = min(sequence.pending, budget)
             if not self._take(sequence, tokens):
-                victim = self._preempt()
-                if victim in self._work:
-                    budget += self._work.pop(victim)
+                victim = self._victim()
+                preempted = self._preempt(victim)
+                if victim == position:  # vLLM schedules no other in this step
+                    return budget
+                if victim < position:
+                    budget += self._work.pop(preempted)
                     position -= 1
                 continue
             budget -= tokens
@@ -204,15 +213,23 @@ class Batch:
         self._work[sequence] = tokens
         return True
 
-    def _preempt(self) -> Sequence:
-        """The one that gives way: it waits again, before all others of its priority."""
-        _, position = max((one.priority, position) for position, one in enumerate(self._running))
+    def _victim(self) -> int:
+        """Which of those that run gives way: the newest, of the last class."""
+        positions = range(len(self._running))
+        if not self._by_class:
+            return positions[-1]
+        return max(positions, key=lambda position: (self._running[position].rank, position))
+
+    def _preempt(self, position: int) -> Sequence:
+        """Takes a running sequence back to those that wait, before all others of its rank."""
         sequence = self._running.pop(position)
         self._cache.free(sequence.blocks)
         sequence.computed = 0
         sequence.preempted = True
         self.cache_counts.preemptions += 1
-        before = (at for at, one in enumerate(self._waiting) if one.priority >= sequence.priority)
+        before = (
+            at for at, one in enumerate(self._waiting) if not self._by_class or one.rank >= sequence.rank
+        )
         self._waiting.insert(next(before, len(self._waiting)), sequence)
         return sequence
 

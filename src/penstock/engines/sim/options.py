@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -22,6 +22,10 @@ class SimOptions(StrictModel):
     max_num_seqs: int = Field(default=256, ge=1, description="Requests in one batch; more of them wait.")
     max_num_batched_tokens: int = Field(
         default=8_192, ge=1, description="Tokens in one step, prompts' and made ones."
+    )
+    scheduling_policy: Literal["fcfs", "priority"] = Field(
+        default="fcfs",
+        description="`priority`: online requests go before batch, and batch gives way first.",
     )
     kv_tokens: int = Field(
         default=262_144, ge=2, description="Tokens that the KV cache holds, rounded up to whole blocks."
