@@ -99,6 +99,42 @@ def test_an_online_request_that_finds_no_seat_takes_that_of_the_youngest():
     assert share.requeued == 1
 
 
+def beside_online(engine: Engine) -> BatchShare:
+    """A share in which the first of many rows has just started beside an online request."""
+    share = engine.share()
+    share.online_began()
+    share.tick()
+    for number in range(50):
+        share.enter(engine.row(f"r{number}"))
+    assert engine.started == ["r0"]
+    return share
+
+
+def test_an_online_request_that_has_come_is_prefilled_without_a_row():
+    engine = Engine()
+    share = beside_online(engine)
+    engine.now += 0.003  # a long step takes 10 ms
+    share.online_began()
+    share.tick()
+    assert engine.started == ["r0"]
+    engine.now += 0.0051
+    share.tick()
+    assert engine.started == ["r0", "r1"]
+
+
+def test_rows_start_however_many_online_requests_come():
+    engine = Engine()
+    share = beside_online(engine)
+    for _ in range(100):
+        engine.now += 0.001
+        share.online_began()
+        for row in [*share._running]:
+            share.leave(row)
+        share.tick()
+        share.online_ended()
+    assert len(engine.started) >= 9  # one in each long step
+
+
 def test_nothing_is_aborted_before_enough_was_done():
     engine = Engine()
     share = engine.share()

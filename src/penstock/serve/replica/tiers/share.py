@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 
 from penstock.engine import Load
 from penstock.serve.replica.tiers.controller import Controller, Sample, Targets
 
 _LOST_SHARE = 0.05
+_PACE = 0.25  # of a long step, between two starts: most steps are several times shorter than the long ones
+_HOLD = 0.5  # of a long step, after an online request: it waits for a step to end, and then no row joins it
 _ALONE_S = 1.0  # after batch's last request, before what online takes counts as without batch
 
 
@@ -40,8 +43,8 @@ class BatchShare:
         self._running: dict[BatchRequest, None] = {}
         self._online = self._seats = 0
         self._ttft_s = 0.0
-        self._next_start = 0.0
-        self._batch_at = float("-inf")
+        self._next_start, self._due_at = 0.0, inf
+        self._batch_at = -inf
         self._done_s = self._lost_s = 0.0
         self.requeued = 0
         """Batch requests that were aborted and run again."""
@@ -68,6 +71,8 @@ class BatchShare:
     def online_began(self) -> None:
         """An online request goes to the engine."""
         self._online += 1
+        if self._waiting:
+            self._next_start = max(self._next_start, self._clock() + _HOLD * self._load().step_s)
         if self._running and self._seats and self._online + self.running > self._seats:
             self._abort(1)
 
@@ -111,19 +116,22 @@ class BatchShare:
     def _start(self) -> None:
         """While there is online work, one at a time: each adds a prefill to a step that all share."""
         now = self._clock()
-        paced = not self._controller.quiet(now)
         room = self.limit
         if self._online and self._seats:
             room = min(room, self._seats - self._online)
-        while self._waiting and self.running < room:
-            if paced and now < self._next_start:
-                return
+        while self._waiting and self.running < room and self._may_start(now):
             request = self._waiting.popleft()
             request.since = now
             self._running[request] = None
-            if paced:
-                self._next_start = now + self._load().step_s
+            self._next_start, self._due_at = now + _PACE * self._load().step_s, inf
             request.start()
+
+    def _may_start(self, now: float) -> bool:
+        """Whether it is a row's time. One that has room waits a long step at most, whatever comes online."""
+        if self._controller.quiet(now) or now >= self._next_start:
+            return True
+        self._due_at = min(self._due_at, now + self._load().step_s)
+        return now >= self._due_at
 
     def _abort(self, count: int) -> None:
         """Aborts up to so many, the youngest first, as far as their work may be lost."""
