@@ -1,6 +1,6 @@
 """Replicas and gateways in processes of their own, without Ray: what `benchmarks.gateway` measures.
 
-    python -m benchmarks.fleet replica '{"app": "sim", "options": {...}}'
+    python -m benchmarks.fleet replica '{"app": "sim", "options": {...}, "slo": null}'
     python -m benchmarks.fleet gateway '{"replicas": [...], "port": 0, "share_port": false}'
 
 Each prints one line of JSON when it is ready, serves until it is ended, and ends with whoever started it.
@@ -13,14 +13,20 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 import uvloop
 
-from benchmarks.workload import MODEL_ID, ROOT
+from benchmarks.command import demo_model
+from benchmarks.workload import MODEL_ID, ROOT, Workload
+
+if TYPE_CHECKING:
+    from penstock.engine import Engine
 
 NODE = "bench"
 _READY_S = 30.0
@@ -71,10 +77,13 @@ class Child:
 
 
 class Replica(Child):
-    """An app behind a replica's own listener: "sim" is the simulator, "plain" the least that can answer."""
+    """An app behind a replica's own listener: "sim" is the simulator, "vllm" a real vLLM on CPU, "plain" the
+    least that can answer.
+    """
 
-    def __init__(self, app: str, **options: Any) -> None:
-        super().__init__("replica", app=app, options=options)
+    def __init__(self, app: str, *, slo: Mapping[str, float] | None = None, **options: Any) -> None:
+        """slo: fields of `Targets`; with them batch waits for its turns, as in a replica of Serve."""
+        super().__init__("replica", app=app, options=options, slo=slo)
 
     @property
     def port(self) -> int:
@@ -100,32 +109,52 @@ class Gateway(Child):
         return self.said["port"]
 
 
-async def _serve_replica(app: str, options: dict[str, Any]) -> dict[str, Any]:
+async def _serve_replica(app: str, options: dict[str, Any], slo: dict[str, float] | None) -> dict[str, Any]:
     from benchmarks.plain import Plain
-    from penstock.config import LLMConfig
     from penstock.engine import Load
-    from penstock.engines.sim.engine import SimEngine
     from penstock.serve.replica.frontend.listener import Listener
     from penstock.serve.replica.frontend.status_link import StatusSource
+    from penstock.serve.replica.tiers.controller import Targets
+    from penstock.serve.replica.tiers.layer import ByClass, Turns
+    from penstock.serve.replica.tiers.share import BatchShare
     from penstock.transport import link
 
     load: Any = Load
-    if app == "sim":
-        config = {
-            "model_loading_config": {"model_id": MODEL_ID},
-            "llm_engine": "sim",
-            "engine_kwargs": options,
-        }
-        engine = SimEngine(LLMConfig.model_validate(config))
-        await engine.start()
-        asgi, load = engine.app(), engine.load
-    else:
+    if app == "plain":
         asgi = Plain(**options)
-    facts = StatusSource(load=load, hello=lambda: link.hello(MODEL_ID, 8))
+    else:
+        engine = _engine(app, options)
+        await engine.start()
+        _kept.append(engine)
+        asgi, load = engine.app(), engine.load
+    share = None
+    if slo is not None:
+        share = BatchShare(load, Targets(**slo), time.monotonic)
+        asgi = ByClass(asgi, Turns(share))
+    facts = StatusSource(load=load, hello=lambda: link.hello(MODEL_ID, 8), batch=share)
     listener = await Listener.open(asgi, facts, node_id=NODE, node_host="127.0.0.1")
     await listener.listen_on_network()
     _kept.append(listener)
     return listener.address.to_metadata()
+
+
+def _engine(app: str, options: dict[str, Any]) -> Engine:
+    from penstock.config import LLMConfig
+    from penstock.engines import engine_class
+
+    source = None
+    if app == "vllm":
+        source = str(demo_model())
+        options = Workload(demo_model(), "uni").engine_kwargs() | options
+    config = LLMConfig.model_validate(
+        {
+            "model_loading_config": {"model_id": MODEL_ID, "model_source": source},
+            "llm_engine": app if app == "sim" else "vLLM",
+            "accelerator_config": {"kind": "cpu"} if app == "vllm" else None,
+            "engine_kwargs": options,
+        }
+    )
+    return engine_class(config)(config)
 
 
 async def _serve_gateway(

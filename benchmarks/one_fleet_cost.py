@@ -1,0 +1,59 @@
+"""What classes of work cost online where there is no batch: `python -m benchmarks.one_fleet_cost`.
+
+Two replicas of the simulator, which takes no time, asked straight: one lets batch run in turns, one knows no
+classes. They are asked one after the other in each round, so that a busy machine slows both.
+"""
+
+from __future__ import annotations
+
+import argparse
+from statistics import median
+from typing import Any
+
+from benchmarks.fleet import Replica
+from benchmarks.table import markdown
+from benchmarks.trial import Question, Trial, run
+
+ENGINE: dict[str, Any] = {
+    "step_base_ms": 0.0,
+    "step_per_request_ms": 0.0,
+    "prefill_tokens_per_s": 1e9,
+    "reply": "word " * 64,
+}
+HEAD = ("tokens an answer", "streams", "CPU us/token without", "with", "ratio", "TTFT p50 ms without", "with")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    given = parser.parse_args()
+    rows = []
+    with Replica("sim", **ENGINE) as without, Replica("sim", slo={}, **ENGINE) as with_classes:
+        for tokens, streams in ((8, 1), (64, 1), (64, 16)):
+            trials: dict[Replica, list[Trial]] = {without: [], with_classes: []}
+            for _ in range(given.rounds):
+                for replica, found in trials.items():
+                    question = Question(True, tokens)
+                    found.append(
+                        run("", replica, [replica], question, streams=streams, seconds=given.seconds)
+                    )
+            rows.append(row(tokens, streams, trials[without], trials[with_classes]))
+    print(markdown(HEAD, rows))
+
+
+def row(tokens: int, streams: int, without: list[Trial], with_classes: list[Trial]) -> list[str]:
+    """Medians over the rounds; the ratio is that of each round."""
+    before, after = ([1e6 * cpu_s(trial, tokens) for trial in trials] for trials in (without, with_classes))
+    ratio = median(b / a for a, b in zip(after, before, strict=True))
+    ttft = [f"{median(t.ms('p50', 'ttft_ms') for t in trials):.3f}" for trials in (without, with_classes)]
+    return [str(tokens), str(streams), f"{median(before):.1f}", f"{median(after):.1f}", f"{ratio:.3f}", *ttft]
+
+
+def cpu_s(trial: Trial, tokens: int) -> float:
+    """Of the replica, a token."""
+    return trial.cpu_s[0] / max(1, trial["requests_all"] * tokens)
+
+
+if __name__ == "__main__":
+    main()
