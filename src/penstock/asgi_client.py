@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from penstock.asgi import TRUSTED, ASGIApp, Message, Scope, split_events
 
+_JSON = "application/json"
 _QUEUED_MESSAGES = 64  # back-pressure: the app waits when the reader is this far behind
 
 
@@ -77,7 +78,7 @@ async def call(
     path: str,
     body: bytes,
     headers: Mapping[str, str] | None = None,
-    content_type: str = "application/json",
+    content_type: str = _JSON,
 ) -> AppResponse:
     """POSTs `body` to `path` of `app`.
 
@@ -91,19 +92,47 @@ async def call(
         raise
     if start is None:
         raise RuntimeError(f"{path} ended without an answer.")
-    names = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in start["headers"]}
-    return AppResponse(start["status"], names, reply)
+    return AppResponse(start["status"], _decoded(start), reply)
+
+
+@dataclass(frozen=True, slots=True)
+class WholeResponse:
+    """Names of headers are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
 
 
 async def ask(
     app: ASGIApp, path: str, body: bytes, headers: Mapping[str, str] | None = None
-) -> tuple[AppResponse, bytes]:
-    """As `call`, with the whole body; when cancelled, it ends the app."""
-    reply = await call(app, path, body, headers)
-    try:
-        return reply, await reply.read()
-    finally:
-        await reply.body.aclose()
+) -> WholeResponse:
+    """POSTs `body` to `path` of `app`, which runs in the caller's task and context.
+
+    Raises: what the app raises.
+    """
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+    start: Message | None = None
+    pieces: list[bytes] = []
+
+    async def receive() -> Message:
+        return pending.pop() if pending else await asyncio.Future[Message]()  # the client stays
+
+    async def send(message: Message) -> None:
+        nonlocal start
+        if message["type"] == "http.response.start":
+            start = message
+        else:
+            pieces.append(message.get("body", b""))
+
+    await app(_scope(path, len(body), headers or {}, _JSON), receive, send)
+    if start is None:
+        raise RuntimeError(f"{path} ended without an answer.")
+    return WholeResponse(start["status"], _decoded(start), b"".join(pieces))
+
+
+def _decoded(start: Message) -> dict[str, str]:
+    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in start["headers"]}
 
 
 def _scope(path: str, length: int, headers: Mapping[str, str], content_type: str) -> Scope:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from penstock.asgi_client import batched, call, events
+from penstock.asgi_client import ask, batched, call, events
 
 
 async def echo(scope, receive, send):
@@ -20,6 +20,45 @@ async def echo(scope, receive, send):
 async def test_answer_has_status_headers_and_body():
     answer = await call(echo, "/v1/x", b"hello")
     assert (answer.status, answer.headers["x-path"], await answer.read()) == (200, "/v1/x", b"hello")
+
+
+async def test_a_whole_answer_has_status_headers_and_body():
+    answer = await ask(echo, "/v1/x", b"hello")
+    assert (answer.status, answer.headers["x-path"], answer.body) == (200, "/v1/x", b"hello")
+
+
+async def test_a_whole_answer_is_made_in_the_callers_task():
+    async def tasks(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": asyncio.current_task().get_name().encode()})
+
+    assert (await ask(tasks, "/", b"")).body.decode() == asyncio.current_task().get_name()
+
+
+async def test_a_caller_that_is_cancelled_ends_the_app_before_it_goes_on():
+    ended = asyncio.Event()
+
+    async def waits_for_its_client(scope, receive, send):
+        await receive()
+        try:
+            await receive()
+        finally:
+            ended.set()
+
+    asking = asyncio.create_task(ask(waits_for_its_client, "/", b""))
+    await asyncio.sleep(0)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert ended.is_set()
+
+
+async def test_an_app_without_an_answer_is_an_error():
+    async def silent(scope, receive, send):
+        await receive()
+
+    with pytest.raises(RuntimeError, match="/v1/x ended without an answer"):
+        await ask(silent, "/v1/x", b"")
 
 
 async def test_what_the_app_raises_before_its_first_byte_reaches_the_caller():

@@ -137,8 +137,8 @@ class InProcessEngine:
         """Raises: BadRequest."""
         headers, body = self._headers(request), self._body(request)
         authors_ask.set(True)
-        answer, content = await ask(started.app, request.path, body, headers)
-        return Response(answer.status, content)
+        answer = await ask(started.app, request.path, body, headers)
+        return Response(answer.status, answer.body)
 
     def _headers(self, request: RowRequest) -> dict[str, str]:
         """Raises: BadRequest for an adapter of a model without adapters."""

@@ -85,11 +85,12 @@ class PrefillClient:
     async def _send(
         self, gateway: Gateway, path: str, body: bytes, fields: Mapping[str, str]
     ) -> bytes | None:
-        reply, answer = await ask(gateway, path, body, fields)
-        theirs = reply.headers.get(WEIGHTS.decode(), DEFAULT_WEIGHTS)
-        if reply.status == 200 and theirs == self._weights():  # the cache of other weights is useless
-            return answer
-        log.info("%s: no prefill replica took a prompt: %d %s", self._model_id, reply.status, answer[:500])
+        answer = await ask(gateway, path, body, fields)
+        theirs = answer.headers.get(WEIGHTS.decode(), DEFAULT_WEIGHTS)
+        if answer.status == 200 and theirs == self._weights():  # the cache of other weights is useless
+            return answer.body
+        why = answer.body[:500]
+        log.info("%s: no prefill replica took a prompt: %d %s", self._model_id, answer.status, why)
         return None
 
     def _members(self, members: Members) -> None:
