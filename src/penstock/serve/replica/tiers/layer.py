@@ -73,37 +73,58 @@ class ByClass:
     async def _in_turn(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             body = await asgi.read_body(receive)
-            again = False
-            while not await asgi.while_connected(receive, self._run(scope, receive, send, body, again)):
-                again = True
         except asgi.ClientGone:
             return
+        gone = asyncio.ensure_future(asgi.disconnected(receive))
+        attempt = _Attempt(self._app, self._turns, send)
+        try:
+            while await attempt.gave_way(*asgi.with_body(scope, receive, body), gone):
+                attempt = _Attempt(self._app, self._turns, send, again=True)
+        finally:
+            gone.cancel()
 
-    async def _run(self, scope: Scope, receive: Receive, send: Send, body: bytes, again: bool) -> bool:
-        """Waits and runs the request. False when it was aborted, and must run again."""
-        async with self._turns.batch(again) as turn:
-            begun = aborted = False
 
-            async def sent(message: Message) -> None:
-                nonlocal begun
-                if not aborted:  # else it is an engine's answer to that
-                    begun = True
-                    await send(message)
+class _Attempt:
+    """One run of a batch request, in a task of its own, which waits for its turn first."""
 
-            def abort() -> bool:
-                nonlocal aborted
-                aborted = not begun and not run.done()
-                return aborted and run.cancel()
+    def __init__(self, app: ASGIApp, turns: Turns, send: Send, again: bool = False) -> None:
+        """again: whether an earlier run gave way."""
+        self._app = app
+        self._turns = turns
+        self._send = send
+        self._again = again
+        self._begun = self._aborted = False
+        self._task: asyncio.Task[None]
 
-            run = asyncio.ensure_future(self._app(*asgi.with_body(scope, receive, body), sent))
-            turn.abort = abort
-            try:
-                await run
-            except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if not aborted or (task is not None and task.cancelling()):
-                    raise
-            finally:
-                run.cancel()
-                await asyncio.wait({run})
-            return not aborted
+    async def gave_way(self, scope: Scope, receive: Receive, gone: asyncio.Future[None]) -> bool:
+        """Runs it. True when it was aborted for online work, and must run again; False when it has ended, or
+        its client is gone.
+        """
+        self._task = task = asyncio.create_task(self._run(scope, receive))
+        ended = False
+        try:
+            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+            ended = task.done()
+        finally:
+            if not ended:
+                task.cancel()
+                await asyncio.wait({task})  # what it holds is free only then
+            if not task.cancelled():
+                task.exception()  # else asyncio logs it
+        if ended and not self._aborted:
+            task.result()
+        return self._aborted and not gone.done()
+
+    async def _run(self, scope: Scope, receive: Receive) -> None:
+        async with self._turns.batch(self._again) as turn:
+            turn.abort = self._abort
+            await self._app(scope, receive, self._sent)
+
+    async def _sent(self, message: Message) -> None:
+        if not self._aborted:  # else it is an engine's answer to that
+            self._begun = True
+            await self._send(message)
+
+    def _abort(self) -> bool:
+        self._aborted = not self._begun and self._task.cancel()
+        return self._aborted
