@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import chain
 
 from penstock.engine import Load, p99_lately
 from penstock.engines.sim.cache import Block, Cache, Hashes
@@ -122,8 +123,10 @@ class Batch:
         )
 
     def load(self) -> Load:
-        prompts = [s for s in (*self._waiting, *self._running) if not s.made]
-        waiting_tokens = sum(s.pending for s in prompts)
+        waiting_tokens = 0
+        for sequence in chain(self._waiting, self._running):  # often asked for
+            if not sequence.made:
+                waiting_tokens += sequence.prompt_tokens - sequence.computed
         running, waiting, seats = len(self._running), len(self._waiting), self._options.max_num_seqs
         return Load(running, waiting, waiting_tokens, self._cache.usage, 0, self._lately_s, seats)
 
