@@ -64,6 +64,15 @@ async def test_a_prompt_for_the_engine_stays_in_its_process(fleet: ReplicaSet):
     assert (await fleet.send(RowRequest(path=COMPLETIONS, body=b"{}", prompt=b"pickled"))).status == 400
 
 
+async def test_calls_of_start_share_one_look_for_replicas(zoo: Zoo):
+    fleet = ReplicaSet(APP, f"LLMServer:{FAST}")
+    before = asyncio.all_tasks()
+    await asyncio.gather(*(fleet.start() for _ in range(5)))
+    looking = [task for task in asyncio.all_tasks() - before if "keep_refreshing" in repr(task.get_coro())]
+    await fleet.stop()
+    assert len(looking) == 1
+
+
 async def test_a_window_keeps_a_fleet_full(fleet: ReplicaSet):
     window = Window(fleet, exclusive=False)
     outcomes = await asyncio.gather(*(window.run(row(prompt=f"{i}", max_tokens=20)) for i in range(1000)))

@@ -55,6 +55,7 @@ class ReplicaSet:
         self._affinity = GroupAffinity()
         self._change = asyncio.Event()
         self._refreshing: asyncio.Task[None] | None = None
+        self._discovering = asyncio.Lock()
         self._starting: asyncio.Task[None] | None = None
 
     async def start(self, progress: Progress = no_progress) -> None:
@@ -62,13 +63,14 @@ class ReplicaSet:
 
         Raises: Unavailable; ConfigError for unknown names; EngineStartFailed when Serve reports it.
         """
-        if self._deployment is None:
-            self._deployment = await asyncio.to_thread(
-                serve_lookup.find_deployment, self._app_name, self._deployment_name
-            )
-        if self._refreshing is None or self._refreshing.done():
-            await self._refresh(self._deployment)
-            self._refreshing = asyncio.create_task(self._keep_refreshing(self._deployment))
+        async with self._discovering:  # one task for all calls
+            if self._deployment is None:
+                self._deployment = await asyncio.to_thread(
+                    serve_lookup.find_deployment, self._app_name, self._deployment_name
+                )
+            if self._refreshing is None or self._refreshing.done():
+                await self._refresh(self._deployment)
+                self._refreshing = asyncio.create_task(self._keep_refreshing(self._deployment))
         if not self._ready():
             progress("waiting for a replica")
             await self._wait_ready(self._deployment)
