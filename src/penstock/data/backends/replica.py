@@ -42,6 +42,7 @@ class ReplicaClient:
         self._pool = Pool(address, node_id)
         self._changed = changed
         self._report: link.LoadReport | None = None
+        self._load = Load()
         self._reported = 0
         """Requests from here in it, at its last report."""
         self._queue_depth = QueueDepth()
@@ -59,9 +60,7 @@ class ReplicaClient:
 
     def load(self) -> Load:
         """As last reported; rows that wait in the replica count as those that wait in its engine."""
-        report = self._report or link.LoadReport()
-        waiting = report.waiting + report.batch_waiting
-        return Load(report.running, waiting, report.waiting_tokens, report.kv_usage)
+        return self._load
 
     def available_slots(self) -> int:
         """How many more requests to send now."""
@@ -115,6 +114,8 @@ class ReplicaClient:
         was_ready = self.ready
         if isinstance(message, link.LoadReport):
             self._report, self._reported = message, self.in_flight
+            waiting = message.waiting + message.batch_waiting
+            self._load = Load(message.running, waiting, message.waiting_tokens, message.kv_usage)
         elif isinstance(message, link.AdapterReport):
             self.takes_adapters = True
         else:

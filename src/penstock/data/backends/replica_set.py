@@ -110,10 +110,14 @@ class ReplicaSet:
             excluded.add(replica.id)
 
     def available_slots(self, in_flight: int) -> int:
-        if not self._ready():
+        unassigned, slots, any_ready = in_flight, 0, False
+        for replica in self._replicas.values():  # once for each row, so in one pass
+            unassigned -= replica.in_flight
+            if replica.ready:
+                slots, any_ready = slots + replica.available_slots(), True
+        if not any_ready:
             return max(0, 1 - in_flight)  # one row, which starts a replica of a deployment scaled to zero
-        unassigned = in_flight - sum(replica.in_flight for replica in self._replicas.values())
-        return max(0, sum(replica.available_slots() for replica in self._ready()) - max(0, unassigned))
+        return max(0, slots - max(0, unassigned))
 
     def _ready(self) -> list[ReplicaClient]:
         return [replica for replica in self._replicas.values() if replica.ready]
@@ -123,15 +127,21 @@ class ReplicaSet:
 
         Raises: Unavailable when none takes requests for a while.
         """
+        candidates = [one for one in self._ready() if one.id not in excluded]
+        return self._affinity.choose(candidates or await self._wait_candidates(excluded), group)
+
+    async def _wait_candidates(self, excluded: set[str]) -> list[ReplicaClient]:
+        """Replicas that are ready later; `excluded` counts no longer. Raises: Unavailable."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_WAIT_S):
-                while not (candidates := [one for one in self._ready() if one.id not in excluded]):
+                while True:
                     if not self._ready():
                         await self._wait_ready(self._found())
                     else:
                         await self._wait_change(_RETRY_S)
                     excluded.clear()
-                return self._affinity.choose(candidates, group)
+                    if candidates := self._ready():
+                        return candidates
         raise Unavailable(f"No replica of application '{self._app_name}' took the request in {_WAIT_S:g} s.")
 
     async def _send(self, replica: ReplicaClient, request: RowRequest) -> HttpResponse:

@@ -97,8 +97,9 @@ class Window:
                 f"No answer within its deadline of {self.retry_policy.deadline_s} s.",
             )
         finally:
-            self._suspects.discard(row)
-            self._admit()
+            if row in self._suspects:
+                self._suspects.discard(row)
+                self._admit()
         return row.finished(outcome)
 
     async def _run_tries(self, row: _Row, limit: asyncio.Timeout) -> Outcome:
