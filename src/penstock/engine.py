@@ -178,11 +178,12 @@ class Engine(Protocol):
 class DirectResponder(Protocol):
     """What an engine may have beside `Engine`: a shorter way for requests that need little of its app."""
 
-    async def respond(self, path: str, body: bytes) -> bytes | None:
-        """The body of the app's response to a POST of `body`, which names the base model or none.
+    async def respond(self, path: str, body: bytes, *, request_id: str | None = None) -> bytes | None:
+        """The body of the app's response to a POST of `body`.
 
-        None for a request that the app has to answer, also with an error. Cancelling it aborts the request in
-        the engine. Raises: EngineDead; Error when the engine failed on it.
+        request_id: for the response's id; random without it. None for a request that the app has to answer,
+        also with an error. Cancelling it aborts the request in the engine.
+        Raises: EngineDead; Error when the engine failed on it.
         """
         ...
 

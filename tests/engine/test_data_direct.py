@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -16,9 +18,18 @@ from borrowed import Borrowed, lent
 from enginetest import ALIAS, MODEL_ID, Served, until, vllm_config
 
 from penstock.data.backends.in_process import InProcessEngine
+from penstock.data.backends.json_fields import with_fields
 from penstock.data.backends.protocol import Response
+from penstock.data.backends.replica import ReplicaClient
 from penstock.data.rows.request import RowRequest
 from penstock.engines.vllm.capabilities.state import capabilities
+from penstock.layers.stack import stacked
+from penstock.serve.replica.frontend.listener import Listener
+from penstock.serve.replica.frontend.status_link import StatusSource
+from penstock.serve.replica.tiers.controller import Targets
+from penstock.serve.replica.tiers.layer import ByClass, Turns
+from penstock.serve.replica.tiers.share import BatchShare
+from penstock.transport import link
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
@@ -101,8 +112,8 @@ class Directly(Borrowed):
         super().__init__(engine)
         self.answered = 0
 
-    async def respond(self, path: str, body: bytes) -> bytes | None:
-        answer = await self._engine.respond(path, body)  # pyright: ignore[reportAttributeAccessIssue]
+    async def respond(self, path: str, body: bytes, **more: Any) -> bytes | None:
+        answer = await self._engine.respond(path, body, **more)  # pyright: ignore[reportAttributeAccessIssue]
         self.answered += answer is not None
         return answer
 
@@ -154,10 +165,13 @@ def _drawn(draw: random.Random, number: int, fields: dict[str, Any]) -> RowReque
     return row(COMPLETIONS, prompt=draw.choice([text, ids]), **limits | told | fields)
 
 
-async def answered(own: InProcessEngine, asked: Sequence[RowRequest]) -> list[tuple[int, Any]]:
+Ask = Callable[[RowRequest], Awaitable[Response]]
+
+
+async def answered(ask: Ask, asked: Sequence[RowRequest]) -> list[tuple[int, Any]]:
     found = list[Response]()
     for at in range(0, len(asked), AT_ONCE):
-        found += await asyncio.gather(*map(own.send, asked[at : at + AT_ONCE]))
+        found += await asyncio.gather(*map(ask, asked[at : at + AT_ONCE]))
     return [(answer.status, without_names(json.loads(answer.body))) for answer in found]
 
 
@@ -165,19 +179,55 @@ def without_names(body: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in body.items() if name not in ("id", "created")}
 
 
+@asynccontextmanager
+async def replica(engine: Borrowed, **hooks: Any) -> AsyncIterator[Ask]:
+    """How batch asks a replica of a deployment: over its socket."""
+    config = vllm_config()
+    layers = {"adapters": None, "preprocessor": None, "postprocessor": None} | hooks
+    turns = Turns(BatchShare(engine.load, Targets(), time.monotonic))
+    listener = await Listener.open(
+        ByClass(stacked(engine, config, **layers), turns),  # pyright: ignore[reportArgumentType]
+        StatusSource(
+            load=engine.load,
+            hello=lambda: link.hello(MODEL_ID, engine.max_model_len(), engine.kv_tokens()),
+            batch=turns.share,
+        ),
+        node_id="here",
+        node_host=None,
+    )
+    client = ReplicaClient(listener.address, "here", "batch", bool)
+
+    async def ask(request: RowRequest) -> Response:
+        body = with_fields(request.body, {"model": request.model or MODEL_ID})
+        return (await client.send(request.path, body, None)).to_response()
+
+    await until(lambda: client.ready)
+    try:
+        yield ask
+    finally:
+        await client.close()
+        await listener.close()
+
+
+@pytest.mark.parametrize("way", ["own engine", "replica"])
 async def test_300_requests_are_answered_as_the_application_answers_them(
-    demo: Served, directly: tuple[Directly, InProcessEngine]
+    demo: Served, directly: tuple[Directly, InProcessEngine], way: str
 ):
     counted, own = directly
-    by_app = await backend(ByApp(demo.engine))
-    asked = requests()
+    asked, before = requests(), counted.answered
     await demo.engine.control.reset_prefix_cache()
-    found = await answered(own, asked)
-    await demo.engine.control.reset_prefix_cache()
-    expected = await answered(by_app, asked)
+    if way == "own engine":
+        found = await answered(own.send, asked)
+        await demo.engine.control.reset_prefix_cache()
+        expected = await answered((await backend(ByApp(demo.engine))).send, asked)
+    else:
+        async with replica(counted) as ask, replica(ByApp(demo.engine)) as ask_app:
+            found = await answered(ask, asked)
+            await demo.engine.control.reset_prefix_cache()
+            expected = await answered(ask_app, asked)
     for request, one, other in zip(asked, found, expected, strict=True):
         assert one == other, request
-    assert 220 <= counted.answered <= len(asked) - len(OTHERS) - len(WRONG)
+    assert 220 <= counted.answered - before <= len(asked) - len(OTHERS) - len(WRONG)
     choices = [choice for status, body in found if status == 200 for choice in body["choices"]]
     assert {choice["finish_reason"] for choice in choices} == {"stop", "length"}
     texts = "".join(
@@ -229,3 +279,27 @@ async def test_tokens_are_counted_in_vllms_metrics(demo: Served, directly: tuple
     before = await counted()
     await directly[1].send(row(prompt="water", max_tokens=300, ignore_eos=True))
     assert await counted() - before == 300
+
+
+async def test_a_row_that_its_driver_gives_up_leaves_the_replicas_engine(
+    directly: tuple[Directly, InProcessEngine],
+):
+    counted, own = directly
+    async with replica(counted) as ask:
+        asking = asyncio.create_task(ask(row(prompt="water", max_tokens=1500, ignore_eos=True)))
+        await until(lambda: own.load().running == 1)
+        asking.cancel()
+        await until(lambda: own.load().running == 0)
+
+
+async def test_a_replicas_hooks_see_plain_rows_and_their_answers(directly: tuple[Directly, InProcessEngine]):
+    counted, _ = directly
+    before = counted.answered
+
+    async def shortened(request: dict[str, Any], context: Any) -> dict[str, Any]:
+        return request | {"max_tokens": 2}
+
+    async with replica(counted, preprocessor=shortened) as ask:
+        body = json.loads((await ask(row(prompt="water", max_tokens=9, ignore_eos=True))).body)
+    assert body["usage"]["completion_tokens"] == 2
+    assert counted.answered == before + 1

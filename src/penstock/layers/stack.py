@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.asgi import ASGIApp
-from penstock.engine import Engine
+from penstock.engine import DirectResponder, Engine
 from penstock.layers.adapters import Layer, Store
+from penstock.layers.direct import Direct
 from penstock.layers.generation import Generation
 from penstock.layers.hooks import HookCall
 from penstock.layers.postprocessing import Postprocessing
@@ -28,7 +29,10 @@ def stacked(
     prefill: Ask | None = None,
 ) -> ASGIApp:
     """The app of a started `engine`, behind the layers that the model has."""
-    app: ASGIApp = Generation(engine.app(), engine)
+    app = engine.app()
+    if isinstance(engine, DirectResponder):
+        app = Direct(app, engine)
+    app = Generation(app, engine)
     if preprocessor is not None:
         app = Preprocessing(app, preprocessor, config)
     if postprocessor is not None:

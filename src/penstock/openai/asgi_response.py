@@ -20,7 +20,11 @@ async def send_error(send: Send, error: Error, path: str) -> None:
 
 async def send_json(send: Send, value: Any) -> None:
     """Answers with `value` as JSON."""
-    body = msgspec.json.encode(value)
+    await send_body(send, msgspec.json.encode(value))
+
+
+async def send_body(send: Send, body: bytes) -> None:
+    """Answers with `body`, which is JSON."""
     fields = [(b"content-type", CONTENT_TYPE), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": fields})
     await send({"type": "http.response.body", "body": body})

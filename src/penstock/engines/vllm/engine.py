@@ -232,12 +232,12 @@ class VLLMEngine:
             raise RuntimeError("An engine has no application before its start.")
         return self._app
 
-    async def respond(self, path: str, body: bytes) -> bytes | None:
+    async def respond(self, path: str, body: bytes, *, request_id: str | None = None) -> bytes | None:
         await self.check_health()
         if self._rows is None:
             return None
         try:
-            return await self._rows.respond(path, body)
+            return await self._rows.respond(path, body, request_id)
         except Exception as error:
             raise self._named(error) from error
 

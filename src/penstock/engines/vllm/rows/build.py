@@ -23,15 +23,18 @@ from penstock.engines.vllm.rows.responder import PlainEndpoint, RowResponder
 
 async def row_responder(llm: TimedLLM, app: FastAPI) -> RowResponder | None:
     """app: vLLM's. None for an engine whose requests are never plain."""
-    if not _is_plain(llm.vllm_config) or foreign_middleware(app):
+    counts = getattr(app.state, "enable_server_load_tracking", False)  # at each endpoint
+    if not _is_plain(llm.vllm_config) or foreign_middleware(app) or counts:
         return None
     chat, completion = app.state.openai_serving_chat, app.state.openai_serving_completion
     endpoints = dict[str, PlainEndpoint]()
     if type(chat) is OpenAIServingChat and _adds_nothing(chat) and _renders_by_template(chat):
-        endpoints[CHAT] = PlainEndpoint("chatcmpl", ChatPrompts(chat).render, await chat_body(chat))
+        prompts, body = ChatPrompts(chat), await chat_body(chat)
+        endpoints[CHAT] = PlainEndpoint("chatcmpl", chat.models.model_name(None), prompts.render, body)
     if type(completion) is OpenAIServingCompletion and _adds_nothing(completion):
+        prompts, body = CompletionPrompts(completion), completion_body(completion)
         endpoints[COMPLETIONS] = PlainEndpoint(
-            "cmpl", CompletionPrompts(completion).render, completion_body(completion)
+            "cmpl", completion.models.model_name(None), prompts.render, body
         )
     return RowResponder(llm, endpoints) if endpoints else None
 

@@ -29,11 +29,16 @@ _REFUSALS = (VLLMClientError, GracefulHTTPError)
 
 @dataclass(frozen=True, slots=True)
 class PlainEndpoint:
-    """prefix: of response ids. render: blocking, a request's prompt and parameters."""
+    """prefix: of response ids. model: in responses. render: blocking, a request's prompt and parameters."""
 
     prefix: str
+    model: str
     render: Callable[[Any], Prompt]
     body: BodyWriter
+
+    def serves(self, model: str | None) -> bool:
+        """Whether its responses are for requests that name `model`; those with an alias show the alias."""
+        return model is None or model == self.model
 
 
 class RowResponder:
@@ -47,15 +52,16 @@ class RowResponder:
         tokenizer = renderer.get_tokenizer()
         self._texts = Texts(tokenizer) if decodes_at_once(tokenizer) else None
 
-    async def respond(self, path: str, body: bytes) -> bytes | None:
+    async def respond(self, path: str, body: bytes, request_id: str | None = None) -> bytes | None:
         """The body of a response with status 200; None for a request that is vLLM's application's to answer.
 
+        request_id: for the response's id; random without it.
         Cancelling it aborts the request in the engine. Raises: Error when the engine failed on it; what
         AsyncLLM raises when it is dead.
         """
         endpoint = self._endpoints.get(path)
         plain = read(path, body) if endpoint is not None else None
-        if endpoint is None or plain is None:
+        if endpoint is None or plain is None or not endpoint.serves(plain.model):
             return None
         try:
             rendered, params = await self._rendered((endpoint.render, plain))
@@ -64,7 +70,7 @@ class RowResponder:
         ):  # whatever vLLM raises for a request that it refuses; its application says it in words
             return None
         params.detokenize = self._texts is None
-        response_id = f"{endpoint.prefix}-{random_uuid()}"
+        response_id = f"{endpoint.prefix}-{request_id or random_uuid()}"
         output = await self._run(rendered, params, response_id)
         if output is None:
             return None
