@@ -24,6 +24,10 @@ TRUSTED = "penstock.inside"
 """Extension in the scope of a request from Penstock's own code, in this process or at the gateway:
 authentication and other HTTP-level checks have already been done."""
 
+CANCELLED = "penstock.cancelled"
+"""Extension in the scope of a request without a connection of its own: the app is cancelled when its client
+goes, and need not watch for that."""
+
 _Result = TypeVar("_Result")
 
 _decode = msgspec.json.Decoder().decode

@@ -84,7 +84,7 @@ async def call(
 
     Raises: what the app raises before its first byte.
     """
-    reply = ResponseBody(app, _scope(path, len(body), headers or {}, content_type), body)
+    reply = ResponseBody(app, post_scope(path, len(body), headers or {}, content_type), body)
     try:
         start = await reply.message()
     except BaseException:
@@ -125,7 +125,7 @@ async def ask(
         else:
             pieces.append(message.get("body", b""))
 
-    await app(_scope(path, len(body), headers or {}, _JSON), receive, send)
+    await app(post_scope(path, len(body), headers or {}), receive, send)
     if start is None:
         raise RuntimeError(f"{path} ended without an answer.")
     return WholeResponse(start["status"], _decoded(start), b"".join(pieces))
@@ -135,7 +135,10 @@ def _decoded(start: Message) -> dict[str, str]:
     return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in start["headers"]}
 
 
-def _scope(path: str, length: int, headers: Mapping[str, str], content_type: str) -> Scope:
+def post_scope(
+    path: str, length: int, headers: Mapping[str, str], content_type: str = _JSON, query: bytes = b""
+) -> Scope:
+    """A scope of Penstock's own request. length: of its body, in bytes."""
     fixed = {"content-type": content_type, "content-length": str(length), "host": "replica"}
     merged = {name.lower(): value for name, value in headers.items()} | fixed
     return {
@@ -146,7 +149,7 @@ def _scope(path: str, length: int, headers: Mapping[str, str], content_type: str
         "scheme": "http",
         "path": path,
         "raw_path": path.encode(),
-        "query_string": b"",
+        "query_string": query,
         "root_path": "",
         "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in merged.items()],
         "client": ("127.0.0.1", 0),

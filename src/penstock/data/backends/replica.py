@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -20,8 +21,11 @@ from penstock.transport import headers, link
 from penstock.transport.address import Address
 from penstock.transport.connection import ReplicaConnection
 from penstock.transport.pool import Pool
+from penstock.transport.rows import RowSender, RowsUnsupported
 
 log = logging.getLogger(__name__)
+
+_Reached = TypeVar("_Reached")
 
 _JSON = (b"content-type", b"application/json")
 _PATH = "/-_.~:@!$&'()*+,;=?"
@@ -46,6 +50,7 @@ class ReplicaClient:
         self._reported = 0
         """Requests from here in it, at its last report."""
         self._queue_depth = QueueDepth()
+        self._opening: asyncio.Task[RowSender | None] | None = None
         self._link = asyncio.create_task(self._follow_link())
 
     @property
@@ -74,23 +79,69 @@ class ReplicaClient:
         """Raises: ConnectFailed when it was not sent; ConnectionLost when the replica died with it."""
         self.in_flight += 1
         try:
-            connection = await _reached(self._pool.acquire())
-            try:
-                response = await _exchange(connection, self._head(path, len(body), adapter), body)
-            except OSError as error:
-                raise ConnectionLost(str(error)) from error
-            finally:
-                self._pool.release(connection)
+            response = await self._send(path, body, adapter)
         finally:
             self.in_flight -= 1
         self._queue_depth.on_response(self.load())
         return response
+
+    async def _send(self, path: str, body: bytes, adapter: str | None) -> HttpResponse:
+        """Raises: as `send`."""
+        rows = await self._rows()
+        if rows is None:
+            return await self._send_by_http(path, body, adapter)
+        try:
+            response = await rows.send(path, body, adapter or "")
+        except OSError as error:
+            raise ConnectionLost(str(error)) from error
+        return HttpResponse(response.status, response.body, response.headers)
+
+    async def _rows(self) -> RowSender | None:
+        """The connection for rows, opened by the first of them; None for a replica that has none.
+
+        Raises: ConnectFailed.
+        """
+        if self._opening is None or (self._opening.done() and self._opening.exception() is not None):
+            self._opening = asyncio.create_task(self._open_rows())
+        return await asyncio.shield(self._opening)
+
+    async def _open_rows(self) -> RowSender | None:
+        carrier = await _reached(self._pool.connect())
+        rows = RowSender(carrier, self._on_rows_lost)
+        try:
+            await _reached(rows.open(self._secret, self._sender))
+        except RowsUnsupported:
+            rows.close()
+            return None
+        except BaseException:
+            rows.close()
+            raise
+        return rows
+
+    def _on_rows_lost(self) -> None:
+        self._opening = None
+
+    async def _send_by_http(self, path: str, body: bytes, adapter: str | None) -> HttpResponse:
+        """A request of its own. Raises: as `send`."""
+        connection = await _reached(self._pool.acquire())
+        try:
+            return await _exchange(connection, self._head(path, len(body), adapter), body)
+        except OSError as error:
+            raise ConnectionLost(str(error)) from error
+        finally:
+            self._pool.release(connection)
 
     async def close(self) -> None:
         """Closes the link and the idle connections."""
         self.lost = True
         self._link.cancel()
         await asyncio.wait({self._link})
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            opening.cancel()
+            (rows,) = await asyncio.gather(opening, return_exceptions=True)
+            if isinstance(rows, RowSender):
+                rows.close()
         self._pool.close()
 
     def _head(self, path: str, body_bytes: int, adapter: str | None) -> bytes:
@@ -124,7 +175,7 @@ class ReplicaClient:
             self._changed()
 
 
-async def _reached(connecting: Awaitable[ReplicaConnection]) -> ReplicaConnection:
+async def _reached(connecting: Awaitable[_Reached]) -> _Reached:
     """Raises: ConnectFailed."""
     try:
         return await connecting

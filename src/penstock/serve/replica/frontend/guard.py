@@ -19,8 +19,9 @@ from penstock.openai.errors import envelope, headers
 from penstock.request_context import current_replica, tier
 from penstock.serve.http import direct_writer
 from penstock.serve.replica.frontend.engine_response import EngineResponse
+from penstock.serve.replica.frontend.rows import RowReceiver
 from penstock.serve.replica.frontend.status_link import AdapterNames, StatusLinks, StatusSource
-from penstock.transport import link, multiplexer
+from penstock.transport import link, multiplexer, rows
 from penstock.transport.address import Address
 from penstock.transport.connection import STREAM
 from penstock.transport.link import ADAPTER
@@ -40,6 +41,7 @@ class Guard:
         self._refusal: Unavailable | None = None
         self._open_by_gateway: Counter[bytes] = Counter()
         self._multiplexers: dict[bytes, StreamSender] = {}
+        self._row_receivers: set[RowReceiver] = set()
         self.open: set[asyncio.Task[object]] = set()
         self.links = StatusLinks(source, self._open_elsewhere, self.open)
 
@@ -50,8 +52,8 @@ class Guard:
     def end_links(self) -> None:
         """Every gateway takes this replica for dead."""
         self.links.end()
-        for sender in self._multiplexers.values():
-            sender.close()
+        for one in (*self._multiplexers.values(), *self._row_receivers):
+            one.close()
 
     def die(self, reason: str) -> None:
         """The engine is dead: ends the links and all open requests."""
@@ -78,17 +80,24 @@ class Guard:
             return await self.links.serve(gateway, receive, send)
         if scope["path"] == multiplexer.PATH:
             return await self._multiplex(gateway, receive, send)
+        if scope["path"] == rows.PATH:
+            return await self._serve_rows(gateway, receive, send)
         if scope["path"] == link.ADAPTERS_PATH:
             return await _list(send, self._source.adapters)
-        if self._refusal is not None:
-            return await _turn_away(send, self._refusal, link.UNTOUCHED)
         scope["headers"] = [field for field in scope["headers"] if _is_for_app(field[0])]
         scope["extensions"] = {**scope.get("extensions", {}), TRUSTED: {}}
+        work, number = tiers.read(fields.get(link.TIER)), int(fields.get(STREAM, 0))
+        return await self._run(gateway, scope, receive, send, work, number)
+
+    async def _run(
+        self, gateway: bytes, scope: Scope, receive: Receive, send: Send, work: tiers.Tier, number: int = 0
+    ) -> None:
+        """work: the request's class. number: of its stream on the multiplexed connection, if it has one."""
+        if self._refusal is not None:
+            return await _turn_away(send, self._refusal, link.UNTOUCHED)
         current_replica.set(self._replica_id)
         sender = self._multiplexers.get(gateway)
-        work = tiers.read(fields.get(link.TIER))
         tier.set(work)
-        number = int(fields.get(STREAM, 0))
         first_token = self._source.batch.first_token if self._source.batch else None
         response = EngineResponse(
             send, sender, number, self._source.weights, scope["path"], work, first_token
@@ -126,6 +135,19 @@ class Guard:
         finally:
             if self._multiplexers.get(gateway) is sender:
                 del self._multiplexers[gateway]
+
+    async def _serve_rows(self, gateway: bytes, receive: Receive, send: Send) -> None:
+        """The connection with the rows of a batch job, until either side ends it."""
+
+        async def run(scope: Scope, receive: Receive, send: Send) -> None:
+            await self._run(gateway, scope, receive, send, tiers.FLEX)
+
+        receiver = RowReceiver(run)
+        self._row_receivers.add(receiver)
+        try:
+            await receiver.serve(receive, send)
+        finally:
+            self._row_receivers.discard(receiver)
 
     def _open_elsewhere(self, gateway: bytes) -> int:
         return len(self.open) - self._open_by_gateway[gateway]

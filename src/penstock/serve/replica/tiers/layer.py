@@ -75,7 +75,11 @@ class ByClass:
             body = await asgi.read_body(receive)
         except asgi.ClientGone:
             return
-        gone = asyncio.ensure_future(asgi.disconnected(receive))
+        gone: asyncio.Future[None] = (
+            asyncio.get_running_loop().create_future()
+            if asgi.CANCELLED in scope.get("extensions", ())
+            else asyncio.ensure_future(asgi.disconnected(receive))
+        )
         attempt = _Attempt(self._app, self._turns, send)
         try:
             while await attempt.gave_way(*asgi.with_body(scope, receive, body), gone):

@@ -1,0 +1,159 @@
+"""The replica's side of the connection that carries a batch job's rows, see `transport.rows`.
+
+Between the guard, which runs each row as it runs a request of HTTP, and the port. It knows no engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from penstock import asgi
+from penstock.asgi import Message, Receive, Scope, Send
+from penstock.asgi_client import post_scope
+from penstock.errors import Error
+from penstock.layers.adapters import asking_for
+from penstock.openai.asgi_response import send_error
+from penstock.transport import headers, link, rows
+from penstock.transport.rows import Cancel, Frames, Row, RowResponse
+
+log = logging.getLogger(__name__)
+
+_PASSING = {link.RETRY, b"retry-after", b"retry-after-ms"}
+_MOST_WAITING_BYTES = 1 << 20
+"""Of responses that the job has not taken; above it, no more rows are read."""
+
+Run = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class RowReceiver:
+    """One connection. run: answers one row; cancelled when the row is not wanted any more."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._frames: list[bytes] = []
+        self._waiting_bytes = 0
+        self._pending = asyncio.Event()
+        self._sent = asyncio.Event()
+        self._closing = False
+
+    async def serve(self, receive: Receive, send: Send) -> None:
+        """Until the job ends it, or after `close`, when the last row has ended."""
+        reading = asyncio.create_task(self._read(receive))
+        try:
+            fields = [(b"content-type", rows.CONTENT_TYPE)]
+            await send({"type": "http.response.start", "status": 200, "headers": fields})
+            await send({"type": "http.response.body", "body": b"", "more_body": True})
+            while self._tasks or self._frames or not self._closing:
+                await self._pending.wait()
+                self._pending.clear()
+                frames, self._frames = b"".join(self._frames), []
+                if frames:
+                    await send({"type": "http.response.body", "body": frames, "more_body": True})
+                    self._waiting_bytes -= len(frames)
+                    self._sent.set()
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            reading.cancel()
+            for task in self._tasks.values():
+                task.cancel()
+
+    def close(self) -> None:
+        """Ends it once its rows have ended."""
+        self._closing = True
+        self._pending.set()
+
+    async def _read(self, receive: Receive) -> None:
+        frames = Frames()
+        try:
+            while (message := await receive())["type"] == "http.request":
+                for frame in frames.requests(message.get("body", b"")):
+                    self._take(frame)
+                while self._waiting_bytes > _MOST_WAITING_BYTES:
+                    self._sent.clear()
+                    await self._sent.wait()
+        except msgspec.DecodeError as error:
+            log.warning("A batch job sent what is no row: %s", error)
+        for task in self._tasks.values():
+            task.cancel()
+        self.close()
+
+    def _take(self, frame: Row | Cancel) -> None:
+        if isinstance(frame, Row):
+            self._tasks[frame.number] = task = asyncio.create_task(self._answer(frame))
+            task.add_done_callback(lambda _: self._ended(frame.number))
+        elif (task := self._tasks.get(frame.number)) is not None:
+            task.cancel()
+
+    def _ended(self, number: int) -> None:
+        del self._tasks[number]
+        if self._closing:
+            self._pending.set()
+
+    async def _answer(self, row: Row) -> None:
+        response = _Response()
+        try:
+            await self._run(_scope(row), _received(row.body), response.send)
+        except Exception:
+            log.exception("A row to %s failed.", row.path)
+            if not response.begun:
+                await send_error(response.send, Error(), row.path)
+        if not response.ended:  # as a connection of HTTP that breaks off
+            response = _Response.interrupted()
+        frame = rows.framed(response.of(row.number))
+        self._frames.append(frame)
+        self._waiting_bytes += len(frame)
+        self._pending.set()
+
+
+class _Response:
+    """An ASGI `send` that keeps the response."""
+
+    def __init__(self) -> None:
+        self._start: Message = {"status": 503, "headers": []}
+        self._pieces: list[bytes] = []
+        self.begun = self.ended = False
+
+    @classmethod
+    def interrupted(cls) -> _Response:
+        made = cls()
+        made._start["headers"] = [(link.RETRY, link.INTERRUPTED)]
+        return made
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._start, self.begun = message, True
+        else:
+            self._pieces.append(message.get("body", b""))
+            self.ended = not message.get("more_body", False)
+
+    def of(self, number: int) -> RowResponse:
+        fields = {
+            name.decode(): value.decode("latin-1")
+            for name, value in self._start["headers"]
+            if name in _PASSING
+        }
+        return RowResponse(number, self._start["status"], b"".join(self._pieces), fields)
+
+
+def _scope(row: Row) -> Scope:
+    path, _, query = row.path.partition("?")
+    fields = {headers.REQUEST_ID.decode(): headers.request_id(None)}
+    if row.adapter:
+        fields |= asking_for(row.adapter)
+    scope = post_scope(path, len(row.body), fields, query=query.encode())
+    scope["extensions"][asgi.CANCELLED] = {}
+    return scope
+
+
+def _received(body: bytes) -> Receive:
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Message:
+        return pending.pop() if pending else await asyncio.Future[Message]()
+
+    return receive

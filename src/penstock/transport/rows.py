@@ -1,0 +1,165 @@
+"""One connection from a batch job to a replica that carries all rows between them, both ways.
+
+An HTTP request for each row costs both sides a head, its parsing and a write. Here rows and cancellations are
+frames in the body of one request, and responses are frames in the body of its response; what is ready at the
+same time leaves in one write. The end of the connection means that the rows on it were interrupted. Here are
+the frames and the job's side; the replica's is `serve.replica.frontend.rows`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import struct
+from collections.abc import Callable, Iterator, Mapping
+
+import msgspec
+
+from penstock.transport import link
+from penstock.transport.connection import ReplicaConnection
+
+PATH = "/_penstock/rows"
+CONTENT_TYPE = b"application/vnd.penstock.rows"
+"""Of the response. A replica of an earlier version answers with another."""
+
+_LENGTH = struct.Struct("<I")
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Row(msgspec.Struct, array_like=True, frozen=True, tag=0):
+    """A POST of the JSON `body`. number: its own on this connection. adapter: "" for the base model."""
+
+    number: int
+    path: str
+    body: bytes
+    adapter: str = ""
+
+
+class Cancel(msgspec.Struct, array_like=True, frozen=True, tag=1):
+    """The row with this number is not wanted any more, and gets no response."""
+
+    number: int
+
+
+class RowResponse(msgspec.Struct, array_like=True, frozen=True):
+    """headers: those that say whether and when to send the row again, with names in lower case."""
+
+    number: int
+    status: int
+    body: bytes
+    headers: Mapping[str, str] = {}
+
+
+Frame = Row | Cancel
+_decode_frame = msgspec.msgpack.Decoder(Frame).decode
+_decode_response = msgspec.msgpack.Decoder(RowResponse).decode
+
+
+class RowsUnsupported(Exception):
+    """The replica is of an earlier version, which has no such connection."""
+
+
+def framed(message: Row | Cancel | RowResponse) -> bytes:
+    """The message with its length before it."""
+    encoded = _encode(message)
+    return _LENGTH.pack(len(encoded)) + encoded
+
+
+class Frames:
+    """Messages in bytes as they arrive."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def requests(self, piece: bytes) -> Iterator[Frame]:
+        """Raises: msgspec.DecodeError."""
+        return map(_decode_frame, self._whole(piece))
+
+    def responses(self, piece: bytes) -> Iterator[RowResponse]:
+        """Raises: msgspec.DecodeError."""
+        return map(_decode_response, self._whole(piece))
+
+    def _whole(self, piece: bytes) -> Iterator[memoryview]:
+        data = memoryview(self._rest + piece if self._rest else piece)
+        at = 0
+        while at + _LENGTH.size <= len(data):
+            begin = at + _LENGTH.size
+            end = begin + _LENGTH.unpack_from(data, at)[0]
+            if end > len(data):
+                break
+            yield data[begin:end]
+            at = end
+        self._rest = bytes(data[at:])
+
+
+class RowSender:
+    """The rows on `carrier`, a new connection. lost: called when it has ended."""
+
+    def __init__(self, carrier: ReplicaConnection, lost: Callable[[], None]) -> None:
+        self._carrier = carrier
+        self._lost = lost
+        self._numbers = itertools.count()
+        self._waiting: dict[int, asyncio.Future[RowResponse]] = {}
+        self._frames: list[bytes] = []
+        self._loop = asyncio.get_running_loop()
+        self._reading: asyncio.Task[None] | None = None
+        self._ended: ConnectionError | None = None
+
+    async def open(self, secret: str, sender: str) -> None:
+        """Raises: RowsUnsupported; ConnectionError."""
+        fields = b"%b: %b\r\n%b: %b\r\n" % (link.SECRET, secret.encode(), link.GATEWAY, sender.encode())
+        fields += b"host: replica\r\ntransfer-encoding: chunked\r\n"
+        self._carrier.request(b"POST %b HTTP/1.1\r\n%b\r\n" % (PATH.encode(), fields))
+        head = await self._carrier.head()
+        if head.status != 200 or head.header(b"content-type") != CONTENT_TYPE:
+            raise RowsUnsupported
+        self._reading = asyncio.create_task(self._read())
+
+    async def send(self, path: str, body: bytes, adapter: str) -> RowResponse:
+        """Cancelling it cancels the row in the replica. Raises: ConnectionError when the connection ended."""
+        if self._ended is not None:
+            raise self._ended
+        number = next(self._numbers)
+        response = self._waiting[number] = self._loop.create_future()
+        self._push(Row(number, path, body, adapter))
+        try:
+            return await response
+        finally:
+            del self._waiting[number]
+            if response.cancelled():
+                self._push(Cancel(number))
+
+    def close(self) -> None:
+        """Ends it, and the rows on it."""
+        if self._reading is not None:
+            self._reading.cancel()
+        self._carrier.abort()
+
+    def _push(self, message: Frame) -> None:
+        if not self._frames:
+            self._loop.call_soon(self._flush)
+        self._frames.append(framed(message))
+
+    def _flush(self) -> None:
+        frames = b"".join(self._frames)
+        self._frames.clear()
+        self._carrier.write(b"%x\r\n%b\r\n" % (len(frames), frames))
+
+    async def _read(self) -> None:
+        why = ConnectionResetError("the replica ended the connection for rows")
+        frames = Frames()
+        try:
+            while piece := await self._carrier.read():
+                for response in frames.responses(piece):
+                    waiting = self._waiting.get(response.number)
+                    if waiting is not None and not waiting.done():
+                        waiting.set_result(response)
+        except (OSError, msgspec.DecodeError) as error:
+            why = ConnectionResetError(str(error))
+        finally:
+            self._ended = why
+            self._lost()
+            self._carrier.abort()
+            for waiting in self._waiting.values():
+                if not waiting.done():
+                    waiting.set_exception(why)

@@ -1,0 +1,171 @@
+"""All rows of a batch job on one connection to a replica, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from served import NODE, Replica, Served, until
+
+from penstock.data.backends.http_client import ConnectionLost
+from penstock.data.backends.replica import ReplicaClient
+from penstock.serve.http.server import Port
+from penstock.transport import rows
+from penstock.transport.address import Address
+from penstock.transport.pool import connect
+
+pytestmark = pytest.mark.parity("D4")
+
+PATH = "/v1/completions"
+
+
+def body(prompt: str = "hello", **more: Any) -> bytes:
+    return json.dumps({"model": "m", "prompt": prompt} | more).encode()
+
+
+LONG = body(max_tokens=4000, ignore_eos=True)
+
+
+@asynccontextmanager
+async def client(address: Address) -> AsyncIterator[ReplicaClient]:
+    made = ReplicaClient(address, NODE, "batch-1", bool)
+    try:
+        await until(lambda: made.ready)
+        yield made
+    finally:
+        await made.close()
+
+
+def connections(replica: Replica) -> int:
+    """For rows."""
+    return len(replica.listener._guard._row_receivers)
+
+
+async def test_rows_share_one_connection_and_each_gets_its_own_answer(served: Served):
+    replica = await served.replica(join=False)
+    async with client(replica.address) as asked:
+        answers = await asyncio.gather(*(asked.send(PATH, body(f"row {n}"), None) for n in range(200)))
+        assert connections(replica) == 1
+    texts = [json.loads(answer.body)["choices"][0]["text"] for answer in answers]
+    assert texts == [f"row {n}" for n in range(200)]
+    await until(lambda: connections(replica) == 0)
+
+
+async def test_a_row_and_its_answer_may_be_large(served: Served):
+    async def echo(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": (await receive())["body"]})
+
+    listener = await served.app(echo)
+    given = [b'"%b"' % (b"x" * size) for size in (1, 5_000_000, 2, 300_000)]
+    async with client(listener.address) as asked:
+        answers = await asyncio.gather(*(asked.send(PATH, one, None) for one in given))
+    assert [answer.body for answer in answers] == given
+
+
+async def test_a_row_that_is_given_up_leaves_the_engine_and_the_others_go_on(served: Served):
+    replica = await served.replica(join=False, step_base_ms=10.0)
+    async with client(replica.address) as asked:
+        asking = [asyncio.create_task(asked.send(PATH, LONG, None)) for _ in range(3)]
+        await until(lambda: replica.engine.load().running == 3)
+        asking[1].cancel()
+        await until(lambda: replica.engine.load().running == 2)
+        assert (await asked.send(PATH, body(), None)).status == 200
+        assert connections(replica) == 1
+    ends = await asyncio.gather(*asking, return_exceptions=True)
+    assert [type(end) for end in ends] == [ConnectionLost, asyncio.CancelledError, ConnectionLost]
+    await until(lambda: replica.engine.load().running == 0)
+
+
+async def test_a_path_keeps_its_query(served: Served):
+    seen: list[tuple[str, bytes]] = []
+
+    async def app(scope, receive, send):
+        seen.append((scope["path"], scope["query_string"]))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    listener = await served.app(app)
+    async with client(listener.address) as asked:
+        await asked.send("/v1/own?x=1", b"{}", None)
+    assert seen == [("/v1/own", b"x=1")]
+
+
+async def test_an_app_that_fails_fails_its_row_alone(served: Served):
+    async def app(scope, receive, send):
+        if (await receive())["body"] == b"bad":
+            raise KeyError("lost")
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    listener = await served.app(app)
+    async with client(listener.address) as asked:
+        bad, good = await asyncio.gather(asked.send(PATH, b"bad", None), asked.send(PATH, b"{}", None))
+    assert (bad.status, good.status) == (500, 200)
+    assert json.loads(bad.body)["error"]["code"] == "internal_error"
+
+
+async def test_a_response_without_an_end_is_no_response(served: Served):
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b'{"half', "more_body": True})
+
+    listener = await served.app(app)
+    async with client(listener.address) as asked:
+        answer = await asked.send(PATH, b"{}", None)
+    assert (answer.status, answer.headers["x-penstock-retry"]) == (503, "interrupted")
+
+
+async def test_what_is_no_row_ends_its_connection_alone(served: Served):
+    replica = await served.replica(join=False)
+    async with client(replica.address) as asked:
+        await asked.send(PATH, body(), None)
+        other = await connect(replica.address, NODE, lambda _: None)
+        await rows.RowSender(other, bool).open(replica.address.secret, "batch-2")
+        assert connections(replica) == 2
+        other.write(b"8\r\n\x04\0\0\0junk\r\n")
+        await until(lambda: connections(replica) == 1)
+        assert (await asked.send(PATH, body(), None)).status == 200
+
+
+async def test_after_a_broken_connection_the_next_row_opens_another(served: Served):
+    replica = await served.replica(join=False, step_base_ms=10.0)
+    async with client(replica.address) as asked:
+        asking = asyncio.create_task(asked.send(PATH, LONG, None))
+        await until(lambda: replica.engine.load().running == 1)
+        (receiver,) = replica.listener._guard._row_receivers
+        receiver.close()
+        for task in list(replica.listener._guard.open):
+            task.cancel()
+        with pytest.raises(ConnectionLost):
+            await asking
+        assert (await asked.send(PATH, body(), None)).status == 200
+
+
+async def test_a_replica_of_an_earlier_version_is_asked_by_http(served: Served):
+    replica = await served.replica(join=False)
+    asked_paths: list[str] = []
+
+    async def older(scope, receive, send):
+        asked_paths.append(scope["path"])
+        if scope["path"] == rows.PATH:
+            await send({"type": "http.response.start", "status": 404, "headers": []})
+            await send({"type": "http.response.body", "body": b"{}"})
+        else:
+            await replica.listener._guard(scope, receive, send)
+
+    unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    unix.bind(f"\0penstock-test-{secrets.token_hex(8)}")
+    port = await Port.open(older, unix)
+    async with client(replace(replica.address, unix=unix.getsockname().decode())) as asked:
+        answers = [await asked.send(PATH, body(), None) for _ in range(3)]
+    await port.close(grace_s=0.5)
+    assert [answer.status for answer in answers] == [200] * 3
+    assert asked_paths.count(rows.PATH) == 1
