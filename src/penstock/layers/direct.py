@@ -1,8 +1,8 @@
 """Passes plain requests of batch to the engine's shorter way, past its application.
 
 The innermost layer, so it sees a request as hooks and adapters leave it. What the engine does not answer that
-way goes on to its application, whose errors clients know. It does not watch the client: whoever runs a batch
-request cancels it when its client goes.
+way goes on to its application, whose errors clients know. It does not watch the client: batch's share of the
+replica, or the caller in this process, cancels a request when its client goes.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _LENGTH = struct.Struct("<I")
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Row(msgspec.Struct, array_like=True, frozen=True, tag=0):
+class RowCall(msgspec.Struct, array_like=True, frozen=True, tag=0):
     """A POST of the JSON `body`. number: its own on this connection. adapter: "" for the base model."""
 
     number: int
@@ -35,7 +35,7 @@ class Row(msgspec.Struct, array_like=True, frozen=True, tag=0):
     adapter: str = ""
 
 
-class Cancel(msgspec.Struct, array_like=True, frozen=True, tag=1):
+class RowCancel(msgspec.Struct, array_like=True, frozen=True, tag=1):
     """The row with this number is not wanted any more, and gets no response."""
 
     number: int
@@ -50,7 +50,7 @@ class RowResponse(msgspec.Struct, array_like=True, frozen=True):
     headers: Mapping[str, str] = {}
 
 
-Frame = Row | Cancel
+Frame = RowCall | RowCancel
 _decode_frame = msgspec.msgpack.Decoder(Frame).decode
 _decode_response = msgspec.msgpack.Decoder(RowResponse).decode
 
@@ -59,7 +59,7 @@ class RowsUnsupported(Exception):
     """The replica is of an earlier version, which has no such connection."""
 
 
-def framed(message: Row | Cancel | RowResponse) -> bytes:
+def framed(message: Frame | RowResponse) -> bytes:
     """The message with its length before it."""
     encoded = _encode(message)
     return _LENGTH.pack(len(encoded)) + encoded
@@ -121,13 +121,13 @@ class RowSender:
             raise self._ended
         number = next(self._numbers)
         response = self._waiting[number] = self._loop.create_future()
-        self._push(Row(number, path, body, adapter))
+        self._push(RowCall(number, path, body, adapter))
         try:
             return await response
         finally:
             del self._waiting[number]
             if response.cancelled():
-                self._push(Cancel(number))
+                self._push(RowCancel(number))
 
     def close(self) -> None:
         """Ends it, and the rows on it."""

@@ -18,7 +18,7 @@ from penstock.errors import Error
 from penstock.layers.adapters import asking_for
 from penstock.openai.asgi_response import send_error
 from penstock.transport import headers, link, rows
-from penstock.transport.rows import Cancel, Frames, Row, RowResponse
+from penstock.transport.rows import Frames, RowCall, RowCancel, RowResponse
 
 log = logging.getLogger(__name__)
 
@@ -82,8 +82,8 @@ class RowReceiver:
             task.cancel()
         self.close()
 
-    def _take(self, frame: Row | Cancel) -> None:
-        if isinstance(frame, Row):
+    def _take(self, frame: RowCall | RowCancel) -> None:
+        if isinstance(frame, RowCall):
             self._tasks[frame.number] = task = asyncio.create_task(self._answer(frame))
             task.add_done_callback(lambda _: self._ended(frame.number))
         elif (task := self._tasks.get(frame.number)) is not None:
@@ -94,7 +94,7 @@ class RowReceiver:
         if self._closing:
             self._pending.set()
 
-    async def _answer(self, row: Row) -> None:
+    async def _answer(self, row: RowCall) -> None:
         response = _Response()
         try:
             await self._run(_scope(row), _received(row.body), response.send)
@@ -140,7 +140,7 @@ class _Response:
         return RowResponse(number, self._start["status"], b"".join(self._pieces), fields)
 
 
-def _scope(row: Row) -> Scope:
+def _scope(row: RowCall) -> Scope:
     path, _, query = row.path.partition("?")
     fields = {headers.REQUEST_ID.decode(): headers.request_id(None)}
     if row.adapter:
