@@ -118,9 +118,7 @@ def through_the_api(source: Path, folder: Path, lines: int) -> list[str]:
             found = [json.loads(line)["custom_id"] for line in answers.iter_lines() if line]
         assert found == [f"row-{number}" for number in range(lines)], made
 
-    return _measured(
-        "through the API", lines, _serve, (str(folder / "jobs"),), lambda told, port: batch(port)
-    )
+    return _measured("through the API", lines, _serve, (str(folder / "jobs"),), batch)
 
 
 def by_a_job(source: Path, folder: Path, lines: int) -> list[str]:
