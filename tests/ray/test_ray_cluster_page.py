@@ -19,6 +19,7 @@ import urllib.request
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from openai import OpenAI
@@ -28,6 +29,7 @@ from tests.ray.command import serving
 ROOT = Path(__file__).parents[2]
 KEY = "key-of-the-cluster"
 BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
+NO_AGENT_YET = "No available agent to submit job"
 LIMIT_S = 120
 
 pytestmark = [pytest.mark.full, pytest.mark.parity("S1")]
@@ -76,15 +78,14 @@ class Site:
             for name, text in self.environment.items()
             if "ray start" not in words or name != "RAY_ADDRESS"
         }
-        done = subprocess.run(
-            words,
-            shell=True,
-            cwd=self.folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-        )
+        given: Any = {"shell": True, "cwd": self.folder, "env": environment, "timeout": LIMIT_S}
+        deadline = time.monotonic() + LIMIT_S
+        done = subprocess.run(words, **given, capture_output=True, text=True)
+        while (
+            NO_AGENT_YET in done.stderr and time.monotonic() < deadline
+        ):  # Ray starts it after the dashboard
+            time.sleep(1)
+            done = subprocess.run(words, **given, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import penstock
+from penstock.engines.vllm.arguments.names import syntax_tree
 
 ROOT = Path(penstock.__file__).parent
 # Each room may import those after it, never those before it. Rooms on one line do not know each other.
@@ -86,7 +87,7 @@ def _name(path: Path) -> str:
 
 
 def _imported(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(syntax_tree(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -8,6 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import penstock
+from penstock.engines.vllm.arguments.names import syntax_tree
 
 ROOT = Path(penstock.__file__).parent
 FILES = {path: path.read_text() for path in ROOT.rglob("*.py")}
@@ -38,7 +39,7 @@ WORD_LISTS = {"bench/load/text.py"}
 def test_no_two_public_classes_share_a_name():
     where = defaultdict[str, list[str]](list)
     for path, text in FILES.items():
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(syntax_tree(text)):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 where[node.name].append(str(path.relative_to(ROOT)))
     assert {name: files for name, files in where.items() if len(files) > 1} == {}

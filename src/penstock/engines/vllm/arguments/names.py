@@ -9,6 +9,7 @@ import ast
 import functools
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -66,7 +67,7 @@ def known() -> frozenset[str]:
         return frozenset()
     root = Path(found.submodule_search_locations[0])
     try:
-        trees = [ast.parse(file.read_text()) for pattern in _SOURCES for file in root.glob(pattern)]
+        trees = [syntax_tree(file.read_text()) for pattern in _SOURCES for file in root.glob(pattern)]
     except (OSError, SyntaxError, ValueError):
         return frozenset()
     classes = {node.name: node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
@@ -74,6 +75,13 @@ def known() -> frozenset[str]:
     if not all(fields):
         return frozenset()
     return frozenset().union(*fields, *(_flags(tree) for tree in trees))
+
+
+def syntax_tree(text: str) -> ast.Module:
+    """As `ast.parse`. CPython 3.11 counts depth for all threads together, and may raise when two parse."""
+    with suppress(SystemError):
+        return ast.parse(text)
+    return ast.parse(text)
 
 
 def _fields(name: str, classes: dict[str, ast.ClassDef]) -> frozenset[str]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Iterator
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+
+from penstock.engines.vllm.arguments.names import syntax_tree
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -68,7 +69,7 @@ class PackageSource:
 
     def _parsed(self, module: str) -> ast.Module | None:
         text = self.text(module)
-        return _parse(text) if text is not None else None
+        return syntax_tree(text) if text is not None else None
 
     def _top(self, module: str, name: str) -> tuple[str, ast.AST] | None:
         """A definition at a module's top, followed through imports inside the package."""
@@ -110,13 +111,6 @@ class PackageSource:
                 if isinstance(method, Function) and (found := _set_on_self(method, name)):
                     return where, found
         return None
-
-
-def _parse(text: str) -> ast.Module:
-    """CPython 3.11 counts depth for all threads together: when another one parses, too, it may raise."""
-    with suppress(SystemError):
-        return ast.parse(text)
-    return ast.parse(text)
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
