@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks import one_fleet_plot
-from benchmarks.one_fleet_run import FULL_PER_S, WANTED, Rate, Run, Seen
+from benchmarks.one_fleet_run import ENGINE, FULL_PER_S, WANTED, Rate, Run, Seen
 from penstock.serve.replica.tiers.controller import Targets
 
 STATIC = (4, 16, 64)
@@ -172,10 +172,12 @@ def main() -> None:
     parser.add_argument("--controls", nargs="*", default=[str(WANTED), *map(str, STATIC), "controlled"])
     parser.add_argument("--factor", type=float, default=1.5, help="targets: times online's own p99")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each kind")
+    parser.add_argument("--scheduling-policy", choices=["fcfs", "priority"], default="fcfs")
     parser.add_argument("--burst", action="store_true", help="online comes back at once, instead of --loads")
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw one run, and do no more")
     parser.add_argument("--json")
     given = parser.parse_args()
+    ENGINE["scheduling_policy"] = given.scheduling_policy
     if given.plot:
         given.plot.write_text(plot(given))
         return

@@ -20,7 +20,7 @@ from penstock.engines.sim.reply import PlannedReply
 from penstock.serve.replica.tiers.controller import TICK_S, Targets
 from penstock.serve.replica.tiers.share import BatchRequest, BatchShare
 
-ENGINE = {
+ENGINE: dict[str, object] = {
     "max_model_len": 32_768,
     "kv_tokens": 400_000,
     "prefill_tokens_per_s": 25_000,
