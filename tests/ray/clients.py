@@ -1,12 +1,15 @@
 """What tests of clients share: an application that is asked both ways, and how to read answers."""
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from openai import OpenAI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from tests.models import model
@@ -31,10 +34,13 @@ def config(model_id: str, recipe: str, **options: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def served(name: str, configs: list[dict[str, Any]], serve_url: str) -> Iterator[dict[str, str]]:
-    """The URL of the application for each of WAYS."""
+def served(
+    name: str, configs: list[dict[str, Any]], serve_url: str, storage: Path
+) -> Iterator[dict[str, str]]:
+    """The URL of the application for each of WAYS. storage: of its batches."""
     port = unused()
-    app = build_openai_app({"llm_configs": configs, "gateway": {"port": port}})
+    config = {"llm_configs": configs, "gateway": {"port": port}, "jobs": {"storage": str(storage)}}
+    app = build_openai_app(config)
     try:
         serve.run(app, name=name, route_prefix=f"/{name}")
         yield dict(zip(WAYS, [f"{serve_url}/{name}", f"http://127.0.0.1:{port}"], strict=True))
@@ -89,3 +95,24 @@ def events(batches: Any) -> list[dict[str, Any]]:
     """Of a stream that came by handle."""
     lines = [line for batch in batches for event in batch for line in event.splitlines()]
     return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+
+
+def batch(url: str, path: str, bodies: list[dict[str, Any]]) -> list[Any]:
+    """The bodies that answer these, asked as lines of one batch by OpenAI's client."""
+    client = OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0)
+    rows = [
+        json.dumps({"custom_id": str(number), "method": "POST", "url": path, "body": body})
+        for number, body in enumerate(bodies)
+    ]
+    file = client.files.create(file=("in.jsonl", "\n".join(rows).encode()), purpose="batch")
+    options: Any = {"endpoint": path, "completion_window": "24h"}
+    made = client.batches.create(input_file_id=file.id, **options)
+    while made.status in ("validating", "in_progress", "finalizing"):
+        time.sleep(0.2)
+        made = client.batches.retrieve(made.id)
+    failed = client.files.content(made.error_file_id).text if made.error_file_id else made.errors
+    assert (made.status, failed) == ("completed", None)
+    answers = [json.loads(row) for row in client.files.content(made.output_file_id or "").text.splitlines()]
+    assert [answer["custom_id"] for answer in answers] == [str(number) for number in range(len(bodies))]
+    assert {answer["response"]["status_code"] for answer in answers} == {200}
+    return [answer["response"]["body"] for answer in answers]

@@ -49,7 +49,7 @@ MODELS = {"assistant", "embedder"}
 
 
 @pytest.fixture(scope="module")
-def urls(serve_url: str) -> Iterator[dict[str, str]]:
+def urls(serve_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """An engine of its own: its model reasons and calls tools, and clients reach it through a gateway."""
     options = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
     embedder = {
@@ -57,7 +57,8 @@ def urls(serve_url: str) -> Iterator[dict[str, str]]:
         "llm_engine": "sim",
         "engine_kwargs": {"max_model_len": 128},
     }
-    with served(APPLICATION, [config("assistant", "assistant", **options), embedder], serve_url) as urls:
+    configs = [config("assistant", "assistant", **options), embedder]
+    with served(APPLICATION, configs, serve_url, tmp_path_factory.mktemp("jobs")) as urls:
         yield urls
 
 

@@ -18,6 +18,7 @@ from tests.ray.clients import (
     WAYS,
     ask,
     ask_with_id,
+    batch,
     best,
     by_serve,
     config,
@@ -39,14 +40,14 @@ MODELS = {"embedder", "reranker", "classifier"}
 
 
 @pytest.fixture(scope="module")
-def urls(serve_url: str) -> Iterator[dict[str, str]]:
+def urls(serve_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Three engines of its own, one of each kind of model that does not write."""
     configs = [
         config("embedder", "embedder", hf_overrides=TASKS),
         config("reranker", "cross_encoder"),
         config("classifier", "classifier"),
     ]
-    with served(APPLICATION, configs, serve_url) as urls:
+    with served(APPLICATION, configs, serve_url, tmp_path_factory.mktemp("jobs")) as urls:
         yield urls
 
 
@@ -131,6 +132,14 @@ ENDPOINTS: dict[str, tuple[str, dict[str, Any], Callable[[Any], Any], Any]] = {
 def test_every_endpoint_answers_and_echoes_the_requests_id(url: str, path: str) -> None:
     model_id, body, look, expected = ENDPOINTS[path]
     assert look(ask_with_id(url, path, model_id, body)) == expected
+
+
+@pytest.mark.parity("X2")
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/v1/score", "/classify"])
+def test_every_endpoint_answers_lines_of_batches(urls: dict[str, str], path: str) -> None:
+    model_id, body, look, expected = ENDPOINTS[path]
+    answers = batch(urls[WAYS[1]], path, [{"model": model_id} | body] * 2)
+    assert [look(answer) for answer in answers] == [expected, expected]
 
 
 def test_bytes_arrive_as_they_are(url: str) -> None:
