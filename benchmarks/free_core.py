@@ -24,6 +24,8 @@ from typing import Any
 import msgspec
 import zmq
 
+from penstock import lifeline
+
 OPTIONS = "BENCH_FREE_CORE"
 """Environment variable: the fields of `Options` as JSON."""
 
@@ -215,6 +217,7 @@ def _handshake(address: str) -> tuple[str, str]:
 
 
 def main() -> None:
+    lifeline.tie_to(os.getppid())
     given = sys.argv[1:] or _handshake(pickle.load(sys.stdin.buffer)["handshake_address"])
     options = Options(**json.loads(os.environ[OPTIONS]))
     FreeCore(given[0], given[1], options).serve()

@@ -120,7 +120,8 @@ async def _serve(kind: str, model: str, core: dict[str, Any]) -> None:
 
     lifeline.tie_to(os.getppid())
     os.environ[free_core.OPTIONS] = json.dumps(core)
-    free_core.acknowledge(core["taken"])
+    if not core["every_s"]:  # a paced core does not wait
+        free_core.acknowledge(core["taken"])
     print(json.dumps(await _KINDS[kind](model, core)), flush=True)
     await asyncio.Event().wait()
 
