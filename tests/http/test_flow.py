@@ -4,6 +4,8 @@ import asyncio
 import hashlib
 import json
 import logging
+import socket
+from collections import Counter
 
 import pytest
 from served import NODE, Served, chat, until
@@ -239,3 +241,37 @@ async def test_a_server_that_cancels_a_request_ends_it_in_the_engine(served: Ser
     request.cancel()
     await until(lambda: replica.engine.load().running == 0)
     assert request.cancelled()
+
+
+async def test_of_many_requests_at_once_a_replica_begins_a_few_in_each_turn_of_its_loop(served: Served):
+    loop, turn, begun = asyncio.get_running_loop(), 0, list[int]()
+
+    async def app(scope, receive, send):
+        begun.append(turn)
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    def count() -> None:
+        nonlocal turn
+        turn += 1
+        if len(begun) < 40:
+            loop.call_soon(count)
+
+    address = (await served.app(app)).address
+    gateways = []
+    for _ in range(40):
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(address.unix)
+        gateways.append(await asyncio.open_unix_connection(sock=sock))
+    request = f"GET /x HTTP/1.1\r\nx-penstock-secret: {address.secret}\r\n\r\n".encode()
+    for _ in range(2):  # on new connections, then on those that have been used
+        begun.clear()
+        count()
+        for _, writer in gateways:
+            writer.write(request)
+        assert {(await reader.readline())[:12] for reader, _ in gateways} == {b"HTTP/1.1 204"}
+        assert max(Counter(begun).values()) <= 4
+        for reader, _ in gateways:
+            await reader.readuntil(b"\r\n\r\n")
+    for _, writer in gateways:
+        writer.close()

@@ -15,8 +15,6 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from typing import Protocol
 
-from penstock.serve.http import limits
-
 
 class WaitingConnection(Protocol):
     """A client's connection. since: when it began to wait for something with a time limit; `inf` for none."""
@@ -91,9 +89,10 @@ class Connections:
 
 
 class ReadLimiter:
-    """Limits reads per turn of the event loop, so that thousands of clients at once do not stall streams."""
+    """Limits reads of new requests per turn of the event loop, so that many at once do not stall streams."""
 
-    def __init__(self) -> None:
+    def __init__(self, per_turn: int) -> None:
+        self._per_turn = per_turn
         self._loop = asyncio.get_running_loop()
         self._done = 0  # in this turn
         self._later: deque[Callable[[], None]] = deque()
@@ -102,7 +101,7 @@ class ReadLimiter:
         """Calls `work` now or in one of the next turns; returns whether it was now."""
         if not self._done:
             self._loop.call_soon(self._next)
-        if self._done >= limits.READS_PER_TURN:
+        if self._done >= self._per_turn:
             self._later.append(work)
             return False
         self._done += 1
@@ -111,7 +110,7 @@ class ReadLimiter:
 
     def _next(self) -> None:
         self._done = 0
-        for _ in range(min(len(self._later), limits.READS_PER_TURN)):
+        for _ in range(min(len(self._later), self._per_turn)):
             self.take(self._later.popleft())
 
 

@@ -21,7 +21,7 @@ client may take to read the end of its last answer, and to stop sending."""
 PIPELINED = 16
 """Requests that a connection may send ahead while one of its answers is under way."""
 
-READS_PER_TURN = 64
+READS_PER_TURN = 16
 """Waiting connections that are read in one turn of the event loop; between turns, streams go on."""
 
 HEADS_PER_ADDRESS_BYTES = 16 * 2**20

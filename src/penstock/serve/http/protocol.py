@@ -151,21 +151,27 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
-        if self._peer is None or (self._accepted and not self._unread):
-            self._take(data)
-        elif self._unread:
+        if self._unread:
             self._unread += data
+        elif self._is_under_way:
+            self._take(data)
         else:
             self._unread = data
             if not cast(Config, self.config).reads.take(self._take_unread):
                 self.flow.pause_reading()
-                self._connections.accept(self._peer, self)  # it waits for us
+                if self._peer is not None:
+                    self._connections.accept(self._peer, self)  # it waits for us
+
+    @property
+    def _is_under_way(self) -> bool:
+        """Whether what comes belongs to a request that the app has. Trusted clients ask nothing in vain."""
+        return self._accepted if self._peer is not None else self.is_answering
 
     def _take_unread(self) -> None:
         data, self._unread = self._unread, b""
-        if self._peer is None or self.transport.is_closing():
+        if self.transport.is_closing():
             return
-        if not self._accepted:
+        if self._peer is not None and not self._accepted:
             self._connections.wait(self._peer, self)
         self.flow.resume_reading()
         self._take(data)

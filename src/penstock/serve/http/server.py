@@ -92,11 +92,13 @@ class Port:
         claim: PortClaim | None = None,
         connections: Connections | None = None,
         certificate: Certificate | None = None,
+        reads_per_turn: int | None = None,
     ) -> Port:
         """Listens on the bound `sock` and owns it from now on, with the claim of one that shares it.
 
         connections: bounds those of clients; the app accepts requests through their `DirectWriter`. Without
-        it clients are trusted. certificate: for HTTPS.
+        it clients are trusted. certificate: for HTTPS. reads_per_turn: new requests that are read in one turn
+        of the event loop, in place of `limits.READS_PER_TURN`.
         """
         config = Config(
             cast(Any, app),
@@ -112,7 +114,7 @@ class Port:
             timeout_keep_alive=KEEP_ALIVE_S,
             backlog=_BACKLOG,
         )
-        config.connections, config.reads = connections, ReadLimiter()
+        config.connections, config.reads = connections, ReadLimiter(reads_per_turn or limits.READS_PER_TURN)
         sock.listen(_BACKLOG)  # connections wait in the backlog from here on, none is refused
         port = cls(config, sock, claim, certificate)
         while not port._server.started:
