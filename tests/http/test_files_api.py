@@ -68,6 +68,17 @@ async def test_a_range_of_the_content(jobs, wanted: str, status: int, found: byt
     assert answer.headers.get("content-range", "").endswith("/10") == (status != 200)
 
 
+async def test_a_content_is_as_long_as_the_storage_says_and_404_without_one(jobs):
+    """An owner that was replaced may end the upload of an output after its successor has written it."""
+    file = await upload(jobs, b"first\n")
+    (content,) = jobs.storage.glob("files/*.jsonl")
+    content.write_bytes(b"another\n")
+    assert (await jobs.openai().files.content(file.id)).content == b"another\n"
+    content.unlink()
+    with pytest.raises(openai.NotFoundError, match="not in the storage"):
+        await jobs.openai().files.content(file.id)
+
+
 async def test_a_deleted_file_is_gone(jobs):
     file, client = await upload(jobs), jobs.openai()
     assert (await client.files.delete(file.id)).deleted

@@ -10,15 +10,16 @@ from contextlib import closing
 from starlette.responses import Response, StreamingResponse
 
 from penstock.data.storage.paths import StoragePath
-from penstock.jobs.records import FileRecord
 
 _PIECE_BYTES = 1 << 20
 _RANGE = re.compile(r"bytes=([0-9]{0,15})-([0-9]{0,15})")
 
 
-def content(record: FileRecord, at: StoragePath, wanted: str | None, *, head: bool = False) -> Response:
-    """wanted: the Range header. One that cannot be read, or names several ranges, gives the whole file."""
-    size = record.bytes
+def content(at: StoragePath, size: int, wanted: str | None, *, head: bool = False) -> Response:
+    """size: of the file, in bytes. wanted: the Range header.
+
+    A range that cannot be read, and several of them, give the whole file.
+    """
     headers = {"accept-ranges": "bytes", "content-type": "application/octet-stream"}
     match = _RANGE.fullmatch(wanted.strip()) if wanted is not None else None
     if match is None or match[1] == match[2] == "":
@@ -48,6 +49,6 @@ async def _pieces(at: StoragePath, span: range) -> AsyncIterator[bytes]:
         while left:
             piece = await asyncio.to_thread(file.read, min(_PIECE_BYTES, left))
             if not piece:
-                raise EOFError(f"'{at.url}' is shorter than its record says.")
+                raise EOFError(f"'{at.url}' has become shorter.")
             left -= len(piece)
             yield piece
