@@ -69,7 +69,7 @@ class Frames:
     """Messages in bytes as they arrive."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._data = bytearray()
 
     def requests(self, piece: bytes) -> Iterator[Frame]:
         """Raises: msgspec.DecodeError."""
@@ -79,17 +79,20 @@ class Frames:
         """Raises: msgspec.DecodeError."""
         return map(_decode_response, self._whole(piece))
 
-    def _whole(self, piece: bytes) -> Iterator[memoryview]:
-        data = memoryview(self._rest + piece if self._rest else piece)
-        at = 0
-        while at + _LENGTH.size <= len(data):
-            begin = at + _LENGTH.size
-            end = begin + _LENGTH.unpack_from(data, at)[0]
-            if end > len(data):
-                break
-            yield data[begin:end]
-            at = end
-        self._rest = bytes(data[at:])
+    def _whole(self, piece: bytes) -> list[bytes]:
+        """A frame of many pieces is copied twice, however many they are."""
+        self._data += piece
+        found, at = list[bytes](), 0
+        with memoryview(self._data) as data:
+            while at + _LENGTH.size <= len(data):
+                begin = at + _LENGTH.size
+                end = begin + _LENGTH.unpack_from(data, at)[0]
+                if end > len(data):
+                    break
+                found.append(bytes(data[begin:end]))
+                at = end
+        del self._data[:at]
+        return found
 
 
 class RowSender:
