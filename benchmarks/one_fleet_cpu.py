@@ -29,12 +29,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--online", type=int, default=4, help="requests per second")
     parser.add_argument("--factor", type=float, default=3.0, help="targets: times online's own p99")
+    parser.add_argument(
+        "--targets", type=float, nargs=2, metavar=("TTFT_MS", "ITL_MS"), help="instead of that"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=30.0)
     given = parser.parse_args()
     with Replica("vllm") as free:
         alone = [asked(free, given, rows=False) for _ in range(2)][1:]  # the first one warms it
-        slo = {f"{name}_s": given.factor * alone[0][0][f"{name}_ms"]["p99"] / 1e3 for name in ("ttft", "itl")}
+        own = [given.factor * alone[0][0][name]["p99"] for name in ("ttft_ms", "itl_ms")]
+        slo = {name: ms / 1e3 for name, ms in zip(("ttft_s", "itl_s"), given.targets or own, strict=True)}
         with Replica("vllm", slo=slo) as controlled:
             asked(controlled, given, rows=False)
             found: dict[str, list[Round]] = {"alone": alone, "no limit": [], "controlled": []}
