@@ -22,7 +22,7 @@ WARM_S = 10.0
 BURST_AT_S, BURST_S = 15.0, 20.0
 FIRST_S = 5.0
 """After a burst, in which late requests are counted."""
-PLOTTED = ((20, 0.0), (40, 0.3), (60, 1.0), (80, 0.1), (95, 0.0))
+PLOTTED = ((20, 0.0), (40, 0.3), (60, 1.0), (80, 0.1), (110, 0.0))
 """Ends of the phases of the plotted run in seconds, and their loads."""
 
 
