@@ -169,8 +169,10 @@ class Table:
 
     def candidates(self, model_id: str, tried: Tried | None = None) -> Candidates:
         """Replicas that may take a request that `tried` ones have failed. A live view: do not keep it."""
-        candidates = self._models.setdefault(model_id, _ModelReplicas()).candidates
-        return candidates.without(tried) if tried else candidates
+        model = self._models.get(model_id)
+        if model is None:  # `setdefault` would make a new one for every request
+            model = self._models[model_id] = _ModelReplicas()
+        return model.candidates.without(tried) if tried else model.candidates
 
     def candidates_for_batch(self, model_id: str, tried: Tried | None = None) -> Candidates:
         """Those that may take a batch request: some of their slots stay free for online ones. A copy."""

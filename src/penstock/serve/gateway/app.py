@@ -256,8 +256,7 @@ class Gateway:
         upstream = UpstreamRequest(
             request.id, method, request.target, passing, content, adapter, keeper, tier
         )
-        async with request.while_connected():
-            await self._dispatch.answer(model.id, upstream, reply)
+        await request.while_connected(self._dispatch.answer(model.id, upstream, reply))
 
     def _resolve(self, route: Route, named: str | None) -> tuple[ServedModel, str]:
         if route.own:

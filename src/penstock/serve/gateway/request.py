@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, quote
 
@@ -69,17 +68,16 @@ class ClientRequest:
             raise BadRequest(f"The query has more than {limits.QUERY_PARAMETERS} parameters.")
         return parse_qs(self.query.decode("latin-1")).get(name, [None])[0]
 
-    @contextlib.asynccontextmanager
-    async def while_connected(self) -> AsyncGenerator[None]:
-        """Cancels the wrapped code when the client disconnects; the body must have been read.
+    async def while_connected(self, work: Awaitable[None]) -> None:
+        """Awaits `work`, which is cancelled when the client disconnects; the body must have been read.
 
-        Raises: ClientGone.
+        Raises: ClientGone; what `work` raises.
         """
         task = asyncio.current_task()
         assert task is not None
         stop = self._on_disconnect(functools.partial(self._end, task))
         try:
-            yield
+            await work
         except asyncio.CancelledError:
             if not self.gone:
                 raise

@@ -78,8 +78,7 @@ class JobsForwarder:
         size = None if chunked else int(length or 0)
         connection.request(headers.to_replica(request.method, request.target, request.headers, own, size))
         await _send_body(connection, request, chunked=chunked)
-        async with request.while_connected():
-            await _relay(connection, request, reply)
+        await request.while_connected(_relay(connection, request, reply))
 
 
 async def _send_body(connection: ReplicaConnection, request: ClientRequest, *, chunked: bool) -> None:

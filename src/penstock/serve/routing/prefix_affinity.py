@@ -68,6 +68,8 @@ class PrefixAffinity:
         if asked.adapter and (pick := self._pick_for_adapter(asked, candidates)):
             return pick
         spare = _less_loaded(two(candidates))
+        if not asked.blocks and not asked.home:
+            return Pick(spare)
         most = min(share(candidates, spare), spare.busy + self._most_busier + 1)
         homes = self._homes(asked, candidates, most) if asked.home else ()
         best = Pick(_less_loaded(homes) if len(homes) == 2 else spare)
