@@ -46,6 +46,7 @@ _HTTP_ONLY = {
 
 _PARSED = "penstock.parsed"
 _FAILED = 500
+_CLIENT_GONE = 499  # nobody reads it
 
 Endpoint = Callable[..., Awaitable[Response]]
 
@@ -65,7 +66,10 @@ class DirectRoutes:
             endpoints = {}
         self._forms = {path: request_models.of(endpoint) for path, endpoint in endpoints.items()}
         self._short = Starlette(
-            routes=[Route(path, partial(_answer, one), methods=["POST"]) for path, one in endpoints.items()],
+            routes=[
+                Route(path, partial(_answer, _handler(one)), methods=["POST"])
+                for path, one in endpoints.items()
+            ],
             exception_handlers=app.exception_handlers,
         )
         self._short.state = app.state
@@ -157,5 +161,18 @@ def foreign_middleware(app: FastAPI) -> set[str]:
     return {f"{kind.__module__}.{kind.__qualname__}" for kind in kinds} - _HTTP_ONLY
 
 
-async def _answer(endpoint: Endpoint, request: Request) -> Response:
-    return await endpoint(request.scope[_PARSED], raw_request=request)
+def _handler(endpoint: Any) -> Endpoint:
+    """The endpoint without vLLM's watch for the end of its client: where the request itself is cancelled, as
+    batch's rows are, that leaves the handler, and its request in the engine, running.
+    """
+    inner: Endpoint | None = getattr(endpoint, "__wrapped__", None)
+    watched = inner is not None and endpoint.__code__.co_qualname.startswith("with_cancellation.")
+    return inner if watched and inner is not None else endpoint
+
+
+async def _answer(handler: Endpoint, request: Request) -> Response:
+    handling: Any = handler(request.scope[_PARSED], raw_request=request)
+    try:
+        return await asgi.while_connected(request.receive, handling)
+    except asgi.ClientGone:
+        return Response(status_code=_CLIENT_GONE)
