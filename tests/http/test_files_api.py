@@ -38,6 +38,15 @@ async def test_files_are_there_after_a_restart(jobs):
     assert [one.id async for one in await jobs.openai().files.list()] == [file.id]
 
 
+async def test_a_record_that_cannot_be_read_is_left_alone_and_stops_no_other(jobs):
+    good, bad = await upload(jobs), await upload(jobs)
+    record, content = (jobs.storage / "files" / f"{bad.id}{suffix}" for suffix in (".json", ".jsonl"))
+    record.write_text("{")
+    await jobs.restart()
+    assert [one.id async for one in await jobs.openai().files.list()] == [good.id]
+    assert (record.exists(), content.exists()) == (True, True)
+
+
 async def test_a_list_comes_in_pages_and_in_either_order(jobs):
     ids = [(await upload(jobs)).id for _ in range(5)]
     client = jobs.openai()

@@ -59,14 +59,19 @@ class BatchStore:
 
     def load(self) -> None:
         """Reads all records; removes what ended batches no longer need. Blocks."""
-        self._records = {one.id: one for one in self._storage.read_all(FOLDER, BatchRecord)}
+        found = self._storage.read_all(FOLDER, BatchRecord)
+        self._records = {batch_id: one for batch_id, one in found.items() if one is not None}
         self.progress = {}
         for one in self.unfinished():
             self._files.in_use[one.input_file_id] = one.id
         left = {file.name.split("/")[0] for file in self._storage.at(FOLDER).files() if JOURNAL in file.name}
         for batch_id in left:
-            if batch_id not in self._records or self._records[batch_id].ended:
+            if batch_id not in found or self._has_ended(batch_id):
                 self._storage.remove_tree(f"{FOLDER}/{batch_id}/{JOURNAL}")
+
+    def _has_ended(self, batch_id: str) -> bool:
+        record = self._records.get(batch_id)
+        return record is not None and record.ended
 
     def unfinished(self) -> list[BatchRecord]:
         return [one for one in self._records.values() if not one.ended]

@@ -38,9 +38,10 @@ class FileStore:
     def load(self) -> None:
         """Reads all records, and removes contents without one: uploads that were not finished. Blocks."""
         self.in_use.clear()
-        self._records = {one.id: one for one in self._storage.read_all(FOLDER, FileRecord)}
+        found = self._storage.read_all(FOLDER, FileRecord)
+        self._records = {file_id: one for file_id, one in found.items() if one is not None}
         for file in self._storage.at(FOLDER).files():
-            if file.name.partition(".")[0] not in self._records:
+            if file.name.partition(".")[0] not in found:
                 self._storage.at(f"{FOLDER}/{file.name}").remove()
 
     def get(self, file_id: str) -> FileRecord:

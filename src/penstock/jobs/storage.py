@@ -12,8 +12,9 @@ works, cannot overwrite a record of it; that of the last owner counts. Calls blo
 from __future__ import annotations
 
 import errno
+import logging
 import shutil
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -23,6 +24,8 @@ import msgspec
 from penstock.data.journal.lock import JobLock, OutputLocked, acquire_lock
 from penstock.data.storage.paths import StoragePath, storage_path
 from penstock.errors import Error, StorageFull, Unavailable
+
+log = logging.getLogger(__name__)
 
 Record = TypeVar("Record")
 
@@ -56,16 +59,27 @@ class JobStorage:
             found = found / name
         return found
 
-    def read_all(self, folder: str, kind: type[Record]) -> Iterator[Record]:
-        """The records in a folder, each as its last owner wrote it. Raises: Unavailable."""
+    def read_all(self, folder: str, kind: type[Record]) -> dict[str, Record | None]:
+        """The records in a folder by name, each as its last owner wrote it.
+
+        None for one that cannot be read: it is logged, and stays as it is with all that belongs to it.
+        Raises: Unavailable.
+        """
         found: dict[str, str] = {}
         for file in self.at(folder).files():
             if file.name.endswith(_SUFFIX) and "/" not in file.name:
                 name, _, version = file.name.removesuffix(_SUFFIX).partition(".")
                 found[name] = max(version, found.get(name, ""))
+        records: dict[str, Record | None] = {}
         for name, version in found.items():
             self._versions[f"{folder}/{name}"] = version
-            yield msgspec.json.decode(self._record(f"{folder}/{name}", version).read(), type=kind)
+            at = self._record(f"{folder}/{name}", version)
+            try:
+                records[name] = msgspec.json.decode(at.read(), type=kind)
+            except msgspec.DecodeError as error:
+                log.error("'%s' is left out, for it cannot be read: %s. Restore or remove it.", at.url, error)
+                records[name] = None
+        return records
 
     def write(self, folder: str, name: str, record: msgspec.Struct) -> None:
         """When it returns, every later owner reads this record, or a newer one.
