@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from models import model
 
 from penstock.config import LLMConfig, load_configs
 from penstock.engines.check import check_arguments
@@ -358,20 +357,3 @@ def test_every_name_of_vllms_is_in_what_its_source_says(vllm):
     assert len(vllm["flags"]) > len(vllm["arguments"]) > 100
     assert names.unknown_flags(vllm["flags"]) == []
     assert set(vllm["arguments"]) <= names.known()
-
-
-def test_engines_that_compute_together_need_a_model_with_experts():
-    """One that cannot be read from here is not judged: its replica will be."""
-    sources = {"dense": "demo", "experts": str(model("moe")), "unknown": "s3://nowhere/model"}
-    configs = [
-        LLMConfig(
-            model_loading_config={"model_id": name, "model_source": source},
-            engine_kwargs={"data_parallel_size": 2},
-        )
-        for name, source in sources.items()
-    ]
-    (problem,) = check_arguments(configs).problems
-    assert problem == (
-        "model 'dense': engine_kwargs.data_parallel_size: is for models with experts, which this one has "
-        "not; set deployment_config.num_replicas: each replica is an engine of its own."
-    )

@@ -13,6 +13,8 @@ from demo_questions import QUESTIONS
 from enginetest import MODEL_ID, Served, listening, serve, vllm_config
 from models import model
 
+from penstock.config import LLMConfig
+from penstock.engines.check import check_arguments
 from penstock.engines.vllm.engine import VLLMEngine
 from penstock.errors import EngineStartFailed, Unsupported
 from penstock.request_context import Gang, gang
@@ -92,3 +94,20 @@ async def test_one_engine_by_itself_says_why_it_does_not_start():
     with pytest.raises(EngineStartFailed, match="data_parallel_size 2 is for as many replicas"):
         async with serve(vllm_config(str(model("moe")), **CONFIG)):
             pass
+
+
+async def test_engines_that_compute_together_need_a_model_with_experts():
+    """One that cannot be read from here is not judged: its replica will be."""
+    sources = {"dense": "demo", "experts": str(model("moe")), "unknown": "s3://nowhere/model"}
+    configs = [
+        LLMConfig(
+            model_loading_config={"model_id": name, "model_source": source},
+            engine_kwargs={"data_parallel_size": 2},
+        )
+        for name, source in sources.items()
+    ]
+    (problem,) = check_arguments(configs).problems
+    assert problem == (
+        "model 'dense': engine_kwargs.data_parallel_size: is for models with experts, which this one has "
+        "not; set deployment_config.num_replicas: each replica is an engine of its own."
+    )

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import aclosing
-from pathlib import Path
 
 import psutil
 import pytest
 from backend_contract import CHAT, row
-from dying import FOUND_S, LONG, nothing_is_left_when_the_owner_is_killed
+from dying import FOUND_S, LONG
 from enginetest import MODEL_ID, SEATS, Served, listening, until, vllm_config
 
 from penstock.data.backends.in_process import InProcessEngine
@@ -20,11 +19,6 @@ from penstock.errors import BadRequest, EngineDead
 
 ROWS = 20
 BODY = {"model": MODEL_ID, "prompt": "water", "stream": True} | LONG
-
-
-def test_nothing_is_left_when_the_owner_is_killed_while_it_loads(tmp_path: Path):
-    """An engine in a process of its own, which is killed."""
-    nothing_is_left_when_the_owner_is_killed("load", tmp_path)
 
 
 @pytest.mark.parity("D2")

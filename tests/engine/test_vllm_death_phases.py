@@ -10,7 +10,7 @@ from dying import nothing_is_left_when_the_owner_is_killed
 pytestmark = pytest.mark.full
 
 
-@pytest.mark.parametrize("phase", ["import", "ready"])
+@pytest.mark.parametrize("phase", ["import", "load", "ready"])
 def test_nothing_is_left_when_the_owner_is_killed(phase: str, tmp_path: Path):
     """An engine in a process of its own, which is killed."""
     nothing_is_left_when_the_owner_is_killed(phase, tmp_path)

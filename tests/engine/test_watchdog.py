@@ -6,23 +6,17 @@ import asyncio
 import signal
 import subprocess
 import sys
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 
-import psutil
 import pytest
-from dying import stopped
-from enginetest import serve, vllm_config
 
 from penstock.engines import watchdog
 from penstock.engines.watchdog import Watchdog
-from penstock.errors import EngineDead
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.parity("S26")]
 
 LIMIT_S = 5
 """Within which one that stands still must be found, and for which one is watched that must not be."""
-
-LONG = {"max_tokens": 1900, "ignore_eos": True}
 
 
 @contextmanager
@@ -101,22 +95,3 @@ async def test_one_that_finishes_nothing_is_found_in_the_end(monkeypatch: pytest
     monkeypatch.setattr(watchdog, "STUCK_S", 1.0)
     with child("while True: pass") as process:
         assert "no step" in str(await verdict(watching(process, working=True), LIMIT_S))
-
-
-async def test_a_paused_vllm_lives_and_a_stopped_one_dies_with_what_runs(monkeypatch: pytest.MonkeyPatch):
-    """An engine of its own, which it kills."""
-    others = set(psutil.Process().children())
-    async with serve(vllm_config(kv_cache_memory_bytes=1 << 26)) as served:
-        (core,) = set(psutil.Process().children()) - others
-        died = asyncio.create_task(served.engine.wait_dead())
-        async with aclosing(served.engine.generate("water", LONG)) as deltas:
-            await anext(deltas)
-            await served.engine.control.pause()
-            with monkeypatch.context() as patch:
-                patch.setattr(watchdog, "STUCK_S", LIMIT_S - 1)
-                assert not (await asyncio.wait({died}, timeout=LIMIT_S))[0]
-            await served.engine.control.resume()
-            await anext(deltas)
-            assert "stopped" in await stopped(core, served)
-            with pytest.raises(EngineDead):
-                _ = [delta async for delta in deltas]

@@ -1,13 +1,17 @@
-"""A vLLM that has nothing to do, and stands still."""
+"""A vLLM that is paused, or has nothing to do, and one that stands still."""
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
 
 import psutil
 import pytest
-from dying import LONG, stopped
+from dying import FOUND_S, LONG, stopped
 from enginetest import serve, vllm_config
+
+from penstock.engines import watchdog
+from penstock.errors import EngineDead
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.parity("S26"), pytest.mark.full]
 
@@ -21,3 +25,22 @@ async def test_a_stopped_idle_vllm_dies_though_it_is_paused():
             await anext(deltas)
             await served.engine.control.pause()
         assert "stopped" in await stopped(core, served)
+
+
+async def test_a_paused_vllm_lives_and_a_stopped_one_dies_with_what_runs(monkeypatch: pytest.MonkeyPatch):
+    """An engine of its own, which it kills."""
+    others = set(psutil.Process().children())
+    async with serve(vllm_config(kv_cache_memory_bytes=1 << 26)) as served:
+        (core,) = set(psutil.Process().children()) - others
+        died = asyncio.create_task(served.engine.wait_dead())
+        async with aclosing(served.engine.generate("water", LONG)) as deltas:
+            await anext(deltas)
+            await served.engine.control.pause()
+            with monkeypatch.context() as patch:
+                patch.setattr(watchdog, "STUCK_S", FOUND_S - 1)
+                assert not (await asyncio.wait({died}, timeout=FOUND_S))[0]
+            await served.engine.control.resume()
+            await anext(deltas)
+            assert "stopped" in await stopped(core, served)
+            with pytest.raises(EngineDead):
+                _ = [delta async for delta in deltas]

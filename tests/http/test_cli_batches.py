@@ -1,45 +1,16 @@
 """`penstock batch --submit` and `penstock batches`, against a service's Batches API."""
 
-import asyncio
 import json
 import signal
-import sys
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
-from jobs_served import JobsServed, line, lines
+from batch_submit import begin, run, submit
+from jobs_served import line, lines
 from served import until
-
-from penstock.errors import Unavailable
 
 pytestmark = pytest.mark.parity("X2")
 
 LONG = " ".join(f"word{number}" for number in range(200))
-
-
-@dataclass
-class Ended:
-    code: int
-    out: str
-    err: str
-
-
-async def begin(*words: str) -> asyncio.subprocess.Process:
-    pipe = asyncio.subprocess.PIPE
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "penstock.cli", *words, stdout=pipe, stderr=pipe
-    )
-
-
-async def run(*words: str) -> Ended:
-    process = await begin(*words)
-    out, err = await process.communicate()
-    return Ended(process.returncode or 0, out.decode(), err.decode())
-
-
-def submit(jobs: JobsServed, source: Path, output: Path, *more: str) -> tuple[str, ...]:
-    return "batch", str(source), "-o", str(output), "--submit", jobs.url, *more
 
 
 async def test_a_file_is_submitted_and_its_answers_fetched(jobs, tmp_path):
@@ -67,61 +38,6 @@ async def test_a_submitted_batch_may_be_left_and_taken_up(jobs, tmp_path):
     assert ended.code == 0, ended
     assert len(output.read_text().splitlines()) == 40
     assert len((await jobs.openai().batches.list()).data) == 1
-
-
-@pytest.mark.parametrize("created", [True, False])
-async def test_a_submit_that_is_left_while_its_batch_is_created_says_what_becomes_of_it(
-    jobs, tmp_path, created
-):
-    """The service's answer is still on its way."""
-    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_bytes(lines([line("a"), line("b")]))
-    create, asked, gone = jobs.service.create_batch, asyncio.Event(), asyncio.Event()
-
-    async def slow(content: bytes):
-        if created:
-            await create(content)
-        asked.set()
-        await gone.wait()
-        raise Unavailable("The client has gone.")
-
-    jobs.service.create_batch = slow
-    process = await begin(*submit(jobs, source, output))
-    async with asyncio.timeout(60):
-        await asked.wait()
-    process.send_signal(signal.SIGINT)
-    _, err = await process.communicate()
-    gone.set()
-    assert process.returncode == 130
-    assert b"if the service has it, it runs. The same command takes it up, or creates it" in err
-    jobs.service.create_batch = create
-    ended = await run(*submit(jobs, source, output))
-    assert ended.code == 0, ended
-    assert len(output.read_text().splitlines()) == 2
-    assert len((await jobs.openai().batches.list()).data) == 1
-    assert len((await jobs.openai().files.list(purpose="batch")).data) == 1
-
-
-async def test_a_submit_that_is_left_before_its_file_is_sent_says_that_nothing_runs(jobs, tmp_path):
-    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_bytes(lines([line("a")]))
-    asked, gone = asyncio.Event(), asyncio.Event()
-
-    async def slow(content_type: str, pieces):
-        asked.set()
-        await gone.wait()
-        raise Unavailable("The client has gone.")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(jobs.service.files), "create", lambda self, *given: slow(*given))
-        process = await begin(*submit(jobs, source, output))
-        async with asyncio.timeout(60):
-            await asked.wait()
-        process.send_signal(signal.SIGINT)
-        _, err = await process.communicate()
-        gone.set()
-    assert (process.returncode, b"there is no batch" in err) == (130, True), err
-    assert (await run(*submit(jobs, source, output))).code == 0
 
 
 async def test_a_submit_that_cannot_work_says_why(jobs, tmp_path):

@@ -21,7 +21,11 @@ from penstock.data import (
 )
 from penstock.errors import ConfigError
 
-pytestmark = [pytest.mark.usefixtures("serve_url"), pytest.mark.parity("D1", "D3", "D15")]
+pytestmark = [
+    pytest.mark.usefixtures("serve_url"),
+    pytest.mark.parity("D1", "D3", "D15"),
+    pytest.mark.full,
+]
 
 
 @pytest.fixture(autouse=True, scope="module")
