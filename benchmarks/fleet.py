@@ -187,7 +187,7 @@ _KINDS = {"replica": _serve_replica, "gateway": _serve_gateway}
 
 
 async def _main(kind: str, options: dict[str, Any]) -> None:
-    from penstock import lifeline
+    from penstock.processes import lifeline
 
     lifeline.tie_to(os.getppid())
     print(json.dumps(await _KINDS[kind](**options)), flush=True)

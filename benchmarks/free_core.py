@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from penstock import lifeline
+from penstock.processes import lifeline
 
 OPTIONS = "BENCH_FREE_CORE"
 """Environment variable: the fields of `Options` as JSON."""

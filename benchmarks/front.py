@@ -116,7 +116,7 @@ _KINDS = {"vllm": _serve_vllm, "replica": _serve_replica}
 
 
 async def _serve(kind: str, model: str, core: dict[str, Any]) -> None:
-    from penstock import lifeline
+    from penstock.processes import lifeline
 
     lifeline.tie_to(os.getppid())
     os.environ[free_core.OPTIONS] = json.dumps(core)

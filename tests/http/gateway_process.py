@@ -12,7 +12,7 @@ from typing import Any
 import uvloop
 from replica_process import FORKS
 
-from penstock import lifeline
+from penstock.processes import lifeline
 
 GATEWAYS = 2
 

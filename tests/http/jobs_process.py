@@ -13,7 +13,7 @@ import openai
 import uvloop
 from replica_process import FORKS
 
-from penstock import lifeline
+from penstock.processes import lifeline
 
 
 class JobsProcess:

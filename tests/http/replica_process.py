@@ -11,7 +11,7 @@ from typing import Any
 
 import uvloop
 
-from penstock import lifeline
+from penstock.processes import lifeline
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(

@@ -1,6 +1,7 @@
 """How `penstock serve` ends that owns its cluster, as it does in every test here: nothing may be left."""
 
 import json
+import os
 import signal
 from pathlib import Path
 
@@ -71,3 +72,13 @@ def test_own_cluster_runs_nothing_that_nothing_uses(free_port: int):
         assert "".join(ask(free_port, "served all the same", "lean")) == "served all the same"
         scripts = {Path(word).name for process in command.living() for word in process.cmdline()}
         assert scripts.isdisjoint({"dashboard.py", "monitor.py", "log_monitor.py"})
+
+
+def test_own_cluster_waits_for_a_cpu(free_port: int):
+    with serving("turns", "--engine", "sim", "--port", str(free_port)) as command:
+        assert "".join(ask(free_port, "in turns", "turns")) == "in turns"
+        titles = {" ".join(process.cmdline()): process for process in command.living()}
+        for name in ("gcs_server", "raylet/raylet", "ray::ServeReplica"):
+            found = [process for title, process in titles.items() if name in title]
+            assert found
+            assert {os.sched_getscheduler(process.pid) for process in found} == {os.SCHED_BATCH}

@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 
-from penstock import lifeline
+from penstock.processes import lifeline
 
 TIED = """
 import os, sys, threading
-from penstock import lifeline
+from penstock.processes import lifeline
 lifeline.tie_to(int(sys.argv[1]), lambda: os.write(1, b"farewell"))
 print("tied", flush=True)
 threading.Event().wait()

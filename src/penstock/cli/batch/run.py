@@ -35,7 +35,7 @@ from penstock.data.journal.index import Index
 from penstock.data.journal.lock import is_locked
 from penstock.data.storage.paths import StoragePath
 from penstock.errors import ConfigError, EngineStartFailed, Error
-from penstock.process_tree import end_descendants
+from penstock.processes.tree import end_descendants
 from penstock.temporary_folder import temporary_folder
 
 STOP_S = 90.0

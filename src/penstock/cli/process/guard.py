@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator
 from types import FrameType
 
 from penstock.cli.process.failure import crashed
-from penstock.process_tree import adopt_orphans, end_descendants
+from penstock.processes.tree import adopt_orphans, end_descendants
 
 STOPS = tuple(
     signum

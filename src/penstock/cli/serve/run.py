@@ -30,7 +30,7 @@ from penstock.cli.serve.display import Display, Plain, display_on
 from penstock.cli.serve.greeting import greeting
 from penstock.errors import ConfigError, EngineStartFailed, Error
 from penstock.json_logs import LOG_FORMAT
-from penstock.process_tree import adopt_orphans, end_descendants
+from penstock.processes.tree import adopt_orphans, end_descendants
 from penstock.temporary_folder import temporary_folder
 
 STOP_S = 24.0

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import psutil
 
 from penstock import ray_version
 from penstock.errors import Unavailable
+from penstock.processes import cpu_turns
 
 _OBJECT_STORE_BYTES = 80 << 20  # Ray's minimum is 75 MiB; little passes through it
 _ENVIRONMENT = {
@@ -35,13 +36,15 @@ def init_ray(on_message: Callable[[str], None] | None = None, **options: Any) ->
 
     this = psutil.Process()
     before = this.children()
+    own = options.get("address") == "local"
     for is_last in (False, True):
         try:
-            return ray.init(**options)
+            with cpu_turns.children_wait() if own else nullcontext():
+                return ray.init(**options)
         except Exception as error:  # Ray raises plain ones
             if text := ray_version.explain_mismatch(str(error)):
                 raise Unavailable(text) from error
-            if options.get("address") != "local" or _TIMED_OUT not in str(error):
+            if not own or _TIMED_OUT not in str(error):
                 raise
             ray.shutdown()
             _kill([child for child in this.children() if child not in before])

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from penstock.engines.process import keeper
-from penstock.process_tree import kill_tree
+from penstock.processes.tree import kill_tree
 
 _KEEPER_S = 7.0  # the keeper's own time after the command's grace: it kills for up to 5 s
 _READ_BYTES = 1 << 16

@@ -22,8 +22,9 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
-from penstock.lifeline import ORPHANED
-from penstock.process_tree import adopt_orphans, end_descendants
+from penstock.processes import cpu_turns
+from penstock.processes.lifeline import ORPHANED
+from penstock.processes.tree import adopt_orphans, end_descendants
 
 NOT_RUN = 127
 """Exit status when the command could not be started, as shells have it."""
@@ -44,6 +45,7 @@ def main() -> int:
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, _wake)
     adopt_orphans()
+    cpu_turns.interrupt()
     try:
         owner = os.pidfd_open(order["owner"])
     except ProcessLookupError:

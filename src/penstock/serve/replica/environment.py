@@ -8,10 +8,11 @@ from typing import Any
 import ray
 from ray import serve
 
-from penstock import json_logs, lifeline, sources
+from penstock import json_logs, sources
 from penstock.config import LLMConfig
 from penstock.config.messages.redact import parted
 from penstock.engine import HOST
+from penstock.processes import lifeline
 
 
 def nodes() -> list[dict[str, float]] | None:

@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 
 import psutil
 
-from penstock import process_tree
 from penstock.engines.vllm.core import failure_reason, kv_transfer, plugin
 from penstock.engines.vllm.core.launch import said_by
 from penstock.errors import EngineDead
+from penstock.processes import tree
 
 T = TypeVar("T")
 
@@ -89,13 +89,13 @@ class BuiltinCore:
             await asyncio.to_thread(self._process.join, _GRACE_S)
             self._loop.remove_reader(self._process.sentinel)
             self._process = None
-        await asyncio.to_thread(process_tree.end, below, _WORKERS_S, _GRACE_S)
+        await asyncio.to_thread(tree.end, below, _WORKERS_S, _GRACE_S)
 
     def _tree(self) -> list[psutil.Process]:
         if self.pid is None:
             return []
         try:
-            return [psutil.Process(self.pid), *process_tree.descendants(self.pid)]
+            return [psutil.Process(self.pid), *tree.descendants(self.pid)]
         except psutil.NoSuchProcess:
             return []
 

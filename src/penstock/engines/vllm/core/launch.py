@@ -17,10 +17,10 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
-from penstock import process_tree
 from penstock.engines.vllm.capabilities.state import Capabilities
 from penstock.engines.vllm.core import failure_reason, kv_transfer, plugin
 from penstock.errors import EngineDead
+from penstock.processes import tree
 from penstock.request_context import Gang
 
 _GRACE_S = 5.0
@@ -61,7 +61,7 @@ class Core:
 
     def kill(self) -> None:
         """Kills it and its descendants at once."""
-        process_tree.kill_tree(self._process)
+        tree.kill_tree(self._process)
 
     @property
     def input_address(self) -> str:
@@ -160,13 +160,13 @@ class Core:
     async def stop(self) -> None:
         """Ends it and its descendants. Idempotent."""
         if not self.ended.done():
-            below = process_tree.descendants(self.pid)
+            below = tree.descendants(self.pid)
             self._process.terminate()
             await asyncio.wait({self.ended}, timeout=_GRACE_S)
             if not self.ended.done():
                 self._process.kill()
                 await self.ended
-            await asyncio.to_thread(process_tree.end, below, _WORKERS_S, _GRACE_S)
+            await asyncio.to_thread(tree.end, below, _WORKERS_S, _GRACE_S)
 
     def _environment(self) -> dict[str, str]:
         return {

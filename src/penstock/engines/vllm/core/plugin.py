@@ -1,15 +1,17 @@
 """vLLM calls `register` in every process that it starts (entry point group `vllm.general_plugins`).
 
-In processes of our engines it ties the process to the engine's owner, records the reason of a failure where
-the owner finds it, and slows NIXL's polling on a CPU. Elsewhere it does nothing. Light: does not import vLLM.
+In processes of our engines it ties the process to the engine's owner, has it interrupt others for a CPU,
+records the reason of a failure where the owner finds it, and slows NIXL's polling on a CPU. Elsewhere it does
+nothing. Light: does not import vLLM.
 """
 
 from __future__ import annotations
 
 import os
 
-from penstock import json_logs, lifeline
+from penstock import json_logs
 from penstock.engines.vllm.core import failure_reason, nixl_progress
+from penstock.processes import cpu_turns, lifeline
 
 OWNER = "_PENSTOCK_ENGINE_OWNER"
 """Process id of the owner, in the environment of the core and its workers."""
@@ -20,6 +22,7 @@ def register() -> None:
     owner = os.environ.get(OWNER)
     if owner is None or int(owner) == os.getpid():
         return
+    cpu_turns.interrupt()
     lifeline.tie_to(int(owner), failure_reason.forget)
     json_logs.configure()
     failure_reason.record()
