@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -174,6 +174,18 @@ class Running:
     def processes(self) -> list[psutil.Process]:
         """All that it started, orphans too: nothing else runs below this process but a load generator."""
         return processes.descendants()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """While it lasts, none of its processes runs."""
+        family = [psutil.Process(self.pid), *processes.descendants(psutil.Process(self.pid))]
+        for process in family:
+            process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for process in family:
+                process.send_signal(signal.SIGCONT)
 
     def stop(self) -> Stopped:
         """SIGTERM, as a supervisor would; whatever outlives it is named, then ended."""

@@ -4,6 +4,10 @@
 
 Each contestant is started, loaded at every stream count and stopped; then the next. The whole circle is gone
 through `--rounds` times, each time from another contestant on, so that a slow hour of the machine hits all.
+
+With `--together` all are started first, then loaded in turns, `--rounds` times at every stream count, while
+the processes of the others are stopped (SIGSTOP). A slow minute hits all then; starts and memory are not
+measured.
 """
 
 from __future__ import annotations
@@ -11,9 +15,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from benchmarks import processes
 from benchmarks.command import add_common, choices, cleaned_up, numbers, refuse_strangers, say
@@ -24,6 +31,10 @@ from benchmarks.table import render
 from benchmarks.workload import EXECUTORS, Workload
 
 Entry = tuple[Contestant, Workload]
+Item = TypeVar("Item")
+
+_WAKE_S = 0.5
+"""After a SIGCONT, for timers that were due meanwhile."""
 
 
 def main() -> int:
@@ -32,7 +43,9 @@ def main() -> int:
     entries = _entries(options)
     record = Record(_settings(options, entries))
     with cleaned_up():
-        for number in range(options.rounds):
+        if options.together:
+            _measure_together(entries, options, record)
+        for number in range(0 if options.together else options.rounds):
             for entry in _rotated(entries, number):
                 _measure(entry, number + 1, options, record)
                 _save(record, options.json)
@@ -68,6 +81,33 @@ def _measure(entry: Entry, number: int, options: argparse.Namespace, record: Rec
         running.forget()
 
 
+def _measure_together(entries: Sequence[Entry], options: argparse.Namespace, record: Record) -> None:
+    """All contestants live at once; at any time one of them runs. Raises: DidNotStart."""
+    refuse_strangers(options.shared)
+    lives: list[tuple[Start, Workload, Running]] = []
+    for contestant, workload in entries:
+        say(f"starting {contestant.title} ({workload.executor})")
+        running = Running.start(contestant, workload)
+        running.first_token(workload)
+        running.check_answer(workload)
+        lives.append((Start(contestant.name, workload.executor, 0), workload, running))
+    for number in range(options.rounds):
+        for streams in options.streams:
+            for start, workload, running in _rotated(lives, number):
+                say(f"round {number + 1}: {start.contestant} ({workload.executor})")
+                with ExitStack() as others:
+                    for *_, other in lives:
+                        if other is not running:
+                            others.enter_context(other.paused())
+                    time.sleep(_WAKE_S)
+                    at = replace(start, round=number + 1)
+                    record.runs.append(_load(running, at, workload, streams, options))
+            _save(record, options.json)
+    for *_, running in lives:
+        running.stop()
+        running.forget()
+
+
 def _load(
     running: Running, start: Start, workload: Workload, streams: int, options: argparse.Namespace
 ) -> Run:
@@ -86,10 +126,10 @@ def _load(
     return run
 
 
-def _rotated(entries: Sequence[Entry], by: int) -> Iterator[Entry]:
-    start = by % len(entries)
-    yield from entries[start:]
-    yield from entries[:start]
+def _rotated(items: Sequence[Item], by: int) -> Iterator[Item]:
+    start = by % len(items)
+    yield from items[start:]
+    yield from items[:start]
 
 
 def _entries(options: argparse.Namespace) -> list[Entry]:
@@ -125,6 +165,7 @@ def _options() -> argparse.Namespace:
     add(
         "--idle-limit", type=float, default=60.0, help="seconds to wait for an idle machine before each start"
     )
+    add("--together", action="store_true", help="all live at once and are loaded in turns")
     add_common(parser)
     options = parser.parse_args()
     if not _entries(options):
