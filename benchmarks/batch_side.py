@@ -16,6 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.contestants import CONTESTANTS, Running
+from benchmarks.workload import MODEL_ID, Workload
+
 Job = dict[str, Any]
 Stamps = list[tuple[float, float, int]]
 """Begin, end, tokens."""
@@ -136,13 +139,13 @@ def fleet(job: Job) -> tuple[float, Stamps]:
 
 
 def url(job: Job) -> tuple[float, Stamps]:
-    """Penstock, by the URL of a service: here of the same deployment, through Serve's HTTP."""
+    """Penstock, by the URL of a service: `penstock serve` on a port of its own."""
     from penstock.data import HttpRequestProcessorConfig, build_processor
 
-    with _cluster() as ray, _served(job) as ready_s:
+    with _listening(job) as (address, ready_s), _cluster() as ray:
         config = HttpRequestProcessorConfig(
-            url="http://127.0.0.1:8000/v1",
-            model="bench",
+            url=address,
+            model=MODEL_ID,
             max_in_flight=job["engine"]["max_num_seqs"] * 5 // 4,
         )
         processor = build_processor(config, program=_stamped)
@@ -201,6 +204,19 @@ def _served(job: Job) -> Iterator[float]:
         yield time.time() - began
     finally:
         serve.shutdown()
+
+
+@contextmanager
+def _listening(job: Job) -> Iterator[tuple[str, float]]:
+    """URL, and seconds until it answered."""
+    workload = Workload(Path(job["model"]), "uni")
+    (contestant,) = (each for each in CONTESTANTS if each.name == "penstock")
+    running = Running.start(contestant, workload)
+    try:
+        yield f"http://127.0.0.1:{running.port}/v1", running.first_token(workload)
+    finally:
+        running.stop()
+        running.forget()
 
 
 SIDES: dict[str, Callable[[Job], tuple[float, Stamps]]] = {
