@@ -21,6 +21,7 @@ from penstock.data.execution.window import Window
 from penstock.data.journal.answer_cache import AnswerCache, cache_key
 from penstock.data.pipeline.batch_columns import OUTCOME, REQUEST, Table, pack, unpack, user_columns
 from penstock.data.results.outcome import Outcome
+from penstock.processes import cpu_turns
 
 RunRow = Callable[[Any, Window], Coroutine[Any, Any, Any]]
 """Runs what REQUEST holds for one row, through the window."""
@@ -61,6 +62,7 @@ class EngineStage:
         exclusive: bool,
         max_in_flight: int | None,
     ) -> Window:
+        cpu_turns.wait()
         backend = make_backend()
         await backend.start()
         return Window(backend, retry_policy, exclusive=exclusive, max_in_flight=max_in_flight)

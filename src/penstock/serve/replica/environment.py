@@ -12,7 +12,7 @@ from penstock import json_logs, sources
 from penstock.config import LLMConfig
 from penstock.config.messages.redact import parted
 from penstock.engine import HOST
-from penstock.processes import lifeline
+from penstock.processes import cpu_turns, lifeline
 
 
 def nodes() -> list[dict[str, float]] | None:
@@ -37,7 +37,11 @@ def in_replica() -> bool:
 
 
 def prepare(config: LLMConfig) -> None:
-    """Ties a replica to its raylet, and sets what its engine's processes inherit."""
+    """Ties a replica to its raylet, has it wait for its engine, and sets what that one's processes inherit.
+
+    Called in the thread of the replica's event loop.
+    """
+    cpu_turns.wait()
     lifeline.tie_to(os.getppid())  # a killed raylet leaves its workers running
     # Without it, an engine whose workers are Ray actors would start a cluster of its own.
     os.environ.setdefault("RAY_ADDRESS", ray.get_runtime_context().gcs_address)

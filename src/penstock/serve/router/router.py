@@ -24,6 +24,7 @@ from penstock.config.derive.prefill import prefill_name
 from penstock.config.schema.jobs import JobsConfig
 from penstock.config.schema.routing import SERVE_ROUTER
 from penstock.errors import Error
+from penstock.processes import cpu_turns
 from penstock.serve.fleet import membership
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway.app import Gateway
@@ -125,6 +126,7 @@ class LLMRouter:
             app_name = serve.get_replica_context().app_name
             if await asyncio.to_thread(has_left_overs, jobs[0], app_name, gateway.port):
                 self._jobs.hold()
+        cpu_turns.wait()
         gc.collect()
         gc.freeze()  # collecting all imported objects would pause every stream
 
