@@ -141,7 +141,14 @@ async def listening(app: ASGIApp, *, ours: bool = True) -> AsyncIterator[httpx.A
     app = _marked(app) if ours else app
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", interface="asgi3", log_level="warning"))
+    config = uvicorn.Config(
+        app,
+        lifespan="off",
+        interface="asgi3",
+        log_level="warning",
+        timeout_keep_alive=60,  # longer than the client keeps a connection, or one may end as it is used
+    )
+    server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve([sock]))
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{sock.getsockname()[1]}", timeout=180) as client:
         yield client
