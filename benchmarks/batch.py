@@ -1,8 +1,10 @@
 """Tokens per second of batch: one call of `LLM.generate` against everything else, on the same rows.
 
-`python -m benchmarks.batch --rows 5000 --lengths lognormal,fixed --rounds 2`. Every contestant is a process
-of its own, one after the other, with the same engine arguments, executor, prompts and token counts; the start
-of its engine is not counted. Ratios are within a round, to the faster one of LLM's two forms.
+`python -m benchmarks.batch --rows 5000 --lengths lognormal,fixed --rounds 3`. Every contestant is a process
+of its own, with the same engine arguments, executor, prompts and token counts; the start of its engine is not
+counted. In a round they work in turns of a few seconds, in which the processes of the others are stopped
+(SIGSTOP), so that a slow minute of the machine hits all alike; times are of a contestant's own turns. Ratios
+are within a round, to the faster one of LLM's two forms.
 """
 
 from __future__ import annotations
@@ -11,19 +13,26 @@ import argparse
 import json
 import math
 import random
-import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from benchmarks.batch_side import SIDES, Stamps
+from benchmarks import processes
+from benchmarks.batch_side import BEGUN, SIDES, TOLD, Stamps
 from benchmarks.command import add_common, choices, cleaned_up, refuse_strangers, say
+from benchmarks.contestants import Running
 from benchmarks.record import machine
 from benchmarks.workload import Workload
 
+_START_LIMIT_S = 240
 _LIMIT_S = 900
+_TURN_S = 3.0
+_LOOK_S = 0.02
+_END_S = 30.0
 _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 40
 
@@ -44,6 +53,9 @@ class Result:
     occupancy: tuple[float, ...] = ()
     failure: str = ""
 
+    def summary(self) -> str:
+        return self.failure or f"{self.tokens_per_s:,.0f} tok/s"
+
 
 def rows(count: int, lengths: str, seed: int) -> list[dict[str, object]]:
     """Prompts of some 20 tokens. lognormal: median 40 tokens, sigma 0.9, at most 400; fixed: 64 each."""
@@ -58,36 +70,99 @@ def rows(count: int, lengths: str, seed: int) -> list[dict[str, object]]:
     ]
 
 
-def run(name: str, lengths: str, turn: int, job: dict[str, object], workload: Workload) -> Result:
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "job.json"
-        file.write_text(json.dumps(job))
-        command = [sys.executable, "-m", "benchmarks.batch_side", name, folder]
-        environment = workload.environment(Path(folder))
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_LIMIT_S)
-        told = None if done.returncode else json.loads((Path(folder) / "told.json").read_text())
-    if told is None:
-        return Result(name, lengths, turn, failure=done.stderr.strip().splitlines()[-1][:300])
-    return measured(Result(name, lengths, turn, told["ready_s"]), told["stamps"], workload)
+class Side:
+    """One contestant while it lives: started, then given turns until its rows are done."""
+
+    def __init__(self, name: str, job: Mapping[str, object], workload: Workload) -> None:
+        """Returns when its rows have begun, or when it has ended; it is stopped until its first turn."""
+        self.name = name
+        folder = Path(tempfile.mkdtemp(prefix="bench-", dir="/tmp"))  # short: Ray's socket paths have a limit
+        (folder / "job.json").write_text(json.dumps(job))
+        command = [sys.executable, "-m", "benchmarks.batch_side", name, str(folder)]
+        self._running = Running(command, workload.environment(folder), folder, 0)
+        self._begun, self._told = folder / BEGUN, folder / TOLD
+        self._spans: list[tuple[float, float]] = []
+        self._run_s, self._began_at = 0.0, time.time()
+        self._until(self._begun, _START_LIMIT_S)
+        self._pause()
+
+    def turn(self) -> bool:
+        """A few seconds of work; whether all rows are done, or it failed."""
+        self._running.resume()
+        self._began_at = time.time()
+        if self._until(self._told, _TURN_S) or self._run_s > _LIMIT_S:
+            self._spans.append((self._began_at, time.time()))
+            return True
+        self._pause()
+        return False
+
+    def end(self) -> tuple[float, Stamps] | str:
+        """Seconds until its engine was ready, and its rows in seconds of its turns; or why there are none."""
+        self._running.wait(_END_S)
+        told = json.loads(self._told.read_text()) if self._told.exists() else None
+        if told is None:
+            return self._running.last_words()
+        self._running.forget()
+        return told["ready_s"], [
+            (self._own(begin), self._own(end), tokens) for begin, end, tokens in told["stamps"]
+        ]
+
+    def _until(self, file: Path, limit_s: float) -> bool:
+        """Whether the file is there, or nothing runs any more, within the limit."""
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            if file.exists() or self._running.wait(_LOOK_S) is not None:
+                return True
+        return False
+
+    def _pause(self) -> None:
+        self._running.pause()
+        now = time.time()
+        self._spans.append((self._began_at, now))
+        self._run_s += now - self._began_at
+
+    def _own(self, at: float) -> float:
+        """Seconds of its own turns until then."""
+        return sum(min(at, end) - begin for begin, end in self._spans if begin < at)
 
 
-def measured(start: Result, stamps: Stamps, workload: Workload) -> Result:
+def run(
+    names: list[str], lengths: str, turn: int, job: Mapping[str, object], workload: Workload
+) -> list[Result]:
+    """One round."""
+    sides = [Side(name, job, workload) for name in names]
+    results = {name: Result(name, lengths, turn) for name in names}
+    while sides:
+        for side in list(sides):
+            if side.turn():
+                sides.remove(side)
+                results[side.name] = measured(results[side.name], side.end(), workload)
+                say(f"{lengths} {side.name}: {results[side.name].summary()}")
+    processes.end_all()
+    return list(results.values())
+
+
+def measured(start: Result, told: tuple[float, Stamps] | str, workload: Workload) -> Result:
     """The figures of a run."""
+    if isinstance(told, str):
+        return replace(start, failure=told.splitlines()[-1][-300:])
+    ready_s, stamps = told
     first = min(begin for begin, _, _ in stamps)
     ends = sorted(end - first for _, end, _ in stamps)
     tokens = sum(count for *_, count in stamps)
     seats = workload.engine_kwargs()["max_num_seqs"]
     steps = [(n + 0.5) / _WIDTH * ends[-1] + first for n in range(_WIDTH)]
     inside = [min(seats, sum(begin <= at < end for begin, end, _ in stamps)) / seats for at in steps]
-    known = asdict(start) | {
-        "tokens": tokens,
-        "tokens_per_s": tokens / ends[-1],
-        "half_s": ends[len(ends) // 2],
-        "most_s": ends[len(ends) * 9 // 10],
-        "all_s": ends[-1],
-        "occupancy": tuple(inside),
-    }
-    return Result(**known)
+    return replace(
+        start,
+        ready_s=ready_s,
+        tokens=tokens,
+        tokens_per_s=tokens / ends[-1],
+        half_s=ends[len(ends) // 2],
+        most_s=ends[len(ends) * 9 // 10],
+        all_s=ends[-1],
+        occupancy=tuple(inside),
+    )
 
 
 def table(results: list[Result]) -> str:
@@ -141,11 +216,7 @@ def main() -> None:
             for lengths in options.lengths:
                 work = rows(options.rows, lengths, turn)
                 job = {"model": str(options.model), "engine": workload.engine_kwargs(), "rows": work}
-                for name in options.contestants:
-                    results.append(run(name, lengths, turn, job, workload))
-                    say(
-                        f"{lengths} {name}: {results[-1].failure or f'{results[-1].tokens_per_s:,.0f} tok/s'}"
-                    )
+                results += run(options.contestants, lengths, turn, job, workload)
     print(json.dumps(machine()))
     print(table(results))
     if options.json is not None:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -129,6 +129,7 @@ class Running:
         self.folder = folder
         self.log = folder / "output.log"
         self.started_at = time.monotonic()
+        self._paused: list[psutil.Process] = []
         with self.log.open("w") as log:
             self._process = subprocess.Popen(
                 command, cwd=ROOT, env=dict(environment), stdout=log, stderr=subprocess.STDOUT,
@@ -155,12 +156,12 @@ class Running:
         deadline = self.started_at + _START_LIMIT_S
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
-                raise DidNotStart(f"It ended with code {self._process.returncode}: {self._last_words()}")
+                raise DidNotStart(f"It ended with code {self._process.returncode}: {self.last_words()}")
             with contextlib.suppress(OSError, http.client.HTTPException):
                 if (at := _first_token_at(self.port, workload.body())) is not None:
                     return at - self.started_at
             time.sleep(_LOOK_S)
-        raise DidNotStart(f"It gave no token within {_START_LIMIT_S:g} s: {self._last_words()}")
+        raise DidNotStart(f"It gave no token within {_START_LIMIT_S:g} s: {self.last_words()}")
 
     def check_answer(self, workload: Workload) -> None:
         """Raises: DidNotStart unless an answer has exactly the tokens that tok/s are reckoned with."""
@@ -175,17 +176,27 @@ class Running:
         """All that it started, orphans too: nothing else runs below this process but a load generator."""
         return processes.descendants()
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """While it lasts, none of its processes runs."""
-        family = [psutil.Process(self.pid), *processes.descendants(psutil.Process(self.pid))]
-        for process in family:
-            process.send_signal(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            for process in family:
+    def pause(self) -> None:
+        """From now on none of its processes runs."""
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
+            leader = psutil.Process(self.pid)
+            self._paused = [leader, *processes.descendants(leader)]
+        for process in self._paused:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """All processes that `pause` stopped run again."""
+        for process in self._paused:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGCONT)
+        self._paused = []
+
+    def wait(self, limit_s: float) -> int | None:
+        """Its exit status; None while it runs on after `limit_s` seconds."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(limit_s)
+        return None
 
     def stop(self) -> Stopped:
         """SIGTERM, as a supervisor would; whatever outlives it is named, then ended."""
@@ -206,7 +217,8 @@ class Running:
         """Removes its files; not called where the log is still of use."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _last_words(self) -> str:
+    def last_words(self) -> str:
+        """The end of its output, and where all of it is."""
         lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         return f"{' | '.join(lines[-3:])[-500:]} (all of it: {self.log})"
 

@@ -123,7 +123,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.idle", description=_FIRST_LINE)
     names = [contestant.name for contestant in CONTESTANTS]
     parser.add_argument("--only", type=choices(names), default=["vllm", "penstock"], metavar="NAME,NAME")
-    parser.add_argument("--settle", type=float, default=20.0, help="seconds from the first token on")
+    parser.add_argument("--settle", type=float, default=90.0, help="seconds from the first token on")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long it is looked at")
     parser.add_argument("--threads", action="store_true", help="a line for each name of a thread")
     add_common(parser)

@@ -17,7 +17,6 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -90,20 +89,20 @@ def _measure_together(entries: Sequence[Entry], options: argparse.Namespace, rec
         running = Running.start(contestant, workload)
         running.first_token(workload)
         running.check_answer(workload)
+        running.pause()
         lives.append((Start(contestant.name, workload.executor, 0), workload, running))
     for number in range(options.rounds):
         for streams in options.streams:
             for start, workload, running in _rotated(lives, number):
                 say(f"round {number + 1}: {start.contestant} ({workload.executor})")
-                with ExitStack() as others:
-                    for *_, other in lives:
-                        if other is not running:
-                            others.enter_context(other.paused())
-                    time.sleep(_WAKE_S)
-                    at = replace(start, round=number + 1)
-                    record.runs.append(_load(running, at, workload, streams, options))
+                running.resume()
+                time.sleep(_WAKE_S)
+                at = replace(start, round=number + 1)
+                record.runs.append(_load(running, at, workload, streams, options))
+                running.pause()
             _save(record, options.json)
     for *_, running in lives:
+        running.resume()
         running.stop()
         running.forget()
 
