@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 
 import pytest
 from served import NODE, Replica, Served, chat, until
@@ -56,6 +57,16 @@ async def test_a_silent_replica_is_not_picked_until_it_speaks_again(served: Serv
     await until(lambda: not served.table.ready("m"))
     os.kill(replica.process.pid, signal.SIGCONT)
     await until(lambda: served.table.ready("m"))
+
+
+async def test_who_was_stopped_itself_has_heard_no_silence(served: Served, monkeypatch):
+    monkeypatch.setattr(link, "SILENCE_S", 1.5)
+    said = await words(await served.process(join=False))
+    await said.get()
+    time.sleep(2 * link.SILENCE_S)  # noqa: ASYNC251 - as SIGSTOP does
+    heard = said.qsize()
+    await until(lambda: said.qsize() > heard + 3)
+    assert not said.task.done()
 
 
 async def test_a_draining_replica_finishes_its_stream_and_gets_nothing_new(served: Served):

@@ -22,6 +22,7 @@ ADAPTERS_PATH = "/_penstock/adapters"  # GET: names of the adapters that a reque
 BEAT_S = 1.0  # a report at least this often
 COALESCE_S = 0.1  # and at most this often, unless the state changes
 SILENCE_S = 5.0  # without a line for so long, the link counts as lost
+_LOOKS = 5  # in this time; they count rather than the clock, which runs on while this process is stopped
 
 # Headers between gateway and replica. Clients can neither send nor receive x-penstock- headers.
 SECRET = b"x-penstock-secret"
@@ -98,15 +99,40 @@ async def listen(
     """
     fields = b"%b: %b\r\n%b: %b\r\n" % (SECRET, secret.encode(), GATEWAY, gateway_id.encode())
     connection.request(b"GET %b HTTP/1.1\r\nhost: replica\r\n%b\r\n" % (PATH.encode(), fields))
-    loop = asyncio.get_running_loop()
-    async with asyncio.timeout(SILENCE_S) as silence:
-        head = await connection.head()
-        if head.status != 200:
-            raise ConnectionAbortedError(f"the replica refused the link with status {head.status}")
-        rest = b""
-        while piece := await connection.read():
-            silence.reschedule(loop.time() + SILENCE_S)
-            *lines, rest = (rest + piece).split(b"\n")
-            for text in lines:
-                received(_decode(text))
+    async with asyncio.timeout(None) as limit:
+        silence = _Silence(limit)
+        try:
+            head = await connection.head()
+            if head.status != 200:
+                raise ConnectionAbortedError(f"the replica refused the link with status {head.status}")
+            rest = b""
+            while piece := await connection.read():
+                silence.ended()
+                *lines, rest = (rest + piece).split(b"\n")
+                for text in lines:
+                    received(_decode(text))
+        finally:
+            silence.stop()
     raise ConnectionResetError("the replica ended the link")
+
+
+class _Silence:
+    """Lets `limit` expire after `SILENCE_S` in which this process ran and `ended` was not called."""
+
+    def __init__(self, limit: asyncio.Timeout) -> None:
+        self._limit = limit
+        self._loop = asyncio.get_running_loop()
+        self._looks = 0
+        self._look()
+
+    def ended(self) -> None:
+        self._looks = 0
+
+    def stop(self) -> None:
+        self._next.cancel()
+
+    def _look(self) -> None:
+        self._next = self._loop.call_later(SILENCE_S / _LOOKS, self._look)
+        if self._looks == _LOOKS:
+            self._limit.reschedule(self._loop.time())
+        self._looks += 1

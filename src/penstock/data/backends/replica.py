@@ -149,13 +149,19 @@ class ReplicaClient:
         return headers.to_replica("POST", quote(path, safe=_PATH).encode(), [_JSON], own, body_bytes)
 
     async def _follow_link(self) -> None:
+        """Returns when the replica is lost. One that is silent gets no rows until it is heard again."""
         try:
-            connection = await _reached(self._pool.connect())
-            try:
-                await link.listen(connection, self._secret, self._sender, self._on_message)
-            finally:
-                connection.abort()
-        except (ConnectFailed, OSError, TimeoutError, msgspec.DecodeError) as error:
+            while True:
+                connection = await _reached(self._pool.connect())
+                try:
+                    await link.listen(connection, self._secret, self._sender, self._on_message)
+                except TimeoutError:
+                    log.info("Replica %s is silent.", self.id)
+                    self._report = None
+                    self._changed()
+                finally:
+                    connection.abort()
+        except (ConnectFailed, OSError, msgspec.DecodeError) as error:
             log.info("Replica %s is lost: %s", self.id, error)
         finally:
             self.lost = True
