@@ -192,7 +192,7 @@ def _piped(ray: Any, processor: Any, job: Job, block: int) -> tuple[float, Stamp
 def _cluster() -> Iterator[Any]:
     import ray
 
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=300 << 20)
+    ray.init(include_dashboard=False, log_to_driver=False, object_store_memory=300 << 20)
     ray.data.DataContext.get_current().enable_progress_bars = False
     try:
         yield ray
