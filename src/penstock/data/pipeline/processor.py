@@ -219,6 +219,8 @@ def call_shape(concurrent: int, most_rows: int) -> tuple[int, int]:
 def _pool(config: ProcessorConfig, calls: int) -> dict[str, Any]:
     """Options of `map_batches` for a pool whose actors run several calls at a time."""
     least, most = config.get_concurrency().values()
+    if least != most:
+        calls = min(calls, _CALLS)  # what waits for an actor makes the pool grow
     pool: dict[str, Any] = {
         "min_size": least,
         "max_size": most,
