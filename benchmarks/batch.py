@@ -28,11 +28,10 @@ from benchmarks.contestants import Running
 from benchmarks.record import machine
 from benchmarks.workload import Workload
 
-_START_LIMIT_S = 240
-_LIMIT_S = 900
-_TURN_S = 3.0
-_LOOK_S = 0.02
-_END_S = 30.0
+_START_LIMIT_S, _LIMIT_S, _END_S = 240.0, 900.0, 30.0
+"""Of one contestant: until its rows begin, in all its turns, and from its last row until it has ended."""
+
+_TURN_S, _LOOK_S = 3.0, 0.02
 _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 40
 
@@ -98,7 +97,8 @@ class Side:
 
     def end(self) -> tuple[float, Stamps] | str:
         """Seconds until its engine was ready, and its rows in seconds of its turns; or why there are none."""
-        self._running.wait(_END_S)
+        if self._running.wait(_END_S) is None:
+            self._running.pause()  # it would run beside the others; the round's end ends it
         told = json.loads(self._told.read_text()) if self._told.exists() else None
         if told is None:
             return self._running.last_words()

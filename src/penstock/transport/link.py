@@ -22,7 +22,7 @@ ADAPTERS_PATH = "/_penstock/adapters"  # GET: names of the adapters that a reque
 BEAT_S = 1.0  # a report at least this often
 COALESCE_S = 0.1  # and at most this often, unless the state changes
 SILENCE_S = 5.0  # without a line for so long, the link counts as lost
-_LOOKS = 5  # in this time; they count rather than the clock, which runs on while this process is stopped
+_LOOKS = 5  # in that time. They are counted, since the clock runs on while this process is stopped
 
 # Headers between gateway and replica. Clients can neither send nor receive x-penstock- headers.
 SECRET = b"x-penstock-secret"
@@ -117,7 +117,10 @@ async def listen(
 
 
 class _Silence:
-    """Lets `limit` expire after `SILENCE_S` in which this process ran and `ended` was not called."""
+    """Lets `limit` expire after `SILENCE_S`, or a look later, in which `ended` was not called.
+
+    Not by the clock: a process that was stopped finds its timers due before it reads what came meanwhile.
+    """
 
     def __init__(self, limit: asyncio.Timeout) -> None:
         self._limit = limit
