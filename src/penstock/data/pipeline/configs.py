@@ -25,8 +25,8 @@ class ProcessorConfig(RootConfig):
     batch_size: int = Field(
         default=64,
         ge=1,
-        description="Rows per batch of Ray Data, of which an actor holds up to 128: smaller for large rows. The "
-        "engine takes them one by one.",
+        description="Rows per batch of Ray Data, of which an actor holds up to 128: smaller for large rows. "
+        "The engine takes them one by one.",
     )
     concurrency: Concurrency = Field(
         default=1, description="Engines, all started at once; `(m, n)`: from m to n of them, by demand."
