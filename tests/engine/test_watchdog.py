@@ -6,6 +6,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -49,6 +50,36 @@ async def test_a_stopped_process_is_found(working: bool):
     with child("import time; time.sleep(60)") as process:
         process.send_signal(signal.SIGSTOP)
         assert "stopped" in str(await verdict(watching(process, working=working), LIMIT_S))
+
+
+async def test_a_stopped_process_is_found_by_one_that_is_itself_delayed_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(watchdog, "STOPPED_S", 1.0)
+
+    async def delay() -> None:
+        while True:
+            await asyncio.sleep(0.4)
+            time.sleep(1.2)  # noqa: ASYNC251 - the delay
+
+    delays = asyncio.create_task(delay())
+    with child("import time; time.sleep(60)") as process:
+        process.send_signal(signal.SIGSTOP)
+        found = await verdict(watching(process, working=True), 4 * LIMIT_S)
+        delays.cancel()
+    assert "stopped" in str(found)
+
+
+async def test_what_is_not_watched_does_not_count():
+    """A machine that stood still, and an engine that goes on a little later."""
+    with child("import time; time.sleep(60)") as process:
+        process.send_signal(signal.SIGSTOP)
+        watched = asyncio.create_task(verdict(watching(process, working=True), 2 * LIMIT_S))
+        await asyncio.sleep(1.0)
+        time.sleep(2 * watchdog.STOPPED_S)  # noqa: ASYNC251 - the machine
+        await asyncio.sleep(0.5)
+        process.send_signal(signal.SIGCONT)
+        assert await watched is None
 
 
 async def test_one_that_computes_without_a_step_is_left_alone(monkeypatch: pytest.MonkeyPatch):

@@ -30,6 +30,8 @@ PROBE_S = 10.0
 
 _LOOK_S = 0.25
 _LATE_S = 4 * _LOOK_S
+"""A look that is later counts as one in time: what delayed us may have delayed the engine."""
+
 _FAMILY_S = 10.0  # how often its children are listed
 
 
@@ -69,12 +71,14 @@ class Watchdog:
 
     async def _watch(self) -> str:
         family, steps, cpu_s = _Family(None), self._steps(), 0.0
-        looked = ran = stepped = computed = time.monotonic()
+        now = ran = stepped = computed = 0.0  # seconds that we have watched
+        looked = time.monotonic()
         while True:
             await asyncio.sleep(_LOOK_S)
-            now, pid = time.monotonic(), self._pid()
-            was_late, looked = now - looked > _LATE_S, now
-            if was_late or pid is None or family.pid != pid:  # we were delayed, or it is a new engine
+            passed_s, pid = time.monotonic() - looked, self._pid()
+            looked += passed_s
+            now += passed_s if passed_s <= _LATE_S else _LOOK_S
+            if pid is None or family.pid != pid:  # it is a new engine
                 family = family if family.pid == pid else _Family(pid)
                 ran = stepped = computed = now
             if pid is None:
