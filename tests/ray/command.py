@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import openai
 import psutil
@@ -17,6 +18,9 @@ import psutil
 _MARK = "TEST_RUN"
 _START_S = 240.0  # of a start on a machine that has much else to do
 _GONE_S = 30.0
+
+OF_NO_USE = {"dashboard.py", "monitor.py", "log_monitor.py"}
+"""Ray's scripts that a Ray of a command's own runs without."""
 
 
 def _environment() -> dict[str, str]:
@@ -92,6 +96,10 @@ class Command:
 
     def living(self) -> list[psutil.Process]:
         return [process for process in psutil.process_iter() if self._is_ours(process)]
+
+    def scripts(self) -> set[str]:
+        """Names of the files that its processes run or are given."""
+        return {Path(word).name for process in self.living() for word in process.cmdline()}
 
     def _is_ours(self, process: psutil.Process) -> bool:
         try:

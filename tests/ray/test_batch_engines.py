@@ -12,7 +12,7 @@ import pytest
 from ray.exceptions import OutOfMemoryError, RuntimeEnvSetupError, WorkerCrashedError
 from tests.cluster import Cluster
 from tests.kubernetes import SERVICE_VARIABLES
-from tests.ray.command import Command
+from tests.ray.command import OF_NO_USE, Command
 
 from penstock.config import LLMConfig
 from penstock.data.job.job import Job
@@ -90,6 +90,7 @@ def test_a_killed_command_leaves_nothing_and_goes_on(cluster: Cluster, spec: Job
     words = (*words, "--step-base-ms", "15", "--max-num-seqs", "4")
     first = Command(*words, verb="batch", **SERVICE_VARIABLES)
     _until_journaled(spec, 20)
+    assert first.scripts().isdisjoint(OF_NO_USE)
     first.work().send_signal(signal.SIGKILL)
     assert first.exit_code() == 128 + signal.SIGKILL
     assert first.left() == []

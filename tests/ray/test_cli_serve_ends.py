@@ -3,12 +3,13 @@
 import json
 import os
 import signal
-from pathlib import Path
 
 import openai
 import pytest
 from tests.ports import unused
-from tests.ray.command import Command, ask, serving
+from tests.ray.command import OF_NO_USE, Command, ask, serving
+
+from penstock.serve.controller_pace import CALLBACK
 
 pytestmark = pytest.mark.full
 
@@ -70,8 +71,9 @@ def test_killed_work_leaves_nothing_and_its_neighbour_untouched(free_port: int):
 def test_own_cluster_runs_nothing_that_nothing_uses(free_port: int):
     with serving("lean", "--engine", "sim", "--port", str(free_port)) as command:
         assert "".join(ask(free_port, "served all the same", "lean")) == "served all the same"
-        scripts = {Path(word).name for process in command.living() for word in process.cmdline()}
-        assert scripts.isdisjoint({"dashboard.py", "monitor.py", "log_monitor.py"})
+        assert command.scripts().isdisjoint(OF_NO_USE)
+        (controller,) = [one for one in command.living() if "ray::ServeController" in one.cmdline()[0]]
+        assert controller.environ()["RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH"] == CALLBACK
 
 
 def test_own_cluster_waits_for_a_cpu(free_port: int):

@@ -1,3 +1,3 @@
-"""Processes of one machine: who ends with whom (`lifeline`), ending all below one (`tree`), and which the
-kernel runs first (`cpu_turns`). Knows nothing of engines.
+"""Processes of one machine: who ends with whom (`lifeline`), ending all below one (`tree`), which the kernel
+runs first (`cpu_turns`), and what a Ray of our own runs without (`lean_ray`). Knows nothing of engines.
 """

@@ -1,6 +1,6 @@
 """`penstock serve`, once its models are known.
 
 port (is the address free), run (inside the guard: start, show, wait, stop), startup (its blocking steps),
-ray_cluster (Ray and Serve), lean_ray (what a Ray of its own leaves out), display (the terminal while it
-starts), greeting (what it prints when it serves), started (which services run here; `penstock stop`).
+ray_cluster (Ray and Serve), display (the terminal while it starts), greeting (what it prints when it serves),
+started (which services run here; `penstock stop`).
 """

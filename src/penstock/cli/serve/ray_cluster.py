@@ -10,20 +10,25 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.serve.lean_ray import lean_start
 from penstock.config import LLMConfig
 from penstock.config.derive.prefill import halves
 from penstock.config.schema.processing import own_deployment
 from penstock.data.backends.ray_cluster import connection_options, init_ray
 from penstock.errors import Unavailable
+from penstock.serve import controller_pace
 
 if TYPE_CHECKING:
     from ray.serve import Application
 
+_ENVIRONMENT = {
+    # Serve's control loop: slow while nothing happens.
+    "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": controller_pace.CALLBACK,
+    # Each replica and each handle passes its counters to Ray ten times a second; Ray reports every 10 s.
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
+}
 _LOOK_S = 0.1
 
 
@@ -62,9 +67,11 @@ class Cluster:
         options = connection_options(address, cpus=cpus, verbose=verbose)
         if passes_objects:
             options.pop("object_store_memory", None)
+        if self.own:
+            for name, value in _ENVIRONMENT.items():
+                os.environ.setdefault(name, value)
         try:
-            with lean_start(shows_output=verbose) if self.own else nullcontext():
-                context = init_ray(on_message, **options)
+            context = init_ray(on_message, **options)
         except (ConnectionError, ValueError) as error:
             if self.own:
                 raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import Any
 
 import psutil
@@ -12,6 +12,7 @@ import psutil
 from penstock import ray_version
 from penstock.errors import Unavailable
 from penstock.processes import cpu_turns
+from penstock.processes.lean_ray import lean_start
 
 _OBJECT_STORE_BYTES = 80 << 20  # Ray's minimum is 75 MiB; little passes through it
 _ENVIRONMENT = {
@@ -39,7 +40,9 @@ def init_ray(on_message: Callable[[str], None] | None = None, **options: Any) ->
     own = options.get("address") == "local"
     for is_last in (False, True):
         try:
-            with cpu_turns.children_wait() if own else nullcontext():
+            if not own:
+                return ray.init(**options)
+            with cpu_turns.children_wait(), lean_start(shows_output=options.get("log_to_driver", True)):
                 return ray.init(**options)
         except Exception as error:  # Ray raises plain ones
             if text := ray_version.explain_mismatch(str(error)):

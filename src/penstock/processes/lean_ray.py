@@ -1,4 +1,4 @@
-"""What a Ray that `penstock serve` starts for itself leaves out, because nothing there uses it.
+"""What a Ray that a command starts for itself leaves out, because nothing there uses it.
 
 Each item says what it would be for. What the user has set in the environment stays.
 """
@@ -8,22 +8,14 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
 import psutil
 
-from penstock.serve import controller_pace
-
-_ENVIRONMENT: Mapping[str, str] = {
-    # Serve's control loop: slow while nothing happens.
-    "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": controller_pace.CALLBACK,
-    # Each replica and each handle passes its counters to Ray ten times a second; Ray reports every 10 s.
-    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
-    # Each process of Ray's keeps the times of its own handlers, some of which run 100 times a second, for
-    # Ray's developers.
-    "RAY_event_stats": "0",
-}
+# Each process of Ray's keeps the times of its own handlers, some of which run 100 times a second, for Ray's
+# developers.
+_EVENT_STATS = "RAY_event_stats"
 _LOG_MONITOR = "/_private/log_monitor.py"  # shows workers' output in their driver; here it stays in files
 _UNUSED = (
     "/dashboard/dashboard.py",  # without a dashboard it only reports usage, which is off
@@ -39,8 +31,7 @@ def lean_start(*, shows_output: bool) -> Generator[None]:
 
     shows_output: whether this process prints what workers print.
     """
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    os.environ.setdefault(_EVENT_STATS, "0")
     unused = _UNUSED if shows_output else (*_UNUSED, _LOG_MONITOR)
     done = threading.Event()
     ending = threading.Thread(target=_end_until, args=(unused, done), name="lean ray")
