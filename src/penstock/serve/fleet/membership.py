@@ -10,6 +10,7 @@ import asyncio
 import importlib
 import random
 import sys
+import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -37,18 +38,32 @@ ADAPTERS = "adapters"
 _watchers: dict[tuple[str, str], tuple[asyncio.AbstractEventLoop, Callable[[Members], None]]] = {}
 """By model and application."""
 
+_latest: dict[tuple[str, str], Members] = {}
+"""What was published last. A call by the handle may have started its router before anyone follows it, and the
+router says nothing more until a replica comes or goes."""
+
+_lock = threading.Lock()  # the router has a thread of its own
+
 
 def follow(model_id: str, handle: DeploymentHandle[Any], seen: Callable[[Members], None]) -> None:
-    """Calls `seen` on the running loop with all replicas of a model behind `handle`, at every change."""
-    _watchers[model_id, handle.app_name] = (asyncio.get_running_loop(), seen)
+    """Calls `seen` on the running loop with all replicas of a model behind `handle`: with those that are
+    known, and at every change."""
+    loop, key = asyncio.get_running_loop(), (model_id, handle.app_name)
+    with _lock:
+        _watchers[key] = loop, seen
+        if key in _latest:
+            loop.call_soon(seen, _latest[key])
     handle.options(method_name="llm_config")  # starts the handle's router
 
 
 def publish(model_id: str, application: str, members: Members) -> None:
-    """Passes `members` to the watcher, if there is one. Thread-safe."""
-    if (model_id, application) in _watchers:
-        loop, seen = _watchers[model_id, application]
-        loop.call_soon_threadsafe(seen, members)
+    """Passes `members` to the watcher, or keeps them for one. Thread-safe."""
+    key = model_id, application
+    with _lock:
+        _latest[key] = members
+        if key in _watchers:
+            loop, seen = _watchers[key]
+            loop.call_soon_threadsafe(seen, members)
 
 
 def announce(model_id: str, application: str, replicas: Sequence[RunningReplica]) -> None:
