@@ -8,9 +8,10 @@ ENV PATH=/opt/penstock/bin:$PATH
 RUN pip install --no-cache-dir torch==2.13.0+cpu torchvision torchaudio \
         --index-url https://download.pytorch.org/whl/cpu
 WORKDIR /src
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE ./
+COPY constraints constraints
 COPY src src
-RUN pip install --no-cache-dir --constraint constraints.txt ".[cpu]"
+RUN pip install --no-cache-dir --constraint constraints/cpu.txt ".[cpu]"
 
 FROM python:3.11.14-slim-bookworm
 # vLLM's CPU build compiles small kernels at run time and links OpenMP and NUMA.

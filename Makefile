@@ -23,7 +23,7 @@ help:
 	@echo "make sglang    set up, then an environment in which tests run SGLang on a CPU"
 	@echo "make clean     remove everything that set-up and runs made"
 
-$(READY): pyproject.toml constraints.txt scripts/setup scripts/torchvision_beside_cpu_torch.py
+$(READY): pyproject.toml $(wildcard constraints/*.txt) scripts/setup scripts/torchvision_beside_cpu_torch.py
 	@scripts/setup
 	@touch $@
 
