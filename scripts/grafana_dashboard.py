@@ -155,6 +155,39 @@ PANELS: dict[str, tuple[Panel, ...]] = {
             ),
         ),
     ),
+    "Classes of work": (
+        Panel(
+            "Requests by class",
+            "reqps",
+            ((_rate("penstock_tier_requests_total", by="model, tier"), "{{model}} {{tier}}"),),
+            "'flex' is batch: it runs in what online requests leave free.",
+        ),
+        Panel(
+            "Batch in replicas",
+            "none",
+            (
+                (f"max by (model) (penstock_batch_requests{{{OURS}}})", "{{model}} running"),
+                (f"max by (model) (penstock_batch_limit{{{OURS}}})", "{{model}} limit"),
+            ),
+            "Replicas lower the limit while online requests miss their latency targets.",
+        ),
+        Panel(
+            "Batch that waits",
+            "none",
+            ((f"sum by (model) (penstock_batch_queued_requests{{{OURS}}})", "{{model}}"),),
+        ),
+        Panel(
+            "Batch preempted by online requests",
+            "none",
+            (
+                (
+                    f"max by (model) (increase(penstock_batch_requeued_requests{{{OURS}}}[{RATE}]))",
+                    "{{model}}",
+                ),
+            ),
+            "Batch requests that replicas aborted for online ones and run again.",
+        ),
+    ),
     "Clients": (Panel("Connections", "none", (("sum by (state) (penstock_connections)", "{{state}}"),)),),
 }
 

@@ -27,7 +27,7 @@ def _selected(expr: Any, labels: frozenset[str]) -> Iterator[tuple[Any, frozense
     elif isinstance(expr, promql_parser.BinaryExpr):
         yield from _selected(expr.lhs, labels)
         yield from _selected(expr.rhs, labels)
-    elif isinstance(expr, promql_parser.ParenExpr):
+    elif isinstance(expr, promql_parser.ParenExpr | promql_parser.SubqueryExpr):
         yield from _selected(expr.expr, labels)
 
 
