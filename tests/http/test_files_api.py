@@ -4,6 +4,7 @@ import asyncio
 import io
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 from jobs_served import JobsServed, line, lines
@@ -190,3 +191,34 @@ async def test_a_second_process_waits_for_the_storage_and_takes_over(jobs, serve
     assert [one.id async for one in other.openai().files.list()] == [file.id]
     await other.stop()
     await jobs.start()
+
+
+async def test_a_form_is_bounded_beside_its_file(jobs):
+    """Parts without data, many parts, bytes behind the last boundary: none is kept, or read to its end."""
+    head = b'--B\r\ncontent-disposition: form-data; name="%b"\r\n\r\n'
+    purpose, file = head % b"purpose" + b"batch\r\n", head % b'file"; filename="f' + b"{}\n\r\n"
+    forms = {
+        "more than 17 parts": [head % b"x%d" % number + b"\r\n" for number in range(20)] + [b"--B--\r\n"],
+        "bytes beside its file": [purpose, file, b"--B--\r\n", *[b"x" * 65_536] * 8],
+        "has more than 4,096 bytes": [head % b"purpose" + b"x" * 10_000 + b"\r\n", file, b"--B--\r\n"],
+    }
+    for reason, pieces in forms.items():
+        answer = await send_form(jobs, pieces, boundary="B")
+        assert (answer.status_code, reason in answer.text) == (400, True), answer.text
+    good = await send_form(jobs, [purpose, file, b"--B--\r\n"], boundary="B")
+    assert (good.status_code, good.json()["bytes"]) == (200, 3)
+
+
+async def test_a_boundary_that_is_too_long_is_refused(jobs):
+    answer = await send_form(jobs, [b"--B--\r\n"], boundary="B" * 300)
+    assert (answer.status_code, "boundary" in answer.json()["error"]["message"]) == (400, True)
+
+
+async def send_form(jobs: JobsServed, pieces: list[bytes], *, boundary: str) -> httpx.Response:
+    async def content():
+        for piece in pieces:
+            yield piece
+
+    headers = {"content-type": f"multipart/form-data; boundary={boundary}"}
+    async with httpx.AsyncClient(base_url=jobs.url) as http:
+        return await http.post("/v1/files", content=content(), headers=headers)

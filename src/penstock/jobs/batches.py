@@ -14,7 +14,7 @@ import msgspec
 from penstock.config.schema.jobs import JobsConfig
 from penstock.errors import BadRequest, Conflict, NotFound, TooLarge
 from penstock.jobs.files import FileStore
-from penstock.jobs.parameters import KEEP_S, Page, expires_after_s, shown, window_s
+from penstock.jobs.parameters import KEEP_S, Page, expires_after_s, insert, shown, window_s
 from penstock.jobs.records import INPUT, BatchRecord, new_id, now_s
 from penstock.jobs.storage import JobStorage
 from penstock.jobs.validation import ENDPOINTS
@@ -60,7 +60,7 @@ class BatchStore:
     def load(self) -> None:
         """Reads all records; removes what ended batches no longer need. Blocks."""
         found = self._storage.read_all(FOLDER, BatchRecord)
-        self._records = {batch_id: one for batch_id, one in found.items() if one is not None}
+        self._records = {batch_id: one for batch_id, one in sorted(found.items()) if one is not None}
         self.progress = {}
         for one in self.unfinished():
             self._files.in_use[one.input_file_id] = one.id
@@ -153,7 +153,7 @@ class BatchStore:
 
     async def _write(self, record: BatchRecord) -> None:
         await asyncio.to_thread(self._storage.write, FOLDER, record.id, record)
-        self._records[record.id] = record
+        insert(self._records, record)
         if record.ended:
             self.progress.pop(record.id, None)
             self._release(record)

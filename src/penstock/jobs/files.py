@@ -13,14 +13,14 @@ from typing import Any
 
 from penstock.config.schema.jobs import JobsConfig
 from penstock.errors import Conflict, NotFound
-from penstock.jobs.parameters import KEEP_S, Page, expires_after_s, shown
+from penstock.jobs.parameters import KEEP_S, Page, expires_after_s, insert, shown
 from penstock.jobs.records import INPUT, FileRecord, new_id, now_s
 from penstock.jobs.storage import JobStorage
 from penstock.jobs.upload import Upload, check_purpose
 
 FOLDER = "files"
 _FEED_BYTES = 1 << 20
-_MOST_LISTED = 10_000
+_MOST_LISTED, _LISTED = 10_000, 1_000
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _NAME_CHARS = 255
 
@@ -39,7 +39,7 @@ class FileStore:
         """Reads all records, and removes contents without one: uploads that were not finished. Blocks."""
         self.in_use.clear()
         found = self._storage.read_all(FOLDER, FileRecord)
-        self._records = {file_id: one for file_id, one in found.items() if one is not None}
+        self._records = {file_id: one for file_id, one in sorted(found.items()) if one is not None}
         for file in self._storage.at(FOLDER).files():
             if file.name.partition(".")[0] not in found:
                 self._storage.at(f"{FOLDER}/{file.name}").remove()
@@ -54,12 +54,8 @@ class FileStore:
     def listed(self, query: dict[str, str]) -> dict[str, Any]:
         """A page in OpenAI's form. Raises: BadRequest."""
         purpose = query.get("purpose")
-        known = {
-            one.id: one
-            for one in self._records.values()
-            if not one.expired and purpose in (None, one.purpose)
-        }
-        found, more = Page.of(query, most=_MOST_LISTED, default=_MOST_LISTED).cut(known)
+        page = Page.of(query, most=_MOST_LISTED, default=_LISTED)
+        found, more = page.cut(self._records, lambda one: purpose in (None, one.purpose) and not one.expired)
         return shown([one.public() for one in found], has_more=more)
 
     async def create(self, content_type: str, pieces: AsyncIterator[bytes]) -> FileRecord:
@@ -93,7 +89,7 @@ class FileStore:
     async def add(self, record: FileRecord) -> None:
         """A file whose content is at its path. Raises: StorageFull, Unavailable."""
         await asyncio.to_thread(self._storage.write, FOLDER, record.id, record)
-        self._records[record.id] = record
+        insert(self._records, record)
 
     async def delete(self, file_id: str) -> dict[str, Any]:
         """Raises: NotFound; Conflict while a batch reads it."""

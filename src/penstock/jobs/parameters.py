@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 from penstock.errors import BadRequest
@@ -46,12 +48,29 @@ class Page:
             raise BadRequest(f"limit is {text[:40]!r}; it must be from 1 to {most:,}.", param="limit")
         return cls(limit, query.get("after") or None, order == "asc")
 
-    def cut(self, records: Mapping[str, _Listed]) -> tuple[list[_Listed], bool]:
-        """Its records, and whether more follow. Ids sort by their creation."""
-        ids = sorted(records, reverse=not self.ascending)
-        if self.after is not None:
-            ids = [one for one in ids if (one > self.after) == self.ascending and one != self.after]
-        return [records[one] for one in ids[: self.limit]], len(ids) > self.limit
+    def cut(
+        self, records: Mapping[str, _Listed], keep: Callable[[_Listed], bool] = lambda record: True
+    ) -> tuple[list[_Listed], bool]:
+        """Its records, of those to keep, and whether more follow. The mapping is in the order of its ids."""
+        ids = list(records)
+        if self.ascending:
+            ids = ids[bisect_right(ids, self.after or "") :]
+        else:
+            ids = ids[: len(ids) if self.after is None else bisect_left(ids, self.after)]
+            ids.reverse()
+        kept = (record for one in ids if keep(record := records[one]))
+        found = list(islice(kept, self.limit + 1))
+        return found[: self.limit], len(found) > self.limit
+
+
+def insert(records: dict[str, _Listed], record: _Listed) -> None:
+    """Adds or replaces a record, in the order of ids: one that was begun later may be there already."""
+    in_order = record.id in records or not records or next(reversed(records)) < record.id
+    records[record.id] = record
+    if not in_order:
+        moved = sorted(records.items())
+        records.clear()
+        records.update(moved)
 
 
 def shown(found: list[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import IO, Any
 
-from python_multipart.exceptions import MultipartParseError
+from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from penstock.data.storage.paths import StoragePath, atomic_write
@@ -21,7 +21,8 @@ from penstock.jobs.storage import refusals
 logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of what we refuse
 
 _FIELD_BYTES = 4096
-_FIELDS = 16
+_PARTS = 17  # the file and 16 fields
+_FORM_BYTES = 256 * 1024  # all that is not the file: heads of parts, fields, what follows the last boundary
 _FORM = b"multipart/form-data"
 
 
@@ -50,6 +51,7 @@ class Upload:
         self._header, self._value, self._headers = b"", b"", dict[bytes, bytes]()
         self._field = bytearray()
         self._ended = False
+        self._parts = self._form_bytes = 0
         callbacks: dict[str, Callable[..., None]] = {
             "on_part_begin": self._on_part_begin,
             "on_header_field": self._on_header_field,
@@ -63,16 +65,20 @@ class Upload:
         made: Any = callbacks  # its TypedDict lists the same names
         try:
             self._parser = MultipartParser(boundary, made)
-        except MultipartParseError as error:
-            raise BadRequest("The form's boundary cannot be read.") from error
+        except FormParserError as error:
+            raise BadRequest("The form's boundary cannot be read: it may have 256 characters.") from error
 
     def feed(self, data: bytes) -> None:
         """Raises: BadRequest, TooLarge, StorageFull, Unavailable."""
+        before = self.size_bytes
         try:
             with refusals():
                 self._parser.write(data)
-        except MultipartParseError as error:
+        except FormParserError as error:
             raise BadRequest(f"The form cannot be read: {error}.") from error
+        self._form_bytes += len(data) - (self.size_bytes - before)
+        if self._form_bytes > _FORM_BYTES:
+            raise BadRequest(f"The form has more than {_FORM_BYTES:,} bytes beside its file.")
 
     def check(self) -> None:
         """Whether all of the form has come, with a file. Raises: BadRequest."""
@@ -95,6 +101,9 @@ class Upload:
 
     def _on_part_begin(self) -> None:
         self._headers, self._name, self._field = {}, None, bytearray()
+        self._parts += 1
+        if self._parts > _PARTS:
+            raise BadRequest(f"The form has more than {_PARTS} parts; 'purpose' and 'file' are enough.")
 
     def _on_header_field(self, data: bytes, start: int, end: int) -> None:
         self._header += data[start:end]
@@ -120,10 +129,8 @@ class Upload:
     def _on_part_data(self, data: bytes, start: int, end: int) -> None:
         if self._name != "file" or self._file is None:
             self._field += data[start:end]
-            if len(self._field) > _FIELD_BYTES or len(self.fields) >= _FIELDS:
-                raise BadRequest(
-                    f"The form's field {self._name!r} is too long, or there are too many fields."
-                )
+            if len(self._field) > _FIELD_BYTES:
+                raise BadRequest(f"The form's field {self._name!r} has more than {_FIELD_BYTES:,} bytes.")
             return
         self.size_bytes += end - start
         if self.size_bytes > self._most:

@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from penstock.serve.http import limits, upgrade
 from penstock.serve.http.connection_limits import Connections, Peer, ReadLimiter
 from penstock.serve.http.direct_writer import EXTENSION, DirectWriter
-from penstock.serve.http.sockets import UNSENT_BYTES
+from penstock.serve.http.sockets import UNSENT_BYTES, is_own
 
 _LINE_BYTES, _FIELD_BYTES, _CHUNK_BYTES = 12, 4, 12  # about what stands around an URL, a field, a chunk
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -70,6 +70,10 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         sock = transport.get_extra_info("socket")
         if sock.family == socket.AF_UNIX:
+            if not is_own(sock):
+                self._deaf = True  # what has come already is read before the end
+                transport.abort()
+                return
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNSENT_BYTES)
         connections = cast(Config, self.config).connections
         if connections is not None and self.client is not None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import resource
 import socket
+import struct
 
 from penstock.errors import ConfigError
 
@@ -58,6 +60,16 @@ def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
             "Stop the program that uses it, or choose another port."
         ) from error
     return sock
+
+
+def is_own(connection: socket.socket) -> bool:
+    """Whether the other end of a Unix connection is a process of this user, or of root.
+
+    Abstract Unix sockets have no permissions: whoever shares the network namespace can connect.
+    """
+    credentials = struct.Struct("3i")  # process, user, group
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
+    return credentials.unpack(found)[1] in (0, os.geteuid())
 
 
 def _limit_unsent(sock: socket.socket) -> None:
