@@ -65,7 +65,7 @@ def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
 def is_own(connection: socket.socket) -> bool:
     """Whether the other end of a Unix connection is a process of this user, or of root.
 
-    Abstract Unix sockets have no permissions: whoever shares the network namespace can connect.
+    Abstract Unix sockets have no permissions: any process of the network namespace can connect.
     """
     credentials = struct.Struct("3i")  # process, user, group
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
