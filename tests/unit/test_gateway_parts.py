@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from types import SimpleNamespace
 
 import pytest
 import uvicorn
@@ -20,7 +19,7 @@ from penstock.errors import (
 from penstock.metrics import GatewayMetrics
 from penstock.serve.deployments import LLMRouter
 from penstock.serve.fleet.table import Replica, Table
-from penstock.serve.gateway import admin, admission, body, relay, routes
+from penstock.serve.gateway import admin, admission, body, routes
 from penstock.serve.gateway.catalogue import Catalogue, ServedModel
 from penstock.serve.gateway.relay import whole_events
 from penstock.serve.gateway.request import ClientRequest
@@ -336,19 +335,6 @@ def test_gateway_processes_are_replicas_of_its_deployment(given: dict[str, objec
     scaling = made._deployment_config.autoscaling_config
     assert (scaling.max_replicas if scaling else made.num_replicas) == processes
     assert made.init_kwargs["gateway"].processes == processes
-
-
-async def test_a_replica_that_refuses_a_new_connection_was_not_at_work():
-    """Its kept one had ended: it leaves, and no request was lost on it."""
-
-    class Leaving:
-        async def connect(self):
-            raise ConnectionRefusedError
-
-    reply = SimpleNamespace(timing=Timing())
-    with pytest.raises(relay.ReplicaFailed) as failed:
-        await relay._ask_anew(Leaving(), b"", body.RequestBody(body.BodyBudget(0)), reply)
-    assert not failed.value.worked
 
 
 async def test_why_a_port_does_not_listen_is_told(monkeypatch: pytest.MonkeyPatch):

@@ -45,6 +45,10 @@ _MOST_DEATHS = 2
 """Crashes after which a request gives up: beyond this, the request itself is the likely cause."""
 
 
+_LEAVING = ("draining", "gone")
+"""States of a replica that is being stopped, which ends its requests without being their fault."""
+
+
 @dataclass(frozen=True, slots=True)
 class UpstreamRequest:
     """A request as the replica sees it. adapter: "" for the base model. keeper: the only replica that can
@@ -179,7 +183,7 @@ class Dispatch:
             try:
                 return await self._ask(replica, request, reply)
             except relay.ReplicaFailed as failed:
-                deaths += failed.worked
+                deaths += failed.worked and replica.state not in _LEAVING
                 self._give_up(failed, reply, deaths)
                 if request.keeper is not None:
                     raise stored_responses.lost() from failed

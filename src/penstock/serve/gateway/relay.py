@@ -45,30 +45,20 @@ async def ask(pool: Pool, head: bytes, body: RequestBody, reply: ClientResponse)
 
     Raises: ReplicaFailed; when `reply` has not started, another replica may be asked.
     """
-    reply.timing.begin(timing.CONNECT)
-    try:
-        connection = await pool.acquire()
-    except OSError as error:
-        raise ReplicaFailed(f"cannot be reached: {error}", worked=False) from error
-    try:
-        await _exchange(pool, connection, head, body, reply)
-    except ConnectionError as error:
-        if connection.exchanges == 1 or connection.heard:
-            raise ReplicaFailed(str(error), worked=True) from error
-        await _ask_anew(pool, head, body, reply)
-
-
-async def _ask_anew(pool: Pool, head: bytes, body: RequestBody, reply: ClientResponse) -> None:
-    """An idle connection that ends without a response was probably stale: try once more on a new one."""
-    reply.timing.begin(timing.CONNECT)
-    try:
-        connection = await pool.connect()
-    except OSError as error:
-        raise ReplicaFailed(f"cannot be reached: {error}", worked=False) from error
-    try:
-        await _exchange(pool, connection, head, body, reply)
-    except OSError as error:
-        raise ReplicaFailed(str(error), worked=True) from error
+    sent = False
+    while True:
+        reply.timing.begin(timing.CONNECT)
+        try:
+            connection = await (pool.connect() if sent else pool.acquire())
+        except OSError as error:
+            raise ReplicaFailed(f"cannot be reached: {error}", worked=sent) from error
+        try:
+            return await _exchange(pool, connection, head, body, reply)
+        except ConnectionError as error:
+            stale = isinstance(error, ConnectionResetError) and connection.exchanges > 1
+            if sent or connection.heard or not stale:
+                raise ReplicaFailed(str(error), worked=True) from error
+            sent = True  # on a stale connection, or the replica died of it: a new connection tells
 
 
 async def _exchange(
