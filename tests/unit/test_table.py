@@ -138,13 +138,17 @@ def test_load_spreads_evenly_over_many():
     assert max(r.in_flight for r in replicas) - min(r.in_flight for r in replicas) <= 6
 
 
-def test_a_replica_that_failed_the_request_is_tried_again_only_after_a_new_hello():
+def test_a_replica_that_failed_the_request_is_tried_again_only_after_its_next_report():
     made, (a,) = speaking("a")
     tried = Tried()
     tried.add(a)
     assert pick(made, tried) is None
+    made.report(a, LoadReport())
+    assert pick(made, tried) is a
+    tried.add(a)
     made.lost(a)
     made.hello(a, HELLO)
+    assert pick(made, tried) is None
     made.report(a, LoadReport())
     assert pick(made, tried) is a
 
@@ -179,10 +183,10 @@ def test_tokens_sent_since_the_last_report_count_and_are_taken_back_only_from_wh
     assert a.load_tokens == 0
 
 
-def test_of_what_failed_only_what_has_said_no_new_hello_is_left_out():
+def test_of_what_failed_only_what_has_not_reported_since_is_left_out():
     made, (a, b) = speaking("a", "b")
     tried = Tried()
     tried.add(a)
     assert list(made.candidates("m", tried)) == [b]
-    made.hello(a, HELLO)
+    made.report(a, LoadReport())
     assert set(made.candidates("m", tried)) == {a, b}

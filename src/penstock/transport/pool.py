@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable
 
@@ -11,6 +12,7 @@ from penstock.transport.connection import ReplicaConnection
 from penstock.transport.multiplexer import StreamReceiver
 
 _CONNECT_S = 3.0
+_BACKLOG_FULL_S = 0.02  # between two attempts to connect to a replica that is too busy to accept
 # The kernel notices a peer node that vanished: probes after 5 s, gone after 20 s.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 _USER_TIMEOUT_MS = 20_000
@@ -71,24 +73,31 @@ async def connect(
     Raises: OSError (ConnectionRefusedError: nobody listens there), TimeoutError.
     """
     loop = asyncio.get_running_loop()
-    if address.unix is not None and address.is_local(node_id):
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            sock.setblocking(False)
-            # Never waits on Linux: connected, refused, or BlockingIOError when full.
-            sock.connect(address.unix)
-            return (await loop.create_unix_connection(lambda: ReplicaConnection(lost), sock=sock))[1]
-        except BaseException:
-            sock.close()
-            raise
-    if address.host is None or address.port is None:
-        raise ConnectionRefusedError(f"replica {address.replica_id} publishes no network address")
     async with asyncio.timeout(_CONNECT_S):
+        if address.unix is not None and address.is_local(node_id):
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                await _connect_unix(sock, address.unix)
+                return (await loop.create_unix_connection(lambda: ReplicaConnection(lost), sock=sock))[1]
+            except BaseException:
+                sock.close()
+                raise
+        if address.host is None or address.port is None:
+            raise ConnectionRefusedError(f"replica {address.replica_id} publishes no network address")
         transport, connection = await loop.create_connection(
             lambda: ReplicaConnection(lost), address.host, address.port
         )
     _notice_lost_nodes(transport.get_extra_info("socket"))
     return connection
+
+
+async def _connect_unix(sock: socket.socket, name: str) -> None:
+    """Linux connects or refuses at once, and raises BlockingIOError while the backlog is full."""
+    sock.setblocking(False)
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            return sock.connect(name)
+        await asyncio.sleep(_BACKLOG_FULL_S)
 
 
 def _notice_lost_nodes(sock: socket.socket) -> None:

@@ -80,21 +80,23 @@ class Lease:
 
 
 class Tried:
-    """Replicas that failed one request. One may be tried again after its next hello."""
+    """Replicas that failed one request. One may be tried again after its next report: a dead one sends none,
+    and one that was too busy to accept a connection does.
+    """
 
-    __slots__ = ("_hellos",)
+    __slots__ = ("_reports",)
 
     def __init__(self) -> None:
-        self._hellos: dict[Replica, int] = {}
+        self._reports: dict[Replica, int] = {}
 
     def add(self, replica: Replica) -> None:
-        self._hellos[replica] = replica.hellos
+        self._reports[replica] = replica.reports
 
     def __contains__(self, replica: object) -> bool:
-        return isinstance(replica, Replica) and self._hellos.get(replica) == replica.hellos
+        return isinstance(replica, Replica) and self._reports.get(replica) == replica.reports
 
     def __iter__(self) -> Iterator[Replica]:
-        return (replica for replica in self._hellos if replica in self)
+        return (replica for replica in self._reports if replica in self)
 
     def __len__(self) -> int:
-        return len(self._hellos)
+        return len(self._reports)

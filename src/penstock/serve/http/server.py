@@ -21,7 +21,7 @@ from penstock.serve.http.sockets import bind, raise_file_limit
 from penstock.serve.http.tls import Certificate, TlsListener
 from penstock.transport.address import KEEP_ALIVE_S
 
-_BACKLOG = 512
+_BACKLOG = 4096  # more than the kernel's own limit, `net.core.somaxconn`, has no effect
 _DATE_S = 1.0  # the `Date` of responses is in whole seconds
 _POLL_S = 0.05
 _SWEEP_S = 1.0
