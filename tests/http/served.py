@@ -60,7 +60,9 @@ class Replica:
         return self.listener.address
 
     @classmethod
-    async def start(cls, model_id: str, *, node_id: str = NODE, **options: Any) -> Replica:
+    async def start(
+        cls, model_id: str, *, node_id: str = NODE, network: bool = False, **options: Any
+    ) -> Replica:
         config = sim_config(model_id, **options)
         engine, adapters = SimEngine(config), None
         await engine.start()
@@ -82,6 +84,8 @@ class Replica:
             node_host="127.0.0.1",
             wait_dead=engine.wait_dead,
         )
+        if network:
+            await listener.listen_on_network()
         if adapters is not None:
             await adapters.start()
         replica = cls(engine, listener, adapters)

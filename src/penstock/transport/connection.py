@@ -155,6 +155,12 @@ class ReplicaConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def fail(self, reason: str) -> None:
+        """Ends it and the exchange on it, for which `head` and `read` raise ConnectionAbortedError."""
+        self._broken = ConnectionAbortedError(reason)
+        self.abort()
+        self._wake()
+
     # -- for the multiplexer
 
     def attach(self, number: int, hold: Callable[[int, bool], None]) -> None:
@@ -186,7 +192,7 @@ class ReplicaConnection(asyncio.Protocol):
         """The multiplexed connection has ended: a body that it carries is lost."""
         self._detached = True
         if self._multiplexed and not self._stream_ended:
-            self._fail("the replica's multiplexed connection has ended")
+            self.fail("the replica's multiplexed connection has ended")
 
     async def _event(self) -> None:
         if self._broken is not None:
@@ -238,7 +244,7 @@ class ReplicaConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._fail(f"the replica does not speak HTTP: {error}")
+            self.fail(f"the replica does not speak HTTP: {error}")
             return
         if self._sink is not None and not self.finished:
             if self._pieces:
@@ -261,11 +267,6 @@ class ReplicaConnection(asyncio.Protocol):
         self._wake()
         self._on_lost(self)
 
-    def _fail(self, reason: str) -> None:
-        self._broken = ConnectionAbortedError(reason)
-        self.abort()
-        self._wake()
-
     # -- for the parser
 
     def on_message_begin(self) -> None:
@@ -279,7 +280,7 @@ class ReplicaConnection(asyncio.Protocol):
         self._head = Head(self._parser.get_status_code(), self._headers)
         self._multiplexed = self._hold is not None and self._head.header(STREAM) is not None
         if self._multiplexed and self._detached:
-            self._fail("the replica's multiplexed connection has ended")
+            self.fail("the replica's multiplexed connection has ended")
 
     def on_body(self, body: bytes) -> None:
         self._pieces.append(body)

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import struct
 
 from penstock.asgi import Receive, Send
 from penstock.request_context import EventFrame
 from penstock.transport import link
 from penstock.transport.connection import STREAM, ReplicaConnection
+
+log = logging.getLogger(__name__)
 
 PATH = "/_penstock/trunk"
 
@@ -211,7 +214,11 @@ class StreamReceiver:
             at = end
         for number, some in pieces.items():
             if (connection := self._streams.get(number)) is not None:
-                connection.feed(some[0] if len(some) == 1 else b"".join(some), number in ended)
+                try:
+                    connection.feed(some[0] if len(some) == 1 else b"".join(some), number in ended)
+                except Exception as error:  # of one client: the streams of all others go on
+                    log.exception("A client's stream failed.")
+                    connection.fail(repr(error))
         return frames[at:]
 
     def _hold(self, number: int, stop: bool) -> None:

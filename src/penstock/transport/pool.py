@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable
+from weakref import WeakSet
 
 from penstock.transport.address import KEEP_ALIVE_S, Address
 from penstock.transport.connection import ReplicaConnection
@@ -26,6 +27,7 @@ class Pool:
         self._address = address
         self._node_id = node_id
         self._idle: dict[ReplicaConnection, None] = {}  # last in, first out, so that others can expire
+        self._all: WeakSet[ReplicaConnection] = WeakSet()
         self._closed = False
         self.multiplexer = StreamReceiver()
 
@@ -43,8 +45,10 @@ class Pool:
         return await self.connect()
 
     async def connect(self) -> ReplicaConnection:
-        """A new connection."""
-        return await connect(self._address, self._node_id, self._forget)
+        """A new connection. Raises: as `acquire`."""
+        connection = await connect(self._address, self._node_id, self._forget)
+        self._all.add(connection)
+        return connection
 
     def release(self, connection: ReplicaConnection) -> None:
         """Keeps it for the next request, or closes it; that aborts an unfinished exchange."""
@@ -53,6 +57,11 @@ class Pool:
             self._idle[connection] = None
         else:
             connection.abort()
+
+    def fail(self, reason: str) -> None:
+        """Ends all connections and the exchanges on them: the replica answers no more."""
+        for connection in list(self._all):
+            connection.fail(reason)
 
     def close(self) -> None:
         """Closes idle connections; those in use are closed when they are released."""

@@ -158,6 +158,7 @@ class ReplicaClient:
                 except TimeoutError:
                     log.info("Replica %s is silent.", self.id)
                     self._report = None
+                    self._pool.fail("it is silent")
                     self._changed()
                 finally:
                     connection.abort()

@@ -105,8 +105,11 @@ class ReplicaLinks:
             except ConnectionRefusedError:
                 if now >= ask_due and not replica.address.is_local(self._table.node_id):
                     ask_due = now + _ASK_AGAIN_S if self._ask_for_network(replica.model_id) else now
-            except (OSError, TimeoutError, msgspec.DecodeError) as error:
+            except (OSError, msgspec.DecodeError) as error:
                 log.debug("link to replica %s of %s: %s", replica.id, replica.model_id, error)
+            except Exception:
+                log.exception("link to replica %s of %s", replica.id, replica.model_id)
+                await asyncio.sleep(_RETRY_MOST_S)
             retry_s = _RETRY_FIRST_S if replica.hellos > hellos else min(2 * retry_s, _RETRY_MOST_S)
             await asyncio.sleep(retry_s)
 
@@ -122,19 +125,24 @@ class ReplicaLinks:
         connection = await pool.connect()
         try:
             await link.listen(connection, replica.address.secret, self._gateway_id, received)
+        except TimeoutError:
+            log.info("replica %s of %s is silent: its requests move on", replica.id, replica.model_id)
+            pool.fail("it is silent")
         finally:
-            self._table.lost(replica)
             connection.abort()
+            self._table.lost(replica)
 
     async def _keep_multiplexed(self, replica: Replica, pool: Pool) -> None:
         """Keeps the multiplexed connection; after the replica has left, only until its open streams end."""
         while self._pools.get(replica) is pool:
             try:
                 await self._multiplex(replica, pool)
-            except (OSError, TimeoutError) as error:
+            except OSError as error:
                 log.debug(
                     "multiplexed connection to replica %s of %s: %s", replica.id, replica.model_id, error
                 )
+            except Exception:
+                log.exception("multiplexed connection to replica %s of %s", replica.id, replica.model_id)
             await asyncio.sleep(_RETRY_MOST_S)
 
     async def _multiplex(self, replica: Replica, pool: Pool) -> None:
