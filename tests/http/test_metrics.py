@@ -2,7 +2,7 @@
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from served import Served, chat
+from served import Served, chat, until
 from tests.dashboard import without_series
 
 from penstock.config import LLMConfig
@@ -159,3 +159,18 @@ async def test_health_is_503_until_every_model_has_a_replica(served: Served):
         },
     )
     assert (after.status_code, after.json()["status"]) == (200, "ok")
+
+
+async def test_streams_of_a_replica_that_has_left_are_still_open_requests(served: Served):
+    await served.gateway("m")
+    replica = await served.replica(step_base_ms=20)
+    async with served.http() as http:
+        async with http.stream(
+            "POST", "/v1/chat/completions", json=chat(stream=True, max_tokens=4000, ignore_eos=True)
+        ) as stream:
+            lines = stream.aiter_lines()  # without a reference, it would close the stream
+            await anext(lines)
+            served.remove("m", replica.address)
+            assert 'penstock_open_requests{model="m"} 1.0' in (await http.get("/metrics")).text
+        await until(lambda: served.table.leases("m") == 0)
+        assert 'penstock_open_requests{model="m"} 0.0' in (await http.get("/metrics")).text

@@ -24,6 +24,7 @@ class _ModelReplicas:
     """One model's replicas: those that may be picked are `ready`; those of them with room, `candidates`."""
 
     limit: int = _NO_LIMIT
+    leases: int = 0
     members: dict[str, Replica] = field(default_factory=dict[str, Replica])
     ready: dict[Replica, None] = field(default_factory=dict["Replica", None])
     candidates: Candidates = field(default_factory=Candidates)
@@ -121,6 +122,7 @@ class Table:
     def acquire(self, replica: Replica, tokens: int = 0, adapter: str = "", batch: bool = False) -> Lease:
         """Takes a slot for a request that is sent there. tokens: of its prompt, roughly. batch: its class."""
         model = self._models[replica.model_id]
+        model.leases += 1
         replica.in_flight += 1
         replica.sent_tokens += tokens
         replica.batch += batch
@@ -137,6 +139,7 @@ class Table:
             replica.sent_tokens -= lease.tokens
         replica.batch = max(0, replica.batch - lease.batch)
         model = self._models[replica.model_id]
+        model.leases -= 1
         self._settle(model, replica)
         if lease.adapter:
             model.candidates.holders.request_ended(replica, lease.adapter)
@@ -194,6 +197,11 @@ class Table:
         """Whether there are such replicas."""
         model = self._models.get(model_id)
         return model is not None and bool(model.ready)
+
+    def leases(self, model_id: str) -> int:
+        """Open requests at the model's replicas, also at those that have left and finish what they have."""
+        model = self._models.get(model_id)
+        return model.leases if model else 0
 
     def members(self, model_id: str) -> Sequence[Replica]:
         """Replicas in Serve's list, in any state."""

@@ -240,8 +240,7 @@ class Dispatch:
             closed.inc(count - self._closed[reason])
             self._closed[reason] = count
         for model_id, queue in self._queues.items():
-            at_replicas = sum(replica.in_flight for replica in self._table.members(model_id))
-            self._metrics.open.labels(model_id).set(at_replicas)
+            self._metrics.open.labels(model_id).set(self._table.leases(model_id))
             self._metrics.queued.labels(model_id).set(len(queue))
             self._metrics.batch_queued.labels(model_id).set(queue.waiting(FLEX))
             self._count_batch(model_id)
