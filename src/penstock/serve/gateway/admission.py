@@ -23,6 +23,7 @@ from penstock.serve.routing.policy import Learns, Pick, Policy, RoutingRequest
 from penstock.tiers import DEFAULT, FLEX, PRIORITY, Tier
 
 _RETRY_AFTER_S = 1
+_DRAIN_WAIT_S = 1.0  # for a replica, while the gateway stops
 _BATCH_OPTION = "batch.max_queued_requests"
 
 
@@ -214,6 +215,17 @@ class AdmissionQueue:
         now = asyncio.get_running_loop().time()
         waiter.lease.set_result(self._lease(waiter.asked, Pick(replica, "queue"), now, waiter.tier))
         return True
+
+    def drain(self) -> None:
+        """Ends waits for a replica: the gateway stops, and another one takes requests. A wait for room among
+        ready replicas goes on.
+        """
+        self._wait_s = _DRAIN_WAIT_S
+        for queue in (self._returned, *self._by_tier.values()):
+            for waiter in list(queue):
+                if waiter.timer is not None:
+                    waiter.timer.cancel()
+                self._give_up(waiter)
 
     def _set_timer(self, waiter: _Waiter) -> None:
         waiter.timer = asyncio.get_running_loop().call_later(self._wait_s, self._give_up, waiter)

@@ -128,6 +128,7 @@ class Gateway:
             Handler.JOBS: self._pass_to_jobs,
         }
         self._jobs = jobs
+        self._draining = False
 
     async def start(self) -> None:
         """Starts to follow the table's replicas."""
@@ -143,8 +144,16 @@ class Gateway:
     def _figures(self) -> GatewayFigures:
         return self._dispatch.figures(self.connections)
 
+    def drain(self) -> None:
+        """Call it before the port closes. Requests that wait for a replica fail now, those that the port cuts
+        when it has closed: clients that try again reach another gateway.
+        """
+        self._draining = True
+        self._dispatch.drain()
+
     async def close(self) -> None:
         """Ends links and idle connections. Close the port before: it waits for open requests."""
+        self.drain()
         self._wake_ups.close()
         await self._listing.close()
         await self._links.close()
@@ -176,7 +185,7 @@ class Gateway:
                 await reply.fail(error, request.advice(error))
         except ClientGone:
             request.gone = True
-        except asyncio.CancelledError:  # by the server, which closes or lost the client
+        except asyncio.CancelledError:  # by the server, which lost the client
             request.gone = True
             raise
         finally:
@@ -196,6 +205,14 @@ class Gateway:
             return error
         except ClientGone:
             raise
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or not self._draining:
+                raise
+            task.uncancel()
+            return errors.Unavailable(
+                "This gateway is being stopped. Send the request again.", retry_after_s=1
+            )
         except Exception as cause:
             if isinstance(cause, TimeoutError) and limit.expired():
                 return errors.DeadlineExceeded(

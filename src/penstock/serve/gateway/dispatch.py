@@ -119,6 +119,11 @@ class Dispatch:
         if replica.model_id in self._queues:
             self._queues[replica.model_id].offer(replica)
 
+    def drain(self) -> None:
+        """No request waits for a replica any more."""
+        for queue in self._queues.values():
+            queue.drain()
+
     async def answer(self, model_id: str, request: UpstreamRequest, reply: ClientResponse) -> None:
         """Relays the answer of a replica of `model_id`, or of one of its fallbacks.
 

@@ -171,6 +171,7 @@ class LLMRouter:
 
     async def stop(self) -> None:
         """Stops accepting, finishes open requests, closes."""
+        self.gateway.drain()
         if self._port is not None:
             await self._port.close(self._drain_s, _LINGER_S)
         self._shifts.close()
