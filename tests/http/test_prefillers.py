@@ -10,6 +10,8 @@ import pytest
 from served import NODE, Served, sim_config, until
 
 from penstock.config.schema.prefill import PrefillConfig
+from penstock.layers.adapters import adapter_of, asking_for
+from penstock.request_context import tier
 from penstock.serve.fleet import membership
 from penstock.serve.replica import prefill_client
 from penstock.serve.replica.prefill_client import PrefillClient
@@ -17,7 +19,7 @@ from penstock.serve.replica.prefill_client import PrefillClient
 pytestmark = pytest.mark.parity("S24")
 
 BODY = b'{"model": "m", "prompt": "a long one", "max_tokens": 1}'
-SCOPE: dict[str, Any] = {"path": "/v1/completions", "headers": []}
+SCOPE: dict[str, Any] = {"type": "http", "path": "/v1/completions", "headers": []}
 
 
 async def test_an_answer_is_taken_where_the_weights_are_the_same(
@@ -37,6 +39,36 @@ async def test_an_answer_is_taken_where_the_weights_are_the_same(
         assert b"text_completion" in (await halves.ask(SCOPE, BODY) or b"")
         weights = "other"
         assert await halves.ask(SCOPE, BODY) is None, "its cache fits no longer"
+    finally:
+        await halves.close()
+
+
+async def test_a_prompt_keeps_its_class_its_adapter_and_its_id_there(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+):
+    seen: list[Any] = []
+    monkeypatch.setattr(membership, "follow", lambda model, handle, tell: seen.append(tell))
+    asked: list[tuple[str, str, bytes | None, bytes]] = []
+
+    async def prefill(scope: Any, receive: Any, send: Any) -> None:
+        fields, body = dict(scope["headers"]), (await receive())["body"]
+        asked.append((tier.get(), adapter_of(scope), fields.get(b"x-request-id"), body))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    replica = await served.app(prefill)
+    config = sim_config("m").model_copy(update={"prefill": PrefillConfig()})
+    halves = PrefillClient(config, SimpleNamespace(), replica._guard, lambda: "default", NODE)
+    await halves.start()
+    try:
+        seen[0]({replica.address.replica_id: replica.address})
+        await until(lambda: halves._table.ready("m") and asked)
+        asked.clear()
+        named = [(name.encode(), value.encode()) for name, value in asking_for("poet").items()]
+        fields = [*named, (b"x-request-id", b"one"), (b"content-type", b"application/json")]
+        tier.set("flex")
+        assert await halves.ask({**SCOPE, "headers": fields}, BODY)
+        assert asked == [("flex", "poet", b"one", BODY)]
     finally:
         await halves.close()
 

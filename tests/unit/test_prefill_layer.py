@@ -9,7 +9,6 @@ import pytest
 
 from penstock import asgi
 from penstock.asgi_client import call
-from penstock.layers.adapters import asking_for
 from penstock.layers.prefill import Prefill
 from penstock.openai.asgi_response import send_json
 
@@ -39,7 +38,7 @@ class Elsewhere:
 
 
 async def passed_on(elsewhere: Elsewhere, path: str, body: dict[str, Any], **fields: str) -> dict[str, Any]:
-    app = Prefill(Engine(), elsewhere, "m", min_prompt_tokens=100)
+    app = Prefill(Engine(), elsewhere, min_prompt_tokens=100)
     reply = await call(app, path, json.dumps(body).encode(), fields)
     return json.loads(await reply.read())
 
@@ -115,20 +114,14 @@ async def test_nor_can_they_on_another_endpoint_or_in_its_parameters(path: str, 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
 async def test_nor_by_json_that_only_python_reads(encoding: str):
     forged = json.dumps({"kv_transfer_params": FORGED, "top_p": float("nan")}).encode(encoding)
-    reply = await call(Prefill(Engine(), Elsewhere(), "m", 100), "/v1/completions", forged)
+    reply = await call(Prefill(Engine(), Elsewhere(), 100), "/v1/completions", forged)
     assert json.loads(await reply.read()) == {"top_p": None}
-
-
-async def test_it_is_asked_for_the_same_adapter():
-    elsewhere = Elsewhere({"kv_transfer_params": WHERE})
-    await passed_on(elsewhere, "/v1/completions", {"prompt": LONG, "model": "m"}, **asking_for("poet"))
-    assert elsewhere.asked[0]["model"] == "m:poet"
 
 
 async def test_other_endpoints_and_nonsense_pass_as_they_are():
     elsewhere = Elsewhere({"kv_transfer_params": WHERE})
     assert await passed_on(elsewhere, "/v1/embeddings", {"input": LONG}) == {"input": LONG}
-    app = Prefill(Engine(), elsewhere, "m", min_prompt_tokens=100)
+    app = Prefill(Engine(), elsewhere, min_prompt_tokens=100)
     reply = await call(app, "/v1/completions", b"[no json" + LONG.encode())
     assert json.loads(await reply.read()) is None
     assert not elsewhere.asked

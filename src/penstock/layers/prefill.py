@@ -15,7 +15,6 @@ import msgspec
 
 from penstock import asgi
 from penstock.asgi import ASGIApp, Receive, Scope, Send
-from penstock.layers.adapters import adapter_of
 
 log = logging.getLogger(__name__)
 
@@ -36,16 +35,16 @@ _PARAMETERS = ("sampling_params", "extra_args", "vllm_xargs")
 _BYTES_PER_TOKEN = 4
 
 Ask = Callable[[Scope, bytes], Awaitable[bytes | None]]
-"""Has a prefill replica answer this body, in place of the scope's own; None when none can."""
+"""Has a prefill replica answer this body, in place of the scope's own, with the same adapter and class; None
+when none can."""
 
 
 class Prefill:
     """ASGI before `app`."""
 
-    def __init__(self, app: ASGIApp, ask: Ask, model_id: str, min_prompt_tokens: int) -> None:
+    def __init__(self, app: ASGIApp, ask: Ask, min_prompt_tokens: int) -> None:
         self._app = app
         self._ask = ask
-        self._model_id = model_id
         self._least_tokens = min_prompt_tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,8 +82,6 @@ class Prefill:
         )
 
     async def _where(self, scope: Scope, request: Mapping[str, Any]) -> dict[str, Any] | None:
-        if adapter := adapter_of(scope):
-            request = {**request, "model": f"{self._model_id}:{adapter}"}
         body = msgspec.json.encode(for_prefill(scope["path"], request))
         answer = asgi.parsed(await self._ask(scope, body) or b"")
         where = (answer or {}).get(WHERE)

@@ -39,5 +39,5 @@ def stacked(
         app = Postprocessing(app, postprocessor, config)
     if prefill is not None and config.prefill is not None:
         # Before the hooks, which run in the prefill replica, too.
-        app = Prefill(app, prefill, config.model_id, config.prefill.min_prompt_tokens)
+        app = Prefill(app, prefill, config.prefill.min_prompt_tokens)
     return app if adapters is None else Layer(app, adapters)
