@@ -59,9 +59,19 @@ async def test_an_error_is_yielded():
     await server.stop()
 
 
-async def test_an_error_is_one_whatever_its_content_type(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("said", "message", "code"),
+    [
+        (b'{"error": {"message": "no sound", "type": "x", "code": "mute"}}', "no sound", "mute"),
+        (b'{"detail": "no sound"}', '{"detail": "no sound"}', "status_400"),
+        (b"no \xff sound", "no \ufffd sound", "status_400"),
+        (b"", "The engine answered 400.", "status_400"),
+    ],
+)
+async def test_an_error_is_one_whatever_its_content_type_and_format(
+    monkeypatch: pytest.MonkeyPatch, said: bytes, message: str, code: str
+):
     server = await LLMServer(sim())
-    said = b'{"error": {"message": "no sound", "type": "invalid_request_error", "code": "invalid_request"}}'
 
     async def app(scope, receive, send):
         fields = [(b"content-type", b"text/plain")]
@@ -71,6 +81,7 @@ async def test_an_error_is_one_whatever_its_content_type(monkeypatch: pytest.Mon
     monkeypatch.setattr(server, "_app", lambda: app)
     (answer,) = [item async for item in await server.chat({"messages": HELLO})]
     assert isinstance(answer, ErrorResponse)
+    assert (answer.error.message, answer.error.code) == (message, code)
     await server.stop()
 
 

@@ -72,7 +72,7 @@ class HandleAPI:
                 fields |= asking_for(adapter)
             content_type, content = await multipart.encode(body) if path in multipart.PATHS else _json(body)
         except BadRequest as error:
-            refusal = ErrorResponse.model_validate_json(form(path).envelope(error))
+            refusal = ErrorResponse.of(error.status, form(path).envelope(error))
             yield [refusal] if body.get("stream") else refusal
             return
         await self._admit()
@@ -82,7 +82,7 @@ class HandleAPI:
         reply = await call(self._app(), path, content, fields, content_type)
         try:
             if reply.status >= 400:
-                error = ErrorResponse.model_validate_json(await reply.read())
+                error = ErrorResponse.of(reply.status, await reply.read())
                 yield [error] if body.get("stream") else error
             elif "text/event-stream" in reply.headers.get("content-type", ""):
                 told = not tiers.is_reported(path)

@@ -12,7 +12,7 @@ from openai.types import Completion as CompletionResponse
 from openai.types import CreateEmbeddingResponse, Embedding
 from openai.types.chat import ChatCompletion as ChatCompletionResponse
 from openai.types.responses import Response as ResponsesResponse
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from penstock.serve.replica.handles import multipart
 
@@ -200,6 +200,16 @@ class ErrorResponse(_Open):
     """OpenAI's error envelope."""
 
     error: ErrorInfo
+
+    @classmethod
+    def of(cls, status: int, body: bytes) -> ErrorResponse:
+        """The error of a response. One in an engine's own format becomes the message."""
+        try:
+            return cls.model_validate_json(body)
+        except ValidationError:
+            kind = "server_error" if status >= 500 else "invalid_request_error"
+            message = body.decode(errors="replace") or f"The engine answered {status}."
+            return cls(error=ErrorInfo(message=message, type=kind, code=f"status_{status}"))
 
 
 RESPONSES: dict[str, type[BaseModel]] = {
