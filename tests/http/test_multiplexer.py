@@ -207,7 +207,7 @@ async def test_a_replica_that_leaves_finishes_its_streams_and_then_its_connectio
             told += [line async for line in lines]
     assert "data: [DONE]" in told
     await until(lambda: pool.multiplexer._carrier is None)
-    await until(lambda: not served._gateway._links._multiplexing)
+    await until(lambda: not served._gateway._links._background)
 
 
 class Texts:

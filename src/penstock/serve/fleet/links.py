@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 import msgspec
 
@@ -39,16 +40,18 @@ class ReplicaLinks:
         self._called_at: dict[str, float] = {}
         self._tasks: dict[Replica, asyncio.Task[None]] = {}
         self._pools: dict[Replica, Pool] = {}
-        self._multiplexing: set[asyncio.Task[None]] = set()
-        self._asking: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
 
     def join(self, replica: Replica) -> None:
         """Begins to follow a member."""
         pool = self._pools[replica] = Pool(replica.address, self._table.node_id)
         self._tasks[replica] = asyncio.create_task(self._follow(replica, pool))
-        multiplexing = asyncio.create_task(self._keep_multiplexed(replica, pool))
-        self._multiplexing.add(multiplexing)
-        multiplexing.add_done_callback(self._multiplexing.discard)
+        self._start(self._keep_multiplexed(replica, pool))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     def leave(self, replica: Replica) -> None:
         """Ends the link to a member; open requests continue."""
@@ -88,10 +91,10 @@ class ReplicaLinks:
 
     async def close(self) -> None:
         """Ends all links, multiplexed and idle connections."""
-        tasks = [*self._tasks.values(), *self._multiplexing, *self._asking]
+        tasks = [*self._tasks.values(), *self._background]
         for replica in list(self._tasks):
             self.leave(replica)
-        for task in (*self._multiplexing, *self._asking):
+        for task in self._background:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -135,22 +138,18 @@ class ReplicaLinks:
     async def _keep_multiplexed(self, replica: Replica, pool: Pool) -> None:
         """Keeps the multiplexed connection; after the replica has left, only until its open streams end."""
         while self._pools.get(replica) is pool:
+            carrier = None
             try:
-                await self._multiplex(replica, pool)
+                carrier = await pool.connect()
+                await pool.multiplexer.follow(carrier, replica.address.secret, self._gateway_id)
             except OSError as error:
-                log.debug(
-                    "multiplexed connection to replica %s of %s: %s", replica.id, replica.model_id, error
-                )
+                log.debug("multiplexer of replica %s of %s: %s", replica.id, replica.model_id, error)
             except Exception:
-                log.exception("multiplexed connection to replica %s of %s", replica.id, replica.model_id)
+                log.exception("multiplexer of replica %s of %s", replica.id, replica.model_id)
+            finally:
+                if carrier is not None:
+                    carrier.abort()
             await asyncio.sleep(_RETRY_MOST_S)
-
-    async def _multiplex(self, replica: Replica, pool: Pool) -> None:
-        carrier = await pool.connect()
-        try:
-            await pool.multiplexer.follow(carrier, replica.address.secret, self._gateway_id)
-        finally:
-            carrier.abort()
 
     def _ask_for_network(self, model_id: str) -> bool:
         """Whether a call was made: one call serves all replicas of a model that refuse at the same time.
@@ -161,9 +160,7 @@ class ReplicaLinks:
         if self._unreachable is None or now - self._called_at.get(model_id, -_ASK_GAP_S) < _ASK_GAP_S:
             return False
         self._called_at[model_id] = now
-        asking = asyncio.create_task(self._ask(self._unreachable(model_id), model_id))
-        self._asking.add(asking)
-        asking.add_done_callback(self._asking.discard)
+        self._start(self._ask(self._unreachable(model_id), model_id))
         return True
 
     async def _ask(self, call: Awaitable[None], model_id: str) -> None:

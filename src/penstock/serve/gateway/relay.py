@@ -89,25 +89,11 @@ async def _pass_on(connection: ReplicaConnection, reply: ClientResponse) -> None
     if reply.has_fallback and head.status in _CANNOT_NOW:
         raise EngineFailed(f"The engine answered {head.status}.")
     await reply.start(head.status, to_client(head.headers))
-    if reply.streaming:
-        await _pass_events(connection, reply, piece)
-    else:
-        await _pass_bytes(connection, reply, piece)
-
-
-async def _pass_bytes(connection: ReplicaConnection, reply: ClientResponse, piece: bytes) -> None:
-    while not connection.exhausted:
-        await reply.piece(piece)
-        piece = await connection.read()
-    await reply.piece(piece, more=False)
-
-
-async def _pass_events(connection: ReplicaConnection, reply: ClientResponse, piece: bytes) -> None:
     events = _Events()
     while not connection.exhausted:
-        if whole := events.of(piece):
-            await reply.event(whole)
-        if reply.writer is not None and reply.writer.takes_chunks:
+        if whole := events.of(piece) if reply.streaming else piece:
+            await reply.piece(whole)
+        if reply.streaming and reply.writer is not None and reply.writer.takes_chunks:
             await _pour(connection, reply, events)
         piece = await connection.read()
     await reply.piece(events.rest + piece, more=False)

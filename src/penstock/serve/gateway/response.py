@@ -89,13 +89,10 @@ class ClientResponse:
         await self._send({"type": "http.response.start", "status": status, "headers": [*passing, *more]})
 
     async def piece(self, body: bytes, more: bool = True) -> None:
-        """Sends bytes of the body; waits while the client is slow."""
+        """Sends bytes of the body, of a stream whole events; waits while the client is slow."""
+        if more and self.streaming:
+            self._count_gap()
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
-
-    async def event(self, body: bytes) -> None:
-        """Whole events of a stream."""
-        self._count_gap()
-        await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     def event_now(self, body: bytes) -> bool:
         """The same through the direct writer, which must exist. False when the client falls behind."""
