@@ -16,6 +16,7 @@ from served import NODE, Served, chat, until
 
 from penstock.engine import Load
 from penstock.errors import Unavailable
+from penstock.openai.response_ids import new_id
 from penstock.serve.fleet.replica import Replica
 from penstock.serve.http import direct_writer
 from penstock.serve.replica.frontend.listener import Listener
@@ -226,6 +227,33 @@ async def test_a_replica_that_cannot_be_reached_now_is_asked_again_once_it_repor
         assert (await http.post(CHAT, json=chat())).status_code == 200
         assert member.hellos == hellos
         await nothing_is_left(served, http, [member], 1)
+
+
+async def test_what_a_replica_stores_is_not_lost_while_it_cannot_be_reached(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+):
+    await served.gateway("m")
+    one = await replica(served)
+    (member,) = served.table.members("m")
+    pool, failures = served._gateway._links.pool(member), [TimeoutError()]
+    connect = pool.connect
+
+    async def busy() -> Any:
+        if failures:
+            raise failures.pop()
+        return await connect()
+
+    monkeypatch.setattr(pool, "connect", busy)
+    async with served.http() as http:
+        path = f"/v1/responses/{new_id(one.listener.address.replica_id)}"
+        assert (await http.get(path)).status_code == 200
+        assert not failures
+        one.fault = die
+        asking = asyncio.create_task(http.get(path))
+        await until(lambda: len(served.line("m")))
+        served.remove("m", one.listener.address)
+        assert (await asking).status_code == 404
+        await nothing_is_left(served, http, [member], 2)
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["new", "kept"])

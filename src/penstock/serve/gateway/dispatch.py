@@ -190,7 +190,7 @@ class Dispatch:
             except relay.ReplicaFailed as failed:
                 deaths += failed.worked and replica.state not in _LEAVING
                 self._give_up(failed, reply, deaths)
-                if request.keeper is not None:
+                if request.keeper is not None and replica.state == "gone":
                     raise stored_responses.lost() from failed
                 reply.timing.failed()
                 log.info("replica %s of %s failed a request that goes on: %s", replica.id, model_id, failed)
