@@ -1,6 +1,7 @@
 """What one address may hold of the gateway's port before it has shown a key: little, and not for long."""
 
 import asyncio
+import itertools
 import re
 import socket
 
@@ -173,7 +174,7 @@ async def test_an_idle_connection_keeps_nothing_of_its_last_request(served: Serv
 async def test_many_that_come_at_once_are_read_in_turns_and_all_answered(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(limits, "READS_PER_TURN", 2)
+    monkeypatch.setattr(limits, "REQUESTS_PER_TURN", 2)
     await locked(served, max_connections_per_address=30)
     clients = [await Client.connect(served) for _ in range(30)]
     for client in clients:
@@ -218,6 +219,70 @@ async def test_heads_of_one_address_share_a_bound(served: Served, monkeypatch: p
         client.writer.close()
     await until(lambda: not connections.open)
     assert (connections.waiting, connections._peers) == (0, {})
+
+
+CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
+
+
+def chunks(content: bytes) -> bytes:
+    """Of one byte each."""
+    return b"".join(b"1\r\n%c\r\n" % byte for byte in content) + b"0\r\n\r\n"
+
+
+async def test_chunks_are_not_parsed_before_the_key_is_seen(served: Served):
+    client = await Client.connect(await locked(served))
+    client.writer.write(POST + CHUNKED + chunks(bytes(20_000)))
+    assert b" 401 " in await client.reader.readline()
+    (protocol,) = protocols(served)
+    assert limits.CHUNKS_BEFORE_ACCEPTED <= protocol._pieces < 300
+    client.writer.write_eof()
+    await until(lambda: not protocols(served))
+
+
+async def test_chunks_that_waited_for_the_key_arrive_whole(served: Served):
+    await locked(served)
+    await served.replica(reply="yes")
+    client = await Client.connect(served)
+    for request in (ASKED, ASKED + b" " * 5000, ASKED):
+        client.writer.write(AUTHORIZED + CHUNKED + chunks(request))
+    client.writer.write(REQUEST.replace(b"host: x", b"host: x\r\nconnection: close"))
+    assert await client.answers() == [200] * 4
+
+
+async def test_many_small_chunks_are_parsed_over_several_turns(served: Served):
+    await locked(served)
+    await served.replica(reply="yes")
+    client = await Client.connect(served)
+    client.writer.write(AUTHORIZED + CHUNKED)
+    await until(lambda: protocols(served) and protocols(served)[0]._accepted)
+    (protocol,), loop, seen = protocols(served), asyncio.get_running_loop(), [0]
+
+    def look() -> None:
+        seen.append(protocol._pieces)
+        loop.call_soon(look)
+
+    look()
+    client.writer.write(chunks(ASKED + b" " * 15_000))
+    assert b" 200 " in await client.reader.readline()
+    in_turns = [after - before for before, after in itertools.pairwise(seen)]
+    assert sum(piece for piece in in_turns if piece > 0) > 15_000
+    assert max(in_turns) <= limits.WORK_PER_TURN + 16 * 1024 // 6
+    client.writer.close()
+
+
+async def test_a_body_of_too_many_small_chunks_is_400(served: Served):
+    await locked(served)
+    await served.replica(reply="yes")
+    client, other = await Client.connect(served), await Client.connect(served)
+    client.writer.write(AUTHORIZED + CHUNKED + chunks(ASKED + b" " * 20_000))
+    assert await client.answers() == [400]
+    assert served._gateway.connections.counts["chunks"] == 1
+    content = ASKED + b" " * 2_000_000
+    larger = b"".join(b"40\r\n%b\r\n" % content[at : at + 64] for at in range(0, len(content) - 64, 64))
+    rest = content[len(content) - len(content) % 64 :] or content[-64:]
+    other.writer.write(AUTHORIZED + CHUNKED + larger + b"%x\r\n%b\r\n0\r\n\r\n" % (len(rest), rest))
+    assert b" 200 " in await other.reader.readline()
+    other.writer.close()
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,22 @@
 
 A connection counts while it waits: it is new, idle, in the middle of a head, or refused. It does not count
 while a request that the app has accepted is open. Limits are per address, so that one client cannot take what
-others need; `limits` has the figures. Those that wait are read a few at a time.
+others need; `limits` has the figures. What they send is parsed a little at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import ipaddress
+import itertools
 import resource
 import sys
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Protocol
+
+from penstock.serve.http import limits
 
 
 class WaitingConnection(Protocol):
@@ -88,30 +92,43 @@ class Connections:
             self.waiting -= 1
 
 
-class ReadLimiter:
-    """Limits reads of new requests per turn of the event loop, so that many at once do not stall streams."""
+class WorkLimiter:
+    """Limits the work with what clients send per turn of the event loop, so that it does not stall streams.
 
-    def __init__(self, per_turn: int) -> None:
-        self._per_turn = per_turn
+    left: of this turn's work; whoever works subtracts it. request: what a new request counts.
+    """
+
+    def __init__(self, requests_per_turn: int) -> None:
+        self.request = limits.WORK_PER_TURN // requests_per_turn
+        self.left = limits.WORK_PER_TURN
         self._loop = asyncio.get_running_loop()
-        self._done = 0  # in this turn
-        self._later: deque[Callable[[], None]] = deque()
+        self._counting = False
+        self._later: list[tuple[int, int, Callable[[], None]]] = []  # a heap
+        self._number = itertools.count()
 
-    def take(self, work: Callable[[], None]) -> bool:
-        """Calls `work` now or in one of the next turns; returns whether it was now."""
-        if not self._done:
+    def has_room(self) -> bool:
+        """Whether more may be done in this turn."""
+        if not self._counting:
+            self._counting = True
             self._loop.call_soon(self._next)
-        if self._done >= self._per_turn:
-            self._later.append(work)
-            return False
-        self._done += 1
-        work()
-        return True
+        return self.left > 0
+
+    def later(self, done: int, work: Callable[[], None]) -> None:
+        """Calls `work` in one of the next turns: first those with the least `done`, then in order."""
+        heapq.heappush(self._later, (done, next(self._number), work))
+
+    def take(self, work: Callable[[], None]) -> None:
+        """Calls `work` now or in one of the next turns. It counts as much as a request."""
+        if self.has_room():
+            self.left -= self.request
+            work()
+        else:
+            self.later(0, work)
 
     def _next(self) -> None:
-        self._done = 0
-        for _ in range(min(len(self._later), self._per_turn)):
-            self.take(self._later.popleft())
+        self.left, self._counting = limits.WORK_PER_TURN, False
+        while self._later and self.has_room():
+            heapq.heappop(self._later)[2]()
 
 
 def expire(connections: list[WaitingConnection], before: float) -> None:

@@ -21,8 +21,18 @@ client may take to read the end of its last answer, and to stop sending."""
 PIPELINED = 16
 """Requests that a connection may send ahead while one of its answers is under way."""
 
-READS_PER_TURN = 16
-"""Waiting connections that are read in one turn of the event loop; between turns, streams go on."""
+WORK_PER_TURN = 4096
+"""Work with what clients send in one turn of the event loop; between turns, streams go on. A header field, a
+chunk and a KiB count 1 each."""
+
+REQUESTS_PER_TURN = 16
+"""New requests in one turn: each counts as this part of `WORK_PER_TURN`."""
+
+CHUNKS_BEFORE_ACCEPTED = 64
+"""Chunks of a body that are parsed before its request is accepted; the others wait for that."""
+
+CHUNKS, CHUNK_BYTES = 16_384, 64
+"""Chunks of a body: so many, and one more for each `CHUNK_BYTES` of it."""
 
 HEADS_PER_ADDRESS_BYTES = 16 * 2**20
 """Heads of requests not accepted yet, of one address together."""

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with bounds: on heads, trailers, requests sent ahead, reads in a turn, and time.
+"""uvicorn's HTTP protocol with bounds: on heads, trailers, chunks, requests sent ahead, work in a turn, time.
 
 Neither the parser nor uvicorn limits what a client may send before its request is accepted. `limits` has the
 figures, `connection_limits` counts by address.
@@ -13,22 +13,40 @@ from typing import NoReturn, cast
 
 import httptools
 import uvicorn
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from penstock.serve.http import limits, upgrade
-from penstock.serve.http.connection_limits import Connections, Peer, ReadLimiter
+from penstock.serve.http.connection_limits import Connections, Peer, WorkLimiter
 from penstock.serve.http.direct_writer import EXTENSION, DirectWriter
 from penstock.serve.http.sockets import UNSENT_BYTES, is_own
 
 _LINE_BYTES, _FIELD_BYTES, _CHUNK_BYTES = 12, 4, 12  # about what stands around an URL, a field, a chunk
+_SLICE_BYTES = 64 * 1024  # of a plain body, which the parser hands on in one piece
+_CHUNKED_SLICE_BYTES = 16 * 1024  # of anything else: at most some 2,700 callbacks
+_UNACCEPTED_SLICE_BYTES = 1024  # of chunks before the request is accepted
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+_END_OF_HEAD = b"\r\n\r\n"
+_TOO_MANY_CHUNKS = (
+    f"The body has more than {limits.CHUNKS} chunks, of less than {limits.CHUNK_BYTES} bytes each."
+)
 _TOO_LARGE = f"The request's headers are larger than {limits.HEAD_BYTES} bytes, or more than {limits.FIELDS}."
 
 
 class Config(uvicorn.Config):
     draining = False
     connections: Connections | None = None  # None where clients are trusted
-    reads: ReadLimiter
+    work: WorkLimiter
+
+
+class _Flow(FlowControl):
+    """Keeps a connection paused while bytes that were read from it wait to be parsed."""
+
+    waits = False
+
+    def resume_reading(self) -> None:
+        if not self.waits:
+            super().resume_reading()
 
 
 class _Refused(Exception):
@@ -51,7 +69,10 @@ class BoundedProtocol(HttpToolsProtocol):
     _held = 0  # bytes counted at the peer
     _body_bytes = 0  # of an accepted request, since `since`
     _discarded = 0
-    _unread = b""  # waits for its turn
+    _unread = b""  # what was read and is not parsed, from `_at` on
+    _at = 0
+    _chunked = False  # the body that comes
+    _pieces = _piece_bytes = 0  # of that body so far
     _fault: tuple[str, str] | None = None  # why the parser was stopped: for the count, for the client
     _deaf = False  # what still comes is dropped
     _accepted = True  # the request whose answer is under way
@@ -68,6 +89,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         super().connection_made(transport)
+        self.flow = self._flow = _Flow(transport)
+        self._work = cast(Config, self.config).work
         sock = transport.get_extra_info("socket")
         if sock.family == socket.AF_UNIX:
             if not is_own(sock):
@@ -140,6 +163,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
             return
         self._deaf, self.since = True, self.loop.time()
+        if self._unread:
+            self._work.take(self._read)
         self.flow.resume_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()
@@ -150,41 +175,71 @@ class BoundedProtocol(HttpToolsProtocol):
         """The client has ended its side: whatever it asked, it does not wait for the answer."""
         if self._peer is None or not self.transport.can_write_eof():
             return False
-        cast(Config, self.config).reads.take(self.transport.close)
+        self._work.take(self.transport.close)
         return True
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
         if self._unread:
-            self._unread += data
-        elif self._is_under_way:
-            self._take(data)
+            self._unread = self._unread[self._at :] + data
+            self._at = 0
+        elif self._peer is None and self.is_answering:
+            self._take(data)  # trusted, of a request that the app has
         else:
             self._unread = data
-            if not cast(Config, self.config).reads.take(self._take_unread):
-                self.flow.pause_reading()
-                if self._peer is not None:
-                    self._connections.accept(self._peer, self)  # it waits for us
+            self._read()
 
-    @property
-    def _is_under_way(self) -> bool:
-        """Whether what comes belongs to a request that the app has. Trusted clients ask nothing in vain."""
-        return self._accepted if self._peer is not None else self.is_answering
-
-    def _take_unread(self) -> None:
-        data, self._unread = self._unread, b""
-        if self.transport.is_closing():
-            return
+    def _read(self) -> None:
+        """Parses what was read, slice by slice; what is too much for this turn waits for a later one."""
         if self._peer is not None and not self._accepted:
             self._connections.wait(self._peer, self)
-        self.flow.resume_reading()
-        self._take(data)
+        while self._at < len(self._unread):
+            if self._deaf or self.transport.is_closing():
+                self._discard(len(self._unread) - self._at)
+                break
+            if self._is_held:
+                return self._pause()
+            if not self._work.has_room():
+                if self._peer is not None:
+                    self._connections.accept(self._peer, self)  # it waits for us
+                self._work.later(self._pieces, self._read)
+                return self._pause()
+            start, self._at = self._at, self._slice_end()
+            self._take(memoryview(self._unread)[start : self._at])
+        self._unread, self._at = b"", 0
+        if self._flow.waits:
+            self._flow.waits = False
+            self._flow.resume_reading()
+        return None
 
-    def _take(self, data: bytes) -> None:
+    def _pause(self) -> None:
+        self.flow.pause_reading()
+        self._flow.waits = True
+
+    @property
+    def _is_held(self) -> bool:
+        """Whether chunks wait until their request is accepted: each takes a call of Python."""
+        chunks = self._chunked and self._in_message and not self._in_head
+        return chunks and not self._accepted and self._pieces >= limits.CHUNKS_BEFORE_ACCEPTED
+
+    def _slice_end(self) -> int:
+        """Where the next slice of `_unread` ends: a head is parsed by itself."""
+        if self._in_message and not self._in_head and not self._chunked:
+            return self._at + _SLICE_BYTES
+        if self._in_message and not self._in_head and not self._accepted:
+            return self._at + _UNACCEPTED_SLICE_BYTES
+        end = self._at + _CHUNKED_SLICE_BYTES
+        if self._in_message and not self._in_head:
+            return end
+        found = self._unread.find(_END_OF_HEAD, self._at, end)
+        return found + len(_END_OF_HEAD) if found >= 0 else end
+
+    def _take(self, data: bytes | memoryview) -> None:
         if self._deaf:
             self._discard(len(data))
             return
         self._parsed = 0
+        self._work.left -= len(data) >> 10
         try:
             self._feed(data)
         except httptools.HttpParserError:
@@ -212,7 +267,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._discarded > limits.DISCARDED_BYTES:
             self.cut("discarded")
 
-    def _feed(self, data: bytes) -> None:
+    def _feed(self, data: bytes | memoryview) -> None:
         """An upgrade is not ours to make: its request is answered as any other. RFC 9110, 7.8.
 
         Raises: HttpParserError.
@@ -229,7 +284,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= limits.PIPELINED:
             self._stop("pipeline", f"More than {limits.PIPELINED} requests were sent ahead of their answers.")
         self._in_head = self._in_message = True
-        self._head_bytes = self._fields = 0
+        self._head_bytes = self._fields = self._pieces = self._piece_bytes = 0
+        self._chunked = False
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -245,16 +301,20 @@ class BoundedProtocol(HttpToolsProtocol):
         self._parsed += size + _FIELD_BYTES
         self._head_bytes += size
         self._fields += 1
+        self._work.left -= 1
         if self._head_bytes > limits.HEAD_BYTES or self._fields > limits.FIELDS:
             self._stop("head_too_large", _TOO_LARGE)
         if self._in_head:  # as uvicorn does it; a call for each field would cost as much again
             name = name.lower()
             if name == b"expect" and value.lower() == b"100-continue":
                 self.expect_100_continue = True
+            elif name == b"transfer-encoding":
+                self._chunked = True
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._work.left -= self._work.request
         self._queued += self._head_bytes + self._fields * limits.FIELD_COST_BYTES
         super().on_headers_complete()
         if cast(Config, self.config).draining:
@@ -267,6 +327,11 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._parsed += len(body) + _CHUNK_BYTES
+        self._work.left -= 1
+        self._pieces += 1
+        self._piece_bytes += len(body)
+        if self._pieces > limits.CHUNKS + self._piece_bytes // limits.CHUNK_BYTES:
+            self._stop("chunks", _TOO_MANY_CHUNKS)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -311,6 +376,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._accepted, self.since = True, math.inf
         self._release(self._peer)
         self._connections.accept(self._peer, self)
+        if self._unread:
+            self._work.take(self._read)
         if body_in_time and self._in_message and not self._in_head and not self.pipeline:
             self._body_bytes, self.since = 0, self.loop.time()
 

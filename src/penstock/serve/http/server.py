@@ -14,7 +14,7 @@ import uvicorn
 from penstock.asgi import ASGIApp
 from penstock.errors import Unavailable
 from penstock.serve.http import limits
-from penstock.serve.http.connection_limits import Connections, ReadLimiter, expire
+from penstock.serve.http.connection_limits import Connections, WorkLimiter, expire
 from penstock.serve.http.port_sharing import PortClaim, PortGroup, claim
 from penstock.serve.http.protocol import BoundedProtocol, Config
 from penstock.serve.http.sockets import bind, raise_file_limit
@@ -92,13 +92,13 @@ class Port:
         claim: PortClaim | None = None,
         connections: Connections | None = None,
         certificate: Certificate | None = None,
-        reads_per_turn: int | None = None,
+        requests_per_turn: int | None = None,
     ) -> Port:
         """Listens on the bound `sock` and owns it from now on, with the claim of one that shares it.
 
         connections: bounds those of clients; the app accepts requests through their `DirectWriter`. Without
-        it clients are trusted. certificate: for HTTPS. reads_per_turn: new requests that are read in one turn
-        of the event loop, in place of `limits.READS_PER_TURN`.
+        it clients are trusted. certificate: for HTTPS. requests_per_turn: new requests that are read in one
+        turn of the event loop, in place of `limits.REQUESTS_PER_TURN`.
         """
         config = Config(
             cast(Any, app),
@@ -114,7 +114,10 @@ class Port:
             timeout_keep_alive=KEEP_ALIVE_S,
             backlog=_BACKLOG,
         )
-        config.connections, config.reads = connections, ReadLimiter(reads_per_turn or limits.READS_PER_TURN)
+        config.connections, config.work = (
+            connections,
+            WorkLimiter(requests_per_turn or limits.REQUESTS_PER_TURN),
+        )
         sock.listen(_BACKLOG)  # connections wait in the backlog from here on, none is refused
         port = cls(config, sock, claim, certificate)
         while not port._server.started:

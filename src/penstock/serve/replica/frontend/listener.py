@@ -21,7 +21,7 @@ from penstock.serve.replica.frontend.guard import Guard
 from penstock.serve.replica.frontend.status_link import StatusSource
 from penstock.transport.address import Address
 
-_READS_PER_TURN = 4  # to prepare a request takes about a millisecond, while the tokens of all others wait
+_REQUESTS_PER_TURN = 4  # to prepare a request takes about a millisecond, while the tokens of all others wait
 _DRAIN_S = 0.5  # gateways know within milliseconds; requests already on their way are still served
 
 
@@ -63,7 +63,7 @@ class Listener:
             secret=secrets.token_urlsafe(32),
         )
         listener = cls(address, Guard(app, source, address), network)
-        listener._ports.append(await Port.open(listener._guard, unix, reads_per_turn=_READS_PER_TURN))
+        listener._ports.append(await Port.open(listener._guard, unix, requests_per_turn=_REQUESTS_PER_TURN))
         if wait_dead is not None:
             listener._watch = asyncio.create_task(listener._die_with(wait_dead))
         return listener
@@ -75,7 +75,9 @@ class Listener:
             return
         try:
             self._ports.append(
-                await Port.open(self._guard, sock, connections=Connections(), reads_per_turn=_READS_PER_TURN)
+                await Port.open(
+                    self._guard, sock, connections=Connections(), requests_per_turn=_REQUESTS_PER_TURN
+                )
             )
         except BaseException:  # also when cancelled: the next call can try again
             self._network = sock
