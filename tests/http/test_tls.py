@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import ssl
 from pathlib import Path
 
@@ -188,3 +190,53 @@ def test_a_pair_that_cannot_be_used_is_one_sentence(pair: Pair, tmp_path: Path):
         with pytest.raises(ConfigError, match=says) as caught:
             Certificate(str(cert), str(key))
         assert "\n" not in str(caught.value)
+
+
+async def hello(served: Served) -> socket.socket:
+    """A connection whose client sends its first message, and nothing more."""
+    out, context = ssl.MemoryBIO(), ssl.create_default_context()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), out, server_hostname="localhost").do_handshake()
+    sock = socket.create_connection(("127.0.0.1", served.port.number))
+    sock.setblocking(False)
+    await asyncio.get_running_loop().sock_sendall(sock, out.read())
+    return sock
+
+
+async def test_of_too_many_handshakes_the_one_that_takes_longest_is_cut(
+    served: Served, pair: Pair, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(limits, "HANDSHAKES_PER_ADDRESS", 2)
+    gateway = await served.gateway("m", tls=pair.config)
+    loop, counts = asyncio.get_running_loop(), gateway.connections.counts
+    half_open = [await hello(served) for _ in range(2)]
+    for sock in half_open:
+        assert await loop.sock_recv(sock, 65536)  # the certificate
+    silent = [await asyncio.open_connection("127.0.0.1", served.port.number) for _ in range(9)]
+    reader, writer = await connect(served, pair)  # no handshake is under way for those that are silent
+    writer.write(b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+    assert await loop.sock_recv(half_open[0], 65536) == b""
+    assert counts == {"too_many_connections": 1}
+    for sock in half_open:
+        sock.close()
+    for _, writer in silent:
+        writer.close()
+    await until(lambda: gateway.connections.open == 0)
+
+
+async def test_a_first_message_may_come_in_parts(served: Served, pair: Pair):
+    await served.gateway("m", tls=pair.config)
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port.number)
+    out, into = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = trusting(pair).wrap_bio(into, out, server_hostname="localhost")
+    with pytest.raises(ssl.SSLWantReadError):
+        client.do_handshake()
+    for byte in out.read():
+        writer.write(bytes([byte]))
+        await writer.drain()
+    into.write(await reader.read(65536))
+    with contextlib.suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    assert client.getpeercert()
+    writer.close()

@@ -45,11 +45,13 @@ class Peer:
 class Connections:
     """Those of one port, by the addresses of clients. counts: connections that were ended, by reason."""
 
-    def __init__(self, per_address: int = 4096) -> None:
-        """per_address: connections that may wait. All addresses together may take half of our open files."""
+    def __init__(self, per_address: int = 4096, most: int | None = None) -> None:
+        """per_address, most: connections that may wait, of one address and of all; without `most` half of our
+        open files.
+        """
         self._per_address = per_address
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        self._most = files // 2 if files != resource.RLIM_INFINITY else sys.maxsize
+        self._most = most or (files // 2 if files != resource.RLIM_INFINITY else sys.maxsize)
         self._peers: dict[str, Peer] = {}
         self.waiting = 0
         self.open = 0
@@ -124,6 +126,12 @@ class WorkLimiter:
             work()
         else:
             self.later(0, work)
+
+    async def room(self) -> None:
+        """Returns in a turn that has room, for work that counts as much as a request."""
+        room = asyncio.Event()
+        self.take(room.set)
+        await room.wait()
 
     def _next(self) -> None:
         self.left, self._counting = limits.WORK_PER_TURN, False

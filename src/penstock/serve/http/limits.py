@@ -34,6 +34,9 @@ CHUNKS_BEFORE_ACCEPTED = 64
 CHUNKS, CHUNK_BYTES = 16_384, 64
 """Chunks of a body: so many, and one more for each `CHUNK_BYTES` of it."""
 
+HANDSHAKES_PER_ADDRESS, HANDSHAKES = 128, 512
+"""TLS handshakes under way whose client has sent its first message: of one address, and of all."""
+
 HEADS_PER_ADDRESS_BYTES = 16 * 2**20
 """Heads of requests not accepted yet, of one address together."""
 

@@ -50,9 +50,10 @@ class _Uvicorn(uvicorn.Server):
         if self._certificate is None:
             return await super().startup(sockets)
         await super().startup([])
-        connections = cast(Config, self.config).connections or Connections()
+        config = cast(Config, self.config)
+        connections, work = config.connections or Connections(), config.work
         self.servers = [
-            cast(Any, TlsListener(sock, self._certificate, self._protocol, connections))
+            cast(Any, TlsListener(sock, self._certificate, self._protocol, connections, work))
             for sock in sockets or ()
         ]
         return None
