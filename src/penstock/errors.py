@@ -70,6 +70,14 @@ class Unauthorized(BadRequest):
     code = "invalid_api_key"
 
 
+class Forbidden(BadRequest):
+    """A web page that may not use this server sent the request."""
+
+    status = 403
+    type = "permission_error"
+    code = "forbidden"
+
+
 class NotFound(Error):
     """No such model, adapter or path."""
 

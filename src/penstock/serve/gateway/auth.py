@@ -1,4 +1,6 @@
-"""Which paths a client may reach: with the API key, with the admin key, or without any."""
+"""Which paths a client may reach: with the API key, with the admin key, or without any.
+
+Without an API key, requests of web pages that `cors` does not name are refused."""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from penstock.errors import NotFound, Unauthorized
 from penstock.serve.gateway import routes
 from penstock.serve.gateway.request import ClientRequest
 from penstock.serve.gateway.routes import Handler, Route
+from penstock.serve.http.cors import PageFilter
 
 
 class Auth:
@@ -27,11 +30,12 @@ class Auth:
         self._key = config.api_key.get_secret_value().encode() if config.api_key else None
         self._admin_key = config.admin_key.get_secret_value().encode() if config.admin_key else None
         self._administered = administered
+        self._pages = None if self._key else PageFilter(config)
 
     def route(self, request: ClientRequest) -> Route:
         """The route. Without the key only public ones are found, so that clients cannot tell others apart.
 
-        Raises: Unauthorized, NotFound.
+        Raises: Unauthorized, Forbidden, NotFound.
         """
         try:
             route = routes.find(request.path, self._paths)
@@ -45,6 +49,8 @@ class Auth:
             _check(request, self._admin_key)
         elif not route.public:
             _check(request, self._key)
+            if self._pages is not None:
+                self._pages.check(request.fields)
         if route.handler is Handler.JOBS and not self._has_jobs:
             raise routes.unknown(request.path)
         return route
