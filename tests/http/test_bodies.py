@@ -7,6 +7,7 @@ from served import Served, chat, until
 
 from penstock.errors import Overloaded
 from penstock.serve.gateway import body
+from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.http import limits
 
 pytestmark = pytest.mark.parity("X9")
@@ -170,3 +171,45 @@ async def test_a_slow_body_that_asks_for_more_than_is_left_gives_up_nothing_twic
         await slow.read(receive, None, 1000)
     slow.drop()
     assert budget.used == 500
+
+
+async def test_large_bodies_that_wait_for_one_model_give_room_to_others(served: Served):
+    gateway = await served.gateway("busy", "m", max_bodies_bytes=10_000)
+    await served.replica(reply="yes")
+    large = chat("x" * 3000) | {"model": "busy"}
+    async with served.http() as http:
+        waiting = [asyncio.create_task(http.post("/v1/chat/completions", json=large)) for _ in range(3)]
+        await until(lambda: gateway._bodies.used > 9000)
+        alike = await http.post("/v1/chat/completions", json=large)
+        small = await http.post("/v1/chat/completions", json=chat("x" * 1200))
+        done, others = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        assert (alike.status_code, small.status_code) == (429, 200)
+        assert [one.result().status_code for one in done] == [429]
+        assert len(others) == 2
+        replica = await served.replica("busy", reply="yes")
+        assert {(await one).status_code for one in others} == {200}
+        assert replica
+    assert (gateway._bodies.used, gateway._bodies._waiting) == (0, {})
+
+
+async def test_a_body_that_gave_room_is_not_sent_to_a_fallback(served: Served):
+    busy = ServedModel("busy", created=1, fallbacks=("m",), start_s=30)
+    gateway = await served.gateway(busy, "m", max_bodies_bytes=10_000)
+    await served.replica(reply="yes")
+    async with served.http() as http:
+        large = chat("x" * 8000) | {"model": "busy"}
+        waiting = asyncio.create_task(http.post("/v1/chat/completions", json=large))
+        await until(lambda: gateway._bodies._waiting)
+        assert (await http.post("/v1/chat/completions", json=chat("x" * 3000))).status_code == 200
+        refused = await waiting
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/admin/sleep"])
+async def test_a_length_of_thousands_of_digits_is_400(served: Served, path: str):
+    await served.gateway("m", admin_key="k", operate=lambda *_: None)
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port.number)
+    head = b"POST %b HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\ncontent-length: %b2\r\n\r\n{}"
+    writer.write(head % (path.encode(), b"0" * 5000))
+    assert b" 400 " in await reader.readline()
+    writer.close()

@@ -245,7 +245,7 @@ class Gateway:
         content = RequestBody(self._bodies)
         reply.begun = content.drop
         try:
-            await content.read(request.receive, fields.get(b"content-length"), self._config.max_body_bytes)
+            await content.read(request.receive, request.content_length, self._config.max_body_bytes)
             request.timing.begin(timing.GATEWAY)
             kind = fields.get(b"content-type", b"")
             await content.look(kind, free=route.own)
@@ -301,9 +301,7 @@ class Gateway:
         assert self._operate is not None
         operation, content = route.argument or "", RequestBody(self._bodies)
         try:
-            await content.read(
-                request.receive, request.fields.get(b"content-length"), self._config.max_body_bytes
-            )
+            await content.read(request.receive, request.content_length, self._config.max_body_bytes)
             arguments = admin.arguments(operation, content.content, request.queried("model"))
         finally:
             content.drop()

@@ -10,7 +10,8 @@ import asyncio
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
+from typing import TypeVar
 
 import msgspec
 
@@ -31,6 +32,8 @@ _SLOW_S = 5.0
 
 
 _NONE = msgspec.Raw()
+
+T = TypeVar("T")
 
 
 class Fields(msgspec.Struct, frozen=True, gc=False):
@@ -58,10 +61,15 @@ class Fields(msgspec.Struct, frozen=True, gc=False):
 _decode = msgspec.json.Decoder(Fields).decode
 
 
+class NoRoom(Overloaded):
+    """The memory for bodies is needed for other requests."""
+
+
 class BodyBudget:
     """Memory for the bodies of all open requests of one gateway. Units: bytes.
 
-    An incomplete body without progress for `_SLOW_S` gives up its share to others.
+    An incomplete body without progress for `_SLOW_S` gives up its share to others. So does the largest of the
+    bodies that wait for a replica of the model whose bodies take most, for one of at most half its size.
     """
 
     def __init__(self, limit: int) -> None:
@@ -69,15 +77,36 @@ class BodyBudget:
         self.used = 0
         self._coming: OrderedDict[RequestBody, float] = OrderedDict()
         """When each last made progress, oldest first."""
+        self._waiting: dict[str, dict[RequestBody, int]] = {}
+        """The sizes of those that wait for a replica, by model."""
 
     def take(self, size: int, body: RequestBody) -> None:
         """Reserves `size` more for `body`. Raises: Overloaded when that does not fit."""
         while self.used + size > self.limit:
             slowest = next(iter(self._coming), None)
             if slowest in (None, body) or time.monotonic() - self._coming[slowest] < _SLOW_S:
+                slowest = self._largest(2 * max(body.expected, body.taken + size))
+            if slowest is None:
                 raise self.full()
             slowest.give_up()
         self.used += size
+
+    def _largest(self, least: int) -> RequestBody | None:
+        """A body of at least `least` bytes that waits, of the model whose waiting bodies take most."""
+        sizes = max(self._waiting.values(), key=lambda sizes: sum(sizes.values()), default={})
+        largest = max(sizes, key=sizes.__getitem__, default=None)
+        return largest if largest is not None and sizes[largest] >= least else None
+
+    def wait(self, model_id: str, body: RequestBody) -> None:
+        """`body` is complete and waits for a replica of the model."""
+        self._waiting.setdefault(model_id, {})[body] = body.taken
+
+    def waited(self, model_id: str, body: RequestBody) -> None:
+        """It does not wait any more."""
+        sizes = self._waiting[model_id]
+        del sizes[body]
+        if not sizes:
+            del self._waiting[model_id]
 
     def progress(self, body: RequestBody) -> None:
         """`body` is incomplete and has just made progress."""
@@ -88,9 +117,9 @@ class BodyBudget:
         """`body` is complete or was dropped. Safe to call twice."""
         self._coming.pop(body, None)
 
-    def full(self) -> Overloaded:
+    def full(self) -> NoRoom:
         """The error for requests that do not fit."""
-        return Overloaded(
+        return NoRoom(
             f"The bodies of all open requests would be larger than {self.limit} bytes, the limit of this "
             "server (max_bodies_bytes). Try again later.",
             retry_after_s=_RETRY_AFTER_S,
@@ -100,48 +129,62 @@ class BodyBudget:
 class RequestBody:
     """One request's body, from `read` to `drop`, and its fields."""
 
-    __slots__ = ("_budget", "_model_at", "_reader", "_taken", "content", "fields", "is_object")
+    __slots__ = ("_budget", "_holder", "_model_at", "content", "expected", "fields", "is_object", "taken")
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
-        self._taken = 0
-        self._reader: asyncio.Task[object] | None = None  # while it waits for more
+        self.expected = self.taken = 0  # bytes: as its head says; as it has come
+        self._holder: asyncio.Task[object] | None = None  # while it waits, for more or for a replica
         self.content: bytes | bytearray = b""
         self.fields = Fields()
         self.is_object = False  # of JSON
         self._model_at: slice | None = None  # of a form
 
-    async def read(self, receive: Receive, content_length: bytes | None, limit: int) -> None:
+    async def read(self, receive: Receive, content_length: int | None, limit: int) -> None:
         """Reads the body to its end. limit: in bytes.
 
         Raises: TooLarge and Overloaded as soon as they are known, ClientGone.
         """
         limit = min(limit, self._budget.limit)
-        if content_length is not None and content_length.isdigit():
-            _check(int(content_length), limit)
+        self.expected = content_length or 0
+        _check(self.expected, limit)
         if await self._receive(receive, limit):
             await self._read_on(receive, limit)
 
     async def _read_on(self, receive: Receive, limit: int) -> None:
         """Reads the remaining pieces. Raises: as `read`."""
         budget, begun, more = self._budget, 0, True
-        self._reader = task = asyncio.current_task()
-        assert task is not None
         budget.progress(self)
         try:
             while more:
-                more = await self._receive(receive, limit)
+                more = await self._may_give_up(self._receive(receive, limit))
                 if len(self.content) - begun >= limits.BODY_PROGRESS_BYTES:
                     begun = len(self.content)
                     budget.progress(self)
+        finally:
+            budget.complete(self)
+
+    async def while_waiting(self, model_id: str, replica: Awaitable[T]) -> T:
+        """Awaits `replica`, a replica of the model. Raises: NoRoom when others need the memory."""
+        self._budget.wait(model_id, self)
+        try:
+            return await self._may_give_up(replica)
+        finally:
+            self._budget.waited(model_id, self)
+
+    async def _may_give_up(self, wait: Awaitable[T]) -> T:
+        """Awaits `wait`. Raises: NoRoom after `give_up`."""
+        self._holder = task = asyncio.current_task()
+        assert task is not None
+        try:
+            return await wait
         except asyncio.CancelledError:
-            if self._reader is not None:
+            if self._holder is not None:
                 raise
             task.uncancel()
-            raise budget.full() from None
+            raise self._budget.full() from None
         finally:
-            self._reader = None
-            budget.complete(self)
+            self._holder = None
 
     async def _receive(self, receive: Receive, limit: int) -> bool:
         """Reads one piece; returns whether there are more. Raises: as `read`."""
@@ -152,8 +195,8 @@ class RequestBody:
         more: bool = message.get("more_body", False)
         size = len(self.content) + len(piece)
         _check(size, limit)
-        self._budget.take(size - self._taken, self)
-        self._taken = size
+        self._budget.take(size - self.taken, self)
+        self.taken = size
         if self.content:
             self.content += piece
         else:  # grows in place: joining kept pieces would need twice the memory
@@ -161,12 +204,12 @@ class RequestBody:
         return more
 
     def give_up(self) -> None:
-        """Ends a waiting `read`: its memory is needed for others."""
+        """Ends the request while it waits: its memory is needed for others."""
         self._budget.complete(self)
         self.drop()
-        reader, self._reader = self._reader, None
-        assert reader is not None
-        reader.cancel()
+        holder, self._holder = self._holder, None
+        assert holder is not None
+        holder.cancel()
 
     async def look(self, content_type: bytes, free: bool = False) -> None:
         """Finds `fields`. Raises: as `look`."""
@@ -206,8 +249,8 @@ class RequestBody:
     def drop(self) -> None:
         """Releases the memory, and the fields, which are views of it. Safe to call twice."""
         self.content, self.fields = b"", Fields()
-        self._budget.used -= self._taken
-        self._taken = 0
+        self._budget.used -= self.taken
+        self.taken = 0
 
 
 def _check(size: int, limit: int) -> None:

@@ -25,7 +25,7 @@ from penstock.serve.fleet.replica import Replica, Tried
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway import relay, stored_responses
 from penstock.serve.gateway.admission import AdmissionQueue
-from penstock.serve.gateway.body import Fields, RequestBody
+from penstock.serve.gateway.body import Fields, NoRoom, RequestBody
 from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.gateway.response import ClientResponse
 from penstock.serve.gateway.routing_features import FeatureReader
@@ -141,7 +141,7 @@ class Dispatch:
             try:
                 return await self._answer(current, request, reply, patient)
             except (Overloaded, Unavailable, relay.EngineFailed) as error:
-                if isinstance(error, EngineDead):
+                if isinstance(error, EngineDead | NoRoom):
                     raise
                 self._fall_back(model_id, other, request, reply, error)
             current = other
@@ -182,7 +182,8 @@ class Dispatch:
     ) -> None:
         queue, tried, deaths = self._queues[model_id], Tried(), 0
         while True:
-            lease = await queue.acquire(asked, tried, reply.timing, request.keeper, patient, request.tier)
+            waiting = queue.acquire(asked, tried, reply.timing, request.keeper, patient, request.tier)
+            lease = await request.body.while_waiting(model_id, waiting)
             replica = lease.replica
             reply.timing.begin(timing.GATEWAY)
             try:

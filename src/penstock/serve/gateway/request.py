@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # only loaded when tracing is on
     from penstock.serve.gateway.telemetry.spans import Trace, Traced
 
 log = logging.getLogger(__name__)
+_LENGTH_DIGITS = 19
 _SHOWN = "/:@!$&'()*+,;=~"  # in a path, beside letters and digits
 
 access = logging.getLogger("penstock.access")
@@ -53,6 +54,16 @@ class ClientRequest:
     def target(self) -> bytes:
         """Path and query for a replica. The path is a known route and needs no quoting."""
         return self.path.encode() + (b"?" + self.query if self.query else b"")
+
+    @property
+    def content_length(self) -> int | None:
+        """Raises: BadRequest when it is not a number that a body can have."""
+        length = self.fields.get(b"content-length")
+        if length is None:
+            return None
+        if not length.isdigit() or len(length) > _LENGTH_DIGITS:
+            raise BadRequest(f"The content-length is not a number of at most {_LENGTH_DIGITS} digits.")
+        return int(length)
 
     def traced(self, route: Route) -> Traced:
         """What spans say of it."""

@@ -72,10 +72,10 @@ class JobsForwarder:
         request: ClientRequest,
         reply: ClientResponse,
     ) -> None:
-        length = request.fields.get(b"content-length")
+        length = request.content_length
         chunked = length is None and b"transfer-encoding" in request.fields
         own = headers.own(address.secret, _GATEWAY, request.id)
-        size = None if chunked else int(length or 0)
+        size = None if chunked else length or 0
         connection.request(headers.to_replica(request.method, request.target, request.headers, own, size))
         await _send_body(connection, request, chunked=chunked)
         await request.while_connected(_relay(connection, request, reply))
