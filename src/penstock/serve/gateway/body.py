@@ -10,7 +10,7 @@ import asyncio
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 import msgspec
@@ -59,6 +59,7 @@ class Fields(msgspec.Struct, frozen=True, gc=False):
 
 
 _decode = msgspec.json.Decoder(Fields).decode
+_decode_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class NoRoom(Overloaded):
@@ -240,8 +241,8 @@ class RequestBody:
             self._replace({tiers.FIELD: tier, "priority": None})
 
     def _replace(self, values: Mapping[str, str | None]) -> None:
-        """Sets fields of the JSON object; None removes one."""
-        given = msgspec.json.decode(self.content, type=dict[str, msgspec.Raw])
+        """Sets fields of the JSON object; None removes one. Raises: BadRequest."""
+        given = _parsed(_decode_raw, self.content)
         new = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in values.items() if value}
         left = {name: value for name, value in given.items() if values.get(name, "") is not None}
         self.content = msgspec.json.encode(left | new)
@@ -277,10 +278,13 @@ async def look(body: bytes | bytearray, content_type: bytes, free: bool = False)
 
 def fields(body: bytes | bytearray) -> Fields:
     """Fields of a JSON object, or none. Raises: BadRequest."""
-    if not body:
-        return Fields()
+    return _parsed(_decode, body) if body else Fields()
+
+
+def _parsed(decode: Callable[[bytes | bytearray], T], body: bytes | bytearray) -> T:
+    """Raises: BadRequest."""
     try:
-        return _decode(body)
+        return decode(body)
     except msgspec.ValidationError as error:
         raise BadRequest(f"The request body does not fit: {error}.", param="model") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -1,0 +1,68 @@
+"""Fields that the gateway sets or removes in a body: the rest stays, whatever stands around them."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import BadRequest
+from penstock.serve.gateway.body import BodyBudget, RequestBody, fields
+
+NAMES = ["model", "service_tier", "priority"]
+texts = st.text(max_size=5) | st.sampled_from(
+    [*NAMES, '"priority": 1', '\\"service_tier\\": "x"', ',"model":', "\\", '{"priority":1,']
+)
+values = st.recursive(
+    texts | st.integers(-99, 99) | st.none() | st.booleans(),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(texts, inner, max_size=2),
+    max_leaves=4,
+)
+objects = st.dictionaries(texts, values, max_size=5)
+named = st.fixed_dictionaries({}, optional={"service_tier": texts | values, "priority": values})
+
+
+def read(content: bytes) -> RequestBody:
+    request = RequestBody(BodyBudget(1))
+    request.content, request.fields = content, fields(content)
+    return request
+
+
+@given(objects, named, texts, st.sampled_from([None, "default"]), st.booleans(), st.sampled_from([None, 1]))
+def test_fields_are_set_and_removed_and_all_else_stays(around, own, model, tier, ascii_only, indent):
+    found = {**around, **own, "model": model}
+    request = read(json.dumps(found, ensure_ascii=ascii_only, indent=indent).encode())
+    request._replace({"service_tier": tier, "priority": None})
+    for name in ("service_tier", "priority"):
+        found.pop(name, None)
+    assert json.loads(request.content) == found | ({"service_tier": tier} if tier else {})
+    request = read(bytes(request.content))
+    request.name_model("other")
+    assert json.loads(request.content) == found | {"model": "other"} | (
+        {"service_tier": tier} if tier else {}
+    )
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        rb'{"model":"m","priorit\u0079":1,"priority":2}',
+        rb'{"model":"m","priority":2,"priorit\u0079":1}',
+        b'{"model":"m","priority":2,"priority":1}',
+        b'{"priority":{"a":1},"model":"m"}',
+    ],
+)
+def test_no_way_to_write_priority_reaches_an_engine(content: bytes):
+    request = read(content)
+    request.name_tier(None)
+    assert json.loads(request.content) == {"model": "m"}
+
+
+def test_a_key_that_is_not_utf8_is_a_bad_request_wherever_it_is_read():
+    request = read(b'{"model":"m","priority":[1],"\xff":1}')
+    for change in (
+        lambda: request.name_tier(None),
+        lambda: request._replace({"model": "n", "priority": None}),
+    ):
+        with pytest.raises(BadRequest, match="not valid JSON"):
+            change()
