@@ -213,3 +213,29 @@ async def test_a_length_of_thousands_of_digits_is_400(served: Served, path: str)
     writer.write(head % (path.encode(), b"0" * 5000))
     assert b" 400 " in await reader.readline()
     writer.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "path", "seen"),
+    [
+        (None, "/v1/chat/completions", b"application/json"),
+        ("application/x-www-form-urlencoded", "/v1/messages", b"application/json"),  # as curl -d says
+        ("Application/JSON; charset=utf-8", "/tokenize", b"Application/JSON; charset=utf-8"),
+    ],
+)
+async def test_an_engine_is_told_that_what_the_gateway_read_is_json(
+    served: Served, given: str | None, path: str, seen: bytes
+):
+    kinds: list[bytes] = []
+
+    async def app(scope, receive, send):
+        kinds.extend(value for name, value in scope["headers"] if name == b"content-type")
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    await served.gateway("m")
+    await served.app(app)
+    headers = {} if given is None else {"content-type": given}
+    async with served.http() as http:
+        assert (await http.post(path, content=b'{"model": "m"}', headers=headers)).status_code == 200
+    assert kinds == [seen]

@@ -92,10 +92,22 @@ async def test_a_prompt_over_the_window_has_a_code_of_its_own():
     assert error["message"] == "This model's maximum context length is 10 tokens."
 
 
-async def test_a_validators_dump_becomes_a_sentence():
-    dump = "1 validation error:\n  {'loc': 'body.x', 'msg': 'Field required', 'input': {'secret': 1}}"
-    _, error = await refusal(400, vllm_says(dump, "body.x"))
-    assert error["message"] == "x: Field required."
+@pytest.mark.parametrize(
+    ("dump", "param", "message"),
+    [
+        (
+            "{'loc': 'body.x', 'msg': 'Field required', 'input': {'secret': 1}}",
+            "body.x",
+            "x: Field required.",
+        ),
+        (r"""{'msg': 'It\'s "odd"', 'input': 1}""", None, """The request: It's "odd"."""),
+        ("{'type': 'dict_type', 'input': 1}", None, "The request is not valid."),
+        ("{'type': 'dict_type', 'input': 1}", "body.x", "x is not valid."),
+    ],
+)
+async def test_a_validators_dump_becomes_a_sentence(dump: str, param: str | None, message: str):
+    _, error = await refusal(400, vllm_says(f"1 validation error:\n  {dump}", param))
+    assert error["message"] == message
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ but its status leaves the process.
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import Any, cast
 
@@ -31,7 +32,7 @@ _NO_MODEL = re.compile(r"model .* does not exist", re.IGNORECASE)
 _REPR = re.compile(r" \((parameter=.*|value=.*)\)$", re.DOTALL)
 _NO_FORM = re.compile(r" but (?:none|multiple) are specified: \{.*$", re.DOTALL)
 _PYDANTIC = re.compile(r"^\d+ validation errors?:")
-_PYDANTIC_SAYS = re.compile(r"""'msg': (?:'([^']*)'|"([^"]*)")""")
+_PYDANTIC_SAYS = re.compile(r"""'msg': ('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""")
 _RETRY_AFTER_S = 1.0
 
 _KINDS: dict[int, type[Error]] = {
@@ -99,8 +100,9 @@ def _of_fields(details: list[Any]) -> tuple[str, str | None]:
 def _sentence(message: str, param: str | None) -> str:
     """The server's message without Python's wrapping, and without the request's values."""
     if _PYDANTIC.match(message):
-        found = [one or other for one, other in _PYDANTIC_SAYS.findall(message)]
-        message = f"{param or 'The request'}: {'; '.join(dict.fromkeys(found)) or 'is not valid'}."
+        found = dict.fromkeys(ast.literal_eval(text) for text in _PYDANTIC_SAYS.findall(message))
+        said = f": {'; '.join(found)}" if any(found) else " is not valid"
+        message = f"{param or 'The request'}{said}."
     message = _NO_FORM.sub(": json, json_object, regex, choice, grammar or structural_tag.", message)
     return " ".join(_REPR.sub("", message).split())
 
