@@ -39,7 +39,9 @@ async def test_probes_and_what_says_nothing_need_no_key(served: Served):
     async with served.http() as http:
         ready = [(await http.get(path)).status_code for path in ("/health", "/readyz", "/ping")]
         alive = [(await http.get(path)).status_code for path in ("/livez", "/-/healthz", "/", "/docs")]
+        shown = [(await http.get("/health", headers=headers)).json() for headers in (*WRONG, *RIGHT)]
     assert ready == [503] * 3
+    assert [set(one) for one in shown] == [{"status"}] * len(WRONG) + [{"status", "models"}] * len(RIGHT)
     assert alive == [200] * 4
 
 

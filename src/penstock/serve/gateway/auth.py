@@ -47,7 +47,9 @@ class Auth:
                 _check(request, self._key)
                 raise routes.unknown(request.path)
             _check(request, self._admin_key)
-        elif not route.public:
+        elif route.public:
+            request.has_key = _has(request, self._key)
+        else:
             _check(request, self._key)
             if self._pages is not None:
                 self._pages.check(request.fields)
@@ -56,13 +58,17 @@ class Auth:
         return route
 
 
-def _check(request: ClientRequest, wanted: bytes | None) -> None:
+def _has(request: ClientRequest, wanted: bytes | None) -> bool:
     if wanted is None:
-        return
+        return True
     bearer = request.fields.get(b"authorization", b"")
     scheme, _, key = bearer.partition(b" ")
     given = key.strip() if scheme.lower() == b"bearer" else request.fields.get(b"x-api-key", b"")
-    if not hmac.compare_digest(given, wanted):
+    return hmac.compare_digest(given, wanted)
+
+
+def _check(request: ClientRequest, wanted: bytes | None) -> None:
+    if not _has(request, wanted):
         raise Unauthorized(
             "The API key is missing or wrong; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
         )

@@ -106,13 +106,14 @@ class OwnAnswers:
         await reply.whole(200, JSON, content)
 
     async def health(self, request: ClientRequest, route: Route, reply: ClientResponse) -> None:
-        """200 when every model can answer. For load balancers and Kubernetes."""
+        """200 when every model can answer. For load balancers and Kubernetes. Lists models with the key."""
         models = {model_id: self._counts(model_id) for model_id in self._catalogue.models}
         healthy = all(
             counts["ready"] or counts["resting"] or self._catalogue.models[model_id].start_s is not None
             for model_id, counts in models.items()
         )
-        content = msgspec.json.encode({"status": "ok" if healthy else "unavailable", "models": models})
+        found: dict[str, object] = {"status": "ok" if healthy else "unavailable"}
+        content = msgspec.json.encode(found | {"models": models} if request.has_key else found)
         await reply.whole(200 if healthy else 503, JSON, content)
 
     def _counts(self, model_id: str) -> dict[str, int]:

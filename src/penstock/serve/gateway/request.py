@@ -49,6 +49,7 @@ class ClientRequest:
         self.metrics: RouteMetrics | None = None
         self.trace: Trace | None = None
         self.gone = False
+        self.has_key = True  # the API key, where one is configured
 
     @property
     def target(self) -> bytes:
