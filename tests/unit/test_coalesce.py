@@ -89,3 +89,30 @@ async def test_the_more_streams_are_open_the_longer_their_pieces_are_held():
     assert intervals[49] == 0.05
     assert intervals[-1] == 0.1
     assert coalesced.interval_s() == 0.01
+
+
+async def test_an_app_is_held_back_for_a_client_that_reads_nothing():
+    reads, made, got = asyncio.Event(), 0, bytearray()
+
+    async def app(scope, receive, send):
+        nonlocal made
+        for _ in range(100):
+            await send({"type": "http.response.body", "body": bytes(10_000), "more_body": True})
+            made += 10_000
+        await send({"type": "http.response.body", "body": b""})
+
+    async def send(message):
+        if made:
+            await reads.wait()
+        got.extend(message["body"])
+
+    running = asyncio.create_task(Coalesced(app)({"type": "http"}, None, send))
+    before = -1
+    while made != before or not made:  # until nothing moves for some turns
+        before = made
+        for _ in range(20):
+            await asyncio.sleep(0)
+    assert made <= 2 * 64 * 1024
+    reads.set()
+    await asyncio.wait_for(running, 5)
+    assert len(got) == 1_000_000

@@ -18,6 +18,7 @@ from penstock.transport.headers import REQUEST_ID
 _PIECES_PER_S = 1000
 """Upper bound over all streams; costs about a third of a core in Serve's proxy and ingress replica."""
 _LEAST_S, _MOST_S = 0.01, 0.1
+_MOST_HELD_BYTES = 64 * 1024  # of one stream, before its replica is held back
 _AT_ONCE = 2
 """Pieces never held: a chat stream opens with an event without text, the second has the first token."""
 
@@ -55,7 +56,8 @@ class _Response:
         self._interval_s = interval_s
         self._passed = 0
         self._held: list[bytes] = []
-        self._ending = asyncio.Event()
+        self._held_bytes = 0
+        self._now = asyncio.Event()
         self._flushing: asyncio.Task[None] | None = None
 
     async def send(self, message: Message) -> None:
@@ -68,19 +70,24 @@ class _Response:
             await self._send(message)
         else:
             self._held.append(message.get("body", b""))
+            self._held_bytes += len(self._held[-1])
             if self._flushing is None or self._flushing.done():
                 self._flushing = asyncio.create_task(self._flush())
+            if self._held_bytes > _MOST_HELD_BYTES:
+                self._now.set()
+                await asyncio.shield(self._flushing)
 
     async def _flush(self) -> None:
         while self._held:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._interval_s()):
-                    await self._ending.wait()
-            body, self._held = b"".join(self._held), []
+                    await self._now.wait()
+            self._now.clear()
+            body, self._held, self._held_bytes = b"".join(self._held), [], 0
             await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def _end(self, message: Message) -> None:
-        self._ending.set()
+        self._now.set()
         if self._flushing is not None:
             await self._flushing  # raises what sending raised
         await self._send(message)
