@@ -152,7 +152,10 @@ async def test_a_client_that_goes_with_requests_sent_ahead_is_no_error(
     replica = await served.replica(step_base_ms=20)
     body = json.dumps(chat(**LONG)).encode()
     _, writer = await asyncio.open_connection("127.0.0.1", served.port.number)
-    writer.write((b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body) * 2)
+    writer.write(
+        (b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        * 2
+    )
     await until(lambda: replica.engine.load().running == 1)
     writer.transport.abort()
     await until(lambda: replica.engine.load().running == 0, limit_s=1.0)
@@ -219,7 +222,7 @@ async def test_connections_to_a_replica_are_kept_and_used_again(served: Served):
 async def test_headers_without_end_are_refused_and_the_connection_closed(served: Served):
     await served.gateway("m")
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port.number)
-    writer.write(b"GET /v1/models HTTP/1.1\r\nx: " + b"y" * 66_000)
+    writer.write(b"GET /v1/models HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 66_000)
     assert b"larger than 65536 bytes" in await reader.read()
     writer.close()
 
@@ -263,7 +266,7 @@ async def test_of_many_requests_at_once_a_replica_begins_a_few_in_each_turn_of_i
         sock = socket.socket(socket.AF_UNIX)
         sock.connect(address.unix)
         gateways.append(await asyncio.open_unix_connection(sock=sock))
-    request = f"GET /x HTTP/1.1\r\nx-penstock-secret: {address.secret}\r\n\r\n".encode()
+    request = f"GET /x HTTP/1.1\r\nhost: x\r\nx-penstock-secret: {address.secret}\r\n\r\n".encode()
     for _ in range(2):  # on new connections, then on those that have been used
         begun.clear()
         count()

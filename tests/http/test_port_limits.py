@@ -99,8 +99,8 @@ async def test_fields_of_a_trailer_are_no_headers():
 @pytest.mark.parametrize(
     ("begin", "piece"),
     [
-        (b"GET / HTTP/1.1\r\n", b"a: b\r\n" * 10),
-        (b"GET / HTTP/1.1\r\na: ", b"b" * 5000),
+        (b"GET / HTTP/1.1\r\nhost: x\r\n", b"a: b\r\n" * 10),
+        (b"GET / HTTP/1.1\r\nhost: x\r\na: ", b"b" * 5000),
         (b"GET /", b"b" * 5000),
         (AUTHORIZED + b"transfer-encoding: chunked\r\n\r\n0\r\n", b"a: b\r\n" * 10),
         (AUTHORIZED + b"transfer-encoding: chunked\r\n\r\n0\r\na: ", b"b" * 5000),
@@ -125,7 +125,7 @@ async def test_a_head_or_trailer_without_end_is_400(
 
 async def test_many_small_fields_in_one_write_are_400(served: Served):
     client = await Client.connect(await locked(served))
-    client.writer.write(b"GET / HTTP/1.1\r\n" + b"a:b\r\n" * 40_000)
+    client.writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n" + b"a:b\r\n" * 40_000)
     assert await client.answers() == [400]
 
 
@@ -140,7 +140,7 @@ async def test_requests_sent_ahead_are_answered_up_to_the_limit(served: Served):
 async def test_large_heads_sent_ahead_are_answered_each(served: Served):
     client = await Client.connect(await locked(served))
     head = b"GET /x HTTP/1.1\r\nhost: x\r\na: " + b"b" * 30_000 + b"\r\n\r\n"
-    client.writer.write(head * 5 + b"GET /x HTTP/1.1\r\nconnection: close\r\n\r\n")
+    client.writer.write(head * 5 + b"GET /x HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
     assert await client.answers() == [401] * 6
 
 
@@ -157,7 +157,7 @@ async def test_a_client_that_is_refused_while_it_sends_reads_why(served: Served)
 async def test_an_idle_connection_keeps_nothing_of_its_last_request(served: Served):
     await locked(served)
     client = await Client.connect(served)
-    client.writer.write(b"GET /x HTTP/1.1\r\na: " + b"b" * 50_000 + b"\r\n\r\n")
+    client.writer.write(b"GET /x HTTP/1.1\r\nhost: x\r\na: " + b"b" * 50_000 + b"\r\n\r\n")
     assert b" 401 " in await client.reader.readline()
     (protocol,) = protocols(served)
     await until(lambda: not protocol.headers)
@@ -178,7 +178,9 @@ async def test_many_that_come_at_once_are_read_in_turns_and_all_answered(
     await locked(served, max_connections_per_address=30)
     clients = [await Client.connect(served) for _ in range(30)]
     for client in clients:
-        client.writer.write(b"GET /x HTTP/1.1\r\n\r\nGET /health HTTP/1.1\r\nconnection: close\r\n\r\n")
+        client.writer.write(
+            b"GET /x HTTP/1.1\r\nhost: x\r\n\r\nGET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+        )
     assert [await client.answers() for client in clients] == [[401, 503]] * 30
     await until(lambda: not served._gateway.connections.open)
     assert served._gateway.connections.waiting == 0
@@ -196,7 +198,7 @@ async def test_of_too_many_connections_the_one_that_waited_longest_is_closed(ser
     more = await Client.connect(served)
     assert await idle[0].answers() == []
     await until(lambda: connections.waiting == 3)
-    more.writer.write(b"GET /health HTTP/1.1\r\n\r\n")
+    more.writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
     assert b" 200 " in await more.reader.readline()
     assert connections.counts["too_many_connections"] == 1
     assert connections.open == 4
@@ -209,7 +211,7 @@ async def test_heads_of_one_address_share_a_bound(served: Served, monkeypatch: p
     await locked(served)
     clients = [await Client.connect(served) for _ in range(8)]
     for client in clients:
-        client.writer.write(b"GET / HTTP/1.1\r\na: " + b"b" * 50_000)
+        client.writer.write(b"GET / HTTP/1.1\r\nhost: x\r\na: " + b"b" * 50_000)
     connections = served._gateway.connections
     await until(lambda: connections.open < 8)
     assert connections.counts["too_many_heads"] >= 1
@@ -290,7 +292,7 @@ async def test_a_body_of_too_many_small_chunks_is_400(served: Served):
     [
         b"",
         b"GET / HT",
-        b"GET /health HTTP/1.1\r\n\r\nGET",
+        b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET",
         POST + b"content-length: 9\r\n\r\n",
     ],
     ids=["silent", "half-head", "half-second-head", "refused-and-open"],
@@ -324,8 +326,8 @@ async def test_an_empty_line_after_an_answer_does_not_keep_the_connection(
 ):
     monkeypatch.setattr(limits, "HEAD_S", 0.5)
     client = await Client.connect(await locked(served))
-    client.writer.write(b"GET /health HTTP/1.1\r\n\r\n")
-    await client.reader.readuntil(b"}}}")
+    client.writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    await client.reader.readuntil(b"}")
     client.writer.write(b"\r\n")
     await until(lambda: not served._gateway.connections.open)
 
@@ -340,7 +342,9 @@ async def test_who_does_not_read_refusals_is_cut(served: Served):
     await until(lambda: connections.open)
     sent = 0
     while connections.open:
-        await asyncio.get_running_loop().sock_sendall(sock, b"GET / HTTP/1.1\r\n\r\n" * limits.PIPELINED)
+        await asyncio.get_running_loop().sock_sendall(
+            sock, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * limits.PIPELINED
+        )
         sent += limits.PIPELINED
         await until(lambda: not connections.open or state.total_requests >= sent)  # noqa: B023
     assert connections.counts == {"not_reading": 1}
@@ -366,6 +370,27 @@ async def test_a_request_that_offers_an_upgrade_keeps_its_body(
         client.writer.write(body)
     client.writer.write(REQUEST.replace(b"host: x", b"host: x\r\nconnection: close"))
     assert await client.answers() == [200] * 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        (b"", 400),
+        (b"host: x\r\nhost: y\r\n", 400),
+        (b"host: x\r\ntransfer-encoding: gzip, chunked\r\n", 501),
+        (b"host: x\r\ntransfer-encoding: Chunked\r\n", 401),
+    ],
+)
+async def test_heads_that_http_forbids_are_refused(served: Served, fields: bytes, status: int):
+    client = await Client.connect(await locked(served))
+    client.writer.write(b"POST /v1/embeddings HTTP/1.1\r\n" + fields + b"connection: close\r\n\r\n0\r\n\r\n")
+    assert await client.answers() == [status]
+
+
+async def test_http_1_0_needs_no_host(served: Served):
+    client = await Client.connect(await locked(served))
+    client.writer.write(b"GET /livez HTTP/1.0\r\n\r\n")
+    assert await client.answers() == [200]
 
 
 async def test_metrics_count_connections(served: Served):

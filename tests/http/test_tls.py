@@ -132,7 +132,7 @@ async def test_a_head_that_does_not_end_is_cut_in_time(
     gateway = await served.gateway("m", tls=pair.config)
     reader, writer = await connect(served, pair)
     monkeypatch.setattr(limits, "HEAD_S", 0.2)
-    writer.write(b"GET / HTTP/1.1\r\n")
+    writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n")
     with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
         await asyncio.wait_for(reader.readexactly(1), 20)
     assert gateway.connections.counts["timeout"] == 1

@@ -25,6 +25,7 @@ _LINE_BYTES, _FIELD_BYTES, _CHUNK_BYTES = 12, 4, 12  # about what stands around 
 _SLICE_BYTES = 64 * 1024  # of a plain body, which the parser hands on in one piece
 _CHUNKED_SLICE_BYTES = 16 * 1024  # of anything else: at most some 2,700 callbacks
 _UNACCEPTED_SLICE_BYTES = 1024  # of chunks before the request is accepted
+_BAD_REQUEST = b"400 Bad Request"
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _END_OF_HEAD = b"\r\n\r\n"
 _TOO_MANY_CHUNKS = (
@@ -72,8 +73,9 @@ class BoundedProtocol(HttpToolsProtocol):
     _unread = b""  # what was read and is not parsed, from `_at` on
     _at = 0
     _chunked = False  # the body that comes
+    _hosts = 0  # fields of that name in the head
     _pieces = _piece_bytes = 0  # of that body so far
-    _fault: tuple[str, str] | None = None  # why the parser was stopped: for the count, for the client
+    _fault: tuple[str, str, bytes] | None = None  # why the parser was stopped: for the count, for the client
     _deaf = False  # what still comes is dropped
     _accepted = True  # the request whose answer is under way
     _connections: Connections
@@ -243,7 +245,7 @@ class BoundedProtocol(HttpToolsProtocol):
         try:
             self._feed(data)
         except httptools.HttpParserError:
-            self._reject(*(self._fault or ("invalid", "Invalid HTTP request received.")))
+            self._reject(*(self._fault or ("invalid", "Invalid HTTP request received.", _BAD_REQUEST)))
             return
         if self._in_message:
             self._unparsed = max(0, len(data) - self._parsed + (0 if self._parsed else self._unparsed))
@@ -286,6 +288,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = self._in_message = True
         self._head_bytes = self._fields = self._pieces = self._piece_bytes = 0
         self._chunked = False
+        self._hosts = 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -310,9 +313,15 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.expect_100_continue = True
             elif name == b"transfer-encoding":
                 self._chunked = True
+                if value.lower() != b"chunked":
+                    self._stop("invalid", "The transfer coding is not 'chunked'.", b"501 Not Implemented")
+            elif name == b"host":
+                self._hosts += 1
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        if self._hosts != 1 and (self._hosts or self.parser.get_http_version() == "1.1"):
+            self._stop("invalid", "A request has one host field.")
         self._in_head = False
         self._work.left -= self._work.request
         self._queued += self._head_bytes + self._fields * limits.FIELD_COST_BYTES
@@ -340,13 +349,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_message = False
         super().on_message_complete()
 
-    def _stop(self, reason: str, text: str) -> NoReturn:
+    def _stop(self, reason: str, text: str, status: bytes = _BAD_REQUEST) -> NoReturn:
         """Out of a callback of the parser."""
-        self._fault = reason, text
+        self._fault = reason, text, status
         raise _Refused(text)
 
-    def _reject(self, reason: str, text: str) -> None:
-        """Reads no further. Answers under way are finished; a request that cannot be is answered 400."""
+    def _reject(self, reason: str, text: str, status: bytes = _BAD_REQUEST) -> None:
+        """Reads no further. Answers under way are finished; a request that cannot be is answered `status`."""
         if self._peer is not None:
             self._connections.counts[reason] += 1
         self._deaf = True
@@ -354,16 +363,16 @@ class BoundedProtocol(HttpToolsProtocol):
             if self.is_answering:  # the app learns that its client is gone
                 self.cycle.disconnected = True
                 self.cycle.message_event.set()
-            self.send_400_response(text)
+            self._refuse(text, status)
         elif self._in_head or not self.cycle.more_body:
             self.cycle.keep_alive = False
         else:
             self.transport.abort()
 
-    def send_400_response(self, msg: str) -> None:
-        head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\n"
+    def _refuse(self, text: str, status: bytes) -> None:
+        head = b"HTTP/1.1 %b\r\ncontent-type: text/plain; charset=utf-8\r\n" % status
         self.transport.write(
-            head + b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(msg), msg.encode())
+            head + b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(text), text.encode())
         )
         self.linger()
 
