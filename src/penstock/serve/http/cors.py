@@ -74,18 +74,17 @@ class PageFilter:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:
             return False
-        return (
-            name == "localhost" or name.endswith(_LOCAL) or _is_address(name) or name in (self._hosts or ())
-        )
+        known = name == "localhost" or name.endswith(_LOCAL) or name in (self._hosts or ())
+        return known or _address(name) is not None
 
 
-def _is_address(name: str) -> bool:
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        ipaddress.ip_address(name)
+        return ipaddress.ip_address(name)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def _is_loopback(host: str) -> bool:
-    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+    address = _address(host)
+    return address.is_loopback if address else host == "localhost"

@@ -221,20 +221,17 @@ class BoundedProtocol(HttpToolsProtocol):
     @property
     def _is_held(self) -> bool:
         """Whether chunks wait until their request is accepted: each takes a call of Python."""
-        chunks = self._chunked and self._in_message and not self._in_head
-        return chunks and not self._accepted and self._pieces >= limits.CHUNKS_BEFORE_ACCEPTED
+        many = self._chunked and self._pieces >= limits.CHUNKS_BEFORE_ACCEPTED
+        return many and self._in_message and not self._accepted
 
     def _slice_end(self) -> int:
         """Where the next slice of `_unread` ends: a head is parsed by itself."""
-        if self._in_message and not self._in_head and not self._chunked:
+        if self._in_head or not self._in_message:
+            found = self._unread.find(_END_OF_HEAD, self._at, self._at + _CHUNKED_SLICE_BYTES)
+            return found + len(_END_OF_HEAD) if found >= 0 else self._at + _CHUNKED_SLICE_BYTES
+        if not self._chunked:
             return self._at + _SLICE_BYTES
-        if self._in_message and not self._in_head and not self._accepted:
-            return self._at + _UNACCEPTED_SLICE_BYTES
-        end = self._at + _CHUNKED_SLICE_BYTES
-        if self._in_message and not self._in_head:
-            return end
-        found = self._unread.find(_END_OF_HEAD, self._at, end)
-        return found + len(_END_OF_HEAD) if found >= 0 else end
+        return self._at + (_CHUNKED_SLICE_BYTES if self._accepted else _UNACCEPTED_SLICE_BYTES)
 
     def _take(self, data: bytes | memoryview) -> None:
         if self._deaf:
