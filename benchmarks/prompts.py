@@ -145,6 +145,21 @@ def _agents(replicas: int) -> Client:
     return client
 
 
+def paced(at_once: int, conversations: int = 40, turns: int = 3) -> Iterator[Iterator[Turn]]:
+    """Clients that hold so many short conversations in all, with one system prompt of 3,300 characters."""
+    system = words(Random("paced"), 825)
+
+    def client(first: int) -> Iterator[Turn]:
+        draw = Random(f"paced {first}")
+        for number in range(first, conversations, at_once):
+            dialogue = Dialogue(f"paced-{number}", system)
+            for _ in range(turns):
+                said, answer = words(draw, about(draw, 60)), words(draw, about(draw, 60))
+                yield dialogue.ask(said, answer, draw.expovariate(1))
+
+    return map(client, range(at_once))
+
+
 def _independent(replicas: int) -> Client:
     """Prompts that have nothing in common."""
 

@@ -9,6 +9,7 @@ vLLM's scheduler and prefix cache. Nothing is measured in real time; the same op
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import time
@@ -18,7 +19,7 @@ from pathlib import Path
 from statistics import fmean, quantiles
 
 from benchmarks.command import choices, numbers, say
-from benchmarks.prompts import WORKLOADS, Workload
+from benchmarks.prompts import WORKLOADS, Workload, paced
 from benchmarks.table import markdown
 from benchmarks.virtual import Fleet, Plan, Tally, closed_loop
 from penstock.config.schema.routing import POLICIES
@@ -74,7 +75,7 @@ def main() -> None:
     for plan in _plans(options):
         rows.append(measure(*plan))
         say(_line(rows[-1]))
-    print("\n\n".join(tables(rows)))
+    print("\n\n".join([*tables(rows), paced_table(options)]))
     if options.json:
         engine = {**ENGINE, "kv_tokens": options.kv_tokens}
         settings = {"engine": engine, "warmup_s": options.warmup, "measured_s": options.seconds}
@@ -107,6 +108,30 @@ def _row(workload: Workload, plan: Plan, tally: Tally, cpu_s: float) -> Row:
         loads_per_s=round(tally.loads / plan.measured_s, 2),
         cpu_s=round(cpu_s, 1),
     )
+
+
+def paced_table(options: argparse.Namespace) -> str:
+    """Markdown: where short conversations with one system prompt go when hardly anything runs."""
+    lines: list[Sequence[str]] = []
+    for policy in _ESSENTIAL:
+        for at_once, replicas in itertools.product(_PACED_AT_ONCE, _PACED_REPLICAS):
+            tally = paced_tally(policy, replicas, at_once)
+            requests = ", ".join(str(count) for _, count in tally.sent.most_common())
+            hits = f"{tally.cached_tokens / tally.prompt_tokens:.1%}"
+            lines.append((policy, str(replicas), str(at_once), requests, f"{_mean_ms(tally):.1f}", hits))
+    head = ("policy", "replicas", "at once", "requests by replica", "TTFT mean ms", "prefix hits")
+    return "### paced conversations, one system prompt\n\n" + markdown(head, lines)
+
+
+def paced_tally(policy: str, replicas: int, at_once: int) -> Tally:
+    """40 conversations of 3 turns, of which `at_once` are open at a time."""
+    engine = SimOptions.model_validate(ENGINE)
+    plan = Plan(policy, replicas, 1, 0.0, _PACED_S, engine)
+    return Fleet(plan, [(0.0, turns) for turns in paced(at_once)]).run()
+
+
+def _mean_ms(tally: Tally) -> float:
+    return 1e3 * fmean(tally.ttft_s)
 
 
 def tables(rows: Sequence[Row]) -> Iterable[str]:
@@ -217,6 +242,7 @@ def _options() -> argparse.Namespace:
     return options
 
 
+_PACED_AT_ONCE, _PACED_REPLICAS, _PACED_S = (1, 2, 6), (2, 16), 400.0
 _LARGE = 32  # replicas; beyond, only the essential policies unless others are asked for
 _ESSENTIAL = [AFFINITY, BASELINE]
 _DEFAULT_POLICIES = list(POLICIES)

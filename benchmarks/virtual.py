@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -50,7 +51,9 @@ class Plan:
 
 @dataclass(slots=True)
 class Tally:
-    """What was seen in the measured time. imbalance: open requests of the busiest over the mean, by looks."""
+    """What was seen in the measured time. imbalance: open requests of the busiest over the mean, by looks.
+    sent: requests by replica.
+    """
 
     ttft_s: list[float] = field(default_factory=list[float])
     imbalance: list[float] = field(default_factory=list[float])
@@ -60,6 +63,7 @@ class Tally:
     requests: int = 0
     preemptions: int = 0
     loads: int = 0
+    sent: Counter[str] = field(default_factory=Counter[str])
 
 
 class TextHashes:
@@ -208,6 +212,7 @@ class Fleet:
             return self._at(self._now + link.COALESCE_S, self._ask, turns, turn)
         engine = self._engines[place.replica.id]
         engine.open[gateway] += 1
+        self._tally.sent[place.replica.id] += 1
         reply = PlannedReply((), (), turn.answer_tokens, "length")
         hashes = TextHashes(turn.text, self._plan.options.block_size, place.adapter)
         request = _Request(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -236,6 +237,44 @@ def test_the_replica_with_the_longest_part_of_the_prompt_is_picked():
     assert pick is not None
     assert (pick.replica.id, pick.why) == ("b", "affinity")
     assert 8 / 9 * long.tokens <= pick.saved_tokens <= long.tokens
+
+
+def paced_conversations(gateway: Gateway, count: int, system: str) -> Iterator[str]:
+    """Where the turns of conversations go that are held one after another."""
+    for number in range(count):
+        said = system
+        for turns in range(3):
+            said += f" conversation {number} turn {turns} " * 12
+            content = said.encode()
+            asked = RoutingRequest(
+                tokens=len(content) // 4, blocks=blocks(content), home=home(content[:2048])
+            )
+            yield gateway.went_to(asked)
+            gateway.now += 2.0
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_paced_conversations_with_one_system_prompt_use_all_caches(count: int):
+    gateway = Gateway("prefix_affinity", *names(count))
+    went = Counter(paced_conversations(gateway, 40 * count, "system " * 471))
+    assert len(went) == count
+    assert max(went.values()) <= 0.6 * went.total() * 2 / count
+
+
+def test_a_popular_prefix_is_not_computed_again_while_caches_fill_alike():
+    gateway = Gateway("prefix_affinity", "a", "b")
+    gateway.policy.sent(prompt("popular"), gateway.replica("a"), 0.0)
+    for number in range(100):
+        gateway.policy.sent(prompt(f"other {number}", 4000), gateway.replica("b"), 0.0)
+    went = list(paced_conversations(gateway, 20, ("popular " * 500)[:4000]))
+    assert set(went) == {"a"}
+
+
+def test_the_turns_of_a_conversation_stay_together_when_its_first_goes_elsewhere():
+    gateway = Gateway("prefix_affinity", "a", "b")
+    went = list(paced_conversations(gateway, 40, "system " * 471))
+    apart = [went[at : at + 3] for at in range(0, len(went), 3) if len(set(went[at : at + 3])) > 1]
+    assert apart == []
 
 
 def test_a_hot_prefix_never_brings_a_replica_over_its_share():

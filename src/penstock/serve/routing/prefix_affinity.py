@@ -1,4 +1,5 @@
-"""The replica with the longest cached prefix of the prompt, unless its queued work outweighs that.
+"""The replica with the longest cached prefix of the prompt, unless its queued work outweighs that, or the
+prefix is popular and another cache has received far fewer new tokens.
 
 The engine's cache is not queried: the gateway remembers what it sent where, as hashes of prompt prefixes.
 What other gateways have sent is presumed: each prompt's hash gives it a home replica, the same in all
@@ -23,6 +24,14 @@ SAVED = 4
 """Value of a cached prompt token, in tokens of queued work. More than one: recomputing it costs the whole
 fleet, and space in one more cache. docs/inside/routing.md has figures.
 """
+
+_STARTS = 8
+"""New prompts with a common prefix for each replica that has it, before another may compute it, too."""
+
+_LESS_FILLED = 2  # times: how many fewer new tokens that other replica must have got lately
+_NEW = (
+    1 / 64
+)  # value of a token that is new to a cache, in tokens of queued work: little more than a tie-break
 
 _WEIGHED = 8  # holders at one pick
 _LEVELS = 3  # sets of holders at one pick, from the longest match on
@@ -67,23 +76,46 @@ class PrefixAffinity:
         self._index.follow(candidates.members)
         if asked.adapter and (pick := self._pick_for_adapter(asked, candidates)):
             return pick
-        spare = _less_loaded(two(candidates))
+        spare = self._less_loaded(two(candidates), now)
         if not asked.blocks and not asked.home:
             return Pick(spare)
         most = min(share(candidates, spare), spare.busy + self._most_busier + 1)
         homes = self._homes(asked, candidates, most) if asked.home else ()
-        best = Pick(_less_loaded(homes) if len(homes) == 2 else spare)
-        least = float(best.replica.load_tokens)
-        for replica, tokens, why in self._savings(asked, candidates, homes):
-            cost = replica.load_tokens - SAVED * tokens
+        known = asked.blocks[: self._index.known(asked.blocks)]
+        if known and self._worth_a_copy(known, spare, now):
+            return Pick(spare, "spread")
+        best = Pick(self._less_loaded(homes, now) if len(homes) == 2 else spare)
+        least = self._load(best.replica, now)
+        for replica, tokens, why in self._savings(asked, known, candidates, homes):
+            cost = self._load(replica, now) - SAVED * tokens
             if cost < least and replica.busy + 1 <= most:
                 best, least = Pick(replica, why, round(tokens)), cost
         return best
 
+    def _worth_a_copy(self, known: tuple[int, ...], other: Replica, now: float) -> bool:
+        """Whether `other` should compute a popular prefix again: the caches that have it fill faster."""
+        index = self._index
+        holders = index.holders(known[-1])
+        if other in holders or index.starts(known[-1]) < _STARTS * len(holders):
+            return False
+        least_new = _LESS_FILLED * (index.new_tokens(other, now) + _TOKENS[len(known) - 1])
+        load = self._load(other, now)
+        return all(
+            index.new_tokens(holder, now) > least_new and self._load(holder, now) > load
+            for holder in some(holders, _WEIGHED)
+        )
+
+    def _load(self, replica: Replica, now: float) -> float:
+        return replica.load_tokens + _NEW * self._index.new_tokens(replica, now)
+
+    def _less_loaded(self, replicas: Sequence[Replica], now: float) -> Replica:
+        first, second = replicas
+        return second if self._load(second, now) < self._load(first, now) else first
+
     def _pick_for_adapter(self, asked: RoutingRequest, candidates: Candidates) -> Pick | None:
         """None when all replicas with the adapter are full and all others beyond their share."""
         most = share(candidates)
-        known = self._known(asked.blocks, candidates)
+        known = self._holding(asked.blocks[: self._index.known(asked.blocks)], candidates)
         saved = {replica: tokens for replica, tokens in known if replica.busy + 1 <= most}
         weighed = {replica: SAVED * tokens for replica, tokens in saved.items()}
         pick = self._adapters.pick(asked.adapter, candidates, weighed)
@@ -100,24 +132,28 @@ class PrefixAffinity:
         return [r for r in self._ring.after(asked.home, 2) if r in candidates and r.busy + 1 <= most]
 
     def _savings(
-        self, asked: RoutingRequest, candidates: Candidates, homes: Sequence[Replica]
+        self,
+        asked: RoutingRequest,
+        known: tuple[int, ...],
+        candidates: Candidates,
+        homes: Sequence[Replica],
     ) -> Iterator[tuple[Replica, float, str]]:
         """Replicas that probably cache part of the prompt, how many tokens, and why.
 
         The more requests come from other gateways, the likelier one of them has sent this prompt to its home.
         """
-        for replica, tokens in self._known(asked.blocks, candidates):
+        for replica, tokens in self._holding(known, candidates):
             if tokens >= self._least_match * asked.tokens:
                 yield replica, tokens, "affinity"
         if homes and candidates.elsewhere:
             yield homes[0], asked.tokens * candidates.elsewhere / candidates.busy, "home"
 
-    def _known(self, blocks: tuple[int, ...], candidates: Candidates) -> Iterator[tuple[Replica, int]]:
+    def _holding(self, known: tuple[int, ...], candidates: Candidates) -> Iterator[tuple[Replica, int]]:
         """Replicas that were sent part of the prompt, longest prefix first."""
         seen: Holders = ()
         weighed = levels = 0
-        for i in range(self._index.known(blocks) - 1, -1, -1):
-            holders = self._index.holders(blocks[i])
+        for i in range(len(known) - 1, -1, -1):
+            holders = self._index.holders(known[i])
             if holders == seen:
                 continue
             for replica in some(holders, _WEIGHED):
@@ -127,8 +163,3 @@ class PrefixAffinity:
             seen, levels = holders, levels + 1
             if weighed >= _WEIGHED or levels >= _LEVELS:
                 return
-
-
-def _less_loaded(replicas: Sequence[Replica]) -> Replica:
-    first, second = replicas
-    return second if second.load_tokens < first.load_tokens else first

@@ -27,6 +27,7 @@ KV_TOKENS = 200_000
 
 _ANSWER_TOKENS = 100  # about; answers take their place, too
 _FEWEST = 64
+_HALF_LIFE_S = 60.0  # of new tokens: as long as a busy replica takes to fill its cache
 
 _TOKENS = tuple((end - begin) // BYTES_PER_TOKEN for begin, end in zip((0, *ENDS), ENDS, strict=False))
 _UP_TO = (0, *(end // BYTES_PER_TOKEN for end in ENDS))
@@ -46,12 +47,23 @@ class Limit:
 class _Cache:
     """One replica's blocks with their tokens and when they were used, the least recently used first."""
 
-    __slots__ = ("blocks", "cut_at", "tokens")
+    __slots__ = ("blocks", "cut_at", "new", "new_at", "tokens")
 
     def __init__(self) -> None:
         self.blocks: OrderedDict[int, tuple[int, float]] = OrderedDict()
         self.tokens = 0
         self.cut_at = -math.inf
+        self.new = self.new_at = 0.0
+
+    def put(self, tokens: int, now: float) -> None:
+        """Adds new tokens."""
+        self.tokens += tokens
+        self.new = tokens + self.new_lately(now)
+        self.new_at = now
+
+    def new_lately(self, now: float) -> float:
+        """New tokens; one added `_HALF_LIFE_S` ago counts half."""
+        return self.new * 0.5 ** ((now - self.new_at) / _HALF_LIFE_S)
 
     def excess_over(self, limit: Limit, now: float) -> bool:
         """Whether it must be cut now."""
@@ -80,6 +92,7 @@ class PrefixIndex:
         self._members: Sequence[Replica] = ()
         self._caches: dict[Replica, _Cache] = {}
         self._holders: dict[int, Holders] = {}
+        self._starts: dict[int, int] = {}
         self._number = 0
 
     def __len__(self) -> int:
@@ -103,11 +116,23 @@ class PrefixIndex:
         """Replicas that have the block, the latest first."""
         return self._holders.get(block, ())
 
+    def new_tokens(self, replica: Replica, now: float) -> float:
+        """Tokens that its cache did not have, with a half-life of a minute: how fast it fills."""
+        cache = self._caches.get(replica)
+        return cache.new_lately(now) if cache else 0.0
+
+    def starts(self, block: int) -> int:
+        """Prompts that had nothing more in common with earlier ones, since a replica last computed it."""
+        return self._starts.get(block, 0)
+
     def add(self, blocks: tuple[int, ...], tokens: int, replica: Replica, now: float) -> None:
         """`replica` was sent a prompt of so many tokens that begins with these."""
         cache = self._caches.get(replica)
         if cache is None:
             cache = self._caches[replica] = _Cache()
+        if depth := self.known(blocks):
+            block = blocks[depth - 1]
+            self._starts[block] = self._starts.get(block, 0) + 1 if replica in self._holders[block] else 0
         self._put(cache, blocks, tokens, replica, now)
         while cache.oldest() < now - self._expiry_s:
             self._forget(replica, cache)
@@ -122,7 +147,7 @@ class PrefixIndex:
         self._number += 1  # unique id for a block that no other prompt can share
         rest = max(0, tokens - _UP_TO[len(blocks)]) + _ANSWER_TOKENS
         used[self._number] = rest, now
-        cache.tokens += rest
+        new = rest
         before: Holders | None = None
         after: Holders = ()
         for index in range(len(blocks) - 1, -1, -1):
@@ -130,12 +155,13 @@ class PrefixIndex:
             if block in used:
                 used.move_to_end(block)
             else:
-                cache.tokens += _TOKENS[index]
+                new += _TOKENS[index]
                 known = holders.get(block, ())
                 if known is not before:  # neighbours mostly have the same holders, and share one tuple
                     before, after = known, (replica, *known)
                 holders[block] = after
             used[block] = _TOKENS[index], now
+        cache.put(new, now)
 
     def _shrink(self, replica: Replica, cache: _Cache, tokens: int, entries: int) -> None:
         while cache.tokens > tokens or len(cache.blocks) > entries:
@@ -146,5 +172,6 @@ class PrefixIndex:
         known = self._holders.get(block, ())
         if known == (replica,):
             del self._holders[block]
+            self._starts.pop(block, None)
         elif replica in known:
             self._holders[block] = tuple([other for other in known if other is not replica])
