@@ -49,6 +49,35 @@ async def test_load_is_reported_when_it_changes(served: Served):
     await until(lambda: served.table.ready("m")[0].reported == 7)
 
 
+async def test_prompts_that_the_engine_does_not_have_yet_count_as_waiting_tokens(served: Served):
+    load, begin = Load(), asyncio.Event()
+
+    async def app(scope, receive, send):
+        """Reads nothing yet, as before a template or an image; then streams without an end."""
+        await begin.wait()
+        headers = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"data: {}\n\n", "more_body": True})
+        await asyncio.Event().wait()
+
+    await served.gateway("m")
+    await served.app(app, load=lambda: load)
+    [replica] = served.table.ready("m")
+    async with served.http() as http:
+        requests = [asyncio.create_task(http.post("/v1/chat/completions", json=chat())) for _ in range(3)]
+        await until(lambda: replica.waiting_tokens == 3 * 8)  # 8 is its context window
+        load = Load(running=2)
+        await until(lambda: replica.waiting_tokens == 8)
+        load = Load(running=3)
+        await until(lambda: replica.waiting_tokens == 0)
+        load = Load()  # the engine is done, and clients still read
+        begin.set()
+        await until(lambda: replica.reported == replica.waiting_tokens == 0)
+        for request in requests:
+            request.cancel()
+        await asyncio.gather(*requests, return_exceptions=True)
+
+
 async def test_a_silent_replica_is_not_picked_until_it_speaks_again(served: Served, monkeypatch):
     monkeypatch.setattr(link, "SILENCE_S", 1.5)
     await served.gateway("m")

@@ -22,6 +22,7 @@ ADAPTERS_PATH = "/_penstock/adapters"  # GET: names of the adapters that a reque
 BEAT_S = 1.0  # a report at least this often
 COALESCE_S = 0.1  # and at most this often, unless the state changes
 SILENCE_S = 5.0  # without a line for so long, the link counts as lost
+BYTES_PER_TOKEN = 4  # of English text; for shares and estimates only
 _LOOKS = 5  # in that time. They are counted, since the clock runs on while this process is stopped
 
 # Headers between gateway and replica. Clients can neither send nor receive x-penstock- headers.
@@ -51,6 +52,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 class LoadReport(msgspec.Struct, frozen=True, tag="report"):
     """State and load. Units: requests, tokens; kv_usage from 0 to 1.
 
+    waiting_tokens: of prompts not yet prefilled, those that the engine has not been called for included.
     elsewhere: open requests from other gateways than the one that receives this. batch_limit: batch requests
     that may run in it, None where nothing limits them. Of them batch_running run, batch_waiting wait for that
     in the replica, and batch_requeued were aborted for online ones so far.

@@ -24,7 +24,8 @@ class Replica:
 
     in_flight: this gateway's, exact. elsewhere: other gateways', as last reported. reported: running and
     waiting in the engine, as last reported, from all gateways; in_flight_then: this gateway's at that time.
-    waiting_tokens: of prompts not yet prefilled, as last reported; sent_tokens: of prompts sent since.
+    waiting_tokens: of prompts that are there and not yet prefilled, as last reported; sent_tokens: of prompts
+    sent since.
     kv_tokens: size of its KV cache, once it has reported it. batch_limit: batch requests that may run there,
     None for all; batch: those that run or wait there, as last reported, corrected as `busy` is.
     """

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import zlib
 
-BYTES_PER_TOKEN = 4  # of English text; for shares and estimates only
+from penstock.transport.link import BYTES_PER_TOKEN as BYTES_PER_TOKEN
+
 _FIRST = 256
 HASHED_BYTES = 128 * 2**10
 """Of a prompt, from its start: prompts that share so much go to the same replica anyway."""

@@ -10,6 +10,7 @@ import asyncio
 import hmac
 import logging
 from collections import Counter
+from itertools import islice
 
 from penstock import tiers
 from penstock.asgi import TRUSTED, ASGIApp, Receive, Scope, Send
@@ -43,7 +44,8 @@ class Guard:
         self._multiplexers: dict[bytes, StreamSender] = {}
         self._row_receivers: set[RowReceiver] = set()
         self.open: set[asyncio.Task[object]] = set()
-        self.links = StatusLinks(source, self._open_elsewhere, self.open)
+        self._prompts: dict[EngineResponse, int] = {}  # of online requests, in the order of their arrival
+        self.links = StatusLinks(source, self._open_elsewhere, self._tokens_before_engine, self.open)
 
     def refuse(self, why: Unavailable) -> None:
         """New requests are answered 503, marked for another replica."""
@@ -108,6 +110,8 @@ class Guard:
         task = asyncio.current_task()
         assert task is not None
         self.open.add(task)
+        if tier.get() != tiers.FLEX:
+            self._prompts[response] = self._tokens(scope)
         self._open_by_gateway[gateway] += 1
         self.links.request_began()
         try:
@@ -119,6 +123,7 @@ class Guard:
             task.uncancel()
         finally:
             self.open.discard(task)
+            self._prompts.pop(response, None)
             self._open_by_gateway[gateway] -= 1
             if not self._open_by_gateway[gateway]:
                 del self._open_by_gateway[gateway]  # else gateways that have ended would stay
@@ -148,6 +153,21 @@ class Guard:
             await receiver.serve(receive, send)
         finally:
             self._row_receivers.discard(receiver)
+
+    def _tokens(self, scope: Scope) -> int:
+        """Of the prompt, estimated from the body's size as gateways do."""
+        size = next((int(value) for name, value in scope["headers"] if name == b"content-length"), 0)
+        longest = self._source.hello().max_model_len
+        tokens = size // link.BYTES_PER_TOKEN
+        return tokens if longest is None else min(tokens, longest)
+
+    def _tokens_before_engine(self, in_engine: int) -> int:
+        """Prompt tokens of the online requests that came last, for which the engine has not been called.
+
+        in_engine: how many it has. Their templates, tokenizers, images and hooks run before.
+        """
+        youngest = islice(reversed(self._prompts.items()), max(0, len(self._prompts) - in_engine))
+        return sum(tokens for response, tokens in youngest if not response.started)
 
     def _open_elsewhere(self, gateway: bytes) -> int:
         return len(self.open) - self._open_by_gateway[gateway]

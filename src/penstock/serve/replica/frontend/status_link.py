@@ -70,11 +70,18 @@ class StatusLinks:
     """The links to all gateways. An idle replica is woken by its first request, and by beats alone."""
 
     def __init__(
-        self, source: StatusSource, elsewhere: Callable[[bytes], int], open_requests: Collection[object]
+        self,
+        source: StatusSource,
+        elsewhere: Callable[[bytes], int],
+        tokens_before: Callable[[int], int],
+        open_requests: Collection[object],
     ) -> None:
-        """elsewhere: open requests from other gateways than the given one. open_requests: all of them."""
+        """elsewhere: open requests from other gateways than the given one. tokens_before: of prompts that the
+        engine does not have yet, by the number of online requests that it has. open_requests: all of them.
+        """
         self._source = source
         self._elsewhere = elsewhere
+        self._tokens_before = tokens_before
         self._open_requests = open_requests
         self._resting = False  # whether a link waits for its next beat: there was nothing to do
         self._draining = False
@@ -137,11 +144,12 @@ class StatusLinks:
 
     def _report(self, gateway: bytes) -> link.LoadReport:
         load, batch = self._source.load(), self._source.batch
+        online = load.running + load.waiting - (batch.running if batch else 0)
         return link.LoadReport(
             state="draining" if self._draining else self._source.state(),
             running=load.running,
             waiting=load.waiting,
-            waiting_tokens=load.waiting_tokens,
+            waiting_tokens=load.waiting_tokens + self._tokens_before(online),
             kv_usage=round(load.kv_usage, 2),
             elsewhere=self._elsewhere(gateway),
             batch_limit=batch.limit if batch else None,
