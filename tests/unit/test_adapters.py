@@ -262,6 +262,24 @@ async def test_an_unknown_name_is_told_the_known_ones(tmp_path: Path):
                 await kept.use(trick)
 
 
+async def test_an_engine_that_fails_to_unload_or_load_loses_no_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def fails(*_: object) -> None:
+        raise RuntimeError("the engine's own error")
+
+    async with keeping(tmp_path, max_num_adapters_per_replica=2) as kept:
+        monkeypatch.setattr(kept.engine, "unload_adapter", fails)
+        for name in "abcd":
+            await kept.use(name)
+        with monkeypatch.context() as broken:
+            broken.setattr(kept.engine, "load_adapter", fails)
+            for _ in range(3):
+                with pytest.raises(RuntimeError):
+                    await kept.use("a")
+        await asyncio.gather(kept.use("a"), kept.use("b"))
+
+
 async def test_a_broken_one_is_not_tried_again_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     async with keeping(tmp_path) as kept:
         write(tmp_path, "bad", "{")

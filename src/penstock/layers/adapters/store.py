@@ -272,8 +272,11 @@ class Store:
             await self._engine.unload_adapter(version.key)
         except Error as error:
             log.warning("Adapter %s could not be unloaded: %s", version.key, error)
-        self._give_back()
-        self._changed()
+        except Exception:  # an engine's own: the request that needs the slot did nothing wrong
+            log.exception("Adapter %s could not be unloaded.", version.key)
+        finally:
+            self._give_back()
+            self._changed()
 
     def _give_back(self) -> None:
         self._slots -= 1
