@@ -45,6 +45,10 @@ def test_names_that_fit_are_no_problem():
         ([model("qwen", fallbacks=["lama"]), model("llama")], "unknown model 'lama'; did you mean 'llama'?"),
         ([model("a", fallbacks=["a"])], "goes in a circle: 'a' -> 'a'"),
         (
+            [model("m.1"), model("m_1")],
+            "model_id: 'm_1' and 'm.1' would both be Ray Serve's deployment 'LLMServer:m_1'; rename one.",
+        ),
+        (
             [
                 model("a", fallbacks=["b"]),
                 model("b", fallbacks=["x"]),

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from penstock.config.derive.serve_options import deployment_name
 from penstock.config.messages.problems import unknown
 from penstock.config.schema.model import LLMConfig
 
 
 def problems(configs: Sequence[LLMConfig]) -> list[str]:
-    """A sentence for each alias that is taken, each unknown fallback, and each loop of fallbacks."""
+    """A sentence for each alias or deployment name that is taken, each unknown fallback, and each loop of
+    fallbacks.
+    """
     taken = {config.model_id: config for config in configs}
-    found: list[str] = []
+    found = _deployments(configs)
     for config in configs:
         for alias in config.aliases:
             if alias in taken:
@@ -49,6 +52,20 @@ def _order(model: str, named: Mapping[str, Sequence[str]]) -> list[str]:
     for other in named[model]:
         order += [name for name in _order(other, named) if name not in order]
     return order
+
+
+def _deployments(configs: Sequence[LLMConfig]) -> list[str]:
+    """Handles, shifts and Serve's own API find a model by the name of its deployment."""
+    owners: dict[str, LLMConfig] = {}
+    found: list[str] = []
+    for config in configs:
+        name = config.deployment_config.get("name") or deployment_name(config.model_id)
+        first = owners.setdefault(name, config).model_id
+        if first != config.model_id:
+            where = config.location / "model_loading_config" / "model_id"
+            both = f"{config.model_id!r} and {first!r} would both be Ray Serve's deployment {name!r}"
+            found.append(where.says(f"{both}; rename one."))
+    return found
 
 
 def _loops(configs: Sequence[LLMConfig], ids: Mapping[str, str]) -> list[str]:
