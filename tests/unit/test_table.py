@@ -190,3 +190,25 @@ def test_of_what_failed_only_what_has_not_reported_since_is_left_out():
     assert list(made.candidates("m", tried)) == [b]
     made.report(a, LoadReport())
     assert set(made.candidates("m", tried)) == {a, b}
+
+
+def test_batch_may_go_where_seats_are_free_for_it_and_some_slots_stay_for_online_requests():
+    made, replicas = speaking(*(f"r{i}" for i in range(5)))
+    made.limit("m", 16)
+    random.seed(2)
+    held = []
+    for _ in range(2_000):
+        replica, move = random.choice(replicas), random.random()
+        if move < 0.5:
+            held.append(made.acquire(replica, batch=random.random() < 0.5))
+        elif move < 0.9 and held:
+            made.release(held.pop(random.randrange(len(held))))
+        elif move < 0.98:
+            limit = random.choice((None, 0, 3))
+            made.report(replica, LoadReport(batch_limit=limit, batch_running=random.randrange(6)))
+        else:
+            made.lost(replica)
+        fitting = {one for one in made.ready("m") if one.takes_batch and one.in_flight + one.elsewhere < 14}
+        found = made.candidates_for_batch("m")
+        assert set(found) == fitting
+        assert (found.busy, found.members) == (made.candidates("m").busy, made.candidates("m").members)

@@ -33,7 +33,10 @@ class Candidates(IndexedSet[Replica]):
     def without(self, tried: Iterable[Replica]) -> Candidates:
         """A copy without these."""
         out = set(tried)
-        left = Candidates(replica for replica in self if replica not in out)
-        left.members, left.ready, left.busy = self.members, self.ready, self.busy
-        left.elsewhere, left.holders, left.adapter_slots = self.elsewhere, self.holders, self.adapter_slots
-        return left
+        return Candidates(replica for replica in self if replica not in out).like(self)
+
+    def like(self, other: Candidates) -> Candidates:
+        """Itself, with what `other` knows of the model beside its replicas."""
+        self.members, self.ready, self.busy = other.members, other.ready, other.busy
+        self.elsewhere, self.holders, self.adapter_slots = other.elsewhere, other.holders, other.adapter_slots
+        return self

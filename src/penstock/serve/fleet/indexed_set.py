@@ -17,6 +17,10 @@ class IndexedSet(Sequence[T], Generic[T]):
         self._items = list(items)
         self._indexes = {item: index for index, item in enumerate(self._items)}
 
+    def put(self, item: T, inside: bool) -> None:
+        """Adds or discards it."""
+        (self.add if inside else self.discard)(item)
+
     def add(self, item: T) -> None:
         if item not in self._indexes:
             self._indexes[item] = len(self._items)

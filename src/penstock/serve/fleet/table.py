@@ -21,13 +21,16 @@ _ONLINE_SLOTS = 8  # one of so many slots of a replica is not for batch
 
 @dataclass(slots=True)
 class _ModelReplicas:
-    """One model's replicas: those that may be picked are `ready`; those of them with room, `candidates`."""
+    """One model's replicas: those that may be picked are `ready`; those of them with room, `candidates`, and
+    with room for batch, `for_batch`.
+    """
 
     limit: int = _NO_LIMIT
     leases: int = 0
     members: dict[str, Replica] = field(default_factory=dict[str, Replica])
     ready: dict[Replica, None] = field(default_factory=dict["Replica", None])
     candidates: Candidates = field(default_factory=Candidates)
+    for_batch: Candidates = field(default_factory=Candidates)
     max_model_len: int | None = None
 
 
@@ -163,10 +166,10 @@ class Table:
         candidates.elsewhere += elsewhere - replica.counted[1]
         replica.counted = busy, elsewhere
         candidates.ready = len(model.ready)
-        if ready and replica.in_flight + replica.elsewhere < model.limit:
-            candidates.add(replica)
-        else:
-            candidates.discard(replica)
+        taken, limit = replica.in_flight + replica.elsewhere, model.limit
+        candidates.put(replica, ready and taken < limit)
+        most = max(1, limit - max(1, limit // _ONLINE_SLOTS))
+        model.for_batch.put(replica, ready and taken < most and replica.takes_batch)
 
     # -- for the gateway
 
@@ -178,15 +181,10 @@ class Table:
         return model.candidates.without(tried) if tried else model.candidates
 
     def candidates_for_batch(self, model_id: str, tried: Tried | None = None) -> Candidates:
-        """Those that may take a batch request: some of their slots stay free for online ones. A copy."""
-        limit = self._models[model_id].limit
-        most = limit - max(1, limit // _ONLINE_SLOTS)
-        found = self.candidates(model_id, tried)
-        return found.without(
-            replica
-            for replica in found
-            if not replica.takes_batch or replica.in_flight + replica.elsewhere >= max(1, most)
-        )
+        """Those that may take a batch request: some of their slots stay free for online ones. A live view."""
+        model = self._models[model_id]
+        found = model.for_batch.like(model.candidates)
+        return found.without(tried) if tried else found
 
     def ready(self, model_id: str) -> Sequence[Replica]:
         """Replicas that may be picked if they have room."""
