@@ -24,6 +24,7 @@ from penstock.tiers import DEFAULT, FLEX, PRIORITY, Tier
 
 _RETRY_AFTER_S = 1
 _DRAIN_WAIT_S = 1.0  # for a replica, while the gateway stops
+_ORDER = (PRIORITY, DEFAULT, FLEX)  # in which the classes go
 _BATCH_OPTION = "batch.max_queued_requests"
 
 
@@ -71,11 +72,7 @@ class AdmissionQueue:
         self._wait_s = max(wait_for_replica_s, model.start_s or 0.0)
         self._wake = wake
         self._returned: OrderedDict[_Waiter, None] = OrderedDict()  # finding a dict's first key is slow
-        self._by_tier: dict[Tier, OrderedDict[_Waiter, None]] = {
-            PRIORITY: OrderedDict(),
-            DEFAULT: OrderedDict(),
-            FLEX: OrderedDict(),
-        }  # in the order in which they go
+        self._by_tier: dict[Tier, OrderedDict[_Waiter, None]] = {tier: OrderedDict() for tier in _ORDER}
         table.limit(model.id, model.max_ongoing_requests, model.adapter_slots)
 
     def __len__(self) -> int:
@@ -87,12 +84,7 @@ class AdmissionQueue:
 
     def _ahead(self, tier: Tier) -> bool:
         """Whether others go before a new request of this class."""
-        for other, queue in self._by_tier.items():
-            if queue:
-                return True
-            if other == tier:
-                break
-        return False
+        return any(self._by_tier[other] for other in _ORDER[: _ORDER.index(tier) + 1])
 
     async def acquire(
         self,
@@ -108,7 +100,8 @@ class AdmissionQueue:
         tried: replicas that failed this request. Such a request was admitted before and is not rejected.
         only: the one replica that can answer, since it stores what the request refers to. patient: whether
         to wait when no replica is ready. tier: the request's class.
-        Raises: Overloaded when the queue is full, Unavailable when no replica became ready in time.
+        Raises: Overloaded when the queue is full, or later when a request of a higher class fills it;
+        Unavailable when no replica became ready in time.
         """
         times.begin(PICK)
         if tried or only or not self._ahead(tier):
@@ -119,7 +112,7 @@ class AdmissionQueue:
         if not patient and all(replica in tried for replica in self._table.ready(self._model.id)):
             raise self._unavailable()
         if not tried:
-            self._refuse_when_full(tier)
+            self._make_room(tier)
         times.begin(QUEUE)
         return await self._wait(asked, tried, only, tier)
 
@@ -168,21 +161,28 @@ class AdmissionQueue:
         tokens = max(0, asked.tokens - pick.saved_tokens)
         return self._table.acquire(pick.replica, tokens, asked.adapter, tier == FLEX)
 
-    def _refuse_when_full(self, tier: Tier) -> None:
+    def _make_room(self, tier: Tier) -> None:
+        """Refuses this request when the queue is full, or the youngest of a lower class in its place."""
+        classes = (FLEX,) if tier == FLEX else (PRIORITY, DEFAULT)  # those that share a limit
+        most, option = self._model.max_queued_requests, "max_queued_requests"
         if tier == FLEX:
-            most, waiting, option = self._model.max_queued_batch, self.waiting(FLEX), _BATCH_OPTION
-        else:
-            most, option = self._model.max_queued_requests, "max_queued_requests"
-            waiting = self.waiting(PRIORITY) + self.waiting(DEFAULT)
+            most, option = self._model.max_queued_batch, _BATCH_OPTION
+        waiting = sum(map(self.waiting, classes))
         if most < 0 or waiting < most:
             return
         if most == 0 and not self._table.ready(self._model.id):
             raise self._unavailable()
-        raise Overloaded(
+        refusal = Overloaded(
             f"Model '{self._model.id}' is at its limit and {waiting} requests are waiting "
             f"({option} is {most}). Try again later.",
             retry_after_s=_RETRY_AFTER_S,
         )
+        lower = self._by_tier[classes[-1]]
+        if tier == classes[-1] or not lower:
+            raise refusal
+        youngest, _ = lower.popitem()
+        if not youngest.lease.done():
+            youngest.lease.set_exception(refusal)
 
     async def _wait(self, asked: RoutingRequest, tried: Tried, only: Replica | None, tier: Tier) -> Lease:
         waiter = _Waiter(asyncio.get_running_loop().create_future(), asked, tried, only, tier)

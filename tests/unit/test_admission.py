@@ -1,0 +1,154 @@
+"""The admission queue under random arrivals, departures and room: order, limits, and nobody forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import Overloaded
+from penstock.metrics import GatewayMetrics
+from penstock.serve.fleet.replica import Lease, Tried
+from penstock.serve.fleet.table import Table
+from penstock.serve.gateway.admission import AdmissionQueue
+from penstock.serve.gateway.catalogue import ServedModel
+from penstock.serve.gateway.telemetry.timing import Timing
+from penstock.serve.routing import RoutingRequest, policy
+from penstock.tiers import DEFAULT, FLEX, PRIORITY, Tier
+from penstock.transport.address import Address
+from penstock.transport.link import Hello, LoadReport
+
+ORDER = (PRIORITY, DEFAULT, FLEX)
+SLOTS, MOST, MOST_BATCH = 3, 3, 2
+
+
+class Desk:
+    """A queue before one replica, and the requests that have come."""
+
+    def __init__(self) -> None:
+        self.table = Table("n")
+        self.table.set_members("m", {"a": Address("a", "n", None, None, None, "")})
+        [self.replica] = self.table.members("m")
+        self.table.hello(self.replica, Hello("m", 1, ""))
+        self.table.report(self.replica, LoadReport())
+        model = ServedModel(
+            "m",
+            1,
+            max_ongoing_requests=SLOTS,
+            max_queued_requests=MOST,
+            max_queued_batch=MOST_BATCH,
+        )
+        metrics = GatewayMetrics().model("m")
+        self.queue = AdmissionQueue(model, self.table, policy("power_of_two"), metrics, 30.0)
+        self.arrived: list[tuple[Tier, asyncio.Task[Lease]]] = []
+        self.held: list[Lease] = []
+        self.granted: list[int] = []
+
+    async def arrive(self, tier: Tier) -> int:
+        acquiring = self.queue.acquire(RoutingRequest(), Tried(), Timing(), tier=tier)
+        number = len(self.arrived)
+        self.arrived.append((tier, asyncio.create_task(acquiring)))
+        await self.settle()
+        return number
+
+    async def leave(self, number: int) -> None:
+        self.arrived[number % len(self.arrived)][1].cancel()
+        await self.settle()
+
+    async def finish(self) -> None:
+        self.queue.release(self.held.pop(0))
+        await self.settle()
+
+    async def settle(self) -> None:
+        for _ in range(4):
+            await asyncio.sleep(0)
+        for number, (_, task) in enumerate(self.arrived):
+            if task.done() and not task.cancelled() and not task.exception() and number not in self.granted:
+                self.granted.append(number)
+                self.held.append(task.result())
+
+    def waiting(self) -> Counter[Tier]:
+        return Counter(tier for tier, task in self.arrived if not task.done())
+
+
+MOVES = st.one_of(
+    st.tuples(st.just("arrive"), st.sampled_from(ORDER)),
+    st.tuples(st.just("leave"), st.integers(0, 40)),
+    st.tuples(st.just("finish"), st.none()),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(MOVES, max_size=40))
+def test_order_limits_and_counts_hold_whatever_comes_and_goes(moves: list[tuple[str, object]]):
+    asyncio.run(_play(moves))
+
+
+async def _play(moves: list[tuple[str, object]]) -> None:
+    desk = Desk()
+    for move, value in moves:
+        before, granted = [task.done() for _, task in desk.arrived], len(desk.granted)
+        if move == "arrive":
+            await desk.arrive(value)  # type: ignore[arg-type]
+        elif move == "leave" and desk.arrived:
+            await desk.leave(value)  # type: ignore[arg-type]
+        elif move == "finish" and desk.held:
+            await desk.finish()
+        check(desk, desk.granted[granted:], before)
+    while desk.held:
+        await desk.finish()
+    assert desk.waiting().total() == len(desk.queue) == 0
+    assert desk.replica.in_flight == desk.replica.batch == 0
+
+
+def check(desk: Desk, granted: list[int], done_before: list[bool]) -> None:
+    waiting = desk.waiting()
+    assert len(desk.queue) == waiting.total()
+    assert waiting[PRIORITY] + waiting[DEFAULT] <= MOST
+    assert waiting[FLEX] <= MOST_BATCH
+    assert len(desk.held) == desk.replica.in_flight <= SLOTS
+    if waiting[PRIORITY] + waiting[DEFAULT]:
+        assert len(desk.held) == SLOTS  # nobody waits beside a free slot
+    for number in granted:
+        tier = desk.arrived[number][0]
+        for other, (other_tier, task) in enumerate(desk.arrived[: len(done_before)]):
+            older = other_tier == tier and other < number
+            if not task.done() and not done_before[other]:
+                assert not older
+                assert ORDER.index(other_tier) >= ORDER.index(tier)
+    for _, task in desk.arrived:
+        if task.done() and not task.cancelled() and task.exception():
+            assert isinstance(task.exception(), Overloaded)
+
+
+async def test_a_priority_request_takes_the_place_of_the_youngest_default_one():
+    desk = Desk()
+    for _ in range(SLOTS):
+        await desk.arrive(DEFAULT)
+    waiting = [await desk.arrive(DEFAULT) for _ in range(MOST)]
+    first = await desk.arrive(PRIORITY)
+    assert isinstance(desk.arrived[waiting[-1]][1].exception(), Overloaded)
+    assert desk.waiting() == {DEFAULT: MOST - 1, PRIORITY: 1}
+    await desk.finish()
+    assert desk.granted[-1] == first
+    for _ in range(MOST - desk.waiting()[PRIORITY]):
+        await desk.arrive(PRIORITY)
+    refused = await desk.arrive(PRIORITY)  # all that wait are of its own class
+    with pytest.raises(Overloaded):
+        desk.arrived[refused][1].result()
+    while desk.held:
+        await desk.finish()
+
+
+async def test_batch_makes_no_room_for_itself_among_online_requests():
+    desk = Desk()
+    for _ in range(SLOTS + MOST):
+        await desk.arrive(DEFAULT)
+    batch = [await desk.arrive(FLEX) for _ in range(MOST_BATCH + 1)]
+    assert isinstance(desk.arrived[batch[-1]][1].exception(), Overloaded)
+    assert desk.waiting() == {DEFAULT: MOST, FLEX: MOST_BATCH}
+    while desk.held:
+        await desk.finish()
