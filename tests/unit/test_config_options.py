@@ -2,6 +2,7 @@
 
 import pytest
 
+from penstock.autoscaling import KV_USAGE, RUNNING, WAITING, WAITING_TOKENS, needed
 from penstock.config import LLMConfig
 from penstock.config.derive.serve_options import AUTOSCALING, DEFAULTS, deployment_name
 
@@ -56,6 +57,20 @@ def test_the_users_own_policy_and_target_go_before_ours():
     autoscaling = {"policy": {"policy_function": "mine:policy"}, "target_ongoing_requests": 7}
     options = config(deployment_config={"autoscaling_config": autoscaling}).get_serve_options()
     assert options["autoscaling_config"].items() >= autoscaling.items()
+
+
+@pytest.mark.parametrize(
+    ("most", "target"), [(16, None), (32, None), (16, 16), (16, 40), (16, 15), (1000, None), (1, None)]
+)
+def test_a_full_replica_asks_for_another_one_while_requests_wait_in_gateways(most: int, target: int | None):
+    scaling = {"max_replicas": 8} | ({"target_ongoing_requests": target} if target else {})
+    given = {"max_ongoing_requests": most, "autoscaling_config": scaling}
+    derived = config(deployment_config=given).get_serve_options()["autoscaling_config"]
+    full = {RUNNING: most, WAITING: 0, WAITING_TOKENS: 0, KV_USAGE: 0.5}
+    assert needed(full, derived["target_ongoing_requests"], 1) >= 2
+    assert derived["target_ongoing_requests"] <= (target or 32)
+    if target == 15:
+        assert derived["target_ongoing_requests"] == target
 
 
 def test_a_fixed_number_of_replicas_is_not_scaled():

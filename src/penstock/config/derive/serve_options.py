@@ -40,6 +40,8 @@ AUTOSCALING: Mapping[str, Any] = {
     "metrics_interval_s": 2.0,
 }
 
+_FULL = 0.8  # of max_ongoing_requests: some of a full replica's requests are not in its engine
+
 NAME_PREFIX = "LLMServer:"
 
 
@@ -71,13 +73,17 @@ def serve_options(
 def autoscaling(given: Mapping[str, Any]) -> dict[str, Any] | None:
     """The autoscaling_config of a deployment_config, with our policy; None for a fixed number of replicas.
 
-    Serve's own policy sees no request of the gateway, and would remove replicas.
+    Serve's own policy sees no request of the gateway, and would remove replicas. Ours sees no request that
+    waits in a gateway, so a target that full replicas do not exceed is lowered: these ask for one more.
     """
     config = given.get("autoscaling_config")
     if config is None and given.get("num_replicas") != "auto":
         return None
     fields: Iterable[str] = config if isinstance(config, Mapping) else getattr(config, "model_fields_set", ())
     values = {name: config[name] if isinstance(config, Mapping) else getattr(config, name) for name in fields}
+    target, most = values.get("target_ongoing_requests"), given.get("max_ongoing_requests")
+    if most and "policy" not in values and (target is None or target >= most):
+        values["target_ongoing_requests"] = min(target or TARGET_ONGOING_REQUESTS, _FULL * most)
     return {**AUTOSCALING, **values}
 
 
