@@ -5,7 +5,7 @@ import random
 from penstock.serve.fleet.replica import REQUEST_TOKENS, Replica, Tried
 from penstock.serve.fleet.table import Table
 from penstock.serve.routing.policy import RoutingRequest
-from penstock.serve.routing.power_of_two import PowerOfTwo
+from penstock.serve.routing.simple import PowerOfTwo
 from penstock.transport.address import Address
 from penstock.transport.link import Hello, LoadReport
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from penstock.serve.fleet.candidates import Candidates
 from penstock.serve.fleet.replica import Replica
-from penstock.serve.routing.adapter_affinity import AdapterRing
+from penstock.serve.routing.adapter_ring import AdapterRing
 from penstock.serve.routing.hash_ring import Ring
 from penstock.serve.routing.load_bounds import share, some, two
 from penstock.serve.routing.policy import Pick, RoutingRequest

@@ -10,21 +10,17 @@ from penstock.config import LLMConfig
 from penstock.config.schema.routing import POLICIES, SERVE_ROUTER
 from penstock.errors import ConfigError
 from penstock.serve.fleet.membership import imported_router
-from penstock.serve.routing.adapter_affinity import AdapterAffinity
-from penstock.serve.routing.least_loaded import LeastLoaded
 from penstock.serve.routing.policy import Policy
-from penstock.serve.routing.power_of_two import PowerOfTwo
 from penstock.serve.routing.prefix_affinity import PrefixAffinity
-from penstock.serve.routing.round_robin import RoundRobin
-from penstock.serve.routing.serve_router import ServeRouter
 from penstock.serve.routing.session_affinity import SessionAffinity
+from penstock.serve.routing.simple import AdaptersFirst, LeastLoaded, PowerOfTwo, RoundRobin, ServeRouter
 from penstock.serve.routing.user_policy import UserPolicy
 
 BY_NAME: Mapping[str, Callable[..., Policy]] = {
     "prefix_affinity": PrefixAffinity,
     "session_affinity": SessionAffinity,
-    "adapter_affinity": AdapterAffinity,
-    "least_loaded": LeastLoaded,
+    "adapter_affinity": lambda: AdaptersFirst(PowerOfTwo()),
+    "least_loaded": lambda: AdaptersFirst(LeastLoaded()),
     "power_of_two": PowerOfTwo,
     "round_robin": RoundRobin,
     SERVE_ROUTER: ServeRouter,

@@ -11,7 +11,7 @@ from penstock.serve.fleet.candidates import Candidates
 from penstock.serve.routing.hash_ring import Ring, hash_of
 from penstock.serve.routing.load_bounds import share
 from penstock.serve.routing.policy import Pick, RoutingRequest
-from penstock.serve.routing.power_of_two import PowerOfTwo
+from penstock.serve.routing.simple import PowerOfTwo
 
 _LOOKED_AT = 16
 """Replicas to try along the ring. At least a third of all are below 1.5 times the mean, so more is rarely

@@ -7,7 +7,7 @@ import logging
 from penstock.serve.fleet.candidates import Candidates
 from penstock.serve.fleet.replica import Replica
 from penstock.serve.routing.policy import Learns, Pick, Policy, RoutingRequest
-from penstock.serve.routing.power_of_two import PowerOfTwo
+from penstock.serve.routing.simple import PowerOfTwo
 
 log = logging.getLogger(__name__)
 

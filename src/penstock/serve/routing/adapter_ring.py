@@ -14,8 +14,7 @@ from penstock.serve.fleet.candidates import Candidates
 from penstock.serve.fleet.replica import Replica
 from penstock.serve.routing.hash_ring import Ring, hash_of
 from penstock.serve.routing.load_bounds import share, some
-from penstock.serve.routing.policy import Pick, RoutingRequest
-from penstock.serve.routing.power_of_two import PowerOfTwo
+from penstock.serve.routing.policy import Pick
 
 LOAD_TOKENS = 4096
 """What loading an adapter costs, in tokens of waiting work; docs/inside/routing.md has figures."""
@@ -60,16 +59,3 @@ class AdapterRing:
                 return replica
             full = full or replica
         return full
-
-
-class AdapterAffinity:
-    """Where the adapter is loaded and least work waits; for the base model, the less busy of two."""
-
-    def __init__(self) -> None:
-        self._adapters = AdapterRing()
-        self._else = PowerOfTwo()
-
-    def pick(self, asked: RoutingRequest, candidates: Candidates, now: float) -> Pick | None:
-        if asked.adapter and (pick := self._adapters.pick(asked.adapter, candidates)):
-            return pick
-        return self._else.pick(asked, candidates, now)
