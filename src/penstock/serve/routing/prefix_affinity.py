@@ -31,7 +31,7 @@ _STARTS = 8
 _LESS_FILLED = 2  # times: how many fewer new tokens that other replica must have got lately
 _NEW = (
     1 / 64
-)  # value of a token that is new to a cache, in tokens of queued work: little more than a tie-break
+)  # cost of a token that is new to a cache, in tokens of queued work: hardly more than a tie-break
 
 _WEIGHED = 8  # holders at one pick
 _LEVELS = 3  # sets of holders at one pick, from the longest match on
