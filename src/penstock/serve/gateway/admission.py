@@ -24,8 +24,9 @@ from penstock.tiers import DEFAULT, FLEX, PRIORITY, Tier
 
 _RETRY_AFTER_S = 1
 _DRAIN_WAIT_S = 1.0  # for a replica, while the gateway stops
-_ORDER = (PRIORITY, DEFAULT, FLEX)  # in which the classes go
 _BATCH_OPTION = "batch.max_queued_requests"
+
+_ORDER = (PRIORITY, DEFAULT, FLEX)  # in which the classes go
 
 
 def _nothing() -> None:
