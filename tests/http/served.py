@@ -79,6 +79,7 @@ class Replica:
                 hello=lambda: link.hello(model_id, engine.max_model_len(), engine.kv_tokens()),
                 adapters=adapters,
                 batch=turns.share,
+                add_aliases=config.add_aliases,
             ),
             node_id=node_id,
             node_host="127.0.0.1",

@@ -64,14 +64,13 @@ class LLM:
 def with_adapters(llm: Any, monkeypatch: pytest.MonkeyPatch) -> LoadedAdapters:
     ids = iter(range(1, 9))
     models: Any = SimpleNamespace(
-        base_model_paths=[SimpleNamespace(name="m")],
         lora_requests={},
         lora_id_counter=SimpleNamespace(inc=lambda _: next(ids)),
     )
     monkeypatch.setattr(peft, "check", lambda *args: None)
     monkeypatch.setattr(adapters.peft, "shapes", lambda file: {})
     llm.model_config.quantization = None
-    return LoadedAdapters(llm, "m", models)
+    return LoadedAdapters(llm, "m", [], models)
 
 
 async def nothing() -> None: ...

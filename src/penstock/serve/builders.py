@@ -61,7 +61,11 @@ def build_openai_app(llm_serving_args: Mapping[str, Any] | LLMServingArgs) -> Ap
     given = llm_serving_args
     serving = given if isinstance(given, LLMServingArgs) else LLMServingArgs.parse(given)
     _check(serving.llm_configs)
-    models = [build_llm_deployment(_logging(config, serving.gateway)) for config in serving.llm_configs]
+    behind: dict[str, Any] = {"gateway": None}  # its keys are no business of engines
+    models = [
+        build_llm_deployment(_logging(config, serving.gateway), bind_kwargs=behind)
+        for config in serving.llm_configs
+    ]
     ingress = serving.ingress_cls_config
     if (own := imported_class(ingress.ingress_cls, serving.location / "ingress_cls_config")) is None:
         router = LLMRouter.as_deployment(serving.ingress_deployment_config)

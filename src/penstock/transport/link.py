@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal
+from urllib.parse import quote
 
 import msgspec
 
@@ -29,6 +30,7 @@ _LOOKS = 5  # in that time. They are counted, since the clock runs on while this
 SECRET = b"x-penstock-secret"
 GATEWAY = b"x-penstock-gateway"
 ADAPTER = b"x-penstock-adapter"  # on a request: the adapter's name, URL-quoted; absent for the base model
+ALIASES = b"x-penstock-aliases"  # on the request for a link: the model's, each URL-quoted, by commas
 TIER = tiers.HEADER.encode()  # on a request: its class of work; absent for `default`
 RETRY = b"x-penstock-retry"  # on a response: another replica may take the request, which was ...
 UNTOUCHED = b"untouched"  # refused before the engine saw it, or
@@ -93,13 +95,20 @@ def line(message: Message) -> bytes:
 
 
 async def listen(
-    connection: ReplicaConnection, secret: str, gateway_id: str, received: Callable[[Message], None]
+    connection: ReplicaConnection,
+    secret: str,
+    gateway_id: str,
+    received: Callable[[Message], None],
+    aliases: Iterable[str] = (),
 ) -> None:
     """Calls `received` for every message, until the link ends; it always ends by raising.
 
+    aliases: names that the replica takes for its model from now on, beside those that it knows.
     Raises: ConnectionError at its end, TimeoutError after silence, msgspec.DecodeError for an invalid line.
     """
     fields = b"%b: %b\r\n%b: %b\r\n" % (SECRET, secret.encode(), GATEWAY, gateway_id.encode())
+    if quoted := ",".join(quote(alias, safe="") for alias in aliases):
+        fields += b"%b: %b\r\n" % (ALIASES, quoted.encode())
     connection.request(b"GET %b HTTP/1.1\r\nhost: replica\r\n%b\r\n" % (PATH.encode(), fields))
     async with asyncio.timeout(None) as limit:
         silence = _Silence(limit)

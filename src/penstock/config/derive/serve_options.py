@@ -15,7 +15,7 @@ from penstock.config.derive.placement import place
 from penstock.config.messages.redact import parted
 from penstock.config.schema.env_vars import layered
 from penstock.config.schema.model import LLMConfig
-from penstock.config.schema.sections import Nodes
+from penstock.config.schema.sections import BatchConfig, Nodes
 
 DEFAULTS: Mapping[str, Any] = {
     # An engine batches hundreds of requests itself (vLLM: 256 to 1,024); Serve's 5 would leave it idle.
@@ -44,6 +44,13 @@ _FULL = 0.8  # of max_ongoing_requests: some of a full replica's requests are no
 
 NAME_PREFIX = "LLMServer:"
 
+_OF_GATEWAYS = ("fallbacks", "routing_policy", "routing_config", "log_engine_metrics")
+_OF_REPLICAS = (
+    *("ray_actor_options", "max_replicas_per_node", "gang_scheduling_config", "deployment_actors"),
+    "graceful_shutdown_timeout_s",  # by which a replica plans its end
+)
+"""Options of the deployment that replicas read, or that need new ones. Serve changes the others in place."""
+
 
 def serve_options(
     config: LLMConfig,
@@ -68,6 +75,28 @@ def serve_options(
         if "gang_scheduling_config" not in options:  # which has a strategy of its own
             options["placement_group_strategy"] = placement.strategy
     return options
+
+
+def for_replicas(config: LLMConfig) -> LLMConfig:
+    """The config without what only gateways and Serve read: to change that, no engine has to restart.
+
+    A replica that sends prompts to prefill replicas is a gateway to them.
+    """
+    batch = config.batch and config.batch.model_copy(
+        update={"max_queued_requests": BatchConfig().max_queued_requests}
+    )
+    experimental = {k: v for k, v in config.experimental_configs.items() if k != "num_ingress_replicas"}
+    names, options = _OF_GATEWAYS, {k: v for k, v in config.deployment_config.items() if k in _OF_REPLICAS}
+    if config.prefill is not None:
+        names, options = ("fallbacks",), {**config.deployment_config, "num_replicas": None}
+    return config.model_copy(
+        update={
+            **{name: LLMConfig.model_fields[name].get_default(call_default_factory=True) for name in names},
+            "batch": None if batch == BatchConfig() else batch,
+            "deployment_config": options,
+            "experimental_configs": experimental,
+        }
+    )
 
 
 def autoscaling(given: Mapping[str, Any]) -> dict[str, Any] | None:

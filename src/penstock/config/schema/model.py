@@ -7,7 +7,7 @@ Field names are those that users know from the mission documents. What follows f
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast, get_args
 
@@ -310,6 +310,10 @@ class LLMConfig(RootConfig):
         with translated(EngineSizes, self.location / "engine_kwargs"):
             EngineSizes.model_validate({**self.engine_kwargs, **arguments})
         self.engine_kwargs.update(arguments)
+
+    def add_aliases(self, names: Iterable[str]) -> None:
+        """Adds names that a gateway knows; engines look `aliases` up for each request."""
+        self.aliases.extend(name for name in names if name not in self.aliases)
 
     @property
     def stream_batching_interval_ms(self) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+from collections.abc import Collection
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -34,13 +35,13 @@ _LOOK_S = 0.05  # waits for the last request of an adapter
 class Register(dict[str, LoRARequest]):
     """vLLM's map from a request's `model` to its adapter; an adapter set for the request takes precedence."""
 
-    def __init__(self, model_id: str, names: frozenset[str], others: dict[str, LoRARequest]) -> None:
-        """names: the model's id and aliases. others: adapters that vLLM itself loaded at its start, by the
-        argument `lora_modules`.
+    def __init__(self, model_id: str, aliases: Collection[str], others: dict[str, LoRARequest]) -> None:
+        """aliases: may grow later. others: adapters that vLLM itself loaded at its start, by the argument
+        `lora_modules`.
         """
         super().__init__(others)
         self._model_id = model_id
-        self._names = names
+        self._aliases = aliases
         self._others = frozenset(others)
 
     def key(self, adapter: str) -> str:
@@ -55,8 +56,9 @@ class Register(dict[str, LoRARequest]):
 
     def is_base_model(self, model_name: str) -> bool:
         """vLLM checks a request's `model` by it, before it asks for `answer_name`."""
-        _asked_name.set(model_name if model_name in self._names else None)
-        return model_name in self._names
+        known = model_name == self._model_id or model_name in self._aliases
+        _asked_name.set(model_name if known else None)
+        return known
 
     def answer_name(self, lora_request: LoRARequest | None = None) -> str:
         """The model name to show in a response."""
@@ -69,11 +71,12 @@ class Register(dict[str, LoRARequest]):
 class LoadedAdapters:
     """The loaded adapters of one engine. An adapter is in the core before any request can name it."""
 
-    def __init__(self, llm: AsyncLLM, model_id: str, models: OpenAIServingModels) -> None:
+    def __init__(
+        self, llm: AsyncLLM, model_id: str, aliases: Collection[str], models: OpenAIServingModels
+    ) -> None:
         self._llm = llm
         self._config = llm.vllm_config.lora_config
-        names = frozenset(path.name for path in models.base_model_paths)
-        self._register = Register(model_id, names, models.lora_requests)
+        self._register = Register(model_id, aliases, models.lora_requests)
         self._next_id = models.lora_id_counter
         self._loaded: dict[str, LoRARequest] = {}
         self._turn = asyncio.Lock()

@@ -139,7 +139,8 @@ class VLLMEngine:
         if fitting.has("adapter_versions"):
             from penstock.engines.vllm.adapters import LoadedAdapters
 
-            self._adapters = LoadedAdapters(llm, self._config.model_id, app.state.openai_serving_models)
+            names = (self._config.model_id, self._config.aliases)
+            self._adapters = LoadedAdapters(llm, *names, app.state.openai_serving_models)
         self._rows = await _responder(llm, app) if fitting.has("bulk_generation") else None
         absent = absence(self._config.model_id, app.routes)
         self._app = Edge(additions.shorten(fitting, app), lambda: self._refusal, absent, errors.heard)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -31,12 +31,17 @@ class ReplicaLinks:
     """Runs on the table's event loop."""
 
     def __init__(
-        self, table: Table, gateway_id: str, unreachable: Callable[[str], Awaitable[None]] | None
+        self,
+        table: Table,
+        gateway_id: str,
+        unreachable: Callable[[str], Awaitable[None]] | None,
+        aliases: Mapping[str, Sequence[str]],
     ) -> None:
-        """unreachable: has the replicas of a model listen on the network."""
+        """unreachable: has the replicas of a model listen on the network. aliases: by model."""
         self._table = table
         self._gateway_id = gateway_id
         self._unreachable = unreachable
+        self._aliases = aliases
         self._called_at: dict[str, float] = {}
         self._tasks: dict[Replica, asyncio.Task[None]] = {}
         self._pools: dict[Replica, Pool] = {}
@@ -127,7 +132,8 @@ class ReplicaLinks:
 
         connection = await pool.connect()
         try:
-            await link.listen(connection, replica.address.secret, self._gateway_id, received)
+            secret, aliases = replica.address.secret, self._aliases.get(replica.model_id, ())
+            await link.listen(connection, secret, self._gateway_id, received, aliases)
         except TimeoutError:
             log.info("replica %s of %s is silent: its requests move on", replica.id, replica.model_id)
             pool.fail("it is silent")

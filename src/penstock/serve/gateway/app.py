@@ -83,7 +83,9 @@ class Gateway:
         self._auth = Auth(config, paths, administered=operate is not None, has_jobs=jobs is not None)
         self._table = table
         self._id = uuid.uuid4().hex
-        self._links = ReplicaLinks(table, self._id, unreachable)
+        self._links = ReplicaLinks(
+            table, self._id, unreachable, {model.id: model.aliases for model in models}
+        )
         self._listing = Listing(models, table, self._links)
         self._bodies = BodyBudget(config.max_bodies_bytes)
         self.connections = Connections(config.max_connections_per_address)

@@ -35,7 +35,7 @@ class ServedModel:
     """
 
     id: str
-    created: int
+    created: int = field(compare=False)
     owned_by: str = "penstock"
     max_ongoing_requests: int = DEFAULTS["max_ongoing_requests"]
     max_queued_requests: int = -1
@@ -44,7 +44,7 @@ class ServedModel:
     routing_policy: str = DEFAULT_POLICY
     policy_options: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
     session_header: str = SESSION_HEADER
-    scales: bool = True
+    scales: bool = field(default=True, compare=False)
     adapter_slots: int = 0
     paths: tuple[str, ...] = ()
     batch_paths: tuple[str, ...] = ()

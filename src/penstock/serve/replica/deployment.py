@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
@@ -18,11 +18,11 @@ from ray.serve import Application, Deployment
 from penstock.config import GatewayConfig, LLMConfig
 from penstock.config.derive.placement import resolved
 from penstock.config.derive.prefill import halves, prefill_name
-from penstock.config.derive.serve_options import runtime_env, without_secrets
+from penstock.config.derive.serve_options import for_replicas, runtime_env, without_secrets
 from penstock.config.schema.request_router import is_ours, router_class, router_options
 from penstock.errors import ConfigError
 from penstock.serve.fleet.membership import FleetRouter, is_published, router_config
-from penstock.serve.replica import environment, preprocessor
+from penstock.serve.replica import environment, preprocessor, version
 
 
 class Server(Protocol):
@@ -59,7 +59,8 @@ class ModelDeployment:
         """An application that serves this model, by handle, over HTTP, or behind an `LLMRouter`.
 
         gateway: a `GatewayConfig` for its HTTP; by default one from this process's environment, which
-        replicas may not have.
+        replicas may not have. None for a model behind an `LLMRouter`: replicas then get nothing that only
+        gateways use, and live on when it changes.
         """
         arguments.setdefault("gateway", GatewayConfig())
         llm_config, given = _with_options(llm_config, self.given)
@@ -86,7 +87,14 @@ class ModelDeployment:
         actor, own_secrets = _without_secrets(options.get("ray_actor_options") or {})
         secrets = {**without_secrets(runtime_env(config, environment.runtime_env()))[1], **own_secrets}
         bound = resolved(config, environment.nodes()).with_secrets(secrets)
-        return deployment(self.server, {**options, "ray_actor_options": actor}).bind(bound, **arguments)
+        made_of = [self.server, bound, version.named_code(bound)]
+        if arguments["gateway"] is None:
+            bound = for_replicas(bound)
+            made_of[1] = bound.model_copy(update={"aliases": []})  # gateways say which there are
+        handles = {"preprocessor", "prefill"} & arguments.keys()
+        made_of += [sorted(handles), {name: arguments[name] for name in arguments.keys() - handles}]
+        options["ray_actor_options"] = actor
+        return deployment(self.server, options, made_of).bind(bound, **arguments)
 
 
 def _with_options(config: LLMConfig, given: Mapping[str, Any]) -> tuple[LLMConfig, dict[str, Any]]:
@@ -115,9 +123,10 @@ def membership_router(published: str, given: Any) -> Any:
     return router_config(published, router, options)
 
 
-def deployment(server: Any, options: Mapping[str, Any]) -> Deployment:
+def deployment(server: Any, options: Mapping[str, Any], made_of: Sequence[Any] | None = None) -> Deployment:
     """A class as a deployment of Serve, with these options.
 
+    made_of: what its replicas are made of; when it is run again with the same, they stay. None: they restart.
     Raises: ConfigError for one that the installed Ray has not.
     """
     if unknown := ", ".join(sorted(name for name in options if not has_option(name))):
@@ -125,7 +134,8 @@ def deployment(server: Any, options: Mapping[str, Any]) -> Deployment:
             f"Ray {ray.__version__}, which is installed here, has no deployment option {unknown}. Leave it "
             "out, or use a newer Ray."
         )
-    return cast(Deployment, serve.deployment(server)).options(**options)
+    made = cast(Deployment, serve.deployment(server)).options(**version.retrying(options["name"], options))
+    return made if made_of is None else version.versioned(made, made_of)
 
 
 def has_option(name: str) -> bool:

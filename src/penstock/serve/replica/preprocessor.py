@@ -22,11 +22,17 @@ from ray.serve.exceptions import (
 from ray.serve.handle import DeploymentHandle
 
 from penstock.config import LLMConfig
-from penstock.config.derive.serve_options import deployment_name, runtime_env, with_uris, without_secrets
+from penstock.config.derive.serve_options import (
+    deployment_name,
+    for_replicas,
+    runtime_env,
+    with_uris,
+    without_secrets,
+)
 from penstock.config.schema.processing import own_deployment, timeout_s
 from penstock.errors import Error, Overloaded, OwnCodeFailed, Unavailable
 from penstock.hooks import PREPROCESSOR, Context, Hook
-from penstock.serve.replica import environment, tensor_serialization
+from penstock.serve.replica import environment, tensor_serialization, version
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +73,11 @@ def application(config: LLMConfig) -> Application | None:
     shown, secrets = without_secrets(with_uris({**base, **own, "env_vars": variables}))
     if shown:
         actor["runtime_env"] = shown
-    named = {"name": deployment_name(config.model_id, _NAME_PREFIX), "ray_actor_options": actor, **options}
-    return cast("Any", serve.deployment(Preprocessor)).options(**named).bind(config.with_secrets(secrets))
+    name = str(options.pop("name", deployment_name(config.model_id, _NAME_PREFIX)))
+    named = version.retrying(name, {"name": name, "ray_actor_options": actor, **options})
+    bound = for_replicas(config).with_secrets(secrets).model_copy(update={"aliases": []})
+    made = cast("Any", serve.deployment(Preprocessor)).options(**named)
+    return version.versioned(made, [bound, version.named_code(bound)]).bind(bound)
 
 
 class RemotePreprocessor:

@@ -191,6 +191,7 @@ class LLMServer:
                 weights=self.reconciler.weights_version,
                 adapters=self._adapters,
                 batch=self._turns.share,
+                add_aliases=self._llm_config.add_aliases,
             ),
             node_id=ray.get_runtime_context().get_node_id(),
             node_host=ray.util.get_node_ip_address(),

@@ -23,6 +23,7 @@ from penstock.serve.control.state import NAME
 from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.jobs.deployment import OPTIONS as JOBS_OPTIONS
 from penstock.serve.jobs.deployment import LLMJobs
+from penstock.serve.replica import version
 from penstock.serve.replica.deployment import deployment, has_option, model_of
 from penstock.serve.replica.frontend.custom_endpoints import batch_paths, paths
 from penstock.serve.replica.server import LLMServer
@@ -90,6 +91,7 @@ class RouterDeployment:
         scaling = options.get("autoscaling_config") or {}
         if isinstance(most := options.get("num_replicas") or scaling.get("max_replicas"), int):
             gateway = gateway.model_copy(update={"processes": most})
+        time_shared = sorted((config.model_id, config.on_demand is not None) for config in configs)
         bound: dict[str, Any] = {
             "servers": applications,
             "cards": [
@@ -99,17 +101,19 @@ class RouterDeployment:
                 for model in known
             ],
             "gateway": gateway,
-            "control": deployment(LLMControl, _CONTROL).bind(),
+            "control": deployment(LLMControl, _CONTROL, time_shared).bind(),
             "drain_s": max(0.0, options["graceful_shutdown_timeout_s"] - _CLOSING_S),
             "prefill": {m.config.model_id: m.prefill for m in known if m.prefill is not None},
         }
+        made_of: list[Any] = [bound["cards"], gateway, jobs, [_reached(config) for config in configs]]
         if jobs is not None:
             actor = {"num_cpus": 0, **(options.get("ray_actor_options") or {})}
-            made = deployment(LLMJobs, {**JOBS_OPTIONS, "ray_actor_options": actor})
+            made = deployment(LLMJobs, {**JOBS_OPTIONS, "ray_actor_options": actor}, made_of)
             bound["jobs"] = (jobs, made.bind(jobs, applications, bound["cards"], gateway))
+        made_of += [self.router, self.ingress, self.extra, bound["drain_s"], sorted(bound["prefill"])]
         if self.ingress is None:
-            return deployment(serve.ingress()(self.router), options).bind(**bound)
-        return deployment(self.ingress, options).bind(
+            return deployment(serve.ingress()(self.router), options, made_of).bind(**bound)
+        return deployment(self.ingress, options, made_of).bind(
             llm_deployments=dict(zip((config.model_id for config in configs), applications, strict=True)),
             model_cards={card.id: card for card in bound["cards"]},
             lora_paths={
@@ -144,9 +148,15 @@ def gateway_options(
     }
 
 
+def _reached(config: LLMConfig) -> list[Any]:
+    """What a gateway knows of a model beside its `ServedModel`: its deployment, and who picks a replica."""
+    options, policy = config.deployment_config, config.routing_policy
+    lora = config.lora_config and config.lora_config.dynamic_lora_loading_path
+    return [options.get("name"), options.get("request_router_config"), version.source(policy), lora]
+
+
 def _application(model: Application | LLMConfig) -> Application:
     if isinstance(model, LLMConfig):
-        # No gateway config: only the router has one, and a change of it must not restart engines.
         return server_class(model, LLMServer).as_deployment().bind(model, gateway=None)
     return model
 

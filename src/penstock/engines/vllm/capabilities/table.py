@@ -357,7 +357,7 @@ CAPABILITIES: dict[str, Capability] = {
         "adapters cannot be loaded; by an alias, too, the model answers under its id",
         (
             has("lora.request:LoRARequest"),
-            has(f"{_MODELS}.lora_requests", f"{_MODELS}.lora_id_counter", f"{_MODELS}.base_model_paths"),
+            has(f"{_MODELS}.lora_requests", f"{_MODELS}.lora_id_counter"),
             exactly(f"{_MODELS}.model_name", "lora_request"),
             exactly(f"{_MODELS}.is_base_model", "model_name"),
         ),

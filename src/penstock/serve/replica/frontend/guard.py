@@ -11,6 +11,7 @@ import hmac
 import logging
 from collections import Counter
 from itertools import islice
+from urllib.parse import unquote
 
 from penstock import tiers
 from penstock.asgi import TRUSTED, ASGIApp, Receive, Scope, Send
@@ -25,7 +26,7 @@ from penstock.serve.replica.frontend.status_link import AdapterNames, StatusLink
 from penstock.transport import link, multiplexer, rows
 from penstock.transport.address import Address
 from penstock.transport.connection import STREAM
-from penstock.transport.link import ADAPTER
+from penstock.transport.link import ADAPTER, ALIASES
 from penstock.transport.multiplexer import StreamSender
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,8 @@ class Guard:
             writer.accept()
         gateway = fields.get(link.GATEWAY, b"")
         if scope["path"] == link.PATH:
+            if ALIASES in fields:
+                self._source.add_aliases(map(unquote, fields[ALIASES].decode().split(",")))
             return await self.links.serve(gateway, receive, send)
         if scope["path"] == multiplexer.PATH:
             return await self._multiplex(gateway, receive, send)

@@ -51,8 +51,9 @@ class BatchFigures(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StatusSource:
-    """Callbacks for what a replica reports.
+    """Callbacks for what a replica reports, and for what a gateway tells it.
 
+    add_aliases: names that gateways take for the model.
     hello: `model_id`, `max_model_len`, `kv_tokens`. weights: their version. adapters: of a model that takes
     some. batch: None where nothing limits batch.
     After a change of `hello`, `state` or the loaded adapters, call `notify_links`.
@@ -64,6 +65,7 @@ class StatusSource:
     weights: Callable[[], str] = lambda: DEFAULT_WEIGHTS
     adapters: AdapterNames | None = None
     batch: BatchFigures | None = None
+    add_aliases: Callable[[Iterable[str]], None] = lambda names: None
 
 
 class StatusLinks:

@@ -1,0 +1,120 @@
+"""A deployment's version. Serve keeps the replicas of a deployment that is run again with the same version.
+
+Serve's own versions are random for `serve.run`, so that every replica restarts. `serve deploy` replaces the
+versions of all deployments by a hash of the application's arguments.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.util
+import inspect
+import json
+import logging
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
+from types import FunctionType
+from typing import Any, cast
+
+import ray
+from pydantic import BaseModel, SecretStr
+from ray import serve
+from ray.serve import Deployment
+
+from penstock import __version__
+from penstock.config import LLMConfig
+
+log = logging.getLogger(__name__)
+
+_OBEYED = {"version", "_internal"} <= inspect.signature(Deployment.options).parameters.keys()
+_RELEASED = ("penstock", "ray", "builtins", "abc", "typing")  # packages whose code has versions of its own
+
+
+def versioned(made: Deployment, made_of: Sequence[Any]) -> Deployment:
+    """The deployment with a version that follows from `made_of`; Serve's where that cannot be compared."""
+    try:
+        text = json.dumps(_comparable([__version__, *made_of]), sort_keys=True)
+    except TypeError as error:
+        log.info("Replicas of '%s' restart at each deployment: %s.", made.name, error)
+        return made
+    version = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return made.options(version=version, _internal=True) if _OBEYED else made
+
+
+def retrying(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options, with one that differs by nothing that matters if a deployment of this name has failed:
+    Serve does not start the same deployment again.
+    """
+    if not ray.is_initialized():
+        return dict(options)
+    known = [application.deployments.get(name) for application in serve.status().applications.values()]
+    if not any(one is not None and one.status == "DEPLOY_FAILED" for one in known):
+        return dict(options)
+    timeout_s = (options.get("health_check_timeout_s") or 30.0) * (1 + random.random() * 1e-6)
+    return {**options, "health_check_timeout_s": timeout_s}
+
+
+def named_code(config: LLMConfig) -> list[str]:
+    """`source` of the user's code that a config names by import path."""
+    callback = config.callback_config.callback_class if config.callback_config else None
+    return [
+        source(path)
+        for path in (config.preprocessor, config.postprocessor, callback)
+        if isinstance(path, str)
+    ]
+
+
+def source(path: str) -> str:
+    """A hash of the file with the code at an import path; "" where this process has no such module."""
+    return _source(path.replace(":", ".").rpartition(".")[0])
+
+
+def _comparable(value: Any) -> Any:
+    """Equal JSON for equal values. Raises: TypeError for an object whose state is not known."""
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case SecretStr():
+            return value.get_secret_value()
+        case bytes() | PurePath():
+            return str(value)
+        case BaseModel():
+            fields = type(value).model_fields
+            return _comparable({name: getattr(value, name) for name in fields})
+        case Mapping():
+            entries = cast("Mapping[Any, Any]", value)
+            return {str(name): _comparable(entry) for name, entry in entries.items()}
+        case list() | tuple():
+            return [_comparable(entry) for entry in cast("Sequence[Any]", value)]
+        case type():
+            return [_code(part) for part in value.__mro__]
+        case FunctionType() if value.__closure__ is None:
+            return _code(value)
+        case _ if dataclasses.is_dataclass(value):
+            fields = [field.name for field in dataclasses.fields(value) if field.compare]
+            return _comparable({name: getattr(value, name) for name in fields})
+        case _:
+            raise TypeError(f"{type(value).__qualname__} objects cannot be compared")
+
+
+def _code(part: type | FunctionType) -> list[str]:
+    """Its name, and a hash of the file where it is defined. Raises: TypeError without such a file."""
+    name = [part.__module__, part.__qualname__]
+    if part.__module__.partition(".")[0] in _RELEASED:
+        return name
+    if "<locals>" in part.__qualname__ or not (found := _source(part.__module__)):
+        raise TypeError(f"the code of {part.__qualname__} is in no file, or inside a function")
+    return [*name, found]
+
+
+def _source(module: str) -> str:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    try:
+        spec = importlib.util.find_spec(module) if file is None else None
+        file = spec.origin if spec is not None and spec.has_location else file
+        return hashlib.blake2b(Path(file).read_bytes()).hexdigest() if file else ""
+    except (ImportError, ValueError, OSError):  # it comes with a runtime environment, or a notebook has it
+        return ""

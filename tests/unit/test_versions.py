@@ -1,0 +1,152 @@
+"""Which changes of a config give a deployment another version: Serve keeps the replicas of all others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray import serve
+from ray.serve import Application, Deployment
+
+from penstock.config import GatewayConfig, LLMConfig
+from penstock.serve import LLMRouter, LLMServer, build_openai_app
+from penstock.serve.replica.version import versioned
+
+A, B, CONTROL, ROUTER = "LLMServer:a", "LLMServer:b", "LLMControl", "LLMRouter"
+
+
+def model(name: str, **given: Any) -> LLMConfig:
+    return LLMConfig(model_loading_config={"model_id": name}, llm_engine="sim", **given)
+
+
+def fleet(*models: LLMConfig, **more: Any) -> dict[str, Deployment]:
+    return deployments(build_openai_app({"llm_configs": list(models), **more}))
+
+
+def deployments(value: Any) -> dict[str, Deployment]:
+    """Those of an application and of all that it is bound to, by name."""
+    if isinstance(value, Application):
+        made: Any = value._bound_deployment
+        return {made.name: made} | deployments([*made.init_args, *made.init_kwargs.values()])
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return {name: one for part in parts for name, one in deployments(part).items()}
+
+
+def versions(*models: LLMConfig, **more: Any) -> dict[str, str | None]:
+    return {name: one.version for name, one in fleet(*models, **more).items() if name != "LLMJobs"}
+
+
+def changed(*models: LLMConfig, **more: Any) -> set[str]:
+    before, after = versions(model("a"), model("b")), versions(*models, **more)
+    return {name for name in before | after if before.get(name) != after.get(name)}
+
+
+def test_the_same_fleet_has_the_same_versions():
+    assert changed(model("a"), model("b")) == set()
+    assert None not in versions(model("a")).values()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"aliases": ["x"]},
+        {"fallbacks": ["b"]},
+        {"routing_policy": "round_robin"},
+        {"routing_config": {"session_header": "x-user"}},
+        {"log_engine_metrics": False},
+        {"batch": {"max_queued_requests": 5}},
+        {"deployment_config": {"max_queued_requests": 5}},
+        {"deployment_config": {"max_ongoing_requests": 5}},
+    ],
+)
+def test_what_only_gateways_read_restarts_no_engine(given: dict[str, Any]):
+    assert changed(model("a", **given), model("b")) == {ROUTER}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"num_replicas": 2},
+        {"autoscaling_config": {"max_replicas": 3}},
+        {"health_check_period_s": 7.0},
+        {"user_config": {"own": 1}},
+    ],
+)
+def test_what_serve_changes_in_place_restarts_nothing(given: dict[str, Any]):
+    assert changed(model("a", deployment_config=given), model("b")) == set()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"engine_kwargs": {"reply": "hello"}},
+        {"runtime_env": {"env_vars": {"REVISION": "2"}}},
+        {"runtime_env": {"env_vars": {"OWN_TOKEN": "secret"}}},
+        {"batch": {"min_share": 0.5}},
+        {"deployment_config": {"graceful_shutdown_timeout_s": 60}},
+    ],
+)
+def test_an_engines_own_config_restarts_only_that_one(given: dict[str, Any]):
+    assert changed(model("a", **given), model("b")) == {A}
+
+
+def test_the_gateways_config_restarts_the_gateway_alone():
+    assert changed(model("a"), model("b"), gateway={"request_timeout_s": 5}) == {ROUTER}
+    assert changed(model("a"), model("b"), gateway={"api_key": "k"}) == {ROUTER}
+
+
+def test_a_model_more_or_less_restarts_gateway_and_control():
+    assert changed(model("a"), model("b"), model("c")) == {ROUTER, CONTROL, "LLMServer:c"}
+    assert changed(model("a")) == {ROUTER, CONTROL, B}
+
+
+def test_engines_get_nothing_of_the_gateways():
+    made = fleet(model("a", fallbacks=["b"]), model("b"), gateway={"api_key": "the-key"})
+    assert [made[name].init_kwargs["gateway"] for name in (A, B)] == [None, None]
+    assert made[A].init_args[0].fallbacks == []
+
+
+def test_a_model_with_a_gateway_of_its_own_restarts_with_it():
+    def version(**given: Any) -> str | None:
+        return deployments(LLMServer.as_deployment().bind(model("a"), **given))[A].version
+
+    assert version() == version()
+    assert version() != version(gateway=GatewayConfig(request_timeout_s=5))
+
+
+def test_code_that_a_config_names_is_part_of_the_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    hook = tmp_path / "versions_hook.py"
+    monkeypatch.syspath_prepend(tmp_path)
+    hook.write_text("def add(request): return request\n")
+    own = model("a", preprocessor="versions_hook:add")
+    before = versions(own)
+    hook.write_text("def add(request): return dict(request)\n")
+    after = versions(own)
+    assert {name for name in before if before[name] != after[name]} == {A}
+
+
+class Own(LLMServer):
+    """A server class in a file."""
+
+
+def test_a_server_class_in_a_file_has_a_version_and_one_in_a_function_has_none():
+    class Inner(LLMServer):
+        """Its variables are not known."""
+
+    assert versions(model("a", server_cls=Own))[A]
+    assert versions(model("a", server_cls=Own))[A] != versions(model("a"))[A]
+    assert versions(model("a", server_cls=Inner))[A] is None
+    assert versions(model("a", server_cls=Inner))[ROUTER]
+
+
+def test_an_object_of_unknown_state_leaves_the_version_to_serve():
+    assert versioned(serve.deployment(Own), [object()]).version is None
+
+
+def test_models_that_are_bound_by_hand_keep_their_versions():
+    def bound(*gateway: GatewayConfig) -> dict[str, Deployment]:
+        return deployments(LLMRouter.as_deployment().bind([model("a"), model("b")], *gateway))
+
+    before, after = bound(), bound(GatewayConfig(request_timeout_s=5))
+    assert {name for name in before if before[name].version != after[name].version} == {ROUTER}
