@@ -13,24 +13,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.config import (
-        CloudMirrorConfig,
-        GatewayConfig,
-        LLMConfig,
-        LLMServingArgs,
-        LoraConfig,
-        ModelLoadingConfig,
-    )
-    from penstock.engines.callback import CallbackBase
-    from penstock.serve.builders import (
-        build_dp_deployment,
-        build_dp_openai_app,
-        build_llm_deployment,
-        build_openai_app,
-        build_pd_openai_app,
-    )
-    from penstock.serve.deployments import LLMRouter, LLMServer, VLLMService
-    from penstock.serve.replica.frontend.custom_endpoints import endpoint
+    from penstock.config import CloudMirrorConfig as CloudMirrorConfig
+    from penstock.config import GatewayConfig as GatewayConfig
+    from penstock.config import LLMConfig as LLMConfig
+    from penstock.config import LLMServingArgs as LLMServingArgs
+    from penstock.config import LoraConfig as LoraConfig
+    from penstock.config import ModelLoadingConfig as ModelLoadingConfig
+    from penstock.engines.callback import CallbackBase as CallbackBase
+    from penstock.serve.builders import build_dp_deployment as build_dp_deployment
+    from penstock.serve.builders import build_dp_openai_app as build_dp_openai_app
+    from penstock.serve.builders import build_llm_deployment as build_llm_deployment
+    from penstock.serve.builders import build_openai_app as build_openai_app
+    from penstock.serve.builders import build_pd_openai_app as build_pd_openai_app
+    from penstock.serve.deployments import LLMRouter as LLMRouter
+    from penstock.serve.deployments import LLMServer as LLMServer
+    from penstock.serve.deployments import VLLMService as VLLMService
+    from penstock.serve.replica.frontend.custom_endpoints import endpoint as endpoint
 
 _WHERE = {
     "CallbackBase": "penstock.engines.callback",
@@ -51,24 +49,7 @@ _WHERE = {
     "endpoint": "penstock.serve.replica.frontend.custom_endpoints",
 }
 
-__all__ = [
-    "CallbackBase",
-    "CloudMirrorConfig",
-    "GatewayConfig",
-    "LLMConfig",
-    "LLMRouter",
-    "LLMServer",
-    "LLMServingArgs",
-    "LoraConfig",
-    "ModelLoadingConfig",
-    "VLLMService",
-    "build_dp_deployment",
-    "build_dp_openai_app",
-    "build_llm_deployment",
-    "build_openai_app",
-    "build_pd_openai_app",
-    "endpoint",
-]
+__all__ = list(_WHERE)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

@@ -84,37 +84,17 @@ def _logging(config: LLMConfig, gateway: GatewayConfig) -> LLMConfig:
 
 
 def build_pd_openai_app(pd_serving_args: Mapping[str, Any]) -> Application:
-    """One model in two halves: {"prefill_config": ..., "decode_config": ...}, and as `build_openai_app`.
-
-    The same as a model with a `prefill` in `build_openai_app`. Raises: ConfigError.
-    """
+    """`build_openai_app` of one model in two halves: {"prefill_config": ..., "decode_config": ...}."""
     return build_openai_app(pd_serving_args)
 
 
-def build_dp_deployment(
-    llm_config: LLMConfig,
-    *,
-    name_prefix: str | None = None,
-    bind_kwargs: Mapping[str, Any] | None = None,
-    override_serve_options: Mapping[str, Any] | None = None,
-    deployment_cls: type[LLMServer] | None = None,
-) -> Application:
-    """`build_llm_deployment` under the name for a model with `data_parallel_size`."""
-    return build_llm_deployment(
-        llm_config,
-        name_prefix=name_prefix,
-        bind_kwargs=bind_kwargs,
-        override_serve_options=override_serve_options,
-        deployment_cls=deployment_cls,
-    )
-
-
 def build_dp_openai_app(dp_serving_args: Mapping[str, Any]) -> Application:
-    """`build_openai_app` of one model: `{llm_config: ...}`, and its other arguments.
-
-    Raises: ConfigError.
-    """
+    """`build_openai_app` of one model: `{llm_config: ...}`, and its other arguments."""
     return build_openai_app(dp_serving_args)
+
+
+build_dp_deployment = build_llm_deployment
+"""Under the name for a model with `data_parallel_size`."""
 
 
 def _check(configs: Sequence[LLMConfig]) -> None:

@@ -1,5 +1,4 @@
 """`CallbackBase`, under the module path of `ray.serve.llm`."""
 
-from penstock.engines.callback import CallbackBase, CallbackCtx
-
-__all__ = ["CallbackBase", "CallbackCtx"]
+from penstock.engines.callback import CallbackBase as CallbackBase
+from penstock.engines.callback import CallbackCtx as CallbackCtx

@@ -1,19 +1,8 @@
 """The configs, under the module path that users know."""
 
-from penstock.config import (
-    CloudMirrorConfig,
-    GatewayConfig,
-    LLMConfig,
-    LLMServingArgs,
-    LoraConfig,
-    ModelLoadingConfig,
-)
-
-__all__ = [
-    "CloudMirrorConfig",
-    "GatewayConfig",
-    "LLMConfig",
-    "LLMServingArgs",
-    "LoraConfig",
-    "ModelLoadingConfig",
-]
+from penstock.config import CloudMirrorConfig as CloudMirrorConfig
+from penstock.config import GatewayConfig as GatewayConfig
+from penstock.config import LLMConfig as LLMConfig
+from penstock.config import LLMServingArgs as LLMServingArgs
+from penstock.config import LoraConfig as LoraConfig
+from penstock.config import ModelLoadingConfig as ModelLoadingConfig
