@@ -62,15 +62,19 @@ def text(deltas: list[Delta]) -> str:
 
 @pytest.mark.parity("X22")
 async def test_an_alias_is_answered_under_the_name_that_was_asked_for(under_test: Served):
-    for name in (ALIAS, MODEL_ID):
+    config = under_test.engine._config
+    config.add_aliases([ALIAS, "late"])  # as a gateway's link does
+    for name in (ALIAS, "late", MODEL_ID):
         answer = await ask(under_test, "/v1/chat/completions", **CHAT | {"model": name, "max_tokens": 2})
         assert answer["model"] == name
         events = await stream(under_test, "/v1/completions", **COMPLETION | {"model": name})
         assert {event["model"] for event in events} == {name}
         tokens = await ask(under_test, "/tokenize", model=name, prompt=QUESTION)
         assert tokens["count"] > 1
-    refused = await under_test.http.post("/v1/chat/completions", json=CHAT | {"model": "gpt-4o"})
-    assert refused.status_code == 404
+    config.aliases.remove("late")
+    for name in ("gpt-4o", "late"):
+        refused = await under_test.http.post("/v1/chat/completions", json=CHAT | {"model": name})
+        assert refused.status_code == 404
 
 
 async def until_idle(served: Served) -> None:

@@ -4,12 +4,13 @@ test_update_more.
 
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 from ray import serve
-from tests.ray.updating import APP, no_request_is_lost
+from tests.ray.updating import APP, NeedsFile, no_request_is_lost
 from tests.ray.zoo import until
 
 from penstock.serve import LLMConfig, build_openai_app
@@ -47,6 +48,18 @@ def test_only_what_changed_restarts(url: str):
     last = deployed(url, **models)
     assert differing(third, last) == {"LLMRouter", "LLMControl", "LLMServer:c"}
     assert set(control.status.remote().result()) == {"a", "b"}
+
+
+def test_a_model_that_could_not_start_is_tried_again(url: str, tmp_path: Path):
+    given = {
+        "preprocessor": NeedsFile,
+        "preprocessor_options": {"arguments": {"file": str(tmp_path / "file")}},
+        "deployment_config": {"max_constructor_retry_count": 1},
+    }
+    with pytest.raises(RuntimeError):
+        deployed(url, a=given)
+    (tmp_path / "file").touch()
+    assert deployed(url, a=given)["LLMServer:a"]
 
 
 def deployed(url: str, **models: dict[str, object]) -> dict[str, set[int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,6 +16,16 @@ from penstock.serve import LLMConfig, build_openai_app
 APP = "renewed"
 CLIENTS = 8
 WORDS = 60
+
+
+class NeedsFile:
+    """A preprocessor that cannot be made before its file is there."""
+
+    def __init__(self, file: str) -> None:
+        Path(file).read_text()
+
+    def __call__(self, request: dict[str, Any]) -> dict[str, Any]:
+        return request
 
 
 async def no_request_is_lost(url: str, replicas: Sequence[int], gateways: int) -> None:

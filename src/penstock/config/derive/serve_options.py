@@ -86,9 +86,9 @@ def for_replicas(config: LLMConfig) -> LLMConfig:
         update={"max_queued_requests": BatchConfig().max_queued_requests}
     )
     experimental = {k: v for k, v in config.experimental_configs.items() if k != "num_ingress_replicas"}
-    names, options = _OF_GATEWAYS, {k: v for k, v in config.deployment_config.items() if k in _OF_REPLICAS}
-    if config.prefill is not None:
-        names, options = ("fallbacks",), {**config.deployment_config, "num_replicas": None}
+    is_gateway, given = config.prefill is not None, config.deployment_config
+    options = {k: v for k, v in given.items() if k in _OF_REPLICAS or (is_gateway and k != "num_replicas")}
+    names = ("fallbacks",) if is_gateway else _OF_GATEWAYS
     return config.model_copy(
         update={
             **{name: LLMConfig.model_fields[name].get_default(call_default_factory=True) for name in names},

@@ -123,10 +123,10 @@ def membership_router(published: str, given: Any) -> Any:
     return router_config(published, router, options)
 
 
-def deployment(server: Any, options: Mapping[str, Any], made_of: Sequence[Any] | None = None) -> Deployment:
+def deployment(server: Any, options: Mapping[str, Any], made_of: Sequence[Any]) -> Deployment:
     """A class as a deployment of Serve, with these options.
 
-    made_of: what its replicas are made of; when it is run again with the same, they stay. None: they restart.
+    made_of: what its replicas are made of; when it is run again with the same, they stay.
     Raises: ConfigError for one that the installed Ray has not.
     """
     if unknown := ", ".join(sorted(name for name in options if not has_option(name))):
@@ -134,8 +134,8 @@ def deployment(server: Any, options: Mapping[str, Any], made_of: Sequence[Any] |
             f"Ray {ray.__version__}, which is installed here, has no deployment option {unknown}. Leave it "
             "out, or use a newer Ray."
         )
-    made = cast(Deployment, serve.deployment(server)).options(**version.retrying(options["name"], options))
-    return made if made_of is None else version.versioned(made, made_of)
+    made = cast(Deployment, serve.deployment(server)).options(**version.retrying(options))
+    return version.versioned(made, made_of)
 
 
 def has_option(name: str) -> bool:

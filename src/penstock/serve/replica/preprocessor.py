@@ -73,10 +73,9 @@ def application(config: LLMConfig) -> Application | None:
     shown, secrets = without_secrets(with_uris({**base, **own, "env_vars": variables}))
     if shown:
         actor["runtime_env"] = shown
-    name = str(options.pop("name", deployment_name(config.model_id, _NAME_PREFIX)))
-    named = version.retrying(name, {"name": name, "ray_actor_options": actor, **options})
+    named = {"name": deployment_name(config.model_id, _NAME_PREFIX), "ray_actor_options": actor, **options}
     bound = for_replicas(config).with_secrets(secrets).model_copy(update={"aliases": []})
-    made = cast("Any", serve.deployment(Preprocessor)).options(**named)
+    made = cast("Any", serve.deployment(Preprocessor)).options(**version.retrying(named))
     return version.versioned(made, [bound, version.named_code(bound)]).bind(bound)
 
 

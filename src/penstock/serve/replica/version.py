@@ -44,15 +44,14 @@ def versioned(made: Deployment, made_of: Sequence[Any]) -> Deployment:
     return made.options(version=version, _internal=True) if _OBEYED else made
 
 
-def retrying(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options, with one that differs by nothing that matters if a deployment of this name has failed:
-    Serve does not start the same deployment again.
+def retrying(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options of a deployment; if one of its name has failed, with an insignificant difference, because
+    Serve would not try an equal one again.
     """
-    if not ray.is_initialized():
-        return dict(options)
-    known = [application.deployments.get(name) for application in serve.status().applications.values()]
+    applications = serve.status().applications.values() if ray.is_initialized() else ()
+    known = [application.deployments.get(options.get("name", "")) for application in applications]
     if not any(one is not None and one.status == "DEPLOY_FAILED" for one in known):
-        return dict(options)
+        return options
     timeout_s = (options.get("health_check_timeout_s") or 30.0) * (1 + random.random() * 1e-6)
     return {**options, "health_check_timeout_s": timeout_s}
 
