@@ -35,13 +35,13 @@ class ReplicaLinks:
         table: Table,
         gateway_id: str,
         unreachable: Callable[[str], Awaitable[None]] | None,
-        aliases: Mapping[str, Sequence[str]],
+        aliases: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         """unreachable: has the replicas of a model listen on the network. aliases: by model."""
         self._table = table
         self._gateway_id = gateway_id
         self._unreachable = unreachable
-        self._aliases = aliases
+        self._aliases = aliases or {}
         self._called_at: dict[str, float] = {}
         self._tasks: dict[Replica, asyncio.Task[None]] = {}
         self._pools: dict[Replica, Pool] = {}
