@@ -20,10 +20,6 @@ def model(name: str, **given: Any) -> LLMConfig:
     return LLMConfig(model_loading_config={"model_id": name}, llm_engine="sim", **given)
 
 
-def fleet(*models: LLMConfig, **more: Any) -> dict[str, Deployment]:
-    return deployments(build_openai_app({"llm_configs": list(models), **more}))
-
-
 def deployments(value: Any) -> dict[str, Deployment]:
     """Those of an application and of all that it is bound to, by name."""
     if isinstance(value, Application):
@@ -33,12 +29,13 @@ def deployments(value: Any) -> dict[str, Deployment]:
     return {name: one for part in parts for name, one in deployments(part).items()}
 
 
-def versions(*models: LLMConfig, **more: Any) -> dict[str, str | None]:
-    return {name: one.version for name, one in fleet(*models, **more).items() if name != "LLMJobs"}
+def versions(*models: LLMConfig, **gateway: Any) -> dict[str, str | None]:
+    application = LLMRouter.as_deployment().bind(models, GatewayConfig(**gateway))
+    return {name: one.version for name, one in deployments(application).items()}
 
 
-def changed(*models: LLMConfig, **more: Any) -> set[str]:
-    before, after = versions(model("a"), model("b")), versions(*models, **more)
+def changed(*models: LLMConfig, **gateway: Any) -> set[str]:
+    before, after = versions(model("a"), model("b")), versions(*models, **gateway)
     return {name for name in before | after if before.get(name) != after.get(name)}
 
 
@@ -92,8 +89,8 @@ def test_an_engines_own_config_restarts_only_that_one(given: dict[str, Any]):
 
 
 def test_the_gateways_config_restarts_the_gateway_alone():
-    assert changed(model("a"), model("b"), gateway={"request_timeout_s": 5}) == {ROUTER}
-    assert changed(model("a"), model("b"), gateway={"api_key": "k"}) == {ROUTER}
+    assert changed(model("a"), model("b"), request_timeout_s=5) == {ROUTER}
+    assert changed(model("a"), model("b"), api_key="k") == {ROUTER}
 
 
 def test_a_model_more_or_less_restarts_gateway_and_control():
@@ -102,7 +99,8 @@ def test_a_model_more_or_less_restarts_gateway_and_control():
 
 
 def test_engines_get_nothing_of_the_gateways():
-    made = fleet(model("a", fallbacks=["b"]), model("b"), gateway={"api_key": "the-key"})
+    configs = [model("a", fallbacks=["b"]), model("b")]
+    made = deployments(build_openai_app({"llm_configs": configs, "gateway": {"api_key": "the-key"}}))
     assert [made[name].init_kwargs["gateway"] for name in (A, B)] == [None, None]
     assert made[A].init_args[0].fallbacks == []
 
@@ -144,9 +142,15 @@ def test_an_object_of_unknown_state_leaves_the_version_to_serve():
     assert versioned(serve.deployment(Own), [object()]).version is None
 
 
-def test_models_that_are_bound_by_hand_keep_their_versions():
-    def bound(*gateway: GatewayConfig) -> dict[str, Deployment]:
-        return deployments(LLMRouter.as_deployment().bind([model("a"), model("b")], *gateway))
+def test_replicas_that_send_prompts_to_prefill_replicas_restart_as_gateways_do():
+    def changed(**given: Any) -> set[str]:
+        made = [
+            deployments(LLMRouter.as_deployment().bind([model]))
+            for model in (LLMConfig(**common), LLMConfig(**common, **given))
+        ]
+        return {name for name in made[0] if made[0][name].version != made[1][name].version}
 
-    before, after = bound(), bound(GatewayConfig(request_timeout_s=5))
-    assert {name for name in before if before[name].version != after[name].version} == {ROUTER}
+    common = {"model_loading_config": {"model_id": "a"}, "accelerator_config": {"kind": "cpu"}, "prefill": {}}
+    assert changed(aliases=["x"]) == {ROUTER}
+    assert changed(deployment_config={"num_replicas": 2}) == set()
+    assert changed(routing_policy="round_robin") == {ROUTER, A}
