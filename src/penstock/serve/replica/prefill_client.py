@@ -108,8 +108,8 @@ class PrefillClient:
         try:
             content.content = body
             await content.look(_JSON)
-            # The client's alias may be newer than what the prefill replica knows.
-            content.name_model(f"{self._model_id}:{adapter}" if adapter else self._model_id)
+            if content.fields.model != self._model_id:  # an alias that is newer than the prefill replica
+                content.name_model(self._model_id)
             answer = await ask(app, path, body)
         except Error as error:
             log.info("%s: no prefill replica took a prompt: %s", self._model_id, error)
