@@ -164,7 +164,6 @@ async def _serve_gateway(
     from penstock.serve.fleet.table import Table
     from penstock.serve.gateway.app import Gateway
     from penstock.serve.gateway.catalogue import ServedModel
-    from penstock.serve.http.port_sharing import PortGroup
     from penstock.serve.http.server import serve_on
     from penstock.transport.address import Address
 
@@ -176,7 +175,7 @@ async def _serve_gateway(
     async with asyncio.timeout(_READY_S):
         while len(table.ready(MODEL_ID)) < len(addresses):  # noqa: ASYNC110 - links tell within milliseconds
             await asyncio.sleep(0.01)
-    group = PortGroup("bench", size=64) if share_port else None
+    group = "bench" if share_port else None
     public = await serve_on(gateway, "127.0.0.1", port, group=group)
     _kept.extend((gateway, public))
     return {"port": public.number}

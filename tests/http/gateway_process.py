@@ -14,8 +14,6 @@ from replica_process import FORKS
 
 from penstock.processes import lifeline
 
-GATEWAYS = 2
-
 
 class GatewayProcess:
     """Of model m. `ready` before it is asked, `kill` at the end."""
@@ -49,7 +47,6 @@ async def _serve(tells: Connection, port: int, folder: Path, replica: Any) -> No
     from penstock.serve.fleet.table import Table
     from penstock.serve.gateway.app import Gateway
     from penstock.serve.gateway.catalogue import ServedModel
-    from penstock.serve.http.port_sharing import PortGroup
     from penstock.serve.http.server import serve_on
     from penstock.transport.address import Address
 
@@ -58,7 +55,6 @@ async def _serve(tells: Connection, port: int, folder: Path, replica: Any) -> No
     await gateway.start()
     table.set_members("m", {address.replica_id: address})
     await until(lambda: table.ready("m"))
-    group = PortGroup(str(folder), GATEWAYS)
-    await serve_on(gateway, "127.0.0.1", port, group=group, connections=gateway.connections)
+    await serve_on(gateway, "127.0.0.1", port, group=str(folder), connections=gateway.connections)
     tells.send("ready")
     await asyncio.Event().wait()

@@ -3,7 +3,10 @@
 import asyncio
 import json
 import logging
+import os
+import signal
 import socket
+from collections import Counter
 
 import httpx
 import pytest
@@ -12,7 +15,6 @@ from served import Served, chat
 
 from penstock import json_logs
 from penstock.errors import ConfigError, Unavailable
-from penstock.serve.http.port_sharing import PortGroup
 from penstock.serve.http.serve_proxy import Proxied
 from penstock.serve.http.server import Port, serve_on
 from penstock.serve.http.sockets import bind
@@ -88,14 +90,14 @@ async def test_a_host_of_another_machine_is_an_error_that_names_it():
 
 
 async def test_gateways_of_one_group_share_a_port():
-    first = await serve_on(app, "127.0.0.1", 0, group=PortGroup("a"))
-    second = await serve_on(app, "127.0.0.1", first.number, group=PortGroup("a"))
+    first = await serve_on(app, "127.0.0.1", 0, group="a")
+    second = await serve_on(app, "127.0.0.1", first.number, group="a")
     with pytest.raises(ConfigError, match="Address already in use"):
         bind("127.0.0.1", first.number).close()
     await first.close()
     async with httpx.AsyncClient(verify=False) as http:
         assert (await http.get(f"http://127.0.0.1:{second.number}/")).status_code == 204
-    third = await serve_on(app, "127.0.0.1", first.number, group=PortGroup("a"))
+    third = await serve_on(app, "127.0.0.1", first.number, group="a")
     await second.close()
     await third.close()
     bind("127.0.0.1", first.number).close()
@@ -103,7 +105,7 @@ async def test_gateways_of_one_group_share_a_port():
 
 async def test_gateways_that_start_together_share_a_port(free_port: int):
     ports = await asyncio.gather(
-        *(serve_on(app, "127.0.0.1", free_port, group=PortGroup("a")) for _ in range(4)),
+        *(serve_on(app, "127.0.0.1", free_port, group="a") for _ in range(4)),
         return_exceptions=True,
     )
     assert [port.number for port in ports] == [free_port] * 4
@@ -111,8 +113,8 @@ async def test_gateways_that_start_together_share_a_port(free_port: int):
 
 
 async def test_connections_that_wait_when_a_gateway_leaves_are_answered_by_its_successor():
-    first = await serve_on(app, "127.0.0.1", 0, group=PortGroup("a"))
-    second = await serve_on(app, "127.0.0.1", first.number, group=PortGroup("a"))
+    first = await serve_on(app, "127.0.0.1", 0, group="a")
+    second = await serve_on(app, "127.0.0.1", first.number, group="a")
     waiting = [socket.create_connection(("127.0.0.1", first.number)) for _ in range(16)]
     await first.close()
     for sock in waiting:
@@ -120,17 +122,36 @@ async def test_connections_that_wait_when_a_gateway_leaves_are_answered_by_its_s
     await second.close()
 
 
-async def test_successors_take_the_slot_whose_holder_came_first():
-    group = PortGroup("a", size=2)
-    old = [await serve_on(app, "127.0.0.1", 0, group=group)]
-    old += [await serve_on(app, "127.0.0.1", old[0].number, group=group)]
-    new = [await serve_on(app, "127.0.0.1", old[0].number, group=group) for _ in old]
+async def test_an_update_of_two_gateways_loses_no_connection():
+    old = [await serve_on(app, "127.0.0.1", 0, group="a")]
+    old += [await serve_on(app, "127.0.0.1", old[0].number, group="a")]
+    new = [await serve_on(app, "127.0.0.1", old[0].number, group="a") for _ in old]
     waiting = [socket.create_connection(("127.0.0.1", old[0].number)) for _ in range(16)]
     closing = asyncio.gather(*(port.close(linger_s=10.0) for port in old))
     for sock in waiting:
         assert b"204 No Content" in await asked(*await asyncio.open_connection(sock=sock))
     await closing
     await asyncio.gather(*(port.close() for port in new))
+
+
+async def test_a_burst_of_connections_is_shared_evenly():
+    answered: Counter[str] = Counter()
+
+    def named(name: str):
+        async def counted(scope, receive, send):
+            answered[name] += 1
+            await app(scope, receive, send)
+
+        return counted
+
+    first = await serve_on(named("first"), "127.0.0.1", 0, group="a")
+    second = await serve_on(named("second"), "127.0.0.1", first.number, group="a")
+    waiting = [socket.create_connection(("127.0.0.1", first.number)) for _ in range(16)]
+    for sock in waiting:
+        await asked(*await asyncio.open_connection(sock=sock))
+    assert answered.total() == 16
+    assert min(answered["first"], answered["second"]) > 4
+    await asyncio.gather(first.close(), second.close())
 
 
 async def test_a_kept_connection_has_one_more_answer_while_its_port_closes():
@@ -153,27 +174,31 @@ async def asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> b
 
 
 async def test_a_port_is_not_shared_with_strangers():
-    ours = await serve_on(app, "127.0.0.1", 0, group=PortGroup("a"))
+    ours = await serve_on(app, "127.0.0.1", 0, group="a")
     with pytest.raises(ConfigError, match="Stop the program that uses it"):
-        await serve_on(app, "127.0.0.1", ours.number, group=PortGroup("b"))
+        await serve_on(app, "127.0.0.1", ours.number, group="b")
     await ours.close()
-    careless = bind("127.0.0.1", 0, reuse_port=True)
+    careless = socket.socket()
+    careless.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    careless.bind(("127.0.0.1", 0))
     careless.listen()
     with pytest.raises(ConfigError, match="Stop the program that uses it"):
-        await serve_on(app, "127.0.0.1", careless.getsockname()[1], group=PortGroup("a"))
+        await serve_on(app, "127.0.0.1", careless.getsockname()[1], group="a")
     careless.close()
 
 
-async def test_when_one_of_two_gateways_dies_the_other_answers():
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "hangs"])
+async def test_when_one_of_two_gateways_ends_the_other_answers_and_a_third_can_start(end: signal.Signals):
     with (
         Replica("sim") as replica,
         Gateway(replica, share_port=True) as first,
         Gateway(replica, port=first.port, share_port=True),
     ):
-        first.stop()  # kill -9
-        for _ in range(20):
-            async with httpx.AsyncClient(verify=False) as http:
-                assert (await http.get(f"http://127.0.0.1:{first.port}/health")).status_code == 200
+        os.kill(first.pid, end)
+        with Gateway(replica, port=first.port, share_port=True):
+            for _ in range(20):
+                async with httpx.AsyncClient(verify=False) as http:
+                    assert (await http.get(f"http://127.0.0.1:{first.port}/health")).status_code == 200
 
 
 async def test_a_closed_port_says_so():

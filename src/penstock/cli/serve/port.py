@@ -18,7 +18,7 @@ _ANSWER_S = 5.0
 
 
 def refuse_taken(host: str, port: int) -> None:
-    """A plain bind, because SO_REUSEPORT would let two services share a port in silence.
+    """Binds the address once.
 
     Raises: Unavailable when nothing can listen there, with the reason.
     """

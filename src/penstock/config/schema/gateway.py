@@ -92,7 +92,7 @@ class GatewayConfig(RootConfig):
         default=1,
         ge=1,
         le=64,
-        description="Gateway processes. On their own port they share it; when one dies, the others go on.",
+        description="Gateway processes. They share the own port; when one dies or hangs, the others go on.",
     )
     api_key: Annotated[SecretStr | None, Field(min_length=1), BeforeValidator(_secret)] = Field(
         default_factory=_key_from_environment,

@@ -1,163 +1,98 @@
-"""Several gateways of one group share a port on one node, and successors take it over without a lost
-connection.
+"""Gateways of one group listen on copies of one socket, which each passes on to those that start later.
 
-With SO_REUSEPORT Linux lets any two programs of a user share a port silently, and resets the connections that
-wait in a listening socket when its last copy is closed. So each gateway claims a slot under its group's name:
-an abstract Unix socket, which ends with its process and hands out copies of the listening socket to peers.
-The successor in a slot listens on that copy, so that no connection is lost when its predecessor goes. A
-program that finds the port taken, and no peer that holds it, is refused.
+A connection waits in that socket until a gateway accepts it: one that hangs gets none, and none is lost when
+a gateway leaves or dies while another one listens. Each gateway holds a claim under its group's name, an
+abstract Unix socket, which ends with its process and hands out copies. A program that finds the port taken,
+and no peer that holds it, is refused.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import hashlib
 import os
 import re
+import secrets
+import selectors
 import socket
 import struct
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import time
 from pathlib import Path
+from typing import cast
 
 from penstock.errors import ConfigError
+from penstock.serve.http.sockets import bind
 
 _TRIES, _AGAIN_S = 20, 0.05
-"""For a second: a peer may be testing whether the port is free, or hold it and not share it yet."""
-_ANSWER_S = 2.0  # for a peer, whose event loop may be busy
-
-Bind = Callable[[bool], socket.socket]
-
-
-@dataclass(frozen=True, slots=True)
-class PortGroup:
-    """Gateways that may share a port. size: how many at a time, without successors."""
-
-    name: str
-    size: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class _Slot:
-    """index: below the group's size. number: of its holder; the successor has the next one."""
-
-    index: int
-    number: int
+"""For a second: a peer may have the port and no claim yet. For 40 s where all peers hang: they are ended."""
+_ANSWER_S = 2.0  # for peers, whose event loops may be busy
 
 
 class PortClaim:
-    """A gateway's claim to a slot, held until `close`."""
+    """Gives peers copies of a listening socket, on the running loop, until `close`."""
 
-    def __init__(self, prefix: str, slot: _Slot) -> None:
-        """Raises: OSError with EADDRINUSE when a peer was first."""
-        self.slot = slot
-        self._prefix = prefix
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._socket.bind(_address(prefix, slot))
-        except OSError:
-            self._socket.close()
-            raise
-        self._copy: socket.socket | None = None
-
-    def share(self, sock: socket.socket) -> None:
-        """From now on, gives peers copies of `sock`, answered on the running loop."""
+    def __init__(self, prefix: str, sock: socket.socket) -> None:
         self._copy = sock.dup()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.bind(f"\0{prefix}{secrets.token_hex(8)}")
         self._socket.setblocking(False)
         self._socket.listen()
-        asyncio.get_running_loop().add_reader(self._socket, self._give, self._copy)
+        asyncio.get_running_loop().add_reader(self._socket, self._give)
 
-    def _give(self, copy: socket.socket) -> None:
+    def _give(self) -> None:
         with contextlib.suppress(OSError):  # the peer has ended meanwhile
             peer, _ = self._socket.accept()
             with peer:
                 if _user(peer) == os.getuid():
-                    socket.send_fds(peer, [b"."], [copy.fileno()])
-
-    def peers(self) -> list[_Slot]:
-        """All other claims; the predecessor in this slot comes first."""
-        others = [slot for slot in _taken(self._prefix) if slot != self.slot]
-        return sorted(others, key=lambda one: (one.index == self.slot.index, one.number), reverse=True)
-
-    def copy_of(self, slot: _Slot) -> socket.socket | None:
-        """A copy of a peer's listening socket; None when it has none yet, or has ended. Blocks."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer, contextlib.suppress(OSError):
-            peer.settimeout(_ANSWER_S)
-            peer.connect(_address(self._prefix, slot))
-            if _user(peer) == os.getuid():
-                _, files, _, _ = socket.recv_fds(peer, 1, 1)
-                return _received(files[0]) if files else None
-        return None
+                    socket.send_fds(peer, [b"."], [self._copy.fileno()])
 
     def close(self) -> None:
-        """Gives up the slot, and the copy of the socket. Safe to call twice."""
-        if self._copy is not None:
+        """Gives no more copies. Safe to call twice."""
+        if self._socket.fileno() != -1:
             asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
             self._copy.close()
-            self._copy = None
-        self._socket.close()
 
 
-async def claim(port: int, group: PortGroup, bind: Bind) -> tuple[socket.socket, PortClaim]:
-    """The socket to listen on, shared with the group, and the claim to hold with it.
+async def claim(host: str, port: int, group: str) -> tuple[socket.socket, PortClaim]:
+    """The group's listening socket, or a new one, and the claim to hold with it.
 
-    bind: called with whether the port may be shared; raises ConfigError when it is taken.
-    Raises: ConfigError when others have it.
+    Raises: ConfigError when others have the port.
     """
-    free = bind(True) if port == 0 else None
-    held = _take(free.getsockname()[1] if free else port, group)
-    try:
-        sock = free or await _claimed(held, bind)
-    except BaseException:
-        held.close()
-        raise
-    held.share(sock)
-    return sock, held
-
-
-def _take(port: int, group: PortGroup) -> PortClaim:
-    """A claim to an empty slot; else to succeed the holder that came first."""
-    prefix = f"penstock-port-{port}-{hashlib.sha256(group.name.encode()).hexdigest()[:16]}-"
-    while True:
-        newest = dict.fromkeys(range(group.size), -1)
-        for slot in _taken(prefix):
-            newest[slot.index] = max(slot.number, newest.get(slot.index, -1))
-        slot = min(range(group.size), key=lambda slot: newest[slot])
+    for tries_left in reversed(range(_TRIES)):
+        sock = await asyncio.to_thread(_copy, _prefix(group, host, port)) if port else None
         try:
-            return PortClaim(prefix, _Slot(slot, newest[slot] + 1))
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
+            sock = sock or bind(host, port, listens=True)
+        except ConfigError:
+            if not tries_left:
                 raise
+            await asyncio.sleep(_AGAIN_S)
+        else:
+            return sock, PortClaim(_prefix(group, host, sock.getsockname()[1]), sock)
+    raise AssertionError("unreachable")
 
 
-async def _claimed(held: PortClaim, bind: Bind) -> socket.socket:
-    for _ in range(_TRIES):
-        with contextlib.suppress(ConfigError):
-            return await asyncio.to_thread(_socket, held, bind)
-        await asyncio.sleep(_AGAIN_S)
-    return await asyncio.to_thread(_socket, held, bind)
-
-
-def _socket(held: PortClaim, bind: Bind) -> socket.socket:
-    for peer in held.peers():
-        if (copy := held.copy_of(peer)) is not None:
-            try:
-                own = bind(True)
-            except BaseException:
-                copy.close()
-                raise
-            follows = peer.index == held.slot.index and copy.getsockname() == own.getsockname()
-            (own if follows else copy).close()
-            return copy if follows else own
-    bind(False).close()
-    return bind(True)
-
-
-def _taken(prefix: str) -> Iterator[_Slot]:
-    found = re.findall(rf"@{prefix}(\d+)-(\d+)$", Path("/proc/net/unix").read_text(), re.MULTILINE)
-    return (_Slot(int(slot), int(number)) for slot, number in found)
+def _copy(prefix: str) -> socket.socket | None:
+    """A copy from the peer that answers first; None where none does. Blocks."""
+    deadline = time.monotonic() + _ANSWER_S
+    with contextlib.ExitStack() as opened, selectors.DefaultSelector() as answers:
+        for name in re.findall(rf"@({prefix}\w+)$", Path("/proc/net/unix").read_text(), re.MULTILINE):
+            peer = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            peer.setblocking(False)
+            with contextlib.suppress(OSError):  # it has ended meanwhile, or hangs
+                peer.connect(f"\0{name}")
+                if _user(peer) == os.getuid():
+                    answers.register(peer, selectors.EVENT_READ)
+        while answers.get_map() and (answered := answers.select(deadline - time.monotonic())):
+            for key, _ in answered:
+                peer = cast(socket.socket, key.fileobj)
+                answers.unregister(peer)
+                with contextlib.suppress(OSError):
+                    _, files, _, _ = socket.recv_fds(peer, 1, 1)
+                    if files:
+                        return _received(files[0])
+    return None
 
 
 def _received(file: int) -> socket.socket:
@@ -165,8 +100,8 @@ def _received(file: int) -> socket.socket:
     return socket.socket(fileno=file)
 
 
-def _address(prefix: str, slot: _Slot) -> str:
-    return f"\0{prefix}{slot.index}-{slot.number}"
+def _prefix(group: str, host: str, port: int) -> str:
+    return f"penstock-port-{port}-{hashlib.sha256(f'{group} {host}'.encode()).hexdigest()[:16]}-"
 
 
 def _user(peer: socket.socket) -> int:

@@ -35,7 +35,7 @@ _TOO_LARGE = f"The request's headers are larger than {limits.HEAD_BYTES} bytes, 
 
 
 class Config(uvicorn.Config):
-    draining = False
+    draining = is_shared = False
     connections: Connections | None = None  # None where clients are trusted
     work: WorkLimiter
 

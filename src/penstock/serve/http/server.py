@@ -15,20 +15,20 @@ from penstock.asgi import ASGIApp
 from penstock.errors import Unavailable
 from penstock.serve.http import limits
 from penstock.serve.http.connection_limits import Connections, WorkLimiter, expire
-from penstock.serve.http.port_sharing import PortClaim, PortGroup, claim
+from penstock.serve.http.listener import Listener
+from penstock.serve.http.port_sharing import PortClaim, claim
 from penstock.serve.http.protocol import BoundedProtocol, Config
-from penstock.serve.http.sockets import bind, raise_file_limit
-from penstock.serve.http.tls import Certificate, TlsListener
+from penstock.serve.http.sockets import BACKLOG, bind, raise_file_limit
+from penstock.serve.http.tls import Certificate
 from penstock.transport.address import KEEP_ALIVE_S
 
-_BACKLOG = 4096  # more than the kernel's own limit, `net.core.somaxconn`, has no effect
 _DATE_S = 1.0  # the `Date` of responses is in whole seconds
 _POLL_S = 0.05
 _SWEEP_S = 1.0
 
 
 class _Uvicorn(uvicorn.Server):
-    """Leaves signals to the process that embeds it. With a certificate, `TlsListener` accepts."""
+    """Leaves signals to the process that embeds it, and accepting to `Listener`."""
 
     def __init__(self, config: Config, certificate: Certificate | None) -> None:
         super().__init__(config)
@@ -47,16 +47,16 @@ class _Uvicorn(uvicorn.Server):
                 await asyncio.wait_for(self._ending.wait(), _DATE_S)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._certificate is None:
-            return await super().startup(sockets)
         await super().startup([])
         config = cast(Config, self.config)
         connections, work = config.connections or Connections(), config.work
         self.servers = [
-            cast(Any, TlsListener(sock, self._certificate, self._protocol, connections, work))
+            cast(
+                Any,
+                Listener(sock, self._protocol, connections, work, self._certificate, config.is_shared),
+            )
             for sock in sockets or ()
         ]
-        return None
 
     def _protocol(self) -> BoundedProtocol:
         return BoundedProtocol(self.config, self.server_state, self.lifespan.state)
@@ -94,12 +94,14 @@ class Port:
         connections: Connections | None = None,
         certificate: Certificate | None = None,
         requests_per_turn: int | None = None,
+        is_shared: bool = False,
     ) -> Port:
         """Listens on the bound `sock` and owns it from now on, with the claim of one that shares it.
 
         connections: bounds those of clients; the app accepts requests through their `DirectWriter`. Without
         it clients are trusted. certificate: for HTTPS. requests_per_turn: new requests that are read in one
-        turn of the event loop, in place of `limits.REQUESTS_PER_TURN`.
+        turn of the event loop, in place of `limits.REQUESTS_PER_TURN`. is_shared: several processes listen to
+        `sock`.
         """
         config = Config(
             cast(Any, app),
@@ -113,13 +115,12 @@ class Port:
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_S,
-            backlog=_BACKLOG,
+            backlog=BACKLOG,
         )
-        config.connections, config.work = (
-            connections,
-            WorkLimiter(requests_per_turn or limits.REQUESTS_PER_TURN),
-        )
-        sock.listen(_BACKLOG)  # connections wait in the backlog from here on, none is refused
+        config.connections = connections
+        config.work = WorkLimiter(requests_per_turn or limits.REQUESTS_PER_TURN)
+        config.is_shared = is_shared
+        sock.listen(BACKLOG)  # connections wait in the backlog from here on, none is refused
         port = cls(config, sock, claim, certificate)
         while not port._server.started:
             port.check()
@@ -178,19 +179,20 @@ async def serve_on(
     host: str,
     port: int,
     *,
-    group: PortGroup | None = None,
+    group: str | None = None,
+    is_shared: bool = True,
     connections: Connections | None = None,
     certificate: Certificate | None = None,
 ) -> Port:
     """Opens the public port.
 
     connections, certificate: see `Port.open`.
-    group: gateways of the same group share the port, and pass it on to their successors. Linux would let any
-    other program of this user share it silently; here that is refused.
+    group: gateways of the same group, with the same `host`, listen to the same socket. is_shared: at the same
+    time, not only while one succeeds another.
     Raises: ConfigError when the port is taken or the host is not one of this machine's.
     """
     raise_file_limit()
     if group is None:
         return await Port.open(app, bind(host, port), connections=connections, certificate=certificate)
-    sock, held = await claim(port, group, lambda shared: bind(host, port, reuse_port=shared))
-    return await Port.open(app, sock, held, connections, certificate)
+    sock, held = await claim(host, port, group)
+    return await Port.open(app, sock, held, connections, certificate, is_shared=is_shared)

@@ -15,6 +15,9 @@ log = logging.getLogger(__name__)
 UNSENT_BYTES = 64 * 1024
 """In the kernel, for one connection; by itself it buffers up to 4 MiB for a slow client."""
 
+BACKLOG = 4096  # more than the kernel's own limit, `net.core.somaxconn`, has no effect
+"""Connections that may wait in a listening socket."""
+
 _FEW_FILES, _MANY_FILES = 4096, 65_536
 
 
@@ -32,8 +35,8 @@ def raise_file_limit() -> None:
         )
 
 
-def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
-    """A TCP socket bound to `host` and `port`, not listening yet.
+def bind(host: str, port: int, *, listens: bool = False) -> socket.socket:
+    """A TCP socket bound to `host` and `port`. It does not listen yet, unless `listens`.
 
     Raises: ConfigError that says what is wrong with them.
     """
@@ -48,11 +51,11 @@ def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
         ) from error
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if reuse_port:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _limit_unsent(sock)
         sock.bind(name)
+        if listens:  # until then, another program could bind the same port
+            sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
         raise ConfigError(

@@ -30,7 +30,6 @@ from penstock.serve.fleet.table import Table
 from penstock.serve.gateway.app import Gateway
 from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.gateway.telemetry import process_totals
-from penstock.serve.http.port_sharing import PortGroup
 from penstock.serve.http.serve_proxy import behind_haproxy, behind_serve
 from penstock.serve.http.server import Port, serve_on
 from penstock.serve.http.tls import Certificate
@@ -50,9 +49,9 @@ _LINGER_S = 1.0  # a client with less between two requests loses none when the g
 _HAPROXY = f"Requests come through Ray Serve's HAProxy. The fastest form is {_OWN_PORT}."
 
 
-def _port_group(size: int) -> PortGroup:
+def _port_group() -> str:
     """The same in all gateways of one application, also after an update of it."""
-    return PortGroup(f"{ray.get_runtime_context().gcs_address}/{serve.get_replica_context().app_name}", size)
+    return f"{ray.get_runtime_context().gcs_address}/{serve.get_replica_context().app_name}"
 
 
 def _shared_figures(size: int) -> Path | None:
@@ -118,7 +117,8 @@ class LLMRouter:
                 self.gateway,
                 gateway.host,
                 gateway.port,
-                group=_port_group(gateway.processes),
+                group=_port_group(),
+                is_shared=gateway.processes > 1,
                 connections=self.gateway.connections,
                 certificate=Certificate(gateway.tls.cert, gateway.tls.key) if gateway.tls else None,
             )
