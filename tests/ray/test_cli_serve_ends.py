@@ -74,6 +74,7 @@ def test_own_cluster_runs_nothing_that_nothing_uses(free_port: int):
         assert command.scripts().isdisjoint(OF_NO_USE)
         (controller,) = [one for one in command.living() if "ray::ServeController" in one.cmdline()[0]]
         assert controller.environ()["RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH"] == CALLBACK
+        assert controller.environ()["RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS"] == "1"
 
 
 def test_own_cluster_waits_for_a_cpu(free_port: int):

@@ -7,6 +7,7 @@ import pytest
 import uvicorn
 
 from penstock.config import GatewayConfig, LLMConfig
+from penstock.config.schema.jobs import JobsConfig
 from penstock.errors import (
     BadRequest,
     ConfigError,
@@ -335,6 +336,15 @@ def test_gateway_processes_are_replicas_of_its_deployment(given: dict[str, objec
     scaling = made._deployment_config.autoscaling_config
     assert (scaling.max_replicas if scaling else made.num_replicas) == processes
     assert made.init_kwargs["gateway"].processes == processes
+
+
+def test_serve_takes_silent_processes_without_an_engine_for_dead_after_6_s():
+    model = LLMConfig(model_loading_config={"model_id": "m"}, llm_engine="sim")
+    gateway = LLMRouter.as_deployment().bind([model], jobs=JobsConfig())._bound_deployment
+    control, (_, jobs) = gateway.init_kwargs["control"], gateway.init_kwargs["jobs"]
+    for bound in (gateway, control._bound_deployment, jobs._bound_deployment):
+        config = bound._deployment_config
+        assert config.health_check_period_s + 3 * config.health_check_timeout_s == pytest.approx(6, abs=0.2)
 
 
 async def test_why_a_port_does_not_listen_is_told(monkeypatch: pytest.MonkeyPatch):

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _ENVIRONMENT = {
     # Serve's control loop: slow while nothing happens.
     "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": controller_pace.CALLBACK,
+    # What fails its health checks hangs, or has lost what it needs: no grace, so that clients ask again soon.
+    "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
     # Each replica and each handle passes its counters to Ray ten times a second; Ray reports every 10 s.
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
 }

@@ -21,8 +21,8 @@ from penstock.errors import ConfigError
 from penstock.serve.control.deployment import LLMControl
 from penstock.serve.control.state import NAME
 from penstock.serve.gateway.catalogue import ServedModel
+from penstock.serve.jobs.deployment import HEALTH_CHECKS, LLMJobs
 from penstock.serve.jobs.deployment import OPTIONS as JOBS_OPTIONS
-from penstock.serve.jobs.deployment import LLMJobs
 from penstock.serve.replica import version
 from penstock.serve.replica.deployment import deployment, has_option, model_of
 from penstock.serve.replica.frontend.custom_endpoints import batch_paths, paths
@@ -34,7 +34,7 @@ _CONTROL: Mapping[str, Any] = {
     "num_replicas": 1,
     "max_ongoing_requests": 1_000_000,  # each replica keeps a call open
     "ray_actor_options": {"num_cpus": 0},
-    "health_check_period_s": 1.0,
+    **HEALTH_CHECKS,
     "graceful_shutdown_wait_loop_s": 0.2,
     "graceful_shutdown_timeout_s": 1.0,
 }
@@ -140,7 +140,7 @@ def gateway_options(
         **({} if "autoscaling_config" in given else {"num_replicas": most}),
         "max_ongoing_requests": _UNLIMITED,
         "ray_actor_options": {"num_cpus": 0},
-        "health_check_period_s": 1.0,
+        **HEALTH_CHECKS,
         "graceful_shutdown_timeout_s": 20.0 + _CLOSING_S,
         "graceful_shutdown_wait_loop_s": 0.2,
         **_SURGE,
