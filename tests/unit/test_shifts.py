@@ -111,6 +111,21 @@ async def test_a_model_that_was_moved_to_what_is_gone_is_answered_at_home(monkey
         shifts.close()
 
 
+async def test_all_are_known_once_serve_has_named_them_and_each_has_reported(monkeypatch: pytest.MonkeyPatch):
+    there = Serve(monkeypatch)
+    shifts = TrafficShifts(there.table, {"m": "own"}, lambda name, application: application, there.ask)
+    shifts.start()
+    try:
+        await there.until_followed("own")
+        assert not shifts.all_known()
+        there.seen["own"]({"late": Address("late", "node", "\0late", None, None, "secret")})
+        assert not shifts.all_known()
+        there.runs("own", "first")
+        assert shifts.all_known()
+    finally:
+        shifts.close()
+
+
 async def test_control_that_never_answers_is_worth_a_warning_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):

@@ -7,6 +7,7 @@ brings the requests (`serve.run`). It is the same ASGI app both times.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
 import logging
@@ -45,6 +46,9 @@ _PROXY = (
     "Requests come through Ray Serve's proxy, which spends some 300 us on each piece of a stream. "
     f"The fast form is {_OWN_PORT}; next best is HAProxy: RAY_SERVE_ENABLE_HA_PROXY=1 before Ray starts."
 )
+_KNOWN_S, _LOOK_S = 1.0, 0.02
+"""How long a gateway that starts waits to know its replicas. Until then `/health` would answer 503."""
+
 _LINGER_S = 1.0  # a client with less between two requests loses none when the gateway ends
 _HAPROXY = f"Requests come through Ray Serve's HAProxy. The fastest form is {_OWN_PORT}."
 
@@ -113,6 +117,10 @@ class LLMRouter:
             membership.follow(name, handle, functools.partial(table.set_members, name))
         self._port: Port | None = None
         if gateway.port is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_KNOWN_S):
+                    while not self._shifts.all_known():  # noqa: ASYNC110 - two sources, within 0.2 s
+                        await asyncio.sleep(_LOOK_S)
             self._port = await serve_on(
                 self.gateway,
                 gateway.host,

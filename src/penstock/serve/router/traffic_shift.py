@@ -83,6 +83,12 @@ class TrafficShifts:
             if task is not None:
                 task.cancel()
 
+    def all_known(self) -> bool:
+        """Whether Serve has named the replicas of every model, and each of them has reported."""
+        return all(known.members for known in self._models.values()) and all(
+            replica.reports for replica in self._table
+        )
+
     def handle(self, model: str) -> Any:
         """To the deployment that answers now."""
         known = self._models[model]
