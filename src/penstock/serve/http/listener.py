@@ -30,7 +30,7 @@ _AGAIN_S, _MOST_AGAIN_S = 0.01, 1.0  # between looks whether the rest of the fir
 _NO_FILES_S = 0.2  # before the next try to accept a connection when this process has no files left
 
 
-class Listener:
+class SocketListener:
     """Has the methods of asyncio's `Server` that uvicorn's server uses."""
 
     def __init__(

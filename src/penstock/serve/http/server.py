@@ -15,7 +15,7 @@ from penstock.asgi import ASGIApp
 from penstock.errors import Unavailable
 from penstock.serve.http import limits
 from penstock.serve.http.connection_limits import Connections, WorkLimiter, expire
-from penstock.serve.http.listener import Listener
+from penstock.serve.http.listener import SocketListener
 from penstock.serve.http.port_sharing import PortClaim, claim
 from penstock.serve.http.protocol import BoundedProtocol, Config
 from penstock.serve.http.sockets import BACKLOG, bind, raise_file_limit
@@ -28,7 +28,7 @@ _SWEEP_S = 1.0
 
 
 class _Uvicorn(uvicorn.Server):
-    """Leaves signals to the process that embeds it, and accepting to `Listener`."""
+    """Leaves signals to the process that embeds it, and accepting to `SocketListener`."""
 
     def __init__(self, config: Config, certificate: Certificate | None) -> None:
         super().__init__(config)
@@ -53,7 +53,7 @@ class _Uvicorn(uvicorn.Server):
         self.servers = [
             cast(
                 Any,
-                Listener(sock, self._protocol, connections, work, self._certificate, config.is_shared),
+                SocketListener(sock, self._protocol, connections, work, self._certificate, config.is_shared),
             )
             for sock in sockets or ()
         ]
