@@ -89,6 +89,8 @@ class GangLink:
 
     def close(self) -> None:
         """Leaves at once."""
+        if self._receiving is not None:
+            self._receiving.cancel()
         for writer in self._writers.values():
             writer.close()
         if self._server:
