@@ -85,6 +85,7 @@ class _Command:
         self._as_json = plan.gateway.log_format == "json"
         self._display: Display = display_on(output.out, self._began, as_json=self._as_json)
         self._labels = _Labels()
+        self._ending = False
         self._signalled = -_ONE_SIGNAL_S
         self._own_cluster = arguments.address is None
         self._steps = startup.Steps(
@@ -134,6 +135,7 @@ class _Command:
 
     def _finish(self, served: bool) -> None:
         """Ends what the guard cannot: streams that are open, and our application on a foreign cluster."""
+        self._ending = True
         self._steps.stop()
         if not (served if self._own_cluster else self._steps.deployed):
             return
@@ -162,10 +164,13 @@ class _Command:
                 self._display.end(label)
                 if label == startup.RAY:
                     self.take_signals()  # Ray has put handlers of its own in their place
-            case startup.Note(text):
+            case startup.Note(text) if not self._ending:
                 self._display.say(text)
             case progress.Step(model_id, phase, pid, at):
                 label = self._labels.of(model_id, pid)
+                if phase == progress.READY:
+                    gone = startup.Note(f"{label}: its process {pid} has ended.")
+                    startup.report_end(pid, gone, self.inbox.put)
                 if phase in (progress.READY, progress.FAILED):
                     self._display.end(label, at, failed=phase == progress.FAILED)
                 else:

@@ -10,7 +10,7 @@ import select
 import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 
 import psutil
@@ -208,11 +208,19 @@ def _cpus(plan: ServePlan) -> int:
 def _watch_ray(report: Report) -> None:
     """Reports the end of a process without which Ray is gone."""
     for process in psutil.Process().children():
-        if process.name() in _RAY_PROCESSES:
-            threading.Thread(target=_await_end, args=(process, report), daemon=True).start()
+        if (name := process.name()) in _RAY_PROCESSES:
+            gone = Failed(Unavailable(f"Ray ended by itself: its process {name!r} is gone."))
+            report_end(process.pid, gone, report)
 
 
-def _await_end(process: psutil.Process, report: Report) -> None:
-    name, ended = process.name(), os.pidfd_open(process.pid)
-    select.select([ended], [], [])
-    report(Failed(Unavailable(f"Ray ended by itself: its process {name!r} is gone.")))
+def report_end(pid: int, event: Event, report: Report) -> None:
+    """Reports `event` once the process has ended. Returns at once."""
+    threading.Thread(target=_await_end, args=(pid, event, report), daemon=True).start()
+
+
+def _await_end(pid: int, event: Event, report: Report) -> None:
+    with suppress(ProcessLookupError):
+        ended = os.pidfd_open(pid)
+        select.select([ended], [], [])
+        os.close(ended)
+    report(event)
