@@ -38,19 +38,28 @@ class PortClaim:
         self._socket.bind(f"\0{prefix}{secrets.token_hex(8)}")
         self._socket.setblocking(False)
         self._socket.listen()
-        asyncio.get_running_loop().add_reader(self._socket, self._give)
+        self._loop = asyncio.get_running_loop()
+        self._listen()
+
+    def _listen(self) -> None:
+        if self._socket.fileno() != -1:
+            self._loop.add_reader(self._socket, self._give)
 
     def _give(self) -> None:
-        with contextlib.suppress(OSError):  # the peer has ended meanwhile
+        try:
             peer, _ = self._socket.accept()
-            with peer:
-                if _user(peer) == os.getuid():
-                    socket.send_fds(peer, [b"."], [self._copy.fileno()])
+        except OSError:  # no files left, or the peer has ended meanwhile
+            self._loop.remove_reader(self._socket)
+            self._loop.call_later(_AGAIN_S, self._listen)
+            return
+        with peer, contextlib.suppress(OSError):  # it has ended meanwhile
+            if _user(peer) == os.getuid():
+                socket.send_fds(peer, [b"."], [self._copy.fileno()])
 
     def close(self) -> None:
         """Gives no more copies. Safe to call twice."""
         if self._socket.fileno() != -1:
-            asyncio.get_running_loop().remove_reader(self._socket)
+            self._loop.remove_reader(self._socket)
             self._socket.close()
             self._copy.close()
 
