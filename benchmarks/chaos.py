@@ -25,7 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import psutil
@@ -224,7 +224,8 @@ def main() -> int:
     print(markdown(_HEAD, map(_row, outcomes)))
     print(*(f"\n{one}" for one in wrong), sep="")
     if options.json:
-        found = {"faults": [asdict(outcome) for outcome in outcomes], "wrong": wrong}
+        faults = [{one.name: getattr(outcome, one.name) for one in fields(outcome)} for outcome in outcomes]
+        found = {"faults": faults, "wrong": wrong}
         options.json.write_text(json.dumps(found, indent=1) + "\n")
     return 1 if wrong or any(outcome.late for outcome in outcomes) else 0
 
