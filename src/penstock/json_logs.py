@@ -1,4 +1,4 @@
-"""Log lines as JSON, one object a line, for collectors that read a container's output.
+"""The log of a service's process: lines as JSON, one object a line, for collectors, and Serve's own handlers.
 
 Every process of a service calls `configure` at its start: the gateway's, control's, a replica's, and those of
 its engine. Where the command that started them runs on the same node, all write to its stderr, else each to
@@ -60,10 +60,21 @@ def error_line(message: str) -> str:
     return json.dumps(entry(message, "ERROR", "penstock.cli", time.time()), ensure_ascii=False)
 
 
-def configure() -> None:
-    """Does what `write_json` does, if PENSTOCK_LOG_FORMAT asks for it."""
-    if Settings.read().log_format == "json":
+def configure(log_format: str | None = None) -> None:
+    """Does what `write_json` does, if this or PENSTOCK_LOG_FORMAT asks for it. Keeps Serve's files open."""
+    keep_open(logging.getLogger("ray.serve"))
+    if "json" in (log_format, Settings.read().log_format):
         write_json()
+
+
+def keep_open(logger: logging.Logger) -> None:
+    """Has closing this logger's handlers only flush them.
+
+    `logging.config.dictConfig`, which vLLM and others call, closes all handlers of the process. Serve's loses
+    its file by that, and Serve's next controller stops replicas whose logger has none.
+    """
+    for handler in logger.handlers:
+        handler.close = handler.flush
 
 
 def write_json() -> None:

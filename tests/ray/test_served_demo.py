@@ -7,6 +7,7 @@ import re
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from demo_questions import QUESTIONS
@@ -99,6 +100,16 @@ def test_no_process_reports_its_use(service: Command):
     cores = [each for each in environments if "VLLM_NO_USAGE_STATS" in each]
     assert cores
     assert {(each["VLLM_NO_USAGE_STATS"], each["HF_HUB_DISABLE_TELEMETRY"]) for each in cores} == {("1", "1")}
+
+
+def test_a_replica_keeps_serves_log_file(service: Command):
+    """vLLM's own logging closes all handlers of its process. A new controller of Serve stops a replica whose
+    logger has no file.
+    """
+    replicas = [one for one in service.living() if "ray::ServeReplica" in one.cmdline()[0]]
+    files = [{Path(file.path).name for file in one.open_files()} for one in replicas]
+    assert len(files) > 2
+    assert [names for names in files if not any(name.startswith("replica_") for name in names)] == []
 
 
 def test_killed_command_leaves_nothing(service: Command):

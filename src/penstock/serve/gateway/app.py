@@ -134,10 +134,7 @@ class Gateway:
 
     async def start(self) -> None:
         """Starts to follow the table's replicas."""
-        if self._config.log_format == "json":
-            json_logs.write_json()
-        else:
-            json_logs.configure()
+        json_logs.configure(self._config.log_format)
         self._tracing = await asyncio.to_thread(tracing)  # its imports, where there are any, take long
         self._table.watch(self._links.join, self._links.leave, self._dispatch.offer)
         if self._totals is not None:
