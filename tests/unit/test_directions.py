@@ -53,7 +53,7 @@ HOUSES: dict[str, list[set[str]]] = {
         {"control"},
         {"rows"},
         {"frontend"},
-        {"core", "media"},
+        {"core", "media", "tokenizing"},
         {"capabilities"},
         {"arguments"},
     ],

@@ -107,6 +107,32 @@ def test_token_ids_and_long_chats_are_not_too_many(path: str, request_: Any):
     limits.check_items(path, request_)
 
 
+@pytest.mark.parametrize(
+    ("path", "request_"),
+    [
+        ("/rerank", {"query": "a", "documents": ["a" * limits.MOST_TEXT] * 17}),
+        ("/v1/chat/completions", {"tools": [{"parameters": {"enum": ["a" * (limits.MOST_TEXTS + 1)]}}]}),
+        ("/generative_scoring", {"query": "a" * limits.MOST_FORM, "items": ["a"]}),
+    ],
+)
+def test_more_text_than_one_request_may_hold_is_refused(path: str, request_: Any):
+    with pytest.raises(BadRequest, match="texts have more than"):
+        limits.check_items(path, request_)
+
+
+def test_media_are_no_text():
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "a" * limits.MOST_TEXTS}}
+    limits.check_items("/v1/chat/completions", {"messages": [{"role": "user", "content": [picture]}]})
+
+
+@pytest.mark.parametrize("name", ["stop", "bad_words"])
+def test_texts_to_look_for_in_outputs_are_few_and_short(name: str):
+    limits.check_words(SamplingParams(**{name: ["a"] * 4}))
+    for words in ([f"{number}" for number in range(513)], ["a" * 20_000]):
+        with pytest.raises(VLLMValidationError, match=rf"The list {name} has .* are allowed"):
+            limits.check_words(SamplingParams(**{name: words}))
+
+
 MUCH = "a" * (limits.MOST_TEXT + 1)
 
 
@@ -121,7 +147,7 @@ MUCH = "a" * (limits.MOST_TEXT + 1)
         ),
         ("serving_tokenization", "create_tokenize", {"prompt": MUCH}, "characters; 1,048,576"),
         ("serving_tokenization", "create_tokenize", {"messages": [{"content": MUCH}]}, "characters"),
-        ("serving_tokenization", "create_detokenize", {"tokens": range(limits.MOST_TEXT + 1)}, "tokens"),
+        ("serving_tokenization", "create_detokenize", {"tokens": range(limits.MOST_IDS + 1)}, "tokens"),
     ],
 )
 async def test_more_work_than_one_request_may_ask_for_is_refused(

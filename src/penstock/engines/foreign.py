@@ -33,7 +33,7 @@ _REPR = re.compile(r" \((parameter=.*|value=.*)\)$", re.DOTALL)
 _NO_FORM = re.compile(r" but (?:none|multiple) are specified: \{.*$", re.DOTALL)
 _PYDANTIC = re.compile(r"^\d+ validation errors?:")
 _PYDANTIC_SAYS = re.compile(r"""'msg': ('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""")
-_RETRY_AFTER_S = 1.0
+RETRY_AFTER_S = 1.0
 
 _KINDS: dict[int, type[Error]] = {
     401: Unauthorized,
@@ -68,7 +68,7 @@ def error(status: int, message: str, param: str | None) -> Error:
     if status == 404:
         return ModelNotFound(message, param="model") if _NO_MODEL.search(message) else NotFound(message)
     if status == 503:
-        return Unavailable("The engine cannot take this request now.", retry_after_s=_RETRY_AFTER_S)
+        return Unavailable("The engine cannot take this request now.", retry_after_s=RETRY_AFTER_S)
     kind = _KINDS.get(status)
     return kind(message) if kind else Error()
 

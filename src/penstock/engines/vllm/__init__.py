@@ -5,6 +5,6 @@ of its own: it imports while the front-end imports, and never outlives its owner
 
 `engine` is the adapter; `control`, `adapters`, `deltas`, `endpoints` and `errors` belong to it.
 `capabilities/` decides what fits the installed version, `arguments/` checks engine arguments, `core/` is the
-engine core's process, `frontend/` the OpenAI app, `rows/` a shorter way for rows of batches, and `media/`
-fetches pictures, videos and sounds.
+engine core's process, `frontend/` the OpenAI app, `rows/` a shorter way for rows of batches, `tokenizing/`
+bounds texts and orders them, and `media/` fetches pictures, videos and sounds.
 """

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from penstock.engines import foreign
-from penstock.errors import EngineDead, Error, TooLarge
+from penstock.errors import EngineDead, Error, TooLarge, Unavailable
 
 _TOO_LARGE_AUDIO = "Maximum file size exceeded"
+_TEMPLATE_TIMEOUT = "Chat template rendering timed out"
+_SENTENCE = 200  # bytes of an error's body in which its message begins
 
 
 def from_exception(error: Exception) -> Error:
@@ -21,6 +23,8 @@ def from_exception(error: Exception) -> Error:
         return _meant(foreign.error(404, str(error), None))
     if isinstance(error, VLLMClientError | ValueError | TypeError):
         return _meant(foreign.error(400, str(error), getattr(error, "parameter", None)))
+    if isinstance(error, TimeoutError) and _TEMPLATE_TIMEOUT in str(error):
+        return _busy()
     if isinstance(error, GracefulHTTPError):
         return foreign.error(503, str(error), None)
     if isinstance(error, NotImplementedError):
@@ -30,7 +34,14 @@ def from_exception(error: Exception) -> Error:
 
 def heard(body: bytes, status: int | None = None) -> Error:
     """As `foreign.heard`, for responses of vLLM's application."""
+    if status in (None, 500) and _TEMPLATE_TIMEOUT.encode() in body[:_SENTENCE]:
+        return _busy()
     return _meant(foreign.heard(body, status))
+
+
+def _busy() -> Error:
+    """vLLM's limit counts the time in its queue, too."""
+    return Unavailable("The engine has too many prompts to tokenize.", retry_after_s=foreign.RETRY_AFTER_S)
 
 
 def _meant(error: Error) -> Error:

@@ -29,6 +29,8 @@ _RESPONSES = "entrypoints.openai.responses.serving:OpenAIServingResponses"
 _MESSAGES = "entrypoints.anthropic.serving:AnthropicServingMessages"
 _MODELS = "entrypoints.openai.models.serving:OpenAIServingModels"
 _RENDERER = "renderers.base:BaseRenderer"
+_TOKENIZE = "renderers.params:TokenizeParams"
+_SCORES = "entrypoints.pooling.scoring.io_processor:ScoringIOProcessor"
 _TOKENS = "entrypoints.serve.tokenize.serving:ServingTokenization"
 _BATCH_CHAT = "entrypoints.openai.chat_completion.batch_serving:OpenAIServingChatBatch"
 _CHAT_REQUEST = "entrypoints.openai.chat_completion.protocol:ChatCompletionRequest"
@@ -249,6 +251,17 @@ CAPABILITIES: dict[str, Capability] = {
             exactly(f"{_BATCH_CHAT}.create_batch_chat_completion", "request", "raw_request"),
             exactly(f"{_TOKENS}.create_tokenize", "request", "raw_request"),
             exactly(f"{_TOKENS}.create_detokenize", "request", "raw_request"),
+        ),
+    ),
+    "text_limits": Capability(
+        "a prompt to truncate is tokenized whole, and every prompt waits for those before it",
+        (
+            exactly(f"{_TOKENIZE}.apply_pre_tokenization", "tokenizer", "prompt"),
+            has(f"{_TOKENIZE}.max_input_tokens", f"{_TOKENIZE}.max_truncation_tokens"),
+            has(f"{_TOKENIZE}.truncation_side", f"{_TOKENIZE}.return_token_offsets"),
+            has(f"{_RENDERER}._executor", "tokenizers.protocol:TokenizerLike.max_chars_per_token"),
+            exactly(f"{_SCORES}.valid_inputs_online", "request"),
+            takes(f"{_SCORES}._get_token_limits", "request"),
         ),
     ),
     "request_models": Capability(

@@ -81,6 +81,14 @@ def _limit(app: FastAPI, llm: AsyncLLM) -> None:
     limits.hold(app.state)
 
 
+def _limit_texts(app: FastAPI, llm: AsyncLLM) -> None:
+    from penstock.engines.vllm.tokenizing import texts
+
+    texts.limit_texts(llm.renderer)
+    if scores := getattr(app.state, "serving_scores", None):
+        texts.limit_scores(scores)
+
+
 def _tell_reasons(app: FastAPI, llm: AsyncLLM) -> None:
     from penstock.engines.vllm.frontend.structured_output import tell_reasons, verify_messages
 
@@ -124,6 +132,7 @@ _CHANGES: dict[str, Callable[[FastAPI, Any], None]] = {
     "response_store": _keep_responses,
     "response_calls": _add_calls,
     "request_limits": _limit,
+    "text_limits": _limit_texts,
     "structure_errors": _tell_reasons,
     "strict_tools": _hold_arguments,
     "transcript_text": _answer_texts,

@@ -23,6 +23,7 @@ from starlette.routing import Route
 from penstock import asgi
 from penstock.asgi import TRUSTED, ASGIApp, Message, Receive, Scope, Send
 from penstock.engines.vllm.frontend import limits, request_models
+from penstock.engines.vllm.tokenizing import turns
 from penstock.errors import BadRequest
 
 log = logging.getLogger(__name__)
@@ -89,6 +90,7 @@ class DirectRoutes:
             raise BadRequest(f"The request body is not valid JSON: {error}.") from None
         if len(body) > 2 * limits.MOST_ITEMS:  # each takes two bytes at least
             limits.check_items(scope["path"], request)
+        turns.account.set(turns.Account())
         form = self._forms.get(scope["path"]) if _is_ours(scope) else None
         if form is not None:
             try:

@@ -18,7 +18,13 @@ MOST_ANSWERS = 512
 """Prompts of a completion times its `n`; conversations of a batch of chats."""
 
 MOST_TEXT = 1 << 20
-"""Characters of input to `/tokenize`; tokens of input to `/detokenize`."""
+"""Characters of input to `/tokenize`."""
+
+MOST_TEXTS = 1 << 24
+"""Characters of all texts of a request together, without media."""
+
+MOST_IDS = 1 << 18
+"""Tokens of input to `/detokenize`."""
 
 MOST_PROPERTIES = 2_000
 MOST_VALUES = 5_000
@@ -36,6 +42,18 @@ least with the square.
 
 MOST_ITEMS = 50_000
 """Members of all objects and lists of a request together, without token ids."""
+
+MOST_WORDS = 512
+"""Texts in `stop`, and in `bad_words`."""
+
+_MEDIA = frozenset(
+    {
+        *("url", "data", "file_data", "prompt_embeds"),
+        *(f"{kind}{end}" for kind in ("image", "audio", "video") for end in ("", "_url", "_embeds")),
+    }
+)
+_IN_EVENT_LOOP = ("/generative_scoring", "/v1/systemone")
+"""Endpoints whose texts vLLM tokenizes while all other requests wait."""
 
 _IDS = frozenset({"prompt", "prompt_token_ids", "tokens", "input"})
 _ITEMS_ONLY = ("/v1/chat/", "/v1/responses", "/v1/messages")
@@ -65,15 +83,28 @@ def check_form(form: Any) -> None:
             _check_schema(schema)
 
 
+def check_words(params: Any) -> None:
+    """params: vLLM's `SamplingParams`. Raises: VLLMValidationError."""
+    for name in ("stop", "bad_words"):
+        words: list[str] = getattr(params, name, None) or []
+        _refuse(f"The list {name}", len(words), MOST_WORDS, "texts")
+        _refuse(f"The list {name}", sum(map(len, words)), MOST_GRAMMAR, "characters")
+
+
 def check_items(path: str, request: Any) -> None:
     """request: parsed JSON. Raises: BadRequest for more than can be checked in a moment."""
-    waiting, count = [request], 0
+    waiting, count, characters = [request], 0, 0
+    most = MOST_FORM if path.startswith(_IN_EVENT_LOOP) else MOST_TEXTS
     if isinstance(request, dict) and not path.startswith(_ITEMS_ONLY):
         fields = cast("dict[str, Any]", request)
         waiting = [value for name, value in fields.items() if name not in _IDS or not _is_ids(value)]
     while waiting:
         part = waiting.pop()
-        if isinstance(part, dict | list):
+        if isinstance(part, str):
+            characters += len(part)
+            if characters > most:
+                raise BadRequest(f"The request's texts have more than {most:,} characters. Send fewer.")
+        elif isinstance(part, dict | list):
             part = cast("dict[str, Any] | list[Any]", part)
             count += len(part)
             if count > MOST_ITEMS:
@@ -81,7 +112,12 @@ def check_items(path: str, request: Any) -> None:
                     f"The request has more than {MOST_ITEMS:,} members of objects and lists. Send it in "
                     "several requests."
                 )
-            waiting += part.values() if isinstance(part, dict) else part
+            waiting += _values(part) if isinstance(part, dict) else part
+
+
+def _values(part: dict[str, Any]) -> list[Any]:
+    """The values of an object in a request, without encoded media and links to them."""
+    return [value for name, value in part.items() if name not in _MEDIA or not isinstance(value, str)]
 
 
 def _is_ids(value: Any) -> bool:
@@ -163,7 +199,7 @@ def _check_text(request: Any) -> None:
 
 
 def _check_tokens(request: Any) -> None:
-    _refuse("The list", len(request.tokens), MOST_TEXT, "tokens")
+    _refuse("The list", len(request.tokens), MOST_IDS, "tokens")
 
 
 def _refuse(what: str, count: int, most: int, unit: str) -> None:

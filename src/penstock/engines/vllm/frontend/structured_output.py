@@ -53,6 +53,7 @@ def verify(serving: Any, request: Any) -> None:
     """Verifies the request's parameters as the engine would. Raises: what the engine would raise."""
     params = request.to_sampling_params(1, serving.default_sampling_params)
     config = serving.engine_client.vllm_config
+    limits.check_words(params)
     params.verify(
         config.model_config,
         config.speculative_config,

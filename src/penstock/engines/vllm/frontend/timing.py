@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from penstock.engines.vllm.frontend import limits
 from penstock.request_context import EngineTimings, prepared_prompt, report_timings, tier
 from penstock.tiers import ENGINE_PRIORITY
 
@@ -43,6 +44,7 @@ class TimedLLM(AsyncLLM):
 
     async def add_request(self, *args: Any, **kwargs: Any) -> RequestOutputCollector:
         _refuse_unprepared()
+        limits.check_words(kwargs["params"] if "params" in kwargs else args[2])
         await self._pass_gate()
         kwargs["priority"] = ENGINE_PRIORITY[tier.get()] if self._by_class else 0  # whatever the client wrote
         self.entering += 1
