@@ -268,6 +268,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"response_format": {"type": "structural_tag", "format": {"type": "nonsense"}}},
         "nonsense",
     ),
+    "a pattern that passes the check and does not compile": (
+        {
+            "response_format": schema(
+                {"type": "object", "patternProperties": {"^(a|b){1,500}$": {"type": "string"}}}
+            )
+        },
+        "does not compile",
+    ),
     "a schema that is no JSON": ({"structured_outputs": {"json": "{bad"}}, "JSON"),
 }
 

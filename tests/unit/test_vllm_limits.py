@@ -68,6 +68,12 @@ def test_a_schema_that_is_nothing_but_itself_is_refused(schema: Any):
         checked(json=schema)
 
 
+@pytest.mark.parametrize("target", ["http://127.0.0.1:9440/x", "file:///etc/passwd", "other.json#/a", ""])
+def test_a_schema_that_refers_to_another_document_is_refused(target: str):
+    with pytest.raises(VLLMValidationError, match="refers to another document"):
+        checked(json={"type": "object", "properties": {"a": {"$ref": target}}})
+
+
 def test_a_schema_that_holds_itself_is_taken():
     checked(json={"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}})
 

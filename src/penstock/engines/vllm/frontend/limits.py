@@ -146,6 +146,9 @@ def _check_schema(schema: Any) -> None:
             part = cast("dict[str, Any]", part)
             properties += _length(part, "properties", dict)
             values += _length(part, "enum", list)
+            target = part.get("$ref")
+            if isinstance(target, str) and not target.startswith("#"):
+                raise VLLMValidationError(f"The JSON schema refers to another document: '{target[:200]}'.")
             _refuse("A pattern of the JSON schema", _length(part, "pattern", str), MOST_REGEX, "characters")
         _refuse("The JSON schema", properties, MOST_PROPERTIES, "properties")
         _refuse("The JSON schema", values, MOST_VALUES, "values of enum")

@@ -75,6 +75,8 @@ def check(params: SamplingParams) -> None:
         if error.__cause__ is not None or form.json is None:
             raise _refused(_kind(form), error) from error
         raise VLLMValidationError(_beyond(form.json)) from error
+    except Exception as error:  # whatever xgrammar raises is about the form
+        raise _refused(_kind(form), error) from error
 
 
 def _check_end(form: Any) -> None:

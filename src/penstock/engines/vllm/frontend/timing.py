@@ -7,6 +7,8 @@ when the request is added. Importing this file imports vLLM.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +64,13 @@ class TimedLLM(AsyncLLM):
             report_timings(lambda: spent(stats))
         return taken
 
+    def generate(
+        self, prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any
+    ) -> AsyncGenerator[Any, None]:
+        """As vLLM's. Raises, besides: VLLMValidationError if the core cannot compile the request's form."""
+        outputs = super().generate(prompt, sampling_params, *args, **kwargs)
+        return outputs if sampling_params.structured_outputs is None else _compiled(outputs)
+
     def may_get_several(self, request_id: str) -> bool:
         """Whether tokens of several steps may come as one output: without stop strings, which are looked for
         in each output.
@@ -91,6 +100,19 @@ class TimedLLM(AsyncLLM):
         child_id = min(parent.child_requests, default=request_id) if parent else request_id
         state = processor.request_states.get(child_id)
         return state.stats if state else None
+
+
+async def _compiled(outputs: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    """Outputs of a structured request, which the core ends before the first token if it cannot compile it."""
+    begun = False
+    async with aclosing(outputs):
+        async for output in outputs:
+            if not begun and any(one.finish_reason == "error" for one in output.outputs):
+                raise VLLMValidationError(
+                    "The schema, regex, grammar or structural tag cannot be used: it does not compile."
+                )
+            begun = True
+            yield output
 
 
 def _refuse_unprepared() -> None:
