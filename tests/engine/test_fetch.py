@@ -56,8 +56,8 @@ def test_address_of_the_internet_is_public(address):
         "169.254.169.254",  # where clouds keep a machine's credentials
         *("::1", "::", "fe80::1%eth0", "fd00:ec2::254", "ff02::1"),
         "168.63.129.16",  # the same on Azure
-        *("64:ff9b:1::1", "fec0::1", "::7f00:1"),
-        *("::ffff:127.0.0.1", "64:ff9b::a9fe:a9fe", "2002:7f00:1::"),  # IPv4 inside
+        *("64:ff9b:1::1", "fec0::1", "::7f00:1", "192.88.99.1", "3fff::1", "5f00::1"),
+        *("::ffff:127.0.0.1", "::ffff:0:127.0.0.1", "64:ff9b::a9fe:a9fe", "2002:7f00:1::"),  # IPv4 inside
     ],
 )
 def test_own_and_private_addresses_are_not_public(address):

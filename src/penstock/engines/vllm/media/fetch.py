@@ -12,7 +12,7 @@ import functools
 import socket
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -21,10 +21,17 @@ from weakref import WeakKeyDictionary
 import aiohttp
 from vllm.connections import HTTPConnection
 
-_WITH_IPV4 = (IPv6Network("64:ff9b::/96"), IPv6Network("::/96"))  # in their last 32 bits
+_WITH_IPV4 = (
+    IPv6Network("64:ff9b::/96"),
+    IPv6Network("::/96"),
+    IPv6Network("::ffff:0:0:0/96"),
+)  # in their last 32 bits
 # Some versions of Python, or some clouds, treat these as public although they are not:
 _NOT_PUBLIC = frozenset({IPv4Address("168.63.129.16")})  # Azure's services for its virtual machines
-_NOT_PUBLIC_NETWORKS = (IPv6Network("64:ff9b:1::/48"), IPv6Network("fec0::/10"))
+_NOT_PUBLIC_NETWORKS = (
+    *(IPv6Network("64:ff9b:1::/48"), IPv6Network("fec0::/10"), IPv6Network("3fff::/20")),
+    *(IPv6Network("5f00::/16"), IPv4Network("192.88.99.0/24")),
+)
 
 
 class Refused(Exception):
