@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from penstock import asgi
 from penstock.asgi_client import call
+from penstock.config import LLMConfig, ModelLoadingConfig
 from penstock.layers.prefill import Prefill
+from penstock.layers.stack import stacked
 from penstock.openai.asgi_response import send_json
 
 pytestmark = pytest.mark.parity("S24")
@@ -125,3 +128,16 @@ async def test_other_endpoints_and_nonsense_pass_as_they_are():
     reply = await call(app, "/v1/completions", b"[no json" + LONG.encode())
     assert json.loads(await reply.read()) is None
     assert not elsewhere.asked
+
+
+@pytest.mark.parametrize(("role", "kept"), [("", {}), ("prefill", {"kv_transfer_params": WHERE})])
+async def test_with_the_users_own_connector_clients_name_no_caches(role: str, kept: dict[str, Any]):
+    config = LLMConfig(
+        model_loading_config=ModelLoadingConfig(model_id="m"),
+        engine_kwargs={"kv_transfer_config": {"kv_connector": "Own", "kv_role": "kv_both"}},
+    )
+    engine: Any = SimpleNamespace(app=Engine, generate=None)
+    app = stacked(engine, config, adapters=None, preprocessor=None, postprocessor=None, role=role)
+    request = {"prompt": "a", "kv_transfer_params": WHERE}
+    reply = await call(app, "/v1/completions", json.dumps(request).encode(), {})
+    assert json.loads(await reply.read()) == {"prompt": "a", **kept}

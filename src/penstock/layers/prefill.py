@@ -40,9 +40,9 @@ when none can."""
 
 
 class Prefill:
-    """ASGI before `app`."""
+    """ASGI before `app`. Without `ask` it only removes what clients say of KV caches."""
 
-    def __init__(self, app: ASGIApp, ask: Ask, min_prompt_tokens: int) -> None:
+    def __init__(self, app: ASGIApp, ask: Ask | None = None, min_prompt_tokens: int = 0) -> None:
         self._app = app
         self._ask = ask
         self._least_tokens = min_prompt_tokens
@@ -55,8 +55,8 @@ class Prefill:
             request = asgi.parsed(body)
             if request is not None:
                 changed = forget(request)
-                if scope["path"] in _ONE_TOKEN and self._pays(request, len(body)):
-                    where = await asgi.while_connected(receive, self._where(scope, request))
+                if self._ask and scope["path"] in _ONE_TOKEN and self._pays(request, len(body)):
+                    where = await asgi.while_connected(receive, self._where(self._ask, scope, request))
                     if where is not None:
                         changed, request[WHERE] = True, where
                 body = msgspec.json.encode(request) if changed else body
@@ -81,9 +81,9 @@ class Prefill:
             and request.get("previous_response_id") is None
         )
 
-    async def _where(self, scope: Scope, request: Mapping[str, Any]) -> dict[str, Any] | None:
+    async def _where(self, ask: Ask, scope: Scope, request: Mapping[str, Any]) -> dict[str, Any] | None:
         body = msgspec.json.encode(for_prefill(scope["path"], request))
-        answer = asgi.parsed(await self._ask(scope, body) or b"")
+        answer = asgi.parsed(await ask(scope, body) or b"")
         where = (answer or {}).get(WHERE)
         if where is None and answer is not None:
             log.warning("a prefill replica answered without %s", WHERE)

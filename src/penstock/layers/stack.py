@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.asgi import ASGIApp
+from penstock.config.derive.prefill import KV_TRANSFER
 from penstock.engine import DirectResponder, Engine
 from penstock.layers.adapters import Layer, Store
 from penstock.layers.direct import Direct
@@ -27,8 +28,9 @@ def stacked(
     preprocessor: HookCall | None,
     postprocessor: Hook | None,
     prefill: Ask | None = None,
+    role: str = "",
 ) -> ASGIApp:
-    """The app of a started `engine`, behind the layers that the model has."""
+    """The app of a started `engine`, behind the layers that the model has. role: as in `ReplicaStatus`."""
     app = engine.app()
     if isinstance(engine, DirectResponder):
         app = Direct(app, engine)
@@ -40,4 +42,6 @@ def stacked(
     if prefill is not None and config.prefill is not None:
         # Before the hooks, which run in the prefill replica, too.
         app = Prefill(app, prefill, config.prefill.min_prompt_tokens)
+    elif KV_TRANSFER in config.engine_kwargs and role != "prefill":
+        app = Prefill(app)
     return app if adapters is None else Layer(app, adapters)

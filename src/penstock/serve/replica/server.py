@@ -269,6 +269,7 @@ class LLMServer:
                 preprocessor=self._preprocessor,
                 postprocessor=self._postprocessor,
                 prefill=self._prefill_client.ask if self._prefill_client else None,
+                role=self.reconciler.role,
             )
             if paths(type(self)):
                 app = CustomEndpoints(app, self, self._llm_config)
