@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import psutil
 import pytest
 from starting import engine
 
+import penstock
 from penstock.engines.vllm.capabilities import version
 from penstock.errors import EngineStartFailed
 
@@ -29,6 +31,21 @@ async def test_a_folder_that_is_not_there_is_named(tmp_path: Path):
 async def test_a_window_larger_than_the_models_is_refused():
     with pytest.raises(EngineStartFailed, match=r"max_model_len \(100000\) is greater than .*16384"):
         await engine(max_model_len=100_000).start()
+
+
+async def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path):
+    for file in ("config.json", "model.safetensors"):
+        shutil.copy(Path(penstock.demo_model()) / file, tmp_path)
+    with pytest.raises(EngineStartFailed, match=f"the tokenizer in '{tmp_path}' makes no tokens"):
+        await engine(tmp_path).start()
+
+
+async def test_a_chat_template_with_an_error_is_named(tmp_path: Path):
+    """Its line, too; the core is still loading then."""
+    template = tmp_path / "bad.jinja"
+    template.write_text("{{ messages }}\n{% if %}")
+    with pytest.raises(EngineStartFailed, match=f"template in '{template}' has an error in line 2: Expected"):
+        await engine(chat_template=str(template)).start()
 
 
 async def test_a_start_that_is_given_up_leaves_no_process():

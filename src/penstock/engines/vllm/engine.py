@@ -113,8 +113,8 @@ class VLLMEngine:
         imports = asyncio.to_thread(_import_rest, plan, fitting)
         await (asyncio.gather(self._load(core), imports) if isinstance(core, Core) else imports)
         with uncollected():
-            await self._connect(core, plan, progress)
-        await self._make_one_token()
+            app = await self._connect(core, plan, progress)
+        await self._make_one_token(app)
 
     async def _load(self, core: Core) -> None:
         """Returns when the core has loaded the model. Raises: EngineStartFailed with its reason."""
@@ -126,7 +126,8 @@ class VLLMEngine:
         except EngineDead:
             raise _failed(self._config, await core.ended) from None
 
-    async def _connect(self, core: Core | BuiltinCore, plan: Plan, progress: Progress) -> None:
+    async def _connect(self, core: Core | BuiltinCore, plan: Plan, progress: Progress) -> FastAPI:
+        """Returns vLLM's application."""
         from penstock.engines.vllm.control import VLLMControl
         from penstock.engines.vllm.frontend import additions
         from penstock.engines.vllm.frontend.app import build_app
@@ -154,6 +155,7 @@ class VLLMEngine:
         handler: asyncio.Task[None] | None = llm.output_handler
         if handler is not None:  # else it begins with the first request, and vLLM watches its own core
             handler.add_done_callback(lambda _: self._on_front_failed())
+        return app
 
     async def _front(self, core: Core | BuiltinCore, plan: Plan, scheduled: Scheduled) -> TimedLLM:
         """vLLM's front-end over the core, or over one that it starts. Raises: EngineStartFailed."""
@@ -206,9 +208,14 @@ class VLLMEngine:
             raise
         self._watch(core)
 
-    async def _make_one_token(self) -> None:
-        """A non-generative model has run once in vLLM's profiling and is ready without it."""
+    async def _make_one_token(self, app: FastAPI) -> None:
+        """Has a request answered. Raises: RuntimeError if it fails."""
+        from penstock.engines.vllm.first_request import is_answered
+
         assert self._llm is not None
+        paths = {getattr(route, "path", "") for route in app.routes}
+        if await is_answered(self.app(), self._config.model_id, paths):
+            return
         if "generate" in await self._llm.get_supported_tasks():
             async with aclosing(self.generate([0], {"max_tokens": 1})) as deltas:
                 await anext(deltas)

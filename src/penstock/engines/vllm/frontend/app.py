@@ -30,6 +30,7 @@ from penstock.engines.vllm.core import kv_transfer
 from penstock.engines.vllm.frontend import additions
 from penstock.engines.vllm.frontend.load import Scheduled
 from penstock.engines.vllm.frontend.timing import TimedLLM
+from penstock.engines.vllm.tokenizing.first_texts import check
 from penstock.errors import EngineStartFailed
 
 
@@ -69,13 +70,16 @@ def download(plan: Plan) -> None:
 
 
 def import_rest(plan: Plan, capabilities: Capabilities) -> None:
-    """Imports what the front-end needs once the core is ready, while the core loads the model."""
+    """Imports what the front-end needs once the core is ready, and loads the tokenizer, while the core loads
+    the model. Raises: ValueError for a tokenizer or chat template that does not work.
+    """
     import_module("vllm.entrypoints.launchers.api_server.app_state")
     import_module("vllm.entrypoints.launchers.app")
     if capabilities.has("media_rules"):
         import_module("penstock.engines.vllm.media.connector")  # registers itself
-    if not plan.vllm_config.model_config.skip_tokenizer_init:
-        cached_tokenizer_from_config(plan.vllm_config.model_config)
+    model = plan.vllm_config.model_config
+    if not model.skip_tokenizer_init:
+        check(cached_tokenizer_from_config(model), model.tokenizer, plan.frontend_args.chat_template)
 
 
 def connect(

@@ -1,4 +1,5 @@
 """What stands between a request's texts and vLLM's tokenizer.
 
-texts: cuts what truncation drops, refuses what no context holds. turns: the order of all requests' texts.
+first_texts: checks the tokenizer and the chat template at the start. texts: cuts what truncation drops, and
+refuses what no context holds. turns: the order of all requests' texts.
 """
