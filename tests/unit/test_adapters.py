@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -478,3 +479,19 @@ async def test_a_source_that_cannot_be_read_now_takes_nothing_away(tmp_path: Pat
         old = await kept.use("a")
         await until(lambda: Flaky.asked > 3)
         assert await kept.use("a") == old
+
+
+@pytest.mark.parametrize(
+    ("named", "says"),
+    [("gone", "'m' cannot be listed: .*gone' does not exist"), (".", "'m' has no adapters yet")],
+)
+async def test_a_source_without_adapters_is_in_the_log_of_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, named: str, says: str
+):
+    config = LLMConfig(
+        model_loading_config={"model_id": "m"},
+        llm_engine="sim",
+        lora_config={"dynamic_lora_loading_path": str(tmp_path / named)},
+    )
+    await Source(config).check_listing()
+    assert re.search(says, caplog.text)

@@ -172,6 +172,7 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> Path:
 BEFORE_RAY = [
     (["demo", "--accelerator", "gpu"], 2, ["no node has a GPU", "--accelerator cpu"]),
     (["./no-such-model"], 2, ["no-such-model' does not exist on this machine"]),
+    (["no-adapters.yaml"], 2, ["no-adapters.yaml:2", "no-such-adapters' does not exist on this machine"]),
     (["demo", "--max-modl-len", "5"], 2, ["unknown flag '--max-modl-len'; did you mean '--max-model-len'"]),
     (["unknown-argument.yaml"], 2, ["unknown-argument.yaml:2", "did you mean 'max_model_len'"]),
     (["demo", "--engine", "sglang"], 1, ["SGLang is not installed", "`python: /path/to/python`"]),
@@ -197,6 +198,8 @@ def test_it_is_told_before_ray_starts(
         Path, "glob", lambda self, pattern: iter(()) if str(self) == "/dev" else GLOB(self, pattern)
     )
     model = "model_loading_config: {model_id: m, model_source: demo}\n"
+    adapters = "lora_config: {dynamic_lora_loading_path: ./no-such-adapters}\n"
+    (folder / "no-adapters.yaml").write_text(f"{model}{adapters}")
     (folder / "unknown-argument.yaml").write_text(f"{model}engine_kwargs: {{max_modl_len: 5}}\n")
     (folder / "program.yaml").write_text(
         f"{model}llm_engine: process\nengine_kwargs: {{command: [no-such-program]}}\n"

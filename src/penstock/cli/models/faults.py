@@ -80,19 +80,22 @@ def missing_folders(config: LLMConfig) -> list[str]:
     None where nothing reads it, or the user's own code may make it.
     """
     calls = config.callback_config is not None and config.callback_config.callback_class is not None
-    if config.engine_name == "sim" or config.server_cls is not None or calls:
+    if config.server_cls is not None or calls:
         return []
-    loading = config.model_loading_config
-    named = {"model_source": config.model_source, "tokenizer_source": loading.tokenizer_source}
+    loading, lora = config.model_loading_config, config.lora_config
+    adapters = lora.dynamic_lora_loading_path if lora else None
+    named: dict[tuple[str, str], Any] = {("lora_config", "dynamic_lora_loading_path"): adapters}
+    if config.engine_name != "sim":
+        named["model_loading_config", "model_source"] = config.model_source
+        named["model_loading_config", "tokenizer_source"] = loading.tokenizer_source
     paths = {
         field: Path(source.removeprefix("file://")).expanduser()
         for field, source in named.items()
         if isinstance(source, str) and source.startswith(("/", "./", "../", "~", "file://"))
     }
-    where = config.location / "model_loading_config"
     return [
-        (where / field).says(f"'{path}' does not exist on this machine.")
-        for field, path in paths.items()
+        (config.location / section / field).says(f"'{path}' does not exist on this machine.")
+        for (section, field), path in paths.items()
         if not path.exists()
     ]
 

@@ -105,6 +105,14 @@ class Source:
             found |= set(await _in(self._naming, children))
         return sorted(name for name in found if re.fullmatch(ADAPTER_NAME, name))
 
+    async def check_listing(self) -> None:
+        """Logs a warning if the adapters cannot be listed, and if there are none."""
+        try:
+            if not await self._known():
+                log.warning("Model '%s' has no adapters yet: its source is empty.", self._config.model_id)
+        except (Error, TimeoutError) as error:
+            log.warning("The adapters of '%s' cannot be listed: %s", self._config.model_id, error)
+
     def close(self) -> None:
         """Does not wait for downloads."""
         for threads in (self._fetching, self._looking, self._naming):

@@ -71,7 +71,8 @@ class Store:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Loads pinned adapters and starts to refresh all. Raises: what loading raises."""
+        """Loads pinned adapters, lists all once, and starts to refresh them. Raises: what loading raises."""
+        self._spawn(self._source.check_listing())
         await asyncio.gather(*map(self.load_adapter, self._config.pinned))
         if self._config.refresh_interval_s is not None:
             self._spawn(self._keep_fresh(self._config.refresh_interval_s))
