@@ -13,6 +13,8 @@ from penstock.errors import Unavailable
 
 OLDEST, NEWEST = (2, 57), (2, 60)
 """2.57 is the first whose replicas can publish metadata, by which gateways find them; 2.60 the last tried."""
+ASKS_FOR_TOKEN = (2, 59)
+"""The first whose `ray.init` starts a cluster that refuses commands without a token."""
 
 _SIDE = r"Ray: (\S+)\s+Python: (\S+)"
 _MISMATCH = re.compile(rf"Version mismatch: .*?{_SIDE}.*?{_SIDE}", re.DOTALL)
@@ -26,14 +28,18 @@ def installed() -> str | None:
         return None
 
 
+def minor_version() -> tuple[int, int] | None:
+    """Major and minor number of the installed version; None without one, or for one of another form."""
+    numbers = re.match(r"(\d+)\.(\d+)", installed() or "")
+    return (int(numbers[1]), int(numbers[2])) if numbers else None
+
+
 def check() -> None:
     """Warns once of a version that is newer than the window.
 
     Raises: Unavailable without Ray, or for an older one.
     """
-    found = installed()
-    numbers = re.match(r"(\d+)\.(\d+)", found or "")
-    minor = (int(numbers[1]), int(numbers[2])) if numbers else None
+    found, minor = installed(), minor_version()
     if found is None or (minor is not None and minor < OLDEST):
         what = "Ray is not installed here" if found is None else f"Ray {found} is installed here"
         raise Unavailable(

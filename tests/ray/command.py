@@ -75,6 +75,11 @@ class Command:
         (work,) = psutil.Process(self.pid).children()
         return work
 
+    def gcs(self) -> psutil.Process:
+        """The one process of its own cluster that knows all others."""
+        (gcs,) = [process for process in self.living() if process.name() == "gcs_server"]
+        return gcs
+
     def signal_group(self, signum: int) -> None:
         os.killpg(self.pid, signum)
 

@@ -91,6 +91,7 @@ def test_a_killed_command_leaves_nothing_and_goes_on(cluster: Cluster, spec: Job
     first = Command(*words, verb="batch", **SERVICE_VARIABLES)
     _until_journaled(spec, 20)
     assert first.scripts().isdisjoint(OF_NO_USE)
+    assert first.gcs().environ()["RAY_AUTH_MODE"] == "token"
     first.work().send_signal(signal.SIGKILL)
     assert first.exit_code() == 128 + signal.SIGKILL
     assert first.left() == []

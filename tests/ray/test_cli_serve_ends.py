@@ -3,6 +3,9 @@
 import json
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import openai
 import pytest
@@ -75,6 +78,18 @@ def test_own_cluster_runs_nothing_that_nothing_uses(free_port: int):
         (controller,) = [one for one in command.living() if "ray::ServeController" in one.cmdline()[0]]
         assert controller.environ()["RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH"] == CALLBACK
         assert controller.environ()["RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS"] == "1"
+
+
+def test_own_cluster_lets_in_who_reads_its_token_and_nobody_else(free_port: int, tmp_path: Path):
+    with serving("mine", "--engine", "sim", "--port", str(free_port), HOME=str(tmp_path)) as command:
+        (port,) = {one.laddr.port for one in command.gcs().net_connections("tcp") if one.status == "LISTEN"}
+        assert not _connects(port, RAY_AUTH_MODE="disabled", HOME=str(tmp_path / "stranger"))
+        assert _connects(port, RAY_AUTH_MODE="token", HOME=str(tmp_path))
+
+
+def _connects(port: int, **environment: str) -> bool:
+    program = f"import ray; ray.init('127.0.0.1:{port}', log_to_driver=False)"
+    return subprocess.run([sys.executable, "-c", program], env={**os.environ, **environment}).returncode == 0
 
 
 def test_own_cluster_waits_for_a_cpu(free_port: int):

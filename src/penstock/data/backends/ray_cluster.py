@@ -42,6 +42,7 @@ def init_ray(on_message: Callable[[str], None] | None = None, **options: Any) ->
         try:
             if not own:
                 return ray.init(**options)
+            require_token()
             with cpu_turns.children_wait(), lean_start(shows_output=options.get("log_to_driver", True)):
                 return ray.init(**options)
         except Exception as error:  # Ray raises plain ones
@@ -59,6 +60,19 @@ def init_ray(on_message: Callable[[str], None] | None = None, **options: Any) ->
             if on_message is not None:
                 on_message(_AGAIN)
     raise AssertionError
+
+
+def require_token() -> None:
+    """Makes the next Ray that this process starts refuse who has no token, unless RAY_AUTH_MODE is set.
+
+    Ray does the same from 2.59 on. An older one has read the variable when it was imported.
+    """
+    minor = ray_version.minor_version()
+    if "RAY_AUTH_MODE" not in os.environ and minor is not None and minor < ray_version.ASKS_FOR_TOKEN:
+        from ray._raylet import Config  # pyright: ignore[reportAttributeAccessIssue]
+
+        os.environ["RAY_AUTH_MODE"] = "token"
+        Config.initialize("")
 
 
 def connection_options(address: str | None, *, cpus: int, verbose: bool) -> dict[str, Any]:
