@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import pytest
 import uvicorn
 
 from penstock.asgi import TRUSTED, ASGIApp, Receive, Scope, Send
@@ -168,7 +169,9 @@ def _marked(app: ASGIApp) -> ASGIApp:
 async def serve(config: LLMConfig) -> AsyncIterator[Served]:
     engine = engine_class(config)(config)
     try:
-        await engine.start()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("VLLM_API_KEY", "the gateway's, which no engine may ask for")
+            await engine.start()
         async with listening(engine.app()) as client:
             yield Served(engine, client)
     finally:

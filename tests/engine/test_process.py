@@ -104,6 +104,12 @@ async def test_a_child_that_ends_while_it_starts_has_the_last_word(nothing_left:
     assert len(str(failed.value)) < 2000
 
 
+async def test_the_key_of_the_gateway_is_not_the_childs(nothing_left: None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("VLLM_API_KEY", "gateway's")
+    with pytest.raises(EngineStartFailed, match="None"):
+        await engine("{python}", "-c", "import os; print(os.environ.get('VLLM_API_KEY'))").start()
+
+
 async def test_a_start_that_is_given_up_leaves_no_process(nothing_left: None):
     doomed = engine(*SERVER, "silent", "deaf", "grandchild", stop_grace_s=0.2)
     before = running_children()

@@ -31,6 +31,13 @@ def test_key_is_named_and_never_shown():
     assert 'os.environ["PENSTOCK_API_KEY"]' in text
 
 
+def test_the_variable_that_holds_the_key_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("VLLM_API_KEY", "hush")
+    text = greeting(GatewayConfig(port=9000), [config()], seconds=1)
+    assert "Bearer $VLLM_API_KEY" in text
+    assert 'os.environ["VLLM_API_KEY"]' in text
+
+
 @pytest.mark.parametrize("kwargs", [{}, {"runner": "pooling"}])
 @pytest.mark.parametrize("api_key", [None, "hush"])
 def test_snippet_is_python(kwargs: dict[str, str], api_key: str | None):

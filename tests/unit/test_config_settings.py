@@ -1,6 +1,7 @@
 """The environment: known names only, each readable."""
 
 import pytest
+from pydantic import SecretStr
 from tests.kubernetes import service_variables
 
 from penstock.config import Settings
@@ -23,6 +24,11 @@ def test_values_are_read():
 
 def test_an_empty_key_is_no_key():
     assert Settings.read({"PENSTOCK_API_KEY": ""}).api_key is None
+
+
+def test_the_key_of_vllm_serve_is_the_gateways_where_it_has_no_other():
+    assert Settings.read({"VLLM_API_KEY": "v", "PENSTOCK_API_KEY": ""}).api_key == SecretStr("v")
+    assert Settings.read({"VLLM_API_KEY": "v", "PENSTOCK_API_KEY": "p"}).api_key == SecretStr("p")
 
 
 def test_unknown_names_and_unreadable_values_are_told_together():

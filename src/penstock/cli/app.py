@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from functools import partial
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
@@ -15,9 +14,10 @@ from penstock.cli.batch.commands import batch
 from penstock.cli.client.batches import batches
 from penstock.cli.client.bench import BENCH_HELP, bench
 from penstock.cli.client.ctl import ctl
+from penstock.cli.client.options import HERE, Json, Key, Url
 from penstock.cli.models.kuberay import KUBERAY_HELP, kuberay
 from penstock.cli.models.options import ACCELERATOR_KINDS, DEFAULT_PORT, Arguments, Engine, LogFormat, split
-from penstock.cli.process.failure import fail
+from penstock.cli.process.failure import end_with, fail
 from penstock.errors import ConfigError, Error
 
 app = typer.Typer(
@@ -26,12 +26,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-
-_HERE = f"http://127.0.0.1:{DEFAULT_PORT}"
-
-_Url = Annotated[str, typer.Option(help="Address of the service.")]
-_Key = Annotated[str | None, typer.Option(help="Key of the service.", envvar="PENSTOCK_API_KEY")]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 _SERVE_HELP = """
 Serve models at one OpenAI-compatible address.
@@ -177,31 +171,31 @@ def _serve(arguments: Arguments, signals_fd: int) -> int:
 
 @app.command(help=_CHAT_HELP)
 def chat(
-    url: _Url = _HERE,
+    url: Url = HERE,
     model: Annotated[str | None, typer.Option(help="Model to talk to.", show_default="the first")] = None,
-    api_key: _Key = None,
+    api_key: Key = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
 ) -> None:
     from penstock.cli.client.chat import ChatClient
     from penstock.cli.client.chat import chat as talk
 
-    _end_with("chat", lambda: talk(ChatClient(url, api_key), sys.stdin, model=model, system=system))
+    end_with("chat", lambda: talk(ChatClient(url, api_key), sys.stdin, model=model, system=system))
 
 
 @app.command()
-def models(url: _Url = _HERE, api_key: _Key = None, as_json: _Json = False) -> None:
+def models(url: Url = HERE, api_key: Key = None, as_json: Json = False) -> None:
     """List what a running service serves: models, aliases, adapters, and their context windows."""
     from penstock.cli.client.status import show_models
 
-    _end_with("models", lambda: show_models(url, api_key, as_json=as_json))
+    end_with("models", lambda: show_models(url, api_key, as_json=as_json))
 
 
 @app.command()
-def status(url: _Url = _HERE, api_key: _Key = None, as_json: _Json = False) -> None:
+def status(url: Url = HERE, api_key: Key = None, as_json: Json = False) -> None:
     """Show the replicas of a running service's models. Exits with 1 when a model cannot answer."""
     from penstock.cli.client.status import show_status
 
-    _end_with("status", lambda: show_status(url, api_key, as_json=as_json))
+    end_with("status", lambda: show_status(url, api_key, as_json=as_json))
 
 
 @app.command()
@@ -210,35 +204,26 @@ def stop(
         list[int] | None,
         typer.Argument(metavar="[PROCESS]...", help="Which, where several run.", show_default=False),
     ] = None,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """End the service that `penstock serve` runs here, as Ctrl-C does, and wait until it is gone."""
     from penstock.cli.serve.started import stop as end
 
-    _end_with("stop", lambda: end(processes or [], as_json=as_json))
-
-
-def _end_with(command: str, work: Callable[[], int]) -> NoReturn:
-    """Exits with the code that `work` gives, or with a sentence."""
-    try:
-        code = work()
-    except Error as error:
-        fail(command, error)
-    sys.exit(code)
+    end_with("stop", lambda: end(processes or [], as_json=as_json))
 
 
 @app.command(help=_CHECK_HELP)
 def check(
     configs: Annotated[list[str], typer.Argument(metavar="CONFIG.yaml...", help="Files to check.")],
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     from penstock.cli.models.check import check as report
 
-    _end_with("check", lambda: report(configs, as_json=as_json))
+    end_with("check", lambda: report(configs, as_json=as_json))
 
 
 @app.command()
-def version(as_json: _Json = False) -> None:
+def version(as_json: Json = False) -> None:
     """Show the versions of Penstock, its engines and this machine's GPUs, for bug reports."""
     from penstock.cli.version import show_versions
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NoReturn
@@ -11,18 +10,12 @@ from urllib.parse import quote
 
 import typer
 
+from penstock.cli.client.options import HERE, KEY_HINT, Json, Key, Url
 from penstock.cli.client.service import Service
-from penstock.cli.models.options import DEFAULT_PORT
-from penstock.cli.process.failure import fail
-from penstock.errors import Error
+from penstock.cli.process.failure import end_with
 
-_Url = Annotated[str, typer.Option(help="Address of the service.")]
-_Key = Annotated[str | None, typer.Option(help="Key of the service.", envvar="PENSTOCK_API_KEY")]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _Batch = Annotated[str, typer.Argument(metavar="BATCH", help="Id of the batch.")]
 _Limit = Annotated[int, typer.Option(help="Only the latest so many.", min=1, max=100)]
-_HERE = f"http://127.0.0.1:{DEFAULT_PORT}"
-_KEY_HINT = "Give the key with --api-key or in PENSTOCK_API_KEY."
 _ANSWER_S = 60.0
 _SHOWN_FAULTS = 10
 
@@ -34,7 +27,7 @@ batches = typer.Typer(
 
 
 @batches.command(name="list")
-def list_batches(limit: _Limit = 20, url: _Url = _HERE, api_key: _Key = None, as_json: _Json = False) -> None:
+def list_batches(limit: _Limit = 20, url: Url = HERE, api_key: Key = None, as_json: Json = False) -> None:
     """List batches, the latest first."""
 
     def show(service: Service) -> None:
@@ -50,13 +43,13 @@ def list_batches(limit: _Limit = 20, url: _Url = _HERE, api_key: _Key = None, as
 
 
 @batches.command()
-def show(batch: _Batch, url: _Url = _HERE, api_key: _Key = None, as_json: _Json = False) -> None:
+def show(batch: _Batch, url: Url = HERE, api_key: Key = None, as_json: Json = False) -> None:
     """Show one batch: its state, its counts, its files, and what is wrong with its input."""
     _with_service(url, api_key, lambda service: _show(_asked(service, "GET", batch, ""), as_json=as_json))
 
 
 @batches.command()
-def cancel(batch: _Batch, url: _Url = _HERE, api_key: _Key = None, as_json: _Json = False) -> None:
+def cancel(batch: _Batch, url: Url = HERE, api_key: Key = None, as_json: Json = False) -> None:
     """Cancel a batch. What was done is kept."""
     _with_service(
         url, api_key, lambda service: _show(_asked(service, "POST", batch, "/cancel"), as_json=as_json)
@@ -64,11 +57,7 @@ def cancel(batch: _Batch, url: _Url = _HERE, api_key: _Key = None, as_json: _Jso
 
 
 def _with_service(url: str, api_key: str | None, work: Callable[[Service], None]) -> NoReturn:
-    try:
-        work(Service(url, api_key, key_hint=_KEY_HINT))
-    except Error as error:
-        fail("batches", error)
-    sys.exit(0)
+    end_with("batches", lambda: work(Service(url, api_key, key_hint=KEY_HINT)))
 
 
 def _asked(service: Service, method: str, batch: str, action: str) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from collections.abc import Generator, Iterator
 from http.client import HTTPException, HTTPResponse
 from typing import Any, TextIO
 
+from penstock.cli.client.options import KEY_HINT
 from penstock.cli.client.service import Service
 from penstock.errors import Error, Unavailable
 
 Message = dict[str, str]
-_KEY_HINT = "Give the key with --api-key or in PENSTOCK_API_KEY."
 _INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 
@@ -22,7 +22,7 @@ class ChatClient:
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         """Raises: ConfigError when `url` is not the address of a service."""
-        self._service = Service(url, api_key, key_hint=_KEY_HINT)
+        self._service = Service(url, api_key, key_hint=KEY_HINT)
         self.url = self._service.url
 
     def models(self) -> list[str]:

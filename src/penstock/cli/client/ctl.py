@@ -11,7 +11,7 @@ from urllib.parse import quote
 import typer
 from typer.core import TyperCommand
 
-from penstock.cli.models.options import DEFAULT_PORT
+from penstock.cli.client.options import HERE, Json
 from penstock.cli.process.failure import fail
 from penstock.errors import ConfigError, Error, NotFound
 
@@ -71,9 +71,7 @@ class AdminTarget:
 @ctl.callback()
 def common_options(
     context: typer.Context,
-    url: Annotated[
-        str, typer.Option(help="Address of the service.", rich_help_panel=_SERVICE)
-    ] = f"http://127.0.0.1:{DEFAULT_PORT}",
+    url: Annotated[str, typer.Option(help="Address of the service.", rich_help_panel=_SERVICE)] = HERE,
     admin_key: Annotated[
         str | None,
         typer.Option(
@@ -105,7 +103,7 @@ def common_options(
 @ctl.command(cls=_Command)
 def status(
     context: typer.Context,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show the desired and the actual state of every replica."""
     target: AdminTarget = context.obj

@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.cli.client.options import KEY_HINT
 from penstock.cli.client.service import Service
 from penstock.errors import Error
 
-_KEY_HINT = "Give the key with --api-key or in PENSTOCK_API_KEY."
 _ANSWER_S = 30.0
 _UNAVAILABLE = 1
 
@@ -19,7 +19,7 @@ def show_models(url: str, api_key: str | None, *, as_json: bool) -> int:
 
     Raises: Error when the service does not answer.
     """
-    service = Service(url, api_key, key_hint=_KEY_HINT)
+    service = Service(url, api_key, key_hint=KEY_HINT)
     models = service.json("GET", "/v1/models", timeout_s=_ANSWER_S)["data"]
     if as_json:
         print(json.dumps(models, indent=2, ensure_ascii=False))
@@ -44,7 +44,7 @@ def show_status(url: str, api_key: str | None, *, as_json: bool) -> int:
 
     Raises: Error when the service does not answer.
     """
-    service = Service(url, api_key, key_hint=_KEY_HINT)
+    service = Service(url, api_key, key_hint=KEY_HINT)
     health = service.json("GET", "/health", timeout_s=_ANSWER_S)
     version, engines = _versions(service)
     models = {name: {**counts, **engines.get(name, {})} for name, counts in health.get("models", {}).items()}

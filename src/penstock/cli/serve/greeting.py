@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Sequence
 
+from penstock.cli.client.options import API_KEY_NAMES
 from penstock.config import GatewayConfig, LLMConfig
 
 _QUESTION = "What is Penstock?"
@@ -21,7 +23,7 @@ def base_url(gateway: GatewayConfig) -> str:
 
 def greeting(gateway: GatewayConfig, configs: Sequence[LLMConfig], seconds: float) -> str:
     """Units: seconds since the command was started."""
-    url, key = base_url(gateway), gateway.api_key is not None
+    url, key = base_url(gateway), _key_variable(gateway)
     ids = ", ".join(config.model_id for config in configs)
     request = _embeddings if _pools(configs[0]) else _chat
     opened = "" if gateway.host not in _EVERYWHERE else f" (listening on {gateway.host}: every network)"
@@ -33,6 +35,14 @@ def greeting(gateway: GatewayConfig, configs: Sequence[LLMConfig], seconds: floa
             f"penstock chat{'' if url == 'http://127.0.0.1:8000' else f' --url {url}'}",
         ]
     )
+
+
+def _key_variable(gateway: GatewayConfig) -> str | None:
+    """The variable that holds the gateway's key, or should."""
+    if gateway.api_key is None:
+        return None
+    key = gateway.api_key.get_secret_value()
+    return next((name for name in API_KEY_NAMES if os.environ.get(name) == key), API_KEY_NAMES[0])
 
 
 def _chat(model_id: str) -> tuple[str, dict[str, object]]:
@@ -47,14 +57,14 @@ def _pools(config: LLMConfig) -> bool:
     return config.engine_kwargs.get("runner") == "pooling"
 
 
-def _curl(url: str, key: bool, path: str, body: dict[str, object]) -> str:
-    bearer = ' -H "Authorization: Bearer $PENSTOCK_API_KEY"' if key else ""
+def _curl(url: str, key: str | None, path: str, body: dict[str, object]) -> str:
+    bearer = f' -H "Authorization: Bearer ${key}"' if key else ""
     data = shlex.quote(json.dumps(body, ensure_ascii=False))
     return f"curl {url}/v1/{path} -H 'Content-Type: application/json'{bearer} -d {data}"
 
 
-def _python(url: str, key: bool, config: LLMConfig) -> str:
-    api_key = 'os.environ["PENSTOCK_API_KEY"]' if key else '"none"'
+def _python(url: str, key: str | None, config: LLMConfig) -> str:
+    api_key = f'os.environ["{key}"]' if key else '"none"'
     model, question = json.dumps(config.model_id), json.dumps(_QUESTION)
     call = _PYTHON_EMBEDDINGS if _pools(config) else _PYTHON_CHAT
     return "\n".join(

@@ -96,8 +96,8 @@ class GatewayConfig(RootConfig):
     )
     api_key: Annotated[SecretStr | None, Field(min_length=1), BeforeValidator(_secret)] = Field(
         default_factory=_key_from_environment,
-        description="Key that clients must send. Without it PENSTOCK_API_KEY; "
-        "without both, any key is accepted.",
+        description="Key that clients must send. Without it PENSTOCK_API_KEY, or VLLM_API_KEY; "
+        "without any, every key is accepted.",
     )
     admin_key: Annotated[SecretStr | None, Field(min_length=1), BeforeValidator(_secret)] = Field(
         default_factory=_admin_key_from_environment,

@@ -45,7 +45,8 @@ class Settings(StrictModel):
         "for GPUs that no node has yet. `fixed` refuses it.",
     )
     api_key: Annotated[SecretStr | None, BeforeValidator(_secret)] = Field(
-        default=None, description="Key that clients must send, where the gateway's config gives none."
+        default=None,
+        description="Key that clients must send, where the config gives none; else VLLM_API_KEY.",
     )
     admin_key: Annotated[SecretStr | None, BeforeValidator(_secret)] = Field(
         default=None, description="Key of the admin endpoints, where the gateway's config gives none."
@@ -88,6 +89,7 @@ class Settings(StrictModel):
         """
         given = os.environ if environment is None else environment
         ours = {name: text for name, text in given.items() if name.startswith(PREFIX)}
+        ours["PENSTOCK_API_KEY"] = ours.get("PENSTOCK_API_KEY") or given.get("VLLM_API_KEY", "")
         known = {_variable(field) for field in cls.model_fields}
         for name in ours.keys() - known:
             if _KUBERNETES.fullmatch(name):

@@ -46,9 +46,11 @@ class Child:
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
+        # A vLLM server would ask us for the gateway's key in place of the one that the command gives it.
+        inherited = {name: text for name, text in os.environ.items() if name != "VLLM_API_KEY"}
         order = {
             "command": list(command),
-            "environment": {**os.environ, **environment},
+            "environment": {**inherited, **environment},
             "owner": os.getpid(),
             "grace_s": grace_s,
         }

@@ -123,6 +123,7 @@ async def build_app(llm: AsyncLLM, plan: Plan, capabilities: Capabilities) -> Fa
     from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 
     args = _namespace(plan.engine_args, plan.frontend_args)
+    args.api_key = [""]  # None would be VLLM_API_KEY, the gateway's key, which replicas are not sent
     args.structured_outputs_config = plan.vllm_config.structured_outputs_config
     additions.prepare(capabilities, args.structured_outputs_config.reasoning_parser)
     tasks = await llm.get_supported_tasks()
