@@ -128,6 +128,9 @@ _NOTES: Mapping[type[BaseModel], str] = {
     model.LLMConfig: "The names of `engine_kwargs` are vLLM's own, those of its OpenAI server included "
     "(`chat_template`, `tool_call_parser`, ...). What Penstock sets itself (`model`, `served_model_name`, "
     "`tokenizer`, `host`, `port`, `api_key`) is refused with the field to use.",
+    load.ServeApplication: "What Ray Serve alone obeys (`http_options`, `route_prefix`, `logging_config`, "
+    "`target_capacity` and others of its own) is for `serve run` and `serve deploy`: `check` names it, "
+    "`penstock serve` and `kuberay` refuse it.",
     Settings: "A misspelt name is an error, any other unknown `PENSTOCK_*` a warning. What Kubernetes "
     "sets for Services named `penstock` or `penstock-...` is ignored.",
     deployment.RuntimeEnv: "The job's own environment, then `ray_actor_options.runtime_env`, then this one; "

@@ -57,6 +57,14 @@ def test_gpus_are_placed_on_a_machine_without_one(written, capsys):
     assert "CPU 1, GPU 2" in out
 
 
+def test_what_penstock_serve_would_refuse_is_not_checked(written, capsys):
+    args = "{llm_configs: [{model_loading_config: {model_id: echo}, llm_engine: sim}]}"
+    path = "import_path: penstock.serve:build_openai_app"
+    text = f"applications:\n- {{{path}, route_prefix: /llm, args: {args}}}\n"
+    assert check([written(text)]) == 0
+    assert "applications[0].route_prefix: only Ray Serve obeys it" in capsys.readouterr().out
+
+
 def test_it_says_where_hooks_run(written, capsys):
     text = f"{GOOD}preprocessor: copy:copy\npostprocessor: copy:copy\npreprocessor_options: "
     assert check([written(text + "{num_replicas: 2}")]) == 0

@@ -62,12 +62,21 @@ def test_an_option_that_this_ray_has_not_is_refused():
         (RequestRouterOptions, serve_config.RequestRouterConfig),
         (GangOptions, serve_config.GangSchedulingConfig),
         (ActorOptions, RayActorOptionsSchema),
-        (load.ServeApplication, ServeApplicationSchema),
-        (load.ServeFile, ServeDeploySchema),
     ],
 )
 def test_options_inside_are_rays(ours, rays):
     assert rays is None or differing(set(ours.model_fields), set(rays.model_fields)) == set()
+
+
+@pytest.mark.parametrize(
+    ("ours", "serve_only", "rays"),
+    [
+        (load.ServeApplication, load.SERVE_ONLY_IN_APPLICATION, ServeApplicationSchema),
+        (load.ServeFile, load.SERVE_ONLY_IN_FILE, ServeDeploySchema),
+    ],
+)
+def test_settings_of_a_serve_file_are_rays(ours, serve_only, rays):
+    assert differing(set(ours.model_fields) | serve_only.keys(), set(rays.model_fields)) == set()
 
 
 def test_the_runtime_env_is_rays():

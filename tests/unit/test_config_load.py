@@ -4,12 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli.models.options import Arguments
+from penstock.cli.models.plan import make_plan
 from penstock.config import LLMConfig, LLMServingArgs, load_applications, load_configs
 from penstock.errors import ConfigError
 
 pytestmark = pytest.mark.parity("S1")
 
 ONE = "model_loading_config:\n  model_id: a\n"
+BUILT = "import_path: penstock.serve:build_openai_app"
 
 
 def write(folder: Path, name: str, text: str) -> str:
@@ -69,13 +72,13 @@ applications:
   route_prefix: "/"
 """
     (application,) = load_applications(write(tmp_path, "config.yaml", text))
-    assert (application.name, application.route_prefix) == ("llm_app", "/")
+    assert application.name == "llm_app"
     assert [config.model_id for config in application.args.llm_configs] == ["qwen-0.5b", "qwen-1.5b"]
 
 
 def test_paths_count_from_the_files_own_folder(tmp_path):
     write(tmp_path, "models/a.yaml", ONE)
-    text = "applications:\n- import_path: x:y\n  args:\n    llm_configs: [models/a.yaml]\n"
+    text = f"applications:\n- {BUILT}\n  args:\n    llm_configs: [models/a.yaml]\n"
     assert ids(write(tmp_path, "config.yaml", text)) == ["a"]
 
 
@@ -118,10 +121,10 @@ def test_a_source_in_a_program_stays_as_it_is():
 
 
 def test_several_applications_keep_their_own_models(tmp_path):
-    text = """
+    text = f"""
 applications:
-- {name: one, import_path: x:y, args: {llm_configs: [{model_loading_config: {model_id: a}}]}}
-- {name: two, import_path: x:y, args: {llm_configs: [{model_loading_config: {model_id: b}}]}}
+- {{name: one, {BUILT}, args: {{llm_configs: [{{model_loading_config: {{model_id: a}}}}]}}}}
+- {{name: two, {BUILT}, args: {{llm_configs: [{{model_loading_config: {{model_id: b}}}}]}}}}
 """
     found = load_applications(write(tmp_path, "config.yaml", text))
     assert [(one.name, one.args.llm_configs[0].model_id) for one in found] == [("one", "a"), ("two", "b")]
@@ -136,7 +139,7 @@ def test_the_gateway_is_read_beside_the_models(tmp_path):
 def test_a_fault_names_file_line_and_path(tmp_path):
     text = """\
 applications:
-- import_path: x:y
+- import_path: penstock.serve:build_openai_app
   args:
     llm_configs:
     - model_loading_config: {model_id: a}
@@ -182,11 +185,58 @@ def test_a_model_id_twice_in_one_file_is_refused(tmp_path):
     assert f"{file}:3: llm_configs[1].model_loading_config.model_id: 'a' is used twice" in fault(file)
 
 
-def test_a_model_id_twice_over_applications_is_refused(tmp_path):
-    text = """
+SERVES_OWN = f"""
+http_options: {{port: 9199}}
+proxy_location: Disabled
+target_capacity: 50
 applications:
-- {name: one, import_path: x:y, args: {llm_configs: [{model_loading_config: {model_id: a}}]}}
-- {name: two, import_path: x:y, args: {llm_configs: [{model_loading_config: {model_id: a}}]}}
+- {BUILT}
+  route_prefix: /llm
+  logging_config: {{log_level: DEBUG}}
+  autoscaling_policy:
+  args: {{llm_configs: [{{model_loading_config: {{model_id: a}}}}]}}
+"""
+
+
+def test_settings_that_ray_serve_alone_obeys_are_named_with_their_lines(tmp_path):
+    file = write(tmp_path, "serve.yaml", SERVES_OWN)
+    (application,) = load_applications(file)
+    assert [text.partition(": only Ray Serve")[0] for text in application.serve_only] == [
+        f"{file}:2: http_options",
+        f"{file}:4: target_capacity",
+        f"{file}:8: applications[0].logging_config",
+        f"{file}:7: applications[0].route_prefix",
+    ]
+
+
+def test_penstock_serve_refuses_them_and_a_batch_does_not(tmp_path):
+    plan = make_plan(Arguments(sources=(write(tmp_path, "serve.yaml", SERVES_OWN),)))
+    with pytest.raises(ConfigError, match=r"(?s)http_options.*target_capacity.*logging_config.*route_prefix"):
+        plan.refuse_serve_only()
+
+
+def test_what_ray_serve_would_do_anyway_is_no_setting(tmp_path):
+    text = f"applications:\n- {BUILT}\n  route_prefix: /\n  args: {{llm_configs: [a.yaml]}}\n"
+    write(tmp_path, "a.yaml", ONE)
+    (application,) = load_applications(write(tmp_path, "serve.yaml", text))
+    assert application.serve_only == ()
+
+
+@pytest.mark.parametrize(
+    "path", ["my_company.apps:build", "ray.serve.llm:build_openai_app", "penstock.serve"]
+)
+def test_a_foreign_builder_is_refused(path: str, tmp_path):
+    text = f"applications:\n- import_path: {path}\n  args: {{llm_configs: [a.yaml]}}\n"
+    write(tmp_path, "a.yaml", ONE)
+    assert "import_path" in (told := fault(write(tmp_path, "serve.yaml", text)))
+    assert "penstock.serve:build_openai_app" in told
+
+
+def test_a_model_id_twice_over_applications_is_refused(tmp_path):
+    text = f"""
+applications:
+- {{name: one, {BUILT}, args: {{llm_configs: [{{model_loading_config: {{model_id: a}}}}]}}}}
+- {{name: two, {BUILT}, args: {{llm_configs: [{{model_loading_config: {{model_id: a}}}}]}}}}
 """
     assert "applications[1].args.llm_configs[0]" in fault(write(tmp_path, "config.yaml", text))
 
@@ -253,14 +303,14 @@ def test_an_empty_file_says_what_is_wanted(tmp_path):
 
 
 def test_an_application_without_models_is_refused(tmp_path):
-    text = "applications:\n- {import_path: x:y, args: {}}\n"
+    text = "applications:\n- {import_path: penstock.serve:build_openai_app, args: {}}\n"
     assert "applications[0].args.llm_configs: is missing" in fault(write(tmp_path, "config.yaml", text))
 
 
 def test_overrides_of_serves_own_form_are_refused_with_the_right_place(tmp_path):
     text = """
 applications:
-- import_path: x:y
+- import_path: penstock.serve:build_openai_app
   deployments: [{name: LLMRouter, num_replicas: 2}]
   args: {llm_configs: [{model_loading_config: {model_id: a}}]}
 """

@@ -159,6 +159,7 @@ def _serve(arguments: Arguments, signals_fd: int) -> int:
             planned = make_plan(arguments)
         except ConfigError as error:
             raise precheck.with_all_faults(error, arguments) from error
+        planned.refuse_serve_only()
         precheck.refuse_certificate(planned)
         planned = precheck.checked(planned, arguments.address)
         refuse_taken(planned.gateway.host, planned.gateway.port or DEFAULT_PORT)

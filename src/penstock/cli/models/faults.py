@@ -29,7 +29,8 @@ def faults(files: Sequence[str]) -> tuple[list[tuple[str, Application]], list[st
         print("Asking the engines about their arguments ...", file=sys.stderr)
     findings = check_arguments(configs)
     problems += [*findings.problems, *_policy_problems(configs), *_problems_of_hooks(configs)]
-    return applications, problems, [*findings.notices, *_not_here(configs)]
+    serve_only = dict.fromkeys(text for _, application in applications for text in application.serve_only)
+    return applications, problems, [*findings.notices, *_not_here(configs), *serve_only]
 
 
 def quick_faults(files: Sequence[str]) -> list[str]:

@@ -105,8 +105,9 @@ def _write(files: Sequence[str], site: Site) -> None:
         _, problems, notices = faults(files)
         if problems:
             raise config_error(dict.fromkeys(problems))
-        serving = make_plan(Arguments(sources=tuple(files))).serving
+        plan = make_plan(Arguments(sources=tuple(files)))
+        plan.refuse_serve_only()
     print(f"# penstock {shlex.join(sys.argv[1:])}")
-    print(manifest(serving, site), end="")
-    for text in [*notices, *notes(serving, site)]:
+    print(manifest(plan.serving, site), end="")
+    for text in [*notices, *notes(plan.serving, site)]:
         print(text, file=sys.stderr)

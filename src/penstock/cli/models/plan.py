@@ -29,6 +29,12 @@ class ServePlan:
 
     serving: LLMServingArgs
     engine_words: tuple[str, ...] = ()
+    serve_only: tuple[str, ...] = ()
+
+    def refuse_serve_only(self) -> None:
+        """Raises: ConfigError for each setting that would be dropped, as Ray Serve alone obeys it."""
+        if self.serve_only:
+            raise config_error(f"{text} Leave it out." for text in self.serve_only)
 
     @property
     def configs(self) -> list[LLMConfig]:
@@ -82,7 +88,8 @@ def make_plan(arguments: Arguments) -> ServePlan:
     gateway = _gateway([application.args.gateway for application in applications], arguments)
     rest = _rest([application.args for application in applications])
     serving = LLMServingArgs(llm_configs=configs, gateway=gateway, **rest)
-    return ServePlan(serving, arguments.engine_words)
+    serve_only = tuple(dict.fromkeys(text for one in applications for text in one.serve_only))
+    return ServePlan(serving, arguments.engine_words, serve_only)
 
 
 def _source(word: str, arguments: Arguments) -> str | dict[str, Any]:

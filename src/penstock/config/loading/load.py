@@ -24,31 +24,57 @@ from penstock.config.schema.strict import RootConfig, StrictModel
 One: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | LLMConfig"
 
 
+_BUILDERS = ("build_openai_app", "build_pd_openai_app", "build_dp_openai_app")
+_MODULES = ("penstock.serve", "penstock.serve.builders")
+
+SERVE_ONLY_IN_FILE: dict[str, Any] = dict.fromkeys(
+    (
+        "controller_options",
+        "grpc_options",
+        "http_options",
+        "logging_config",
+        "target_capacity",
+        "tracing_config",
+    )
+)
+SERVE_ONLY_IN_APPLICATION: dict[str, Any] = {
+    **dict.fromkeys(("autoscaling_policy", "host", "logging_config", "port")),
+    "external_scaler_enabled": False,
+    "route_prefix": "/",
+}
+"""Settings that Ray Serve alone obeys, with the value that says nothing; None says nothing either."""
+
+
 @dataclass(frozen=True, slots=True)
 class Application:
-    """One Serve application: its name, where it is reached, and its models with their gateway."""
+    """One Serve application: its name, and its models with their gateway.
+
+    serve_only: a sentence for each setting of its file that Ray Serve alone obeys.
+    """
 
     name: str
-    route_prefix: str | None
     args: LLMServingArgs
+    serve_only: tuple[str, ...] = ()
 
 
 class ServeApplication(StrictModel):
     """One entry of `applications:`."""
 
     name: str = Field(default="default", min_length=1, description="Name of the application.")
-    route_prefix: str | None = Field(default="/", description="Path under which it is reached.")
     import_path: str = Field(description="`penstock.serve.builders:build_openai_app`.")
     args: dict[str, Any] = Field(
         default={}, description="Arguments of the builder: `llm_configs`, `gateway`, ..."
     )
     runtime_env: dict[str, Any] = Field(default={}, description="Ray's runtime environment of the builder.")
     deployments: list[Any] = Field(default=[], description="Refused: use `deployment_config` of the model.")
-    logging_config: Any = Field(default=None, description="Serve's `LoggingConfig`.")
-    autoscaling_policy: Any = Field(default=None, description="Serve's, for the whole application.")
-    external_scaler_enabled: bool = Field(default=False, description="Serve's.")
-    host: Any = Field(default=None, description="Serve ignores it here.")
-    port: Any = Field(default=None, description="Serve ignores it here.")
+
+    @field_validator("import_path")
+    @classmethod
+    def _one_of_ours(cls, path: str) -> str:
+        module, _, builder = path.replace(":", ".").rpartition(".")
+        if module not in _MODULES or builder not in _BUILDERS:
+            raise ValueError(f"{path!r} is not a builder of Penstock; write penstock.serve:build_openai_app.")
+        return path
 
     @field_validator("deployments")
     @classmethod
@@ -62,13 +88,9 @@ class ServeFile(RootConfig):
     """The file that `serve run` and `serve deploy` take."""
 
     applications: list[ServeApplication] = Field(min_length=1, description="The applications.")
-    proxy_location: Any = Field(default=None, description="Serve's.")
-    http_options: Any = Field(default=None, description="Serve's.")
-    grpc_options: Any = Field(default=None, description="Serve's.")
-    controller_options: Any = Field(default=None, description="Serve's.")
-    logging_config: Any = Field(default=None, description="Serve's.")
-    tracing_config: Any = Field(default=None, description="Serve's.")
-    target_capacity: float | None = Field(default=None, ge=0, le=100, description="Serve's.")
+    proxy_location: Any = Field(
+        default=None, description="Serve's own proxy; a gateway with a port needs none."
+    )
 
 
 def load_configs(given: One | Sequence[One]) -> list[LLMConfig]:
@@ -109,25 +131,33 @@ class _Reading:
         if isinstance(data, Mapping) and "applications" in data:
             return self._serve_file(data, location)
         if isinstance(data, Mapping) and not data.keys().isdisjoint(FORMS):
-            return [Application("default", "/", LLMServingArgs.parse(data, location, self.seen))]
-        return [Application("default", "/", self._alone(data, location))]
+            return [Application("default", LLMServingArgs.parse(data, location, self.seen))]
+        return [Application("default", self._alone(data, location))]
 
     def _serve_file(self, data: Mapping[str, Any], location: Location) -> list[Application]:
+        ours, serve_only = _split(data, SERVE_ONLY_IN_FILE, location)
+        found: list[Application] = []
+        entries: list[Any] = []
+        for i, entry in enumerate(ours["applications"] if isinstance(ours["applications"], list) else []):
+            if isinstance(entry, Mapping):
+                where = location / "applications" / i
+                entry, more = _split(entry, SERVE_ONLY_IN_APPLICATION, where)
+                if isinstance(entry.get("args"), Mapping):
+                    found += self._application(entry, where, (*serve_only, *more))
+            entries.append(entry)
         with self.faults.collecting():
-            ServeFile.parse(data, location)
-        return [
-            application
-            for i, entry in enumerate(_entries(data))
-            for application in self._application(entry, location / "applications" / i)
-        ]
+            ServeFile.parse({**ours, "applications": entries} if entries else ours, location)
+        return found
 
-    def _application(self, entry: Mapping[str, Any], location: Location) -> list[Application]:
+    def _application(
+        self, entry: Mapping[str, Any], location: Location, serve_only: tuple[str, ...]
+    ) -> list[Application]:
         with self.faults.collecting():
             args = LLMServingArgs.parse(entry["args"], location / "args", self.seen)
             if isinstance(shared := entry.get("runtime_env"), Mapping):
                 models = [_inside(config, shared) for config in args.llm_configs]
                 args = args.model_copy(update={"llm_configs": models})
-            return [Application(entry.get("name", "default"), entry.get("route_prefix", "/"), args)]
+            return [Application(entry.get("name", "default"), args, serve_only)]
         return []
 
     def _alone(self, data: Any, location: Location) -> LLMServingArgs:
@@ -144,11 +174,11 @@ def _inside(config: LLMConfig, runtime_env: Mapping[str, Any]) -> LLMConfig:
     return config.model_copy(update={"deployment_config": {**options, "ray_actor_options": actor}})
 
 
-def _entries(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The entries that can be read; `ServeFile` reports the others."""
-    entries: Any = data["applications"]
-    if not isinstance(entries, list):
-        return []
-    return [
-        entry for entry in entries if isinstance(entry, Mapping) and isinstance(entry.get("args"), Mapping)
+def _split(
+    values: Mapping[str, Any], serve_only: Mapping[str, Any], location: Location
+) -> tuple[dict[str, Any], list[str]]:
+    """The values without those that Ray Serve alone obeys, and a sentence for each that says something."""
+    said = [name for name in serve_only if values.get(name) not in (None, serve_only[name])]
+    return {name: value for name, value in values.items() if name not in serve_only}, [
+        (location / name).says("only Ray Serve obeys it (`serve run`, `serve deploy`).") for name in said
     ]
