@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -50,9 +51,9 @@ def report(model_id: str, phase: str, detail: str = "") -> None:
         return
     line = json.dumps([model_id, phase, os.getpid(), time.monotonic(), detail[:_MOST_DETAIL]])
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock, _short(Path(path)) as address:
             sock.setblocking(False)
-            sock.sendto(line.encode(), path)
+            sock.sendto(line.encode(), address)
     except OSError:
         return
 
@@ -66,6 +67,16 @@ def log_stream() -> TextIO:
     return sys.stderr
 
 
+@contextlib.contextmanager
+def _short(path: Path) -> Generator[str]:
+    """The address of the socket at `path`: of at most 107 bytes, however deep its folder is."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
 class ProgressReader:
     """The receiving side: a socket at `path`, for `select` and for `read`. `close` removes the path."""
 
@@ -73,7 +84,8 @@ class ProgressReader:
         self.path = path
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._sock.setblocking(False)
-        self._sock.bind(str(path))
+        with _short(path) as address:
+            self._sock.bind(address)
 
     def fileno(self) -> int:
         return self._sock.fileno()

@@ -148,3 +148,15 @@ def test_work_is_told_when_its_guard_is_killed(guarded: Guarded):
     process.kill()
     assert lines(process, 1) == ["stopped"]
     assert wait_gone(left) == []
+
+
+def test_a_fault_is_told_where_users_read_though_output_went_to_a_log(
+    guarded: Guarded, capfd: pytest.CaptureFixture[str]
+):
+    process = guarded("""
+        def work(signals_fd):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            raise OSError("too long")
+    """)
+    assert process.wait(30) == 1
+    assert "A fault of Penstock itself (OSError: too long)" in capfd.readouterr().err

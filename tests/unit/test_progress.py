@@ -45,6 +45,17 @@ def test_full_socket_does_not_block_the_sender(reader: progress.ProgressReader):
     assert 0 < len(reader.read()) < 10_000
 
 
+def test_a_deep_folder_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    deep = tmp_path / ("x" * 200)
+    deep.mkdir()
+    reader = progress.ProgressReader(deep / "progress")
+    monkeypatch.setenv(progress.ENVIRONMENT, str(reader.path))
+    progress.report("demo", "load")
+    assert [step.phase for step in reader.read()] == ["load"]
+    reader.close()
+    assert list(deep.iterdir()) == []
+
+
 def test_what_is_reported_without_a_reader_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv(progress.ENVIRONMENT, raising=False)
     progress.report("demo", "nowhere")

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from penstock.errors import ConfigError, Error
 
@@ -53,19 +53,22 @@ def end_with(command: str, work: Callable[[], int | None]) -> NoReturn:
     sys.exit(code)
 
 
-def crashed(error: BaseException) -> int:
-    """Tells the user of an error that no command expects: a fault of ours. Returns the exit code."""
+def crashed(error: BaseException, err: TextIO | None = None) -> int:
+    """Tells the user of an error that no command expects: a fault of ours. Returns the exit code.
+
+    err: where the user reads; by default stderr.
+    """
     text = "".join(traceback.format_exception(error))
     try:
         with tempfile.NamedTemporaryFile("w", prefix="penstock-", suffix=".log", delete=False) as log:
             log.write(text)
         where = f"in {log.name}"
     except OSError:  # such as a full disk, perhaps the fault itself
-        print(text, file=sys.stderr)
+        print(text, file=err or sys.stderr)
         where = "above"
     what = f"{type(error).__name__}: {error}".partition("\n")[0][:_LONGEST]
     print(
         f"penstock: A fault of Penstock itself ({what}). The traceback is {where}; please report it.",
-        file=sys.stderr,
+        file=err or sys.stderr,
     )
     return 1

@@ -20,6 +20,7 @@ from collections.abc import Callable, Generator
 from types import FrameType
 
 from penstock.cli.process.failure import crashed
+from penstock.cli.process.output import TerminalWriter
 from penstock.processes.tree import adopt_orphans, end_descendants
 
 STOPS = tuple(
@@ -69,13 +70,13 @@ def _blocked(signals: tuple[signal.Signals, ...]) -> Generator[None]:
 
 
 def _exit_with(work: Work, read_fd: int) -> None:
-    code = 1
+    code, err = 1, TerminalWriter(os.dup(2))  # `work` may redirect its own to a log
     try:
         code = work(read_fd)
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 1
     except BaseException as error:
-        code = crashed(error)
+        code = crashed(error, err)
     finally:
         with contextlib.suppress(OSError):
             sys.stdout.flush()
