@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import traceback
 from collections.abc import Iterator
@@ -52,6 +53,24 @@ def test_the_files_that_a_web_server_lists_are_fetched(url: str):
     assert (folder / "config.json").read_text() == "{}"
     assert (folder / "sub" / "weights").stat().st_size == 100_000
     assert sources.children(f"{url}/model/") == ["sub"]
+
+
+def test_a_file_that_was_changed_without_an_etag_is_fetched_again(url: str, tmp_path: Path):
+    """`Last-Modified` counts whole seconds."""
+    config = tmp_path / "web" / "model" / "config.json"
+    os.utime(config, (1, 1))
+    sources.fetch(f"{url}/model")
+    config.write_text("[]")
+    assert (sources.fetch(f"{url}/model") / "config.json").read_text() == "[]"
+
+
+def test_a_server_that_tells_no_versions_is_named_once(
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(Quiet, "date_time_string", lambda self, timestamp=None: "")
+    for _ in range(2):
+        sources.fetch(f"{url}/model")
+    assert caplog.text.count("tells no versions") == 1
 
 
 def test_a_signed_file_has_its_plain_name(url: str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,14 @@ from fsspec.core import url_to_fs
 
 from penstock.sources.protocol import Count, File, shown
 
+log = logging.getLogger(__name__)
+
 _VERSIONS = (
-    "ETag",
-    "etag",
-    "md5",
-    "content_md5",
-    "generation",
-    "mtime",
-    "LastModified",
-    "last_modified",
-    "created",
+    *("etag", "md5", "contentmd5", "sha", "digest", "generation"),
+    *("mtime", "lastmodified", "modified", "modificationtime", "modify", "lastwritetime", "created"),
 )
+"""What file systems tell of a file's content, the surest first; in lower case, without `-` and `_`."""
+_unversioned: set[str] = set()  # sources that the log has named
 
 
 class FsspecSource:
@@ -39,6 +37,9 @@ class FsspecSource:
         found = [self._file(path, info) for path, info in self._find().items()]
         if not found:
             self._fs.ls(self._path)  # says why: `find` takes every failure for an empty folder
+        if self.shown not in _unversioned and not all(file.version for file in found):
+            _unversioned.add(self.shown)
+            log.warning("%s tells no versions: a changed file of the same size is not noticed.", self.shown)
         return sorted(file for file in found if file.name)
 
     def children(self) -> list[str]:
@@ -61,7 +62,8 @@ class FsspecSource:
         if info.get("size") is None:  # a listing of a web server has only names
             info = self._fs.info(path)
         name = self._alone if path == self._path else path.removeprefix(f"{self._path}/")
-        version = next((str(info[key]) for key in _VERSIONS if info.get(key)), "")
+        told = {key.lower().replace("-", "").replace("_", ""): value for key, value in info.items()}
+        version = next((str(told[key]) for key in _VERSIONS if told.get(key)), "")
         return File(name, int(info.get("size") or 0), version)
 
 
