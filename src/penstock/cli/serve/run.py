@@ -20,7 +20,7 @@ from types import FrameType
 import psutil
 
 from penstock import progress
-from penstock.cli.models.options import Arguments
+from penstock.cli.models.options import DEFAULT_PORT, Arguments
 from penstock.cli.models.plan import ServePlan
 from penstock.cli.process import guard
 from penstock.cli.process.failure import reason
@@ -88,6 +88,7 @@ class _Command:
         self._ending = False
         self._signalled = -_ONE_SIGNAL_S
         self._own_cluster = arguments.address is None
+        self._port = plan.gateway.port or DEFAULT_PORT
         self._steps = startup.Steps(
             plan,
             address=arguments.address,
@@ -130,7 +131,10 @@ class _Command:
             self._explain(event.error)
         elif served:
             self._display.say("\nStopping; open streams have 20 s to finish. Ctrl-C again cuts them.")
-        self._finish(served)
+        if isinstance(event, startup.RayEnded):
+            startup.end_streams(self._port)
+        else:
+            self._finish(served)
         return _code(event, served)
 
     def _finish(self, served: bool) -> None:

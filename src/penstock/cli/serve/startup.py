@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import select
 import threading
+import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
@@ -28,6 +29,7 @@ from penstock.json_logs import LOG_FORMAT
 ARGUMENTS, RAY, SERVE, SERVICE = "Engine arguments", "Ray", "Serve", "Service"
 
 _LOOK_S = 0.1
+_STREAMS_S = 2.0
 _RAY_PROCESSES = ("gcs_server", "raylet")
 _OVER = ("DEPLOY_FAILED", "UNHEALTHY")
 _CPUS_FOR_WORDS = 64
@@ -71,6 +73,11 @@ class Failed:
     """The service does not start, or ended by itself."""
 
     error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class RayEnded(Failed):
+    """A process is gone without which calls to Ray never return."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,11 +212,37 @@ def _cpus(plan: ServePlan) -> int:
     return cpus_needed(plan.configs) + (_CPUS_FOR_WORDS if plan.engine_words else 0)
 
 
+def end_streams(port: int) -> None:
+    """Kills all workers but gateways, without a call to Ray, so that gateways end their streams with an error
+    event. Returns when they have, after 2 s at most.
+    """
+    processes = psutil.Process().children(recursive=True)
+    gateways = [process for process in processes if _connections(process, port, psutil.CONN_LISTEN)]
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            if (
+                process not in gateways and process.name() not in _RAY_PROCESSES
+            ):  # workers end with the raylet
+                process.kill()
+    deadline = time.monotonic() + _STREAMS_S
+    while time.monotonic() < deadline and any(
+        _connections(gateway, port, psutil.CONN_ESTABLISHED) for gateway in gateways
+    ):
+        time.sleep(_LOOK_S)
+
+
+def _connections(process: psutil.Process, port: int, status: str) -> bool:
+    """True if the process has a connection of this status at its own `port`."""
+    with suppress(psutil.Error):
+        return any(one.status == status and one.laddr.port == port for one in process.net_connections("tcp"))
+    return False
+
+
 def _watch_ray(report: Report) -> None:
     """Reports the end of a process without which Ray is gone."""
     for process in psutil.Process().children():
         if (name := process.name()) in _RAY_PROCESSES:
-            gone = Failed(Unavailable(f"Ray ended by itself: its process {name!r} is gone."))
+            gone = RayEnded(Unavailable(f"Ray ended by itself: its process {name!r} is gone."))
             report_end(process.pid, gone, report)
 
 
