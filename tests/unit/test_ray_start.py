@@ -87,6 +87,14 @@ def test_a_second_late_start_is_told(starts):
         init_ray(address="local")
 
 
+@pytest.mark.parametrize("mode", [None, "disabled"])
+def test_a_cluster_that_refuses_is_not_said_to_be_silent(starts, monkeypatch, mode: str | None):
+    monkeypatch.setenv("RAY_AUTH_MODE", mode) if mode else monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    starts(5, "Failed to connect to Ray cluster at 10.0.0.1:6379")
+    with pytest.raises(Unavailable, match=r"'10\.0\.0\.1:6379' does not take .*RAY_AUTH_MODE=token"):
+        init_ray(address="10.0.0.1:6379")
+
+
 @pytest.mark.parametrize(("address", "why"), [("10.0.0.1:6379", LATE), ("local", "no disk")])
 def test_other_failures_are_raised_at_once(starts, address: str, why: str):
     once = starts(5, why)

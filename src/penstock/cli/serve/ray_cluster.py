@@ -42,10 +42,6 @@ class State:
     messages: tuple[str, ...]
 
 
-_TOKEN = ". If it asks for a token, set RAY_AUTH_MODE=token; see docs/ray-cluster.md."
-"""Ray says nothing of it: for a client without a token the cluster does not answer."""
-
-
 class Cluster:
     """A connection to Ray. Without an `address` Ray is started here, and ends with `leave`."""
 
@@ -72,13 +68,7 @@ class Cluster:
         if self.own:
             for name, value in _ENVIRONMENT.items():
                 os.environ.setdefault(name, value)
-        try:
-            context = init_ray(on_message, **options)
-        except (ConnectionError, ValueError) as error:
-            if self.own:
-                raise
-            hint = "" if os.environ.get("RAY_AUTH_MODE") else _TOKEN
-            raise Unavailable(f"No Ray cluster answers at {address!r}: {error}{hint}") from error
+        context = init_ray(on_message, **options)
         self.log_dir = os.path.join(context.address_info["session_dir"], "logs")
 
     def start_serve(self, log_encoding: str = "TEXT") -> None:

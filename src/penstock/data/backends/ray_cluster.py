@@ -20,6 +20,11 @@ _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 
+_NOT_CONNECTED = (
+    "Ray at {!r} does not take this command: {}. If a cluster answers there, it may ask for a token: set "
+    "RAY_AUTH_MODE=token, and put the cluster's into ~/.ray/auth_token. See docs/ray-cluster.md."
+)
+"""Ray does not tell a wrong token from silence."""
 _TIMED_OUT = "timed out during startup"
 _KILL_S = 5.0
 _AGAIN = "Ray did not start within its limit of 30 s on this busy machine; trying once more."
@@ -29,8 +34,8 @@ def init_ray(on_message: Callable[[str], None] | None = None, **options: Any) ->
     """`ray.init`, repeated once where it starts Ray and exceeds its own limit of 30 s.
 
     on_message: called with a sentence that says so.
-    Raises: Unavailable when it exceeds it again, for a cluster of another version, and for a version of Ray
-    that is too old; what `ray.init` raises.
+    Raises: Unavailable when it exceeds it again, for a cluster that refuses or does not answer, and for a
+    version of Ray that is too old; what `ray.init` raises where it starts Ray.
     """
     ray_version.check()
     import ray
@@ -48,7 +53,9 @@ def init_ray(on_message: Callable[[str], None] | None = None, **options: Any) ->
         except Exception as error:  # Ray raises plain ones
             if text := ray_version.explain_mismatch(str(error)):
                 raise Unavailable(text) from error
-            if not own or _TIMED_OUT not in str(error):
+            if not own:
+                raise Unavailable(_NOT_CONNECTED.format(options.get("address"), error)) from error
+            if _TIMED_OUT not in str(error):
                 raise
             ray.shutdown()
             _kill([child for child in this.children() if child not in before])
@@ -125,10 +132,7 @@ class RayCluster:
         except Unavailable:
             raise
         except Exception as error:  # Ray raises plain ones when a node does not come up
-            what = (
-                "Ray cannot be started here" if address is None else f"No Ray cluster answers at {address!r}"
-            )
-            raise Unavailable(f"{what}: {error}") from error
+            raise Unavailable(f"Ray cannot be started here: {error}") from error
 
     def disconnect(self) -> None:
         import ray
