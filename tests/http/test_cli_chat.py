@@ -23,6 +23,16 @@ async def test_each_line_is_answered(served: Served, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == "first\nsecond\n"
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+async def test_a_terminal_gets_no_control_characters(served: Served, capsys, monkeypatch, terminal: bool):
+    says = "a\tb\x1b]0;title\x07\x9b31m\r\n"
+    await served.gateway("m")
+    await served.replica(reply=says)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    assert await talk(served, "who?") == 0
+    assert capsys.readouterr().out == ("a\tb]0;title31m\n\n" if terminal else f"{says}\n")
+
+
 async def test_model_can_be_chosen(served: Served, capsys: pytest.CaptureFixture[str]):
     await served.gateway("m", "n")
     await served.replica("m", reply="from m")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import unicodedata
 from collections.abc import Generator, Iterator
 from http.client import HTTPException, HTTPResponse
 from typing import Any, TextIO
@@ -103,7 +104,7 @@ def chat(client: ChatClient, lines: TextIO, *, model: str | None = None, system:
                 return _INTERRUPTED
         except Error as error:
             failed = True
-            print(f"Error: {error}", file=sys.stderr)
+            print(f"Error: {_printable(str(error))}", file=sys.stderr)
     return int(failed and not interactive)
 
 
@@ -112,10 +113,15 @@ def _show(answer: Iterator[str]) -> None:
     try:
         for piece in answer:
             begun = True
-            print(piece, end="", flush=True)
+            print(_printable(piece) if sys.stdout.isatty() else piece, end="", flush=True)
     finally:
         if begun:
             print(flush=True)
+
+
+def _printable(text: str) -> str:
+    """Text without control characters, which could change the terminal or its clipboard."""
+    return "".join(one for one in text if one in "\n\t" or unicodedata.category(one) != "Cc")
 
 
 def _questions(lines: TextIO, interactive: bool) -> Iterator[str]:
