@@ -11,6 +11,10 @@ _GANG = (
     "is set for each replica of a gang: give data_parallel_size alone, and each of its engines is a replica."
 )
 _TLS = "is the gateway's: set `gateway.tls`, or --tls-cert and --tls-key of `penstock serve`."
+_ALL_HEADERS = (
+    "is not supported: `gateway.cors` allows all methods and headers that requests need. Leave it out."
+)
+_OF_CLIENTS = "is not supported: let a proxy in front of the gateway ask clients for certificates."
 _CORS = "is the gateway's: set `gateway.cors`."
 
 REFUSED: dict[str, str] = {
@@ -20,7 +24,7 @@ REFUSED: dict[str, str] = {
     "host": "is the gateway's: set `gateway.host`, or --host of `penstock serve`.",
     "port": "is the gateway's: set `gateway.port`, or --port of `penstock serve`.",
     "api_key": "is the gateway's: set `gateway.api_key`, or PENSTOCK_API_KEY.",
-    "root_path": "is Serve's: set `route_prefix` of the application.",
+    "root_path": "is not supported: let the proxy in front remove the path.",
     "uds": _LISTENER,
     "uvicorn_log_level": _LISTENER,
     "disable_uvicorn_access_log": _LISTENER,
@@ -46,12 +50,12 @@ REFUSED: dict[str, str] = {
     "data_parallel_multi_port_external_lb": _GANG,
     "ssl_keyfile": _TLS,
     "ssl_certfile": _TLS,
-    "ssl_ca_certs": _TLS,
-    "ssl_cert_reqs": _TLS,
-    "ssl_ciphers": _TLS,
-    "enable_ssl_refresh": _TLS,
+    "ssl_ca_certs": _OF_CLIENTS,
+    "ssl_cert_reqs": _OF_CLIENTS,
+    "ssl_ciphers": "is not supported: the gateway takes OpenSSL's own. Leave it out.",
+    "enable_ssl_refresh": "has no effect: the gateway reads changed certificates by itself. Leave it out.",
     "allow_credentials": _CORS,
     "allowed_origins": _CORS,
-    "allowed_methods": _CORS,
-    "allowed_headers": _CORS,
+    "allowed_methods": _ALL_HEADERS,
+    "allowed_headers": _ALL_HEADERS,
 }
