@@ -41,6 +41,11 @@ _CLUSTER = _closed(
     ("headGroupSpec",),
     rayVersion={"type": "string"},
     authOptions=_closed(mode={"enum": ["disabled", "token"]}, secretName={"type": "string"}),
+    gcsFaultToleranceOptions=_closed(
+        ("redisAddress",),
+        redisAddress={"type": "string"},
+        redisPassword=_closed(("valueFrom",), valueFrom={"type": "object"}),
+    ),
     enableInTreeAutoscaling={"type": "boolean"},
     autoscalerOptions=_AUTOSCALER,
     headGroupSpec=_HEAD,

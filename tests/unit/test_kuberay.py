@@ -281,9 +281,27 @@ def test_mistakes_are_those_of_check(command, capsys):
 
 def test_the_budget_leaves_one_pod_of_those_that_are_always_there(command):
     scaled = {"autoscaling_config": {"min_replicas": 3, "max_replicas": 9}}
-    budget = documents(command({**SIM, "deployment_config": scaled}))["PodDisruptionBudget"]
-    assert budget["spec"]["minAvailable"] == 2
-    assert "PodDisruptionBudget" not in documents(command(SIM))
+    assert budgets(command({**SIM, "deployment_config": scaled})) == {"head": 1, "worker": 2}
+    assert budgets(command(SIM)) == {"head": 1}
+
+
+def budgets(text: str) -> dict[str, int]:
+    """By the component whose pods must stay, how many."""
+    found = [each["spec"] for each in yaml.safe_load_all(text) if each["kind"] == "PodDisruptionBudget"]
+    label = "app.kubernetes.io/component"
+    return {each["selector"]["matchLabels"][label]: each["minAvailable"] for each in found}
+
+
+def test_with_redis_the_head_may_go(command, capsys):
+    text = command(SIM, "--redis", "redis.stores:6379")
+    kept = cluster(text)["gcsFaultToleranceOptions"]
+    assert kept["redisAddress"] == "redis.stores:6379"
+    password = {"name": "penstock-secrets", "key": "REDIS_PASSWORD"}
+    assert kept["redisPassword"] == {"valueFrom": {"secretKeyRef": password}}
+    jsonschema.validate(documents(text)["RayService"], RAY_SERVICE)
+    assert budgets(text) == {}
+    assert "--from-literal=REDIS_PASSWORD=..." in capsys.readouterr().err
+    assert "HOST:PORT" in refusal(command, capsys, SIM, "--redis", "redis://redis.stores")
 
 
 def test_configs_of_the_manifests_load():

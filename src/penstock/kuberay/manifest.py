@@ -37,8 +37,10 @@ def manifest(serving: LLMServingArgs, site: Site) -> str:
     documents = [_ray_service(serving, site, groups)]
     if site.storage:
         documents.insert(0, _volume(site))
+    if site.redis is None:  # else a head may be evicted: what runs goes on without it
+        documents.append(_disruption_budget(site, f"{site.name}-head", "head", 1))
     if (base := sum(group.least for group in groups)) > 1:
-        documents.append(_disruption_budget(site, base))
+        documents.append(_disruption_budget(site, site.name, "worker", base - 1))
     return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
 
 
@@ -54,6 +56,7 @@ def _ray_service(serving: LLMServingArgs, site: Site, groups: Sequence[WorkerGro
     cluster: dict[str, Any] = {
         "rayVersion": site.ray_version,
         "authOptions": {"mode": "token"},
+        **(_external_storage(site) if site.redis else {}),
         **(_autoscaler() if scales else {}),
         "headGroupSpec": pods.head(site, base, variables, port),
         "workerGroupSpecs": [pods.workers(site, group, base, variables, port) for group in groups],
@@ -70,6 +73,12 @@ def _ray_service(serving: LLMServingArgs, site: Site, groups: Sequence[WorkerGro
             "rayClusterConfig": cluster,
         },
     }
+
+
+def _external_storage(site: Site) -> dict[str, Any]:
+    """KubeRay also lets workers wait for a new head, for ten minutes."""
+    password = {"valueFrom": {"secretKeyRef": {"name": site.secret, "key": secrets.REDIS_PASSWORD}}}
+    return {"gcsFaultToleranceOptions": {"redisAddress": site.redis, "redisPassword": password}}
 
 
 def _autoscaler() -> dict[str, Any]:
@@ -144,16 +153,16 @@ def _volume(site: Site) -> dict[str, Any]:
     }
 
 
-def _disruption_budget(site: Site, base: int) -> dict[str, Any]:
-    """A number: Kubernetes takes no other form for pods of a RayCluster. base: pods that are always there."""
+def _disruption_budget(site: Site, name: str, component: str, least: int) -> dict[str, Any]:
+    """A number: Kubernetes takes no other form for pods of a RayCluster. least: pods that must stay."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": {"name": site.name, "labels": pods.labels(site, "worker")},
+        "metadata": {"name": name, "labels": pods.labels(site, component)},
         "spec": {
-            "minAvailable": base - 1,
+            "minAvailable": least,
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
-            "selector": {"matchLabels": pods.labels(site, "worker")},
+            "selector": {"matchLabels": pods.labels(site, component)},
         },
     }
 
@@ -175,6 +184,8 @@ _Dumper.add_representer(str, _text)
 def notes(serving: LLMServingArgs, site: Site) -> list[str]:
     """What a person must know or do before the manifest is applied, a sentence each."""
     names = dict.fromkeys([secrets.API_KEY, *secrets.referenced(serving.llm_configs)])
+    if site.redis:
+        names[secrets.REDIS_PASSWORD] = None
     literals = " ".join(f"--from-literal={name}=..." for name in names)
     return [
         *_not_in_pods(serving.llm_configs),

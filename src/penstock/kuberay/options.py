@@ -17,6 +17,7 @@ LONGEST_NAME = 47
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _QUANTITY = re.compile(r"[1-9][0-9]*(\.[0-9]+)?([KMGTP]i?)?")
+_ADDRESS = re.compile(r"([\w-]+(\.[\w-]+)*|\[[0-9a-fA-F:]+\]):[1-9][0-9]{0,4}")
 _SELECTOR = re.compile(r"(?:(?P<type>[\w-]+):)?(?P<key>[\w./-]+)=(?P<value>[\w.-]+)")
 
 
@@ -43,6 +44,7 @@ class NodeSelector:
 class Site:
     """memory: of each worker pod; None to go by its GPUs. storage: of the volume that all pods share; None
     for a folder of each pod's own. Sizes as Kubernetes writes them. accelerator: "auto", "cpu" or "gpu".
+    redis: address of the store that keeps the cluster's state while its head is replaced.
     """
 
     name: str = "penstock"
@@ -54,6 +56,7 @@ class Site:
     storage: str | None = "200Gi"
     storage_class: str | None = None
     ray_version: str = ""
+    redis: str | None = None
 
     def __post_init__(self) -> None:
         """Raises: ConfigError."""
@@ -67,6 +70,9 @@ class Site:
                 raise ConfigError(f"{option} {size!r} must be a size such as 64Gi.")
         if self.storage is None and self.storage_class is not None:
             raise ConfigError("--storage-class has no effect with --storage none; leave one of them out.")
+
+        if self.redis is not None and not _ADDRESS.fullmatch(self.redis):
+            raise ConfigError(f"--redis {self.redis!r} must be HOST:PORT, such as redis.default:6379.")
 
     @property
     def secret(self) -> str:

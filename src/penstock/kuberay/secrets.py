@@ -11,6 +11,7 @@ from penstock.config.messages.problems import config_error
 from penstock.config.messages.redact import parted
 
 API_KEY, ADMIN_KEY, HUB_TOKEN = "PENSTOCK_API_KEY", "PENSTOCK_ADMIN_KEY", "HF_TOKEN"
+REDIS_PASSWORD = "REDIS_PASSWORD"
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
 
 

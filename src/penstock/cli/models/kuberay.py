@@ -67,6 +67,14 @@ def kuberay(
         str | None,
         typer.Option(help="Storage class of the volume; several nodes must be able to mount it."),
     ] = None,
+    redis: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Redis that keeps the cluster's state: engines go on while the head is replaced. Its "
+            "password is REDIS_PASSWORD in the Secret.",
+        ),
+    ] = None,
     ray_version: Annotated[
         str | None, typer.Option(help="Ray in the image.", show_default="as installed here")
     ] = None,
@@ -88,6 +96,7 @@ def kuberay(
             storage=None if storage == _NONE else storage,
             storage_class=storage_class,
             ray_version=ray_version or version("ray"),
+            redis=redis,
         )
         _write(configs, site)
     except Error as error:
