@@ -56,7 +56,7 @@ def show_status(url: str, api_key: str | None, *, as_json: bool) -> int:
         for name, model in models.items():
             print(f"  {name}  {_state(model)}")
         if "models" not in health:
-            print(f"  Models are listed with the key. {_KEY_HINT}")
+            print(f"  Models are listed with the key. {KEY_HINT}")
     return 0 if health["status"] == "ok" else _UNAVAILABLE
 
 
