@@ -37,7 +37,8 @@ HOUSES: dict[str, list[set[str]]] = {
         {"gateway"},
         {"routing"},
         {"fleet"},
-        {"http", "control"},
+        {"control"},
+        {"http"},
     ],
     "penstock.data": [
         {"job", "pipeline"},

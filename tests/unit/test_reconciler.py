@@ -14,13 +14,14 @@ from penstock.config import LLMConfig
 from penstock.engine import Progress, no_progress
 from penstock.engine_control import PauseMode
 from penstock.engines.sim.engine import SimEngine
-from penstock.errors import Unsupported
+from penstock.errors import EngineStartFailed, Unsupported
 from penstock.serve.control.desired import DesiredStates, Signal
 from penstock.serve.control.followers import Followers, due
 from penstock.serve.control.state import (
     Actual,
     Command,
     DesiredState,
+    Done,
     Outcome,
     ReplicaStatus,
     Update,
@@ -34,26 +35,26 @@ pytestmark = pytest.mark.parity("S25")
 
 
 class Control:
-    """What is desired, and what was told."""
+    """A replica's link to control: what is desired, and what was told."""
 
     def __init__(self, desired: DesiredState) -> None:
         self.desired = desired
         self.commands: list[Command] = []
         self.told: ReplicaStatus | None = None
         self.outcomes: dict[int, Outcome] = {}
-        self.failures = 0
 
-    async def follow(self, told: ReplicaStatus, wait_s: float) -> Update:
-        if self.failures:
-            self.failures -= 1
-            raise ConnectionError("control is restarted")
-        self.told = told
-        await asyncio.sleep(min(wait_s, 0.01))
-        commands, self.commands = tuple(self.commands), []
-        return Update(self.desired, commands)
+    async def follow(self, status, kind, received) -> None:
+        while True:
+            self.told = status()
+            commands, self.commands = tuple(self.commands), []
+            received(Update(self.desired, commands))
+            await asyncio.sleep(0.005)
 
-    async def done(self, command: int, outcome: Outcome) -> None:
-        self.outcomes[command] = outcome
+    def report(self) -> None:
+        pass
+
+    def say(self, done: Done) -> None:
+        self.outcomes[done.command] = done.outcome
 
     def want(self, **changes: object) -> None:
         version = self.desired.version + 1
@@ -91,12 +92,11 @@ async def following(control: Control, engine_cls: type[SimEngine] = SimEngine) -
     engine = engine_cls(config)
     said: list[str] = []
     reconciler = Reconciler(engine, engine.start, lambda: said.append(reconciler.actual), "r")
-    await reconciler.start(control.follow)
-    task = asyncio.create_task(reconciler.follow(control.follow, control.done))
     try:
+        await reconciler.start(control)
         yield Replica(engine, reconciler, said)
     finally:
-        task.cancel()
+        reconciler.close()
         await engine.stop()
 
 
@@ -186,25 +186,47 @@ async def test_one_that_shall_sleep_does_not_start_its_engine_until_it_wakes():
         assert replica.engine.max_model_len() is not None
 
 
-async def test_control_hears_of_a_replica_all_the_while_it_loads(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "FOLLOW_S", 0.01)
-    control, heard, enough = Control(DesiredState()), [], asyncio.Event()
+async def test_control_hears_of_a_replica_all_the_while_it_loads():
+    control, loads, loaded = Control(DesiredState()), asyncio.Event(), asyncio.Event()
 
     class Slow(SimEngine):
         async def start(self, progress: Progress = no_progress) -> None:
-            await enough.wait()
+            loads.set()
+            await loaded.wait()
             await super().start(progress)
 
-    async def follow(told: ReplicaStatus, wait_s: float) -> Update:
-        heard.append(told.actual)
-        if len(heard) == 5:
-            enough.set()
-        return await Control.follow(control, told, wait_s)
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
 
-    control.follow = follow
-    async with asyncio.timeout(5), following(control, Slow):
-        assert heard[:5] == ["starting"] * 5
-        await control.until("ready")
+        async def run() -> None:
+            async with following(control, Slow):
+                await control.until("ready")
+
+        group.create_task(run())
+        await loads.wait()
+        for _ in range(3):
+            control.told = None
+            while control.told is None:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0.005)
+            assert control.told.actual == "starting"
+        loaded.set()
+
+
+async def test_a_replica_does_not_start_before_it_knows_the_desired_state(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "_FIRST_S", 0.05)
+    started = []
+
+    class Started(SimEngine):
+        async def start(self, progress: Progress = no_progress) -> None:
+            started.append(self)
+
+    class Silent(Control):
+        async def follow(self, status, kind, received) -> None:
+            await asyncio.Event().wait()
+
+    with pytest.raises(EngineStartFailed, match="has not told the desired state"):
+        async with following(Silent(DesiredState(version=1, sleep=1)), Started):
+            pass
+    assert not started
 
 
 async def test_one_that_loads_as_it_wakes_is_in_transition():
@@ -230,13 +252,15 @@ async def test_a_replica_that_starts_is_neither_waited_for_nor_takes_others_turn
     desired = DesiredStates(StateStore(tmp_path / "state.sqlite"), changed)
     followers = Followers(desired, changed)
     ready, starting = told(), msgspec.structs.replace(told("starting"), replica="b", version=0)
+    updates = {}
     for status in (ready, starting):
-        followers.hear("m", status)
-        await followers.update("m", status, 0.0)
+        followers.hear(status)
+        updates[status.replica] = followers.updates("m", status.replica)
+        await anext(updates[status.replica])
     assert set(followers.living("m")) == {"a", "b"}
     assert followers.replicas("m", None) == ["a"]
     wanted = desired.set("m", OTHER)
-    assert (await followers.update("m", ready, 0.0)).desired == wanted
+    assert (await anext(updates["a"])).desired == wanted
 
 
 async def test_what_could_not_be_reached_is_told_and_tried_again(
@@ -269,38 +293,12 @@ async def test_commands_are_performed_once_and_failures_are_sentences():
     }
 
 
-async def test_a_control_that_is_away_is_followed_again(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "_POLL_AGAIN_S", 0.01)
-    control = Control(DesiredState())
-    async with following(control):
-        control.failures = 5
-        control.want(pause="wait")
-        await control.until("paused")
-
-
-async def test_control_that_stays_away_is_worth_a_warning_with_the_reason(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
-    monkeypatch.setattr(module, "_POLL_AGAIN_S", 0)
-    control = Control(DesiredState())
-    async with following(control):
-        control.failures = module.WARN_AFTER - 1
-        control.want(pause="wait")
-        await control.until("paused")
-        assert not caplog.records
-        control.failures = module.WARN_AFTER
-        control.want(pause=None)
-        await control.until("ready")
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "ConnectionError: control is restarted" in caplog.text
-
-
 OTHER = DesiredState(version=2, weights=Weights("/other", "v2"))
 
 
 def told(actual: Actual = "ready", weights: str = "default") -> ReplicaStatus:
     return ReplicaStatus(
-        replica="a", actual=actual, weights=weights, version=1, desired=DesiredState(version=1)
+        replica="a", actual=actual, weights=weights, version=1, desired=DesiredState(version=1), model="m"
     )
 
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from penstock.serve.control.state import RouteStatus
+from penstock.serve.control.state import Routes, RouteStatus
 from penstock.serve.fleet import membership
 from penstock.serve.fleet.table import Table
-from penstock.serve.router import traffic_shift
 from penstock.serve.router.traffic_shift import TrafficShifts
 from penstock.transport.address import Address
 from penstock.transport.link import Hello, LoadReport
@@ -27,15 +26,19 @@ class Serve:
         self.table = Table("node")
         self.seen: dict[str, Any] = {}
         self.wanted: dict[str, str] = {}
-        self.told: Any = {}
+        self.told: dict[str, RouteStatus] = {}
         monkeypatch.setattr(
             membership, "follow", lambda model, handle, seen: self.seen.update({handle: seen})
         )
 
-    async def ask(self, gateway: str, told: Any, known: Any, wait_s: float) -> dict[str, str]:
-        self.told = told
-        await asyncio.sleep(0.005)
-        return dict(self.wanted)
+    async def follow(self, status: Any, kind: Any, received: Any) -> None:
+        while True:
+            self.told = status().routes
+            received(Routes(dict(self.wanted), {"m": 2}))
+            await asyncio.sleep(0.005)
+
+    def report(self) -> None:
+        pass
 
     def runs(self, application: str, replica: str) -> None:
         """A replica of the application is there, and ready."""
@@ -57,7 +60,7 @@ class Serve:
 
 async def test_a_move_waits_for_what_the_replicas_before_it_have_open(monkeypatch: pytest.MonkeyPatch):
     there = Serve(monkeypatch)
-    shifts = TrafficShifts(there.table, {"m": "own"}, lambda name, application: application, there.ask)
+    shifts = TrafficShifts(there.table, {"m": "own"}, lambda name, application: application, there)
     shifts.start()
     try:
         await there.until_followed("own")
@@ -82,7 +85,7 @@ async def test_a_new_gateway_sends_a_moved_model_nowhere_but_where_it_was_moved(
 ):
     there = Serve(monkeypatch)
     there.wanted = {"m": "next"}
-    shifts = TrafficShifts(there.table, {"m": "own"}, lambda name, application: application, there.ask)
+    shifts = TrafficShifts(there.table, {"m": "own"}, lambda name, application: application, there)
     shifts.start()
     try:
         await there.until_followed("own")
@@ -95,25 +98,35 @@ async def test_a_new_gateway_sends_a_moved_model_nowhere_but_where_it_was_moved(
         shifts.close()
 
 
-async def test_a_model_that_was_moved_to_what_is_gone_is_answered_at_home(monkeypatch: pytest.MonkeyPatch):
+async def test_a_model_that_was_moved_to_what_is_gone_is_answered_at_home(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    tries = []
+
     def find(name: str, application: str) -> str:
+        tries.append(application)
         raise KeyError(application)
 
     there = Serve(monkeypatch)
     there.wanted = {"m": "next"}
-    shifts = TrafficShifts(there.table, {"m": "own"}, find, there.ask)
+    shifts = TrafficShifts(there.table, {"m": "own"}, find, there)
     shifts.start()
     try:
         await there.until_followed("own")
         there.runs("own", "old")
         assert [replica.id for replica in there.table.ready("m")] == ["old"]
+        assert there.table.wanted == {"m": 2}
+        async with asyncio.timeout(10):
+            while len(tries) < 5:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0.005)
+        assert caplog.text.count("is not shifted") == 1
     finally:
         shifts.close()
 
 
 async def test_all_are_known_once_serve_has_named_them_and_each_has_reported(monkeypatch: pytest.MonkeyPatch):
     there = Serve(monkeypatch)
-    shifts = TrafficShifts(there.table, {"m": "own"}, lambda name, application: application, there.ask)
+    shifts = TrafficShifts(there.table, {"m": "own"}, lambda name, application: application, there)
     shifts.start()
     try:
         await there.until_followed("own")
@@ -124,21 +137,3 @@ async def test_all_are_known_once_serve_has_named_them_and_each_has_reported(mon
         assert shifts.all_known()
     finally:
         shifts.close()
-
-
-async def test_control_that_never_answers_is_worth_a_warning_with_the_reason(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
-    async def ask(*_: Any) -> dict[str, str]:
-        raise TypeError("ask() takes 3 positional arguments but 4 were given")
-
-    monkeypatch.setattr(traffic_shift, "_RETRY_S", 0)
-    shifts = TrafficShifts(Serve(monkeypatch).table, {"m": "own"}, lambda name, application: application, ask)
-    shifts.start()
-    try:
-        async with asyncio.timeout(10):
-            while "asking again" not in caplog.text:  # noqa: ASYNC110 - nothing tells of it
-                await asyncio.sleep(0)
-    finally:
-        shifts.close()
-    assert "TypeError: ask() takes 3 positional arguments" in caplog.text

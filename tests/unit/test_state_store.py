@@ -61,3 +61,14 @@ def test_an_orderly_end_leaves_nothing(tmp_path: Path):
     ledger.set("m", DesiredState(version=1))
     ledger.close(remove=True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_broken_file_does_not_keep_control_from_its_followers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    file = tmp_path / "x.sqlite"
+    file.write_bytes(b"no database" * 100)
+    store = StateStore(file)
+    store.set("m", DesiredState(version=1, sleep=1))
+    assert store.get("m").sleep == 1
+    assert "in memory only" in caplog.text

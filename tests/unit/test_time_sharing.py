@@ -3,9 +3,9 @@
 import pytest
 
 from penstock.errors import Unavailable
-from penstock.serve.control import gateways
+from penstock.serve.control import followers, gateways
 from penstock.serve.control.desired import Signal
-from penstock.serve.control.state import DesiredState, ReplicaStatus, SharingGroup
+from penstock.serve.control.state import DesiredState, GatewayStatus, ReplicaStatus, RouteStatus, SharingGroup
 from penstock.serve.control.time_sharing import TimeSharing
 from penstock.serve.replica import reconciler
 
@@ -90,14 +90,17 @@ async def test_a_model_that_still_loads_keeps_its_memory_until_it_sleeps():
     assert fleet.asked[-1] == ("wakeup", "b")
 
 
-async def test_control_forgets_gateways_that_have_ended():
+async def test_control_forgets_gateways_that_have_ended(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(followers, "GONE_S", 0.0)
     made = gateways.Gateways(Control(), Signal())
-    ended, lives = gateways._Gateway(), gateways._Gateway()
-    lives.hear({})
-    ended.heard_at = lives.heard_at - gateways.GONE_S - 1
-    made._gateways = {"ended": ended, "lives": lives}
-    made._forget_gone()
-    assert made._gateways == {"lives": lives}
+    made.hear(GatewayStatus("ended", {"old": RouteStatus("")}))
+    lives = GatewayStatus("lives", {"m": RouteStatus("")})
+    made.hear(lives)
+    monkeypatch.setattr(Control, "routes", lambda _: {}, raising=False)
+    updates = made.updates("lives")
+    await anext(updates)
+    made.hear(lives)
+    assert made.models() == {"m"}
 
 
 def test_a_controller_that_does_not_answer_is_not_taken_for_no_control(monkeypatch: pytest.MonkeyPatch):

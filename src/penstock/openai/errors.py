@@ -80,6 +80,20 @@ def error_event(error: Error) -> bytes:
     return b"data: " + envelope(error) + b"\n\n"
 
 
+def parsed(body: bytes) -> Error:
+    """The error whose `envelope` is `body`; one that says nothing for another body."""
+    try:
+        detail = msgspec.json.decode(body, type=Envelope).error
+    except msgspec.DecodeError:
+        return Error()
+    kinds = [Error]
+    for kind in kinds:
+        if kind.code == detail.code:
+            return kind(detail.message, **({"param": detail.param} if detail.param else {}))
+        kinds += kind.__subclasses__()
+    return Error(detail.message)
+
+
 def headers(error: Error, body: bytes) -> list[tuple[bytes, bytes]]:
     """ASGI headers for an answer of `body`, with Retry-After where the error says how long to wait."""
     fields = [(b"content-type", CONTENT_TYPE), (b"content-length", str(len(body)).encode())]

@@ -111,7 +111,7 @@ async def listen(
         fields += b"%b: %b\r\n" % (ALIASES, quoted.encode())
     connection.request(b"GET %b HTTP/1.1\r\nhost: replica\r\n%b\r\n" % (PATH.encode(), fields))
     async with asyncio.timeout(None) as limit:
-        silence = _Silence(limit)
+        silence = Silence(limit, SILENCE_S)
         try:
             head = await connection.head()
             if head.status != 200:
@@ -127,14 +127,15 @@ async def listen(
     raise ConnectionResetError("the replica ended the link")
 
 
-class _Silence:
-    """Lets `limit` expire after `SILENCE_S`, or a look later, in which `ended` was not called.
+class Silence:
+    """Lets `limit` expire after `silence_s`, or a look later, in which `ended` was not called.
 
     Not by the clock: a process that was stopped finds its timers due before it reads what came meanwhile.
     """
 
-    def __init__(self, limit: asyncio.Timeout) -> None:
+    def __init__(self, limit: asyncio.Timeout, silence_s: float) -> None:
         self._limit = limit
+        self._look_s = silence_s / _LOOKS
         self._loop = asyncio.get_running_loop()
         self._looks = 0
         self._look()
@@ -146,7 +147,7 @@ class _Silence:
         self._next.cancel()
 
     def _look(self) -> None:
-        self._next = self._loop.call_later(SILENCE_S / _LOOKS, self._look)
+        self._next = self._loop.call_later(self._look_s, self._look)
         if self._looks == _LOOKS:
             self._limit.reschedule(self._loop.time())
         self._looks += 1

@@ -1,12 +1,12 @@
 """Control: keeps the desired state of each model's replicas, and has operations performed on them.
 
-A deployment of one replica. Replicas and gateways long-poll it. Requests do not pass through it.
+A deployment of one replica. Replicas and gateways keep a link to it. Requests do not pass through it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,62 +14,108 @@ import ray
 from ray import serve
 
 from penstock import json_logs
+from penstock.asgi import Receive, Scope, Send, read_body
 from penstock.config.derive.serve_options import deployment_name
 from penstock.config.schema.settings import Settings
-from penstock.errors import BadRequest
-from penstock.serve.control import operations, store
+from penstock.errors import BadRequest, Error, NotFound
+from penstock.openai.asgi_response import send_body, send_error
+from penstock.serve.control import link, operations, store
 from penstock.serve.control.desired import DesiredStates, Signal
 from penstock.serve.control.followers import Followers
 from penstock.serve.control.gateways import Gateways
+from penstock.serve.control.link import FromFollower
 from penstock.serve.control.operations import CHANGES, SHIFT
-from penstock.serve.control.state import FOLLOW_S, DesiredState, Outcome, ReplicaStatus, RouteStatus, Update
+from penstock.serve.control.serve_watch import ServeWatch
+from penstock.serve.control.state import (
+    NAME,
+    TIMEOUT_S,
+    DesiredState,
+    Done,
+    GatewayStatus,
+    Outcome,
+    ReplicaStatus,
+    Routes,
+    Update,
+)
 from penstock.serve.control.store import StateStore
 from penstock.serve.control.time_sharing import TimeSharing
-
-_TIMEOUT_S = 300.0
+from penstock.serve.http.private_listener import PrivateListener
 
 
 class LLMControl:
     """Of one application. Call it by handle: `serve.get_deployment_handle("LLMControl", app_name)`."""
 
-    def __init__(self) -> None:
+    async def __init__(self) -> None:
         """Without arguments: Serve restarts a deployment whose arguments change."""
         json_logs.configure()
         context, app = ray.get_runtime_context(), serve.get_replica_context().app_name
         file = store.file_name(context.gcs_address, app, context.get_session_name())
-        self._app = app
-        self._store = StateStore(Settings.read().cache_folder() / "control" / file)
-        changed = Signal()
-        self._desired = DesiredStates(self._store, changed)
+        state = StateStore(Settings.read().cache_folder() / "control" / file)
+        await self.open(state, app, context.get_node_id(), ray.util.get_node_ip_address())
+        watching = self._watch.watch(self._gateways.models, self._forget)
+        self._watching = asyncio.create_task(watching)
+
+    async def open(self, state: StateStore, app: str, node_id: str, node_host: str) -> None:
+        """Begins to listen for followers. app: the application's name."""
+        self._app, self._store, changed = app, state, Signal()
+        self._desired = DesiredStates(state, changed)
         self._followers = Followers(self._desired, changed)
-        self._gateways = Gateways(self._desired, changed)
+        self._watch = ServeWatch(app, self._desired, changed)
+        self._gateways = Gateways(self._desired, changed, lambda: self._watch.wanted)
         self._time_sharing = TimeSharing(self._desired, self._followers, self.perform)
+        self._watching: asyncio.Task[None] | None = None
+        self._listener = await PrivateListener.open(self._serve, NAME, node_id, node_host)
 
-    # -- what replicas call
+    async def close(self) -> None:
+        """Ends the links. The application has ended, or control moves: replicas then report their state."""
+        if self._watching is not None:
+            self._watching.cancel()
+        await self._listener.close(grace_s=0.0)
+        self._store.close(remove=True)
 
-    async def follow(self, model: str, status: ReplicaStatus, wait_s: float = FOLLOW_S) -> Update:
-        """The update for the replica that reports: at once if there is one, else after `wait_s`."""
-        self._followers.hear(model, status)
-        self._time_sharing.hear(model, status)
-        return await self._followers.update(model, status, wait_s)
+    def _forget(self, deployments: Iterable[str]) -> None:
+        """Forgets models that Serve has no longer."""
+        for model in self._followers.models():
+            if deployment_name(model) not in deployments and not self._followers.living(model):
+                self._followers.forget(model)
+                self._time_sharing.forget(model)
 
-    async def done(self, command: int, replica: str, outcome: Outcome) -> None:
-        """The outcome of a command."""
-        self._followers.done(command, replica, outcome)
+    # -- what followers ask, at the listener
 
-    # -- what gateways call
+    async def address(self, node_id: str) -> dict[str, str | int | None]:
+        """The address of its listener, for a follower on that node."""
+        return await self._listener.address(node_id)
 
-    async def routes(
-        self,
-        gateway: str,
-        status: Mapping[str, RouteStatus],
-        known: Mapping[str, str],
-        wait_s: float = FOLLOW_S,
-    ) -> Mapping[str, str]:
-        """The application that answers for a model, by model, where it is not the gateway's own."""
-        return await self._gateways.routes(gateway, status, known, wait_s)
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        if path == link.PATH:
+            return await link.serve(receive, send, self._hear, self._updates)
+        calls = {"perform": self.perform, "status": self.status, "wake": self._wake}
+        call = calls.get(path.removeprefix(f"{link.PATH}/"))
+        try:
+            if call is None:
+                raise NotFound(f"Control has no {path}.")
+            result = await call(**msgspec.json.decode(await read_body(receive)))
+        except Error as error:
+            await send_error(send, error, path)
+        else:
+            await send_body(send, msgspec.json.encode(result, enc_hook=repr))
 
-    async def wake(self, model: str, idle_s: Mapping[str, float]) -> None:
+    def _hear(self, message: FromFollower) -> None:
+        if isinstance(message, Done):
+            self._followers.done(message.command, message.replica, message.outcome)
+        elif isinstance(message, GatewayStatus):
+            self._gateways.hear(message)
+        else:
+            self._followers.hear(message)
+            self._time_sharing.hear(message.model, message)
+
+    def _updates(self, first: ReplicaStatus | GatewayStatus) -> AsyncGenerator[Update | Routes]:
+        if isinstance(first, GatewayStatus):
+            return self._gateways.updates(first.gateway)
+        return self._followers.updates(first.model, first.replica)
+
+    async def _wake(self, model: str, idle_s: Mapping[str, float]) -> None:
         """For a request to a model that shares memory: returns once it is awake.
 
         idle_s: seconds since that gateway's last request to each model.
@@ -84,7 +130,7 @@ class LLMControl:
         operation: str,
         model: str | None = None,
         replica: str | None = None,
-        timeout_s: float = _TIMEOUT_S,
+        timeout_s: float = TIMEOUT_S,
         **arguments: Any,
     ) -> dict[str, Any]:
         """Performs one of `OPERATIONS` on all replicas of a model, or on one; `shift` on its gateways.
@@ -102,6 +148,7 @@ class LLMControl:
         elif operation in CHANGES:
             results = await self._change(name, replica or "", operation, parsed, ids, timeout_s)
         else:
+            _refuse_unless_json(operation, arguments)
             results = await self._followers.command(name, ids, operation, arguments, timeout_s)
         return {"model": name, "ok": not any("error" in one for one in results.values()), "replicas": results}
 
@@ -155,10 +202,13 @@ class LLMControl:
             }
         return {"desired": _shown(self._desired.get(model)), "replicas": shown}
 
-    def __del__(self) -> None:
-        """Serve's shutdown hook. If control only moves, replicas report their state to the next one."""
-        if "_store" in self.__dict__:
-            self._store.close(remove=True)
+    def check_health(self) -> None:
+        """Serve's hook."""
+        self._listener.check()
+
+    def __del__(self) -> Any:
+        """Serve's shutdown hook: Serve awaits what it returns."""
+        return self.close() if self.__dict__.get("_watching") else None
 
 
 def _check_application(model: str, application: str) -> None:
@@ -171,6 +221,13 @@ def _check_application(model: str, application: str) -> None:
             f"there are {', '.join(known)}.",
             param="application",
         )
+
+
+def _refuse_unless_json(operation: str, arguments: Mapping[str, Any]) -> None:
+    try:
+        msgspec.json.encode(arguments)
+    except (TypeError, ValueError) as error:
+        raise BadRequest(f"{operation}: the arguments must be values of JSON: {error}.") from error
 
 
 def _shown(desired: DesiredState) -> dict[str, Any]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from penstock.serve.control import operations
-from penstock.serve.control.state import DesiredState
+from penstock.serve.control.state import FOLLOW_S, DesiredState
 from penstock.serve.control.store import StateStore
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,13 @@ class Signal:
         except TimeoutError:
             return False
         return True
+
+    async def wait_for(
+        self, condition: Callable[[], Any], deadline: float, often_s: float = FOLLOW_S
+    ) -> None:
+        """Returns once `condition` is true, or at `deadline`. Looks after each signal, and each `often_s`."""
+        while not condition() and (now := time.monotonic()) < deadline:
+            await self.wait_until(min(deadline, now + often_s))
 
 
 class DesiredStates:

@@ -1,6 +1,6 @@
-"""The replicas that follow control: each keeps one call open here, which returns when there is an update.
+"""The replicas that follow control, and what is sent to each.
 
-So a replica that starts, restarts or missed an update comes to the same state as the others.
+A replica that starts, restarts or missed an update comes to the same state as the others.
 """
 
 from __future__ import annotations
@@ -8,47 +8,79 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
 from penstock.errors import BadRequest, ModelNotFound
 from penstock.serve.control.desired import DesiredStates, Signal
-from penstock.serve.control.state import FOLLOW_S, Command, DesiredState, Outcome, ReplicaStatus, Update
-
-GONE_S = 3 * FOLLOW_S
-"""A follower that has been silent for so long is gone."""
+from penstock.serve.control.state import (
+    FOLLOW_S,
+    GONE_S,
+    Command,
+    DesiredState,
+    Outcome,
+    ReplicaStatus,
+    Update,
+)
 
 _FIRST_S = 5.0  # for replicas to report after control was restarted
 _GONE = "The replica is gone. Its replacement starts in the desired state."
 
 
-class _Follower:
+class Presence:
+    """Whether a follower is there: it has a link, or had one until a moment ago."""
+
     def __init__(self) -> None:
-        self.status: ReplicaStatus | None = None
-        self.heard_at = 0.0
+        self.heard_at = time.monotonic()
+        self._link: object = None
+
+    @property
+    def linked(self) -> bool:
+        return self._link is not None
+
+    @property
+    def gone(self) -> bool:
+        return not self.linked and time.monotonic() - self.heard_at > GONE_S
+
+    @contextmanager
+    def link(self, changed: Signal) -> Generator[Callable[[], bool]]:
+        """Around a link. Yields whether it is still the follower's newest."""
+        mine = self._link = object()
+        changed.send()
+        try:
+            yield lambda: self._link is mine
+        finally:
+            if self._link is mine:
+                self._link, self.heard_at = None, time.monotonic()
+            changed.send()
+
+
+class _Replica(Presence):
+    def __init__(self, status: ReplicaStatus) -> None:
+        super().__init__()
+        self.status = status
         self.sent_version = 0
         self.commands: list[Command] = []
 
     @property
     def idle_s(self) -> float:
         """Seconds without a request; 0 for one that was busy at its last report."""
-        idle_s = self.status.idle_s if self.status is not None else 0.0
-        return idle_s and idle_s + time.monotonic() - self.heard_at
+        return self.status.idle_s and self.status.idle_s + time.monotonic() - self.heard_at
 
     @property
     def is_changing(self) -> bool:
         """Whether it serves, and was sent a version that it has neither reached nor failed to reach."""
-        status = self.status
-        if status is None or status.actual == "starting":
+        if self.status.actual == "starting":
             return False
-        return max(self.sent_version, status.desired.version) > status.version
+        return max(self.sent_version, self.status.desired.version) > self.status.version
 
     def hear(self, status: ReplicaStatus) -> bool:
         """Whether anything but the time since its last request has changed."""
         known, self.status, self.heard_at = self.status, status, time.monotonic()
-        return known is None or msgspec.structs.replace(known, idle_s=status.idle_s) != status
+        return msgspec.structs.replace(known, idle_s=status.idle_s) != status
 
 
 class Followers:
@@ -57,29 +89,35 @@ class Followers:
     def __init__(self, desired: DesiredStates, changed: Signal) -> None:
         self._desired = desired
         self._changed = changed
-        self._models: dict[str, dict[str, _Follower]] = {}
-        self._numbers = itertools.count(1)
+        self._models: dict[str, dict[str, _Replica]] = {}
+        self._numbers = itertools.count(time.time_ns())  # no earlier control has used them
         self._outcomes: dict[int, dict[str, Outcome]] = {}
 
-    def hear(self, model: str, status: ReplicaStatus) -> None:
+    def hear(self, status: ReplicaStatus) -> None:
         """Records a replica's report."""
-        follower = self._models.setdefault(model, {}).setdefault(status.replica, _Follower())
-        if follower.hear(status):
+        replicas = self._models.setdefault(status.model, {})
+        if status.replica not in replicas:
+            replicas[status.replica] = _Replica(status)
             self._changed.send()
-        self._desired.recover(model, status.replica, status.desired)
+        elif replicas[status.replica].hear(status):
+            self._changed.send()
+        self._desired.recover(status.model, status.replica, status.desired)
 
-    async def update(self, model: str, status: ReplicaStatus, wait_s: float) -> Update:
-        """The update for a replica that was heard: at once if there is one, else after `wait_s`."""
-        follower, deadline = self._models[model][status.replica], time.monotonic() + wait_s
-        while True:
-            desired = self._due(model, status)
-            if desired.version != status.desired.version or follower.commands:
-                break
-            if not await self._changed.wait_until(deadline):
-                break
-        commands, follower.commands = tuple(follower.commands), []
-        follower.sent_version = desired.version
-        return Update(desired, commands)
+    async def updates(self, model: str, replica: str) -> AsyncGenerator[Update]:
+        """For a replica that was heard: at once, at every change, and each `FOLLOW_S`."""
+        follower = self._models[model][replica]
+        with follower.link(self._changed) as is_newest:
+            while is_newest():
+                desired, commands = self._due(model, follower.status), tuple(follower.commands)
+                follower.commands.clear()
+                follower.sent_version = desired.version
+                yield Update(desired, commands)
+
+                def is_due(sent: int = desired.version) -> bool:
+                    due = self._due(model, follower.status).version != sent
+                    return due or bool(follower.commands) or not is_newest()
+
+                await self._changed.wait_for(is_due, time.monotonic() + FOLLOW_S)
 
     def _due(self, model: str, status: ReplicaStatus) -> DesiredState:
         others = (self._models[model][one] for one in self.living(model) if one != status.replica)
@@ -88,9 +126,11 @@ class Followers:
 
     async def wait_for_first(self) -> None:
         """After a restart of control, replicas report within a second."""
-        deadline = time.monotonic() + _FIRST_S
-        while not self._models and await self._changed.wait_until(deadline):
-            pass
+        await self._changed.wait_for(lambda: self._models, time.monotonic() + _FIRST_S)
+
+    def forget(self, model: str) -> None:
+        """For a model that has left the application, and has no replica."""
+        self._models.pop(model, None)
 
     def models(self) -> list[str]:
         return list(self._models)
@@ -122,11 +162,11 @@ class Followers:
 
     def living(self, model: str) -> dict[str, ReplicaStatus]:
         """The last reports of replicas that are not gone."""
-        followers, oldest = self._models.get(model, {}), time.monotonic() - GONE_S
-        for replica in [one for one, follower in followers.items() if follower.heard_at < oldest]:
+        followers = self._models.get(model, {})
+        for replica in [one for one, follower in followers.items() if follower.gone]:
             del followers[replica]
             self._desired.forget(model, replica)
-        return {replica: follower.status for replica, follower in followers.items() if follower.status}
+        return {replica: follower.status for replica, follower in followers.items()}
 
     def idle_s(self, model: str) -> float:
         """Seconds since the model's last request, as its replicas have reported."""
@@ -162,14 +202,15 @@ class Followers:
         late: str,
     ) -> dict[str, Outcome]:
         """Waits for `outcome` of each replica; those that are gone, or late, get an error."""
-        deadline, found = time.monotonic() + timeout_s, dict[str, Outcome]()
-        while True:
+        found = dict[str, Outcome]()
+
+        def is_complete() -> bool:
             for one in ids:
                 if one not in found and (one not in self.living(model) or outcome(one) is not None):
                     found[one] = outcome(one) or {"error": _GONE}
-            if len(found) == len(ids) or time.monotonic() >= deadline:
-                break
-            await self._changed.wait_until(min(deadline, time.monotonic() + FOLLOW_S))
+            return len(found) == len(ids)
+
+        await self._changed.wait_for(is_complete, time.monotonic() + timeout_s)
         missing = {"error": f"No answer within {timeout_s:g} s. {late}"}
         return {one: found.get(one, missing) for one in ids}
 

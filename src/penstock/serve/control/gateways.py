@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Callable
 
 from penstock.serve.control.desired import DesiredStates, Signal
-from penstock.serve.control.followers import GONE_S
+from penstock.serve.control.followers import Presence
 from penstock.serve.control.operations import SHIFT, Shift
-from penstock.serve.control.state import FOLLOW_S, Outcome, RouteStatus
+from penstock.serve.control.state import FOLLOW_S, GatewayStatus, Outcome, Routes, RouteStatus
 
-_SHIFTING_S = 0.2  # between two reports of a gateway that moves a model
 _LATER = "The change continues; ask again."
 
 
-class _Gateway:
-    def __init__(self) -> None:
-        self.status: Mapping[str, RouteStatus] = {}
-        self.heard_at = 0.0
-
-    def hear(self, status: Mapping[str, RouteStatus]) -> bool:
-        """Whether it has changed."""
-        known, self.status, self.heard_at = self.status, status, time.monotonic()
-        return known != status
+class _Gateway(Presence):
+    def __init__(self, status: GatewayStatus) -> None:
+        super().__init__()
+        self.status = status
 
     def outcome(self, model: str, application: str) -> Outcome:
-        status = self.status.get(model, RouteStatus(""))
+        status = self.status.routes.get(model, RouteStatus(""))
         if status.application != application:
             return {"error": f"No replica of '{application or 'this application'}' is ready. {_LATER}"}
         if status.open:
@@ -36,39 +30,51 @@ class _Gateway:
 class Gateways:
     """By id."""
 
-    def __init__(self, desired: DesiredStates, changed: Signal) -> None:
+    def __init__(
+        self, desired: DesiredStates, changed: Signal, wanted: Callable[[], dict[str, int]] = dict
+    ) -> None:
+        """wanted: as in `Routes`."""
         self._desired = desired
         self._changed = changed
+        self._wanted = wanted
         self._gateways: dict[str, _Gateway] = {}
 
-    async def routes(
-        self, gateway: str, status: Mapping[str, RouteStatus], known: Mapping[str, str], wait_s: float
-    ) -> Mapping[str, str]:
-        """The application that answers for a model, by model, where it is not the gateway's own.
-
-        Returns when it differs from what the gateway knows, at once while it moves, else after `wait_s`.
-        """
-        self._forget_gone()
-        if self._gateways.setdefault(gateway, _Gateway()).hear(status):
+    def hear(self, status: GatewayStatus) -> None:
+        """Records a gateway's report."""
+        self._gateways = {one: each for one, each in self._gateways.items() if not each.gone}
+        known = self._gateways.setdefault(status.gateway, _Gateway(status))
+        if known.status != status:
+            known.status = status
             self._changed.send()
-        deadline = time.monotonic() + wait_s
-        if any(one.open or one.application != known.get(model, "") for model, one in status.items()):
-            deadline = min(deadline, time.monotonic() + _SHIFTING_S)
-        while (routes := self._desired.routes()) == known and await self._changed.wait_until(deadline):
-            pass
-        return routes
+
+    def models(self) -> set[str]:
+        """The models of all gateways."""
+        return {model for one in self._gateways.values() for model in one.status.routes}
+
+    async def updates(self, gateway: str) -> AsyncGenerator[Routes]:
+        """For a gateway that was heard: at once, at every change, and each `FOLLOW_S`."""
+
+        def due() -> Routes:
+            return Routes(self._desired.routes(), self._wanted())
+
+        with self._gateways[gateway].link(self._changed) as is_newest:
+            while is_newest():
+                yield (sent := due())
+
+                def is_due(sent: Routes = sent) -> bool:
+                    return due() != sent or not is_newest()
+
+                await self._changed.wait_for(is_due, time.monotonic() + FOLLOW_S)
 
     async def shift(self, model: str, application: str, timeout_s: float) -> dict[str, Outcome]:
         """Moves a model to an application, "" for the gateways' own; outcomes by gateway."""
         self._desired.change(model, "", SHIFT, Shift(application))
-        deadline = time.monotonic() + timeout_s
-        while True:
-            self._forget_gone()
-            found = {one: each.outcome(model, application) for one, each in self._gateways.items()}
-            if all("result" in outcome for outcome in found.values()) or time.monotonic() >= deadline:
-                return found
-            await self._changed.wait_until(min(deadline, time.monotonic() + FOLLOW_S))
 
-    def _forget_gone(self) -> None:
-        oldest = time.monotonic() - GONE_S
-        self._gateways = {one: each for one, each in self._gateways.items() if each.heard_at >= oldest}
+        def outcomes() -> dict[str, Outcome]:
+            living = {one: each for one, each in self._gateways.items() if not each.gone}
+            return {one: each.outcome(model, application) for one, each in living.items()}
+
+        await self._changed.wait_for(
+            lambda: all("result" in outcome for outcome in outcomes().values()), time.monotonic() + timeout_s
+        )
+        return outcomes()

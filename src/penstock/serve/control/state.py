@@ -13,10 +13,15 @@ NAME = "LLMControl"
 """Control's deployment, in the application of the models that it controls."""
 
 FOLLOW_S = 3.0
-"""Control answers a long poll after so long, also without a change."""
+"""Control and its followers send each other something at least this often."""
 
-WARN_AFTER = 30
-"""Failed polls in a row before a warning is logged: a restart of control takes fewer."""
+GONE_S = 3 * FOLLOW_S
+"""A follower that was silent for so long is gone, and so is control for a follower."""
+
+TIMEOUT_S = 300.0
+"""Limit of an operation that gives none."""
+
+_SHIFTING_S = 0.2  # between two reports of a gateway that moves a model
 
 Actual = Literal["starting", "ready", "asleep", "paused"]
 
@@ -57,7 +62,7 @@ class SharingGroup(msgspec.Struct, frozen=True):
     min_awake_s: float
 
 
-class ReplicaStatus(msgspec.Struct, frozen=True):
+class ReplicaStatus(msgspec.Struct, frozen=True, tag="replica"):
     """What a replica reports. version: the one that it has reached, or failed to reach: then `error`.
 
     desired: the last that it received, for a control that has lost it. idle_s: since its last request.
@@ -76,6 +81,12 @@ class ReplicaStatus(msgspec.Struct, frozen=True):
     role: str = ""
     unsupported: bool = False
     in_transition: bool = False
+    model: str = ""
+
+    @property
+    def next_s(self) -> float:
+        """Seconds to the next report, unless something changes before."""
+        return FOLLOW_S
 
 
 class RouteStatus(msgspec.Struct, frozen=True):
@@ -83,6 +94,27 @@ class RouteStatus(msgspec.Struct, frozen=True):
 
     application: str
     open: int = 0
+
+
+class GatewayStatus(msgspec.Struct, frozen=True, tag="gateway"):
+    """What a gateway reports: the route of every model. shifting: whether it moves one."""
+
+    gateway: str
+    routes: Mapping[str, RouteStatus]
+    shifting: bool = False
+
+    @property
+    def next_s(self) -> float:
+        """Seconds to the next report, unless something changes before."""
+        return _SHIFTING_S if self.shifting else FOLLOW_S
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """A replica's outcome of a command."""
+
+    command: int
+    replica: str
+    outcome: Outcome
 
 
 class Command(msgspec.Struct, frozen=True):
@@ -94,7 +126,18 @@ class Command(msgspec.Struct, frozen=True):
 
 
 class Update(msgspec.Struct, frozen=True):
-    """Control's answer to a replica's long poll."""
+    """What control sends to a replica."""
 
     desired: DesiredState
     commands: tuple[Command, ...] = ()
+
+
+class Routes(msgspec.Struct, frozen=True):
+    """What control sends to a gateway.
+
+    applications: whose replicas answer for a model, by model, where they are not the gateway's own. wanted:
+    how many replicas Serve should run there, by model.
+    """
+
+    applications: Mapping[str, str]
+    wanted: Mapping[str, int] = {}

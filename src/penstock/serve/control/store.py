@@ -6,12 +6,15 @@ Rows outlive a crash of control and are removed when their application ends.
 from __future__ import annotations
 
 import hashlib
+import logging
 import sqlite3
 from pathlib import Path
 
 import msgspec
 
 from penstock.serve.control.state import DesiredState
+
+log = logging.getLogger(__name__)
 
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS desired (model TEXT, replica TEXT, state BLOB, PRIMARY KEY (model, replica))"
@@ -28,13 +31,20 @@ class StateStore:
     """A small SQLite file; one process at a time."""
 
     def __init__(self, file: Path) -> None:
-        """Also removes the files of earlier clusters at this address."""
+        """Also removes the files of earlier clusters at this address. Without a disk it works in memory."""
+        self._file = file
+        try:
+            self._open(file)
+        except (OSError, sqlite3.Error) as error:  # followers cannot do without control
+            log.error("%s: %s. The desired state is in memory only.", file, error)
+            self._open(Path(":memory:"))
+
+    def _open(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        address = file.name.partition("-")[0].partition(".")[0]
+        address = self._file.name.partition("-")[0].partition(".")[0]
         for other in file.parent.glob(f"{address}*.sqlite"):
             if other != file:
                 other.unlink(missing_ok=True)
-        self._file = file
         self._connection = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
         self._connection.execute(_TABLE)
         rows = self._connection.execute("SELECT model, replica, state FROM desired")

@@ -51,6 +51,10 @@ class TimeSharing:
         if status.actual == "starting" and not status.desired.version and len(awake) >= group.max_awake:
             self._desired.change(model, "", "sleep", Sleep())
 
+    def forget(self, model: str) -> None:
+        """For a model that has left the application."""
+        self._models.pop(model, None)
+
     def note_idle(self, idle_s: Mapping[str, float]) -> None:
         """A gateway's report, which is newer than those of replicas. Unit: seconds without a request."""
         now = time.monotonic()

@@ -44,6 +44,8 @@ class Table:
     def __init__(self, node_id: str) -> None:
         """node_id: the node of this gateway; replicas on it are reached by Unix socket."""
         self.node_id = node_id
+        self.wanted: dict[str, int] = {}
+        """Replicas that Serve should run, by model, where control knows."""
         self._models: dict[str, _ModelReplicas] = {}
         self._joined = self._left = self._reported = _ignore
 

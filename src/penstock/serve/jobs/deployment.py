@@ -1,16 +1,13 @@
 """The process of files and batches, as a Serve deployment of at most one replica.
 
 It starts with the first request for them, or for batches that an earlier one has left, and ends when none is
-unfinished. Gateways reach it by HTTP at a listener of its own. A call of `stay` keeps it alive: a gateway's
-while it asks, its own while it runs batches.
+unfinished. Gateways reach it by HTTP at a listener of its own, whose address they ask for by handle. It keeps
+itself alive by a call of `stay`: one by a gateway could hang it together with that gateway.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
-import secrets
-import socket
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -28,14 +25,9 @@ from penstock.asgi import ASGIApp, Receive, Scope, Send
 from penstock.config import GatewayConfig, Settings
 from penstock.config.schema.jobs import JobsConfig
 from penstock.errors import Error, Unavailable
-from penstock.openai.asgi_response import send_error
 from penstock.serve.gateway.catalogue import Catalogue, ServedModel
-from penstock.serve.gateway.request import ClientRequest
-from penstock.serve.gateway.response import ClientResponse
-from penstock.serve.http.server import Port
-from penstock.serve.http.sockets import bind
+from penstock.serve.http.private_listener import PrivateListener
 from penstock.serve.jobs.forwarding import JobsForwarder
-from penstock.transport import link
 from penstock.transport.address import Address
 
 NAME = "LLMJobs"
@@ -47,7 +39,7 @@ HEALTH_CHECKS: Mapping[str, Any] = {"health_check_period_s": 1.0, "health_check_
 
 OPTIONS: Mapping[str, Any] = {
     "name": NAME,
-    "max_ongoing_requests": 1_000_000,  # each gateway keeps a call open
+    "max_ongoing_requests": 1_000_000,
     "autoscaling_config": {
         "min_replicas": 0,
         "initial_replicas": 0,
@@ -106,57 +98,50 @@ class LLMJobs:
         self._app = make_app(self._service)
         self._open, self._unused = 0, asyncio.Event()
         self._unused.set()
-        await self._listen()
-        await self._service.start()
-        own: DeploymentHandle[Any] = serve.get_deployment_handle(NAME, app_name)
-        self._staying = asyncio.create_task(self._stay_while_busy(own))
-
-    async def _listen(self) -> None:
-        unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        unix.bind(f"\0penstock-{secrets.token_hex(8)}")
-        self._network = bind(ray.util.get_node_ip_address(), 0)
-        host, port = self._network.getsockname()[:2]
-        self._address = Address(
-            replica_id=NAME,
-            node_id=ray.get_runtime_context().get_node_id(),
-            unix=unix.getsockname().decode(),
-            host=host,
-            port=port,
-            secret=secrets.token_urlsafe(32),
+        self._own: DeploymentHandle[Any] = serve.get_deployment_handle(NAME, app_name)
+        self._staying: asyncio.Task[None] | None = None
+        context = ray.get_runtime_context()
+        self._listener = await PrivateListener.open(
+            self._serve, NAME, context.get_node_id(), ray.util.get_node_ip_address()
         )
-        self._ports = [await Port.open(self._serve, unix)]
+        await self._service.start()
+        self._hold()
 
     async def address(self, node_id: str) -> dict[str, str | int | None]:
-        """Of its listener, for a gateway on this node or another: only then it listens on the network."""
-        if not self._address.is_local(node_id) and len(self._ports) == 1:
-            self._ports.append(await Port.open(self._serve, self._network))
-        return self._address.to_metadata()
+        """The address of its listener, for a gateway on that node."""
+        return await self._listener.address(node_id)
 
     async def stay(self) -> None:
         """Returns when no batch is unfinished and no request is open; Serve keeps the process until then."""
         await self._service.wait_idle()
-        await self._unused.wait()
+        while self._open:
+            await self._unused.wait()
+            await self._service.wait_idle()
 
-    async def _stay_while_busy(self, own: DeploymentHandle[Any]) -> None:
-        """Serve counts the calls of a process: with one of its own it stays while all gateways are gone."""
-        while True:
-            await self._service.wait_busy()
-            with suppress(RayError, RayServeException):
-                await own.stay.remote()
-            await asyncio.sleep(_PAUSE_S)
+    def _hold(self) -> None:
+        """Keeps the process until it is idle. Called before any work begins."""
+        self._again = True
+        if self._staying is None or self._staying.done():
+            self._staying = asyncio.create_task(self._stay())
+
+    async def _stay(self) -> None:
+        while self._again:
+            self._again = False
+            try:
+                await self._own.stay.remote()
+            except (RayError, RayServeException):
+                self._again = True
+                await asyncio.sleep(_PAUSE_S)
 
     async def check_health(self) -> None:
         """Serve's hook."""
-        for port in self._ports:
-            port.check()
+        self._listener.check()
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = dict(scope["headers"]).get(link.SECRET, b"")
-        if not hmac.compare_digest(given, self._address.secret.encode()):
-            return await send_error(send, Unavailable("Only gateways may ask here."), scope["path"])
         app: ASGIApp = self._app
         self._open += 1
         self._unused.clear()
+        self._hold()
         try:
             await app(scope, receive, send)
         finally:
@@ -166,15 +151,15 @@ class LLMJobs:
 
     async def stop(self) -> None:
         """Unfinished batches go on in the next process."""
-        self._staying.cancel()
-        ports, self._ports = self._ports, []
-        await asyncio.gather(*(port.close(grace_s=5.0) for port in ports))
+        if self._staying is not None:
+            self._staying.cancel()
+        await self._listener.close(grace_s=5.0)
         await self._service.close()
         await self._fleet.close()
 
     async def __del__(self) -> None:
         """Serve's shutdown hook."""
-        if "_ports" in self.__dict__:
+        if "_listener" in self.__dict__:
             await self.stop()
 
 
@@ -188,18 +173,12 @@ def own_endpoints(cards: Sequence[ServedModel]) -> dict[str, frozenset[str]]:
 
 
 class JobsLink:
-    """A gateway's end: finds the process, and keeps it while it has work."""
+    """A gateway's end: finds the process, which starts when it is asked for its address."""
 
     def __init__(self, handle: DeploymentHandle[Any], node_id: str) -> None:
         self._handle, self._node_id = handle, node_id
-        self._forward = JobsForwarder(self._find, node_id)
-        self._staying: asyncio.Task[None] | None = None
-        self._again = False
-
-    async def answer(self, request: ClientRequest, reply: ClientResponse) -> None:
-        """Raises: as `JobsForwarder`."""
-        self.hold()
-        await self._forward(request, reply)
+        self.answer = JobsForwarder(self._find, node_id)
+        self._starting: asyncio.Task[None] | None = None
 
     async def _find(self) -> Address:
         """Raises: Unavailable."""
@@ -208,24 +187,21 @@ class JobsLink:
         except (RayError, RayServeException) as error:
             raise Unavailable("Files and batches cannot be started now.") from error
 
-    def hold(self) -> None:
-        """Keeps the process until it is idle, or starts it."""
-        self._again = True
-        if self._staying is None or self._staying.done():
-            self._staying = asyncio.create_task(self._stay())
+    def start(self) -> None:
+        """Starts the process without a request."""
+        self._starting = asyncio.create_task(self._start())
 
-    async def _stay(self) -> None:
-        while self._again:
-            self._again = False
+    async def _start(self) -> None:
+        while True:
             try:
-                await self._handle.stay.remote()
-            except (RayError, RayServeException):  # it was killed
-                self._again = True
+                await self._find()
+                return
+            except Unavailable:
                 await asyncio.sleep(_PAUSE_S)
 
     def close(self) -> None:
-        if self._staying is not None:
-            self._staying.cancel()
+        if self._starting is not None:
+            self._starting.cancel()
 
 
 def has_left_overs(config: JobsConfig, app_name: str, port: int | None) -> bool:

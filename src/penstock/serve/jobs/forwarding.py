@@ -5,40 +5,40 @@ Bodies stream both ways: of an upload or a download only what the sockets hold i
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 
 from penstock.asgi import ClientGone
-from penstock.errors import Error, Unavailable
+from penstock.errors import Unavailable
 from penstock.serve.gateway.request import ClientRequest
 from penstock.serve.gateway.response import ClientResponse
-from penstock.transport import headers, pool
+from penstock.serve.http.private_listener import Peer
+from penstock.transport import headers
 from penstock.transport.address import Address
 from penstock.transport.connection import ReplicaConnection
-
-log = logging.getLogger(__name__)
 
 _START_S = 30.0
 """For the process to start: it ends when it has nothing to do."""
 
-_PAUSE_S = 0.2
 _GATEWAY = "gateway"
 
 
 class JobsForwarder:
-    """find: the address of the process, which starts if it must."""
+    """find: the address of the process's listener; starts the process if need be."""
 
     def __init__(self, find: Callable[[], Awaitable[Address]], node_id: str) -> None:
-        self._find, self._node_id = find, node_id
-        self._address: Address | None = None
+        self._peer = Peer(find, node_id)
 
     async def __call__(self, request: ClientRequest, reply: ClientResponse) -> None:
         """Relays one exchange.
 
         Raises: ClientGone; Unavailable when the process cannot be reached, or ends before it has answered.
         """
-        address, connection = await self._connect()
+        try:
+            address, connection = await self._peer.connect(_START_S)
+        except TimeoutError as error:
+            raise Unavailable(
+                "Files and batches do not answer now; try again in a moment.", retry_after_s=5
+            ) from error
         try:
             await self._exchange(address, connection, request, reply)
         except ConnectionError as error:
@@ -47,23 +47,6 @@ class JobsForwarder:
             ) from error
         finally:
             connection.abort()
-
-    async def _connect(self) -> tuple[Address, ReplicaConnection]:
-        """Raises: Unavailable."""
-        cause: Exception | None = None
-        try:
-            async with asyncio.timeout(_START_S):
-                while True:
-                    try:
-                        address = self._address = self._address or await self._find()
-                        return address, await pool.connect(address, self._node_id, lambda lost: None)
-                    except (OSError, Error) as error:  # it has ended, or moved
-                        cause, self._address = error, None
-                    await asyncio.sleep(_PAUSE_S)
-        except TimeoutError as error:
-            raise Unavailable(
-                "Files and batches do not answer now; try again in a moment.", retry_after_s=5
-            ) from (cause or error)
 
     async def _exchange(
         self,

@@ -1,32 +1,32 @@
 """A replica's reconciler: brings its engine into the desired state, and reports the actual one.
 
-It stands between control, which it long-polls, and the engine. Gateways hear of a state that takes no
+It stands between control, to which it keeps a link, and the engine. Gateways hear of a state that takes no
 requests before it begins, so that they send nothing more.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray import serve
 
 from penstock.engine import Engine
 from penstock.engine_control import EngineControl, PauseMode, control_of
-from penstock.errors import Conflict, Error, Unsupported
+from penstock.errors import Conflict, EngineStartFailed, Error, Unsupported
 from penstock.serve.control import operations
+from penstock.serve.control.link import ControlLink
 from penstock.serve.control.state import (
-    FOLLOW_S,
     NAME,
-    WARN_AFTER,
     Actual,
     Command,
     DesiredState,
+    Done,
     Outcome,
     ReplicaStatus,
     SharingGroup,
@@ -36,14 +36,10 @@ from penstock.serve.control.state import (
 
 log = logging.getLogger(__name__)
 
-_POLL_AGAIN_S = 1.0
 _RETRY_S = 10.0
 """Between two attempts to reach a desired state."""
-_FIRST_S = 20.0
-"""How long a replica that starts waits for control; then it starts as its config says."""
-
-Follow = Callable[[ReplicaStatus, float], Awaitable[Update]]
-Done = Callable[[int, Outcome], Awaitable[None]]
+_FIRST_S = 120.0
+"""How long a replica that starts waits for control. Serve replaces one that hangs in some 20 s."""
 
 
 class Reconciler:
@@ -56,12 +52,14 @@ class Reconciler:
         tell: Callable[[], None],
         replica: str,
         group: SharingGroup | None = None,
+        model: str = "",
     ) -> None:
         """tell: called when `actual` has changed. group: the models whose memory it shares."""
         self._engine = engine
         self._start_engine = start_engine
         self._tell = tell
         self._replica = replica
+        self._model = model
         self._group = group
         self.role = ""
         """As in `ReplicaStatus`."""
@@ -69,6 +67,11 @@ class Reconciler:
         self._lock = asyncio.Lock()
         self._transition: Actual | None = None
         self._level = 0  # of the last sleep
+        self._link: ControlLink | None = None
+        self._following: asyncio.Task[None] | None = None
+        self._reconciling: asyncio.Task[None] | None = None
+        self._starting = True
+        self._latest: DesiredState | None = None  # that control has sent
         self._desired = DesiredState()
         self._version = 0
         self._error = ""
@@ -99,87 +102,98 @@ class Reconciler:
     def weights_version(self) -> str:
         return self._control.weights_version()
 
-    # -- at the start
+    # -- following
 
-    async def start(self, follow: Follow | None) -> None:
-        """Starts the engine in the desired state; if that is asleep, the engine starts when it is woken.
+    async def start(self, link: ControlLink | None) -> None:
+        """Starts the engine in the desired state; if that is asleep, the engine starts when it is woken. From
+        then on follows control, if there is any.
 
-        Raises: what `start_engine` raises; EngineStartFailed when the desired weights cannot be loaded.
+        Raises: what `start_engine` raises; EngineStartFailed when control does not answer, since the engine
+        must not start in an earlier state, or when the desired weights cannot be loaded.
         """
-        desired = await self._first(follow) if follow is not None else DesiredState()
-        if not desired.sleep:
-            reports = self._spawn(self._report_start(follow))
-            try:
+        try:
+            desired = await self._first(link) if link is not None else DesiredState()
+            if not desired.sleep:
                 await self._start()
-            finally:
-                reports.cancel()
-            try:
-                await self._reach(desired)
-            except Unsupported as error:  # an engine that lacks it can still serve
-                self._record(str(error), unsupported=True)
+                try:
+                    await self._reach(desired)
+                except Unsupported as error:  # an engine that lacks it can still serve
+                    self._record(str(error), unsupported=True)
+        except BaseException:
+            self.close()
+            raise
         self._desired, self._version = desired, desired.version
+        self._starting = False
+        if link is not None:
+            self._report()
+            self._reconcile()
 
-    async def _first(self, follow: Follow) -> DesiredState:
+    async def _first(self, link: ControlLink) -> DesiredState:
+        """Begins to report, at once and all the while it loads: control takes a silent replica's memory for
+        free. Updates wait for the start to end."""
+        self._link, first = link, asyncio.Event()
+
+        def received(update: Update) -> None:
+            self._latest = update.desired
+            first.set()
+            for command in update.commands:
+                self._spawn(self._run(command, link))
+            self._reconcile()
+
+        self._following = asyncio.create_task(link.follow(self.status, Update, received))
         try:
             async with asyncio.timeout(_FIRST_S):
-                return (await follow(self._status("starting"), 0.0)).desired
-        except Exception:  # Serve's and Ray's, of a control that is not there yet
-            log.warning("Control did not answer within %g s; the replica starts without it.", _FIRST_S)
-            return DesiredState()
+                await first.wait()
+        except TimeoutError:
+            raise EngineStartFailed(
+                f"Control ({NAME}) has not told the desired state within {_FIRST_S:g} s; see its log."
+            ) from None
+        return self._latest or DesiredState()
 
-    async def _report_start(self, follow: Follow | None) -> None:
-        """Control takes a silent replica for gone, and its memory for free. Updates can wait."""
-        while follow is not None:
-            with contextlib.suppress(Exception):  # Serve's and Ray's
-                await follow(self._status("starting"), 0.0)
-            await asyncio.sleep(FOLLOW_S)
+    def close(self) -> None:
+        """Stops following."""
+        for task in (self._following, self._reconciling):
+            if task is not None:
+                task.cancel()
 
     async def _start(self) -> None:
         await self._start_engine()
         self.started.set()
         self._tell()
 
-    # -- following
+    def _report(self) -> None:
+        if self._link is not None:
+            self._link.report()
 
-    async def follow(self, follow: Follow, done: Done) -> None:
-        """Polls control and acts on its updates, for ever."""
-        reaching: asyncio.Task[None] | None = None
-        unanswered = 0
-        while True:
-            if reaching is not None:
-                await asyncio.wait({reaching}, timeout=_POLL_AGAIN_S)
-                reaching = None if reaching.done() else reaching
-            try:
-                update = await follow(self._status(self.actual), FOLLOW_S if reaching is None else 0.0)
-            except Exception as error:  # Serve's and Ray's: control is restarted, or moves
-                unanswered += 1
-                level = logging.INFO if unanswered % WARN_AFTER else logging.WARNING
-                log.log(level, "Control does not answer (%s: %s); asking again.", type(error).__name__, error)
-                await asyncio.sleep(_POLL_AGAIN_S)
-                continue
-            unanswered = 0
-            for command in update.commands:
-                self._spawn(self._run(command, done))
-            is_new = update.desired.version != self._desired.version
-            if reaching is None and (is_new or self._is_retry_due()):
-                reaching = self._spawn(self._reconcile(update.desired))
+    def _reconcile(self) -> None:
+        """Begins to reach what control has sent last, unless that is under way, or done."""
+        is_idle = self._reconciling is None or self._reconciling.done()
+        if not self._starting and is_idle and (self._is_behind() or self._is_retry_due()):
+            self._reconciling = asyncio.create_task(self._reach_latest())
+
+    def _is_behind(self) -> bool:
+        return self._latest is not None and self._latest.version != self._desired.version
 
     def _is_retry_due(self) -> bool:
         return bool(self._error) and time.monotonic() - self._failed_at > _RETRY_S
 
-    async def _reconcile(self, desired: DesiredState) -> None:
+    async def _reach_latest(self) -> None:
         """Errors are reported, not raised; what was reached stays."""
-        self._desired = desired
-        try:
-            await self._reach(desired)
-        except Error as error:
-            self._record(str(error), unsupported=isinstance(error, Unsupported))
-        except Exception as error:
-            log.exception("Version %d of the desired state was not reached", desired.version)
-            self._record(f"{type(error).__name__}: {error}")
-        else:
-            self._record("")
-        self._version = desired.version
+        again = True
+        while again:
+            self._desired = desired = self._latest or self._desired
+            try:
+                await self._reach(desired)
+            except Error as error:
+                self._record(str(error), unsupported=isinstance(error, Unsupported))
+            except Exception as error:
+                log.exception("Version %d of the desired state was not reached", desired.version)
+                self._record(f"{type(error).__name__}: {error}")
+            else:
+                self._record("")
+            self._version = desired.version
+            self._report()
+            again = self._is_behind()
 
     def _record(self, sentence: str, *, unsupported: bool = False) -> None:
         """Records the outcome of the last transition; "" is success."""
@@ -197,7 +211,7 @@ class Reconciler:
         else:
             await self.resume()
 
-    async def _run(self, command: Command, done: Done) -> None:
+    async def _run(self, command: Command, link: ControlLink) -> None:
         try:
             outcome: Outcome = {"result": await self.perform(command.operation, command.arguments)}
         except Error as error:
@@ -205,13 +219,13 @@ class Reconciler:
         except Exception as error:
             log.exception("%s failed", command.operation)
             outcome = {"error": f"{type(error).__name__}: {error}"}
-        with contextlib.suppress(Exception):  # a control that was restarted has forgotten the command
-            await done(command.id, outcome)
+        link.say(Done(command.id, self._replica, outcome))
 
-    def _status(self, actual: Actual) -> ReplicaStatus:
+    def status(self) -> ReplicaStatus:
+        """What the replica reports to control."""
         return ReplicaStatus(
             replica=self._replica,
-            actual=actual,
+            actual="starting" if self._starting else self.actual,
             weights=self._control.weights_version(),
             version=self._version,
             desired=self._desired,
@@ -221,6 +235,7 @@ class Reconciler:
             role=self.role,
             unsupported=self._unsupported,
             in_transition=self._transition is not None,
+            model=self._model,
         )
 
     # -- operations
@@ -292,11 +307,13 @@ class Reconciler:
         """Gateways send no new requests while it lasts."""
         self._transition = state
         self._tell()
+        self._report()
         try:
             await step
         finally:
             self._transition = None
             self._tell()
+            self._report()
 
     def _spawn(self, work: Any) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -305,13 +322,14 @@ class Reconciler:
         return task
 
 
-def find_control() -> Any:
-    """A handle to the control of this replica's application; None if it has none. Blocks.
+def find_control() -> ControlLink | None:
+    """A link to the control of this replica's application; None if it has none. Blocks.
 
     Raises: what Serve raises when its controller does not answer: a replica that did not follow control would
     miss updates of weights, and could not be put to sleep.
     """
     try:
-        return serve.get_deployment_handle(NAME)
+        handle: Any = serve.get_deployment_handle(NAME)
     except KeyError:  # the application has no such deployment
         return None
+    return ControlLink(handle, ray.get_runtime_context().get_node_id())

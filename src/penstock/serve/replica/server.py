@@ -30,7 +30,7 @@ from penstock.layers.adapters import Source, Store
 from penstock.layers.adapters.source import Downloader
 from penstock.layers.hooks import HookCall
 from penstock.layers.stack import stacked
-from penstock.serve.control.state import Outcome, ReplicaStatus, SharingGroup, Update
+from penstock.serve.control.state import SharingGroup
 from penstock.serve.fleet.membership import ADAPTERS
 from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.replica import environment, gang, startup
@@ -127,12 +127,13 @@ class LLMServer:
         self._postprocessor: Hook | None = None
         self._prefill_handle: DeploymentHandle[Any] | None = None
         self._prefill_client: PrefillClient | None = None
-        self._control: Any = None
         self._tasks: list[asyncio.Task[None]] = []
         self.engine: Engine = (engine_cls or engine_class(llm_config))(llm_config)
         sharing = llm_config.on_demand
         group = SharingGroup(sharing.group, sharing.awake, sharing.min_awake_s) if sharing else None
-        self.reconciler = Reconciler(self.engine, self._start_engine, self._notify_links, self._id, group)
+        self.reconciler = Reconciler(
+            self.engine, self._start_engine, self._notify_links, self._id, group, llm_config.model_id
+        )
         self._adapters: Store | None = None
         if llm_config.lora_config is not None:
             source = Source(llm_config, downloader)
@@ -152,23 +153,21 @@ class LLMServer:
 
     async def start(self) -> None:
         """Starts the engine within the config's time limit; inside a Serve replica, the listener too."""
-        config, in_replica = self._llm_config, environment.in_replica()
+        config, in_replica, control = self._llm_config, environment.in_replica(), None
         if in_replica:
             environment.prepare(config)
-            self._control = await asyncio.to_thread(find_control)
+            control = await asyncio.to_thread(find_control)
         own, self._postprocessor = startup.make_hooks(config, own_preprocessor=self._preprocessor is None)
         self._preprocessor = self._preprocessor or own
         if in_replica and gang_size(config) > 1:
             self._gang_link = gang.join(config.model_id)
             self._tasks.append(asyncio.create_task(self._exit_with_gang(self._gang_link)))
-        await self.reconciler.start(self._follow if self._control else None)
+        await self.reconciler.start(control)
         if self._prefill_handle is not None:
             await self._start_prefill_client(self._prefill_handle)
         if in_replica:
             await self._open_listener()
             self._tasks.append(asyncio.create_task(self._exit_with_engine()))
-        if self._control:
-            self._tasks.append(asyncio.create_task(self.reconciler.follow(self._follow, self._done)))
         progress.report(config.model_id, progress.READY)
 
     async def _start_engine(self) -> None:
@@ -199,12 +198,6 @@ class LLMServer:
             wait_dead=self.engine.wait_dead,
         )
 
-    async def _follow(self, status: ReplicaStatus, wait_s: float) -> Update:
-        return await self._control.follow.remote(self._llm_config.model_id, status, wait_s)
-
-    async def _done(self, command: int, outcome: Outcome) -> None:
-        await self._control.done.remote(command, self._id, outcome)
-
     async def _exit_with_engine(self) -> None:
         """Serve starts a new replica as soon as this process ends."""
         reason = await self.engine.wait_dead()
@@ -222,6 +215,7 @@ class LLMServer:
 
     async def stop(self) -> None:
         """Finishes open streams within Serve's limit, then ends the engine; does not wait for a dead one."""
+        self.reconciler.close()
         for task in self._tasks:
             task.cancel()
         if self._gateway is not None:

@@ -32,7 +32,7 @@ from penstock.serve.routing import registry
 _CONTROL: Mapping[str, Any] = {
     "name": NAME,
     "num_replicas": 1,
-    "max_ongoing_requests": 1_000_000,  # each replica keeps a call open
+    "max_ongoing_requests": 1_000_000,
     "ray_actor_options": {"num_cpus": 0},
     **HEALTH_CHECKS,
     "graceful_shutdown_wait_loop_s": 0.2,

@@ -24,10 +24,12 @@ from penstock.config import GatewayConfig
 from penstock.config.derive.prefill import prefill_name
 from penstock.config.schema.jobs import JobsConfig
 from penstock.config.schema.routing import SERVE_ROUTER
-from penstock.errors import Error
 from penstock.processes import cpu_turns
+from penstock.serve.control.link import ControlLink
+from penstock.serve.control.state import TIMEOUT_S
 from penstock.serve.fleet import membership
 from penstock.serve.fleet.table import Table
+from penstock.serve.gateway.admin import STATUS
 from penstock.serve.gateway.app import Gateway
 from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.gateway.telemetry import process_totals
@@ -37,7 +39,7 @@ from penstock.serve.http.tls import Certificate
 from penstock.serve.jobs.deployment import JobsLink, has_left_overs
 from penstock.serve.router.deployment import RouterDeployment
 from penstock.serve.router.handle_routing import HandleRouter
-from penstock.serve.router.traffic_shift import TrafficShifts, no_routes
+from penstock.serve.router.traffic_shift import TrafficShifts
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +51,8 @@ _PROXY = (
 _KNOWN_S, _LOOK_S = 1.0, 0.02
 """How long a gateway that starts waits to know its replicas. Until then `/health` would answer 503."""
 
+_STATUS_S = 15.0  # for an answer by control that waits for no replica
+_WAKE_S = 2 * TIMEOUT_S + 60.0  # one model goes to sleep, and another one wakes
 _LINGER_S = 1.0  # a client with less between two requests loses none when the gateway ends
 _HAPROXY = f"Requests come through Ray Serve's HAProxy. The fastest form is {_OWN_PORT}."
 
@@ -86,11 +90,12 @@ class LLMRouter:
         """
         handles = {card.id: handle for card, handle in zip(cards, servers, strict=True)}
         self._prefill = {prefill_name(model_id): handle for model_id, handle in (prefill or {}).items()}
-        self._table = table = Table(ray.get_runtime_context().get_node_id())
         self._time_shared = {card.id for card in cards if card.on_demand}
-        self._control = control
+        node_id = ray.get_runtime_context().get_node_id()
+        self._table = table = Table(node_id)
+        self._control = ControlLink(control, node_id) if control is not None else None
         self._drain_s = drain_s
-        self._jobs = JobsLink(jobs[1], ray.get_runtime_context().get_node_id()) if jobs else None
+        self._jobs = JobsLink(jobs[1], node_id) if jobs else None
         self.gateway = Gateway(
             gateway,
             cards,
@@ -110,8 +115,7 @@ class LLMRouter:
             jobs=self._jobs.answer if self._jobs else None,
         )
         await self.gateway.start()
-        routes = control.routes.remote if control is not None else no_routes
-        self._shifts = TrafficShifts(table, handles, serve.get_deployment_handle, routes)
+        self._shifts = TrafficShifts(table, handles, serve.get_deployment_handle, self._control)
         self._shifts.start()
         for name, handle in self._prefill.items():
             membership.follow(name, handle, functools.partial(table.set_members, name))
@@ -133,7 +137,7 @@ class LLMRouter:
         if jobs is not None and self._jobs is not None:
             app_name = serve.get_replica_context().app_name
             if await asyncio.to_thread(has_left_overs, jobs[0], app_name, gateway.port):
-                self._jobs.hold()
+                self._jobs.start()
         cpu_turns.wait()
         gc.collect()
         gc.freeze()  # collecting all imported objects would pause every stream
@@ -154,17 +158,16 @@ class LLMRouter:
             log.info("%s: a request waits and there is no replica", model_id)
             await self._shifts.handle(model_id).is_sleeping.remote()
         elif model_id in self._time_shared and self._control is not None:
-            await self._control.wake.remote(model_id, self.gateway.idle_s())
+            about = {"model": model_id, "idle_s": self.gateway.idle_s()}
+            await self._control.ask("wake", about, _WAKE_S)
 
     async def _operate(self, operation: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Calls control. Raises: what control raises, such as BadRequest."""
+        """Asks control. Raises: what control raises, such as BadRequest; Unavailable."""
         assert self._control is not None
-        try:
-            if operation == "status":
-                return await self._control.status.remote(**arguments)
-            return await self._control.perform.remote(operation, **arguments)
-        except Error as error:
-            raise getattr(error, "cause", error) from None  # Ray's error would show a traceback
+        if operation == STATUS:
+            return await self._control.ask("status", arguments, _STATUS_S)
+        limit_s = arguments.get("timeout_s", TIMEOUT_S) + _STATUS_S
+        return await self._control.ask("perform", {"operation": operation, **arguments}, limit_s)
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Serve's hook, also called when the gateway has its own port."""

@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from penstock.config.derive.serve_options import deployment_name
-from penstock.serve.control.state import FOLLOW_S, WARN_AFTER, RouteStatus
+from penstock.serve.control.link import ControlLink
+from penstock.serve.control.state import GatewayStatus, Routes, RouteStatus
 from penstock.serve.fleet import membership
 from penstock.serve.fleet.membership import Members
 from penstock.serve.fleet.replica import Replica
@@ -26,26 +27,11 @@ from penstock.serve.fleet.table import Table
 log = logging.getLogger(__name__)
 
 _CHECK_S = 0.1
-_RETRY_S = 1.0
-_FIRST_S = 10.0
+_FIRST_S = 30.0
 """How long a gateway that starts waits for control before its own application answers."""
-
-FollowRoutes = Callable[
-    [str, Mapping[str, RouteStatus], Mapping[str, str], float], Awaitable[Mapping[str, str]]
-]
-"""`LLMControl.routes`: gateway id, its status by model, the routes that it knows, and seconds to wait for a
-change; returns the desired routes."""
 
 FindHandle = Callable[[str, str], Any]
 """A handle to a deployment, by its name and application."""
-
-
-async def no_routes(
-    gateway: str, status: Mapping[str, RouteStatus], known: Mapping[str, str], wait_s: float
-) -> Mapping[str, str]:
-    """`FollowRoutes` of an application without control: each model stays in the gateway's own."""
-    await asyncio.sleep(wait_s)
-    return {}
 
 
 @dataclass(slots=True)
@@ -62,26 +48,33 @@ class TrafficShifts:
     """Of one gateway. Runs on the table's event loop."""
 
     def __init__(
-        self, table: Table, handles: Mapping[str, Any], find_handle: FindHandle, follow_routes: FollowRoutes
+        self, table: Table, handles: Mapping[str, Any], find_handle: FindHandle, control: ControlLink | None
     ) -> None:
-        """handles: to the application's own deployments, by model."""
+        """handles: to the application's own deployments, by model. control: None where it has none: each
+        model stays in the gateway's own application."""
         self._table = table
         self._find_handle = find_handle
-        self._follow_routes = follow_routes
+        self._control = control
         self._id = uuid.uuid4().hex[:16]
         self._models = {model: _Model({"": handle}) for model, handle in handles.items()}
         self._desired: dict[str, str] = {}
         self._shifting: dict[str, asyncio.Task[None]] = {}
-        self._following: asyncio.Task[None] | None = None
+        self._failed: dict[str, str] = {}  # application, by model, of shifts that a warning was logged for
+        self._first, self._begun = asyncio.Event(), False
+        self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Begins to follow membership and control."""
-        self._following = asyncio.create_task(self._follow())
+        if self._control is not None:
+            following = self._control.follow(self._status, Routes, self._received)
+            self._tasks.append(asyncio.create_task(following))
+        else:
+            self._first.set()
+        self._tasks.append(asyncio.create_task(self._begin()))
 
     def close(self) -> None:
-        for task in (self._following, *self._shifting.values()):
-            if task is not None:
-                task.cancel()
+        for task in (*self._tasks, *self._shifting.values()):
+            task.cancel()
 
     def all_known(self) -> bool:
         """Whether Serve has named the replicas of every model, and each of them has reported."""
@@ -102,49 +95,56 @@ class TrafficShifts:
         """Takes over shifts that happened before this gateway started."""
         try:
             async with asyncio.timeout(_FIRST_S):
-                self._desired = dict(await self._follow_routes(self._id, self._status(), {}, 0.0))
-        except Exception as error:  # Serve's and Ray's
-            log.warning("Control does not answer (%s: %s).", type(error).__name__, error)
+                await self._first.wait()
+        except TimeoutError:
+            log.warning("Control has told no routes within %g s; this application answers.", _FIRST_S)
         for model, known in self._models.items():
             if application := self._desired.get(model):
                 try:
                     await self._reach(model, application)
                     known.current = application
                 except Exception as error:  # Serve's: the application has been deleted
-                    log.warning("%s is not shifted: %s", model, error)
+                    self._warn(model, application, error)
             self._watch(model, "", known.handles[""])
+        self._begun = True
+        self._apply()
 
-    async def _follow(self) -> None:
-        await self._begin()
-        unanswered = 0
-        while True:
-            try:
-                self._apply(await self._follow_routes(self._id, self._status(), self._desired, FOLLOW_S))
-                unanswered = 0
-            except Exception as error:  # Serve's and Ray's: control is restarted, or moves
-                unanswered += 1
-                level = logging.INFO if unanswered % WARN_AFTER else logging.WARNING
-                log.log(level, "Control does not answer (%s: %s); asking again.", type(error).__name__, error)
-                await asyncio.sleep(_RETRY_S)
-
-    def _status(self) -> dict[str, RouteStatus]:
-        return {
+    def _status(self) -> GatewayStatus:
+        routes = {
             model: RouteStatus(known.current, sum(replica.in_flight for replica in known.previous))
             for model, known in self._models.items()
         }
+        is_shifting = bool(self._shifting) or any(route.open for route in routes.values())
+        return GatewayStatus(self._id, routes, is_shifting)
 
-    def _apply(self, desired: Mapping[str, str]) -> None:
-        self._desired = dict(desired)
-        for model in self._models:
-            application = desired.get(model, "")
-            if application != self._models[model].current and model not in self._shifting:
+    def _received(self, routes: Routes) -> None:
+        self._desired = dict(routes.applications)
+        self._table.wanted = dict(routes.wanted)
+        self._first.set()
+        if self._begun:
+            self._apply()
+
+    def _apply(self) -> None:
+        for model, known in self._models.items():
+            application = self._desired.get(model, "")
+            if application != known.current and model not in self._shifting:
                 self._shifting[model] = asyncio.create_task(self._shift(model, application))
-                self._shifting[model].add_done_callback(partial(self._on_shifted, model))
+                self._shifting[model].add_done_callback(partial(self._on_shifted, model, application))
 
-    def _on_shifted(self, model: str, shift: asyncio.Task[None]) -> None:
+    def _on_shifted(self, model: str, application: str, shift: asyncio.Task[None]) -> None:
         del self._shifting[model]
+        if self._control is not None:
+            self._control.report()
         if not shift.cancelled() and (error := shift.exception()) is not None:
-            log.warning("%s is not shifted: %s", model, error)  # it is tried again
+            self._warn(model, application, error)  # it is tried again with the next routes
+        elif not shift.cancelled() and self._desired.get(model, "") != application:
+            self._apply()
+
+    def _warn(self, model: str, application: str, error: BaseException) -> None:
+        """Logs it once for each application."""
+        if self._failed.get(model) != application:
+            log.warning("%s is not shifted to %s: %s", model, application or "this application", error)
+        self._failed[model] = application
 
     async def _shift(self, model: str, application: str) -> None:
         """Ends early when another application becomes desired."""
@@ -158,6 +158,7 @@ class TrafficShifts:
         new = known.members[application]
         known.previous = [replica for replica in self._table.members(model) if replica.id not in new]
         known.current = application
+        self._failed.pop(model, None)
         self._show(model, application)
         log.info("%s: now answered by %s", model, application or "this application")
 

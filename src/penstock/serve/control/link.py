@@ -1,0 +1,206 @@
+"""The link between control and a follower: one HTTP exchange in which both send lines of JSON.
+
+Followers are replicas, which report a `ReplicaStatus` and hear an `Update`, and gateways, which report a
+`GatewayStatus` and hear `Routes`. Calls by Serve's handles would not do: the process that is called waits for
+each caller to take its reply, and answers nobody else meanwhile. Here a follower that hangs fills its own
+socket, and its link ends after `GONE_S` of silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import msgspec
+
+from penstock.asgi import Receive, Send
+from penstock.errors import Unavailable
+from penstock.openai import errors
+from penstock.serve.control.state import GONE_S, Done, GatewayStatus, ReplicaStatus, Routes, Update
+from penstock.serve.http.private_listener import Peer
+from penstock.transport import headers
+from penstock.transport.address import Address
+from penstock.transport.connection import ReplicaConnection
+from penstock.transport.link import Silence
+
+log = logging.getLogger(__name__)
+
+PATH = "/_penstock/control"
+"""Of the link. Below it, each of `serve.control.deployment`'s calls."""
+
+_FIND_S = 5.0
+_AGAIN_S = 1.0
+_WARN_S = 30.0  # without control before a warning is logged: a restart of control takes less
+
+FromFollower = ReplicaStatus | GatewayStatus | Done
+_T = TypeVar("_T", Update, Routes)
+_encode = msgspec.json.Encoder(enc_hook=repr).encode  # an outcome holds what an engine's workers return
+_decode = msgspec.json.Decoder(FromFollower).decode
+
+
+async def serve(
+    receive: Receive,
+    send: Send,
+    hear: Callable[[FromFollower], None],
+    updates: Callable[[ReplicaStatus | GatewayStatus], AsyncGenerator[Update | Routes]],
+) -> None:
+    """Control's side, until the follower ends the link, or is silent.
+
+    hear: called with each message. updates: called after the first status, for what is sent.
+    """
+    sending: asyncio.Task[None] | None = None
+
+    def received(line: bytes) -> None:
+        nonlocal sending
+        message = _decode(line)
+        hear(message)
+        if sending is None and not isinstance(message, Done):
+            sending = asyncio.create_task(_send(send, updates(message)))
+
+    async def read() -> bytes:
+        while (message := await receive())["type"] == "http.request":
+            if piece := message.get("body", b""):
+                return piece
+        return b""
+
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    try:
+        await _read_lines(read, received)
+    except (TimeoutError, msgspec.DecodeError) as error:
+        log.info("A follower's link ends: %s", error or "it is silent")
+    finally:
+        if sending is not None:
+            sending.cancel()
+
+
+async def _send(send: Send, updates: AsyncGenerator[Update | Routes]) -> None:
+    async with aclosing(updates):
+        async for update in updates:
+            line = _encode(update) + b"\n"
+            await send({"type": "http.response.body", "body": line, "more_body": True})
+
+
+async def _read_lines(read: Callable[[], Awaitable[bytes]], received: Callable[[bytes], None]) -> None:
+    """Until `read` returns nothing. Raises: TimeoutError after `GONE_S` of silence; what `read` raises."""
+    async with asyncio.timeout(None) as limit:
+        silence, rest = Silence(limit, GONE_S), b""
+        try:
+            while piece := await read():
+                silence.ended()
+                *lines, rest = (rest + piece).split(b"\n")
+                for line in lines:
+                    received(line)
+        finally:
+            silence.stop()
+
+
+class ControlLink:
+    """A follower's side: finds control, reports to it and hears from it."""
+
+    def __init__(self, handle: Any, node_id: str) -> None:
+        """handle: to control's deployment. node_id: of this process."""
+        self._handle, self._node_id = handle, node_id
+        self._peer = Peer(self._find, node_id)
+        self._outbox: list[Done] = []
+        self._changed = asyncio.Event()
+
+    def report(self) -> None:
+        """Has `follow` report now."""
+        self._changed.set()
+
+    def say(self, done: Done) -> None:
+        """Sends an outcome before the next report."""
+        self._outbox.append(done)
+        self.report()
+
+    async def follow(
+        self,
+        status: Callable[[], ReplicaStatus | GatewayStatus],
+        kind: type[_T],
+        received: Callable[[_T], None],
+    ) -> None:
+        """Reports `status` and calls `received` with what control sends, for ever."""
+        loop = asyncio.get_running_loop()
+        heard_at = warned_at = loop.time()
+
+        def heard(line: bytes) -> None:
+            nonlocal heard_at
+            heard_at = loop.time()
+            received(msgspec.json.decode(line, type=kind))
+
+        while True:
+            try:
+                await self._exchange(status, heard)
+                error: Exception = ConnectionResetError("it has ended the link")
+            except Exception as failed:  # whatever ends a link, a follower needs the next one
+                error = failed
+            now = loop.time()
+            if is_long := now - max(heard_at, warned_at) > _WARN_S:
+                warned_at = now
+            level = logging.WARNING if is_long else logging.INFO
+            log.log(level, "Control does not answer (%s: %s); asking again.", type(error).__name__, error)
+            await asyncio.sleep(_AGAIN_S)
+
+    async def ask(self, call: str, arguments: Mapping[str, Any], limit_s: float) -> Any:
+        """The result of one of control's calls. Raises: Error, as control did, or Unavailable without it."""
+        body = _encode(arguments)
+        connection: ReplicaConnection | None = None
+        try:
+            async with asyncio.timeout(limit_s):
+                connection = await self._open(f"{PATH}/{call}", body)
+                head, answer = await connection.head(), b""
+                while piece := await connection.read():
+                    answer += piece
+        except (OSError, TimeoutError) as error:
+            raise Unavailable(
+                "Control does not answer now; try again in a moment.", retry_after_s=5
+            ) from error
+        finally:
+            if connection is not None:
+                connection.abort()
+        if head.status != 200:
+            raise errors.parsed(answer)
+        return msgspec.json.decode(answer)
+
+    async def _exchange(
+        self, status: Callable[[], ReplicaStatus | GatewayStatus], heard: Callable[[bytes], None]
+    ) -> None:
+        connection = await self._open(PATH)
+        sending = asyncio.create_task(self._report(connection, status))
+        try:
+            if (head := await connection.head()).status != 200:
+                raise ConnectionAbortedError(f"it refused the link with status {head.status}")
+            await _read_lines(connection.read, heard)
+        finally:
+            sending.cancel()
+            connection.abort()
+
+    async def _report(
+        self, connection: ReplicaConnection, status: Callable[[], ReplicaStatus | GatewayStatus]
+    ) -> None:
+        while True:
+            self._changed.clear()
+            now, done, self._outbox = status(), self._outbox, []
+            lines = b"".join(_encode(message) + b"\n" for message in (*done, now))
+            connection.write(b"%x\r\n%b\r\n" % (len(lines), lines))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), now.next_s)
+
+    async def _open(self, path: str, body: bytes | None = None) -> ReplicaConnection:
+        """A connection on which the request was sent; without a body, that follows in chunks."""
+        address, connection = await self._peer.connect(_FIND_S)
+        own = headers.own(address.secret, "", headers.request_id(None))
+        size = None if body is None else len(body)
+        connection.request(headers.to_replica("POST", path.encode(), [], own, size), body or b"")
+        return connection
+
+    async def _find(self) -> Address:
+        """Raises: Unavailable."""
+        try:
+            return Address.from_metadata(await self._handle.address.remote(self._node_id))
+        except Exception as error:  # Serve's and Ray's: control is restarted, or moves
+            raise Unavailable(f"It cannot be asked for its address: {error}") from error

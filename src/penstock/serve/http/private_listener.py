@@ -1,0 +1,99 @@
+"""A listener for Penstock's own processes alone, and how they find and reach it.
+
+It knows neither Ray nor clients. Replicas have one of their own, which also drains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+import socket
+from collections.abc import Awaitable, Callable
+
+from penstock.asgi import ASGIApp, Receive, Scope, Send
+from penstock.errors import Error, Unavailable
+from penstock.openai.asgi_response import send_error
+from penstock.serve.http.server import Port
+from penstock.serve.http.sockets import bind
+from penstock.transport import link, pool
+from penstock.transport.address import Address
+from penstock.transport.connection import ReplicaConnection
+
+_PAUSE_S = 0.2
+
+
+class PrivateListener:
+    """A Unix socket, and a network port once another node asks. Made by `open`, ended by `close`."""
+
+    def __init__(self, app: ASGIApp, address: Address, network: socket.socket) -> None:
+        self._app = app
+        self._address = address
+        self._network: socket.socket | None = network
+        self._ports: list[Port] = []
+
+    @classmethod
+    async def open(cls, app: ASGIApp, name: str, node_id: str, node_host: str) -> PrivateListener:
+        """Passes `app` the requests that carry the address's secret. node_host: the node's own address."""
+        unix, network = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), bind(node_host, 0)
+        unix.bind(f"\0penstock-{secrets.token_hex(8)}")
+        host, port = network.getsockname()[:2]
+        secret = secrets.token_urlsafe(32)
+        address = Address(name, node_id, unix.getsockname().decode(), host, port, secret)
+        listener = cls(app, address, network)
+        listener._ports.append(await Port.open(listener._serve, unix))
+        return listener
+
+    async def address(self, node_id: str) -> dict[str, str | int | None]:
+        """The address, for a process on `node_id`: the network port listens only if that is another node."""
+        if not self._address.is_local(node_id) and self._network is not None:
+            sock, self._network = self._network, None
+            try:
+                self._ports.append(await Port.open(self._serve, sock))
+            except BaseException:  # also when cancelled: the next call can try again
+                self._network = sock
+                raise
+        return self._address.to_metadata()
+
+    def check(self) -> None:
+        """Raises: Unavailable when a socket does not listen any more."""
+        for port in self._ports:
+            port.check()
+
+    async def close(self, grace_s: float) -> None:
+        """Lets open requests finish within `grace_s`, and closes the sockets. Safe to call twice."""
+        if self._network is not None:
+            self._network.close()
+        ports, self._ports = self._ports, []
+        await asyncio.gather(*(port.close(grace_s) for port in ports))
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        given = dict(scope["headers"]).get(link.SECRET, b"")
+        if not hmac.compare_digest(given, self._address.secret.encode()):
+            await send_error(send, Unavailable("Only Penstock itself may ask here."), scope["path"])
+        else:
+            await self._app(scope, receive, send)
+
+
+class Peer:
+    """Reaches another process's `PrivateListener`; asks for its address again when it has ended or moved."""
+
+    def __init__(self, find: Callable[[], Awaitable[Address]], node_id: str) -> None:
+        """find: asks for the address; raises Error where it cannot be had. node_id: of this process."""
+        self._find, self._node_id = find, node_id
+        self._address: Address | None = None
+
+    async def connect(self, limit_s: float) -> tuple[Address, ReplicaConnection]:
+        """A new connection. Tries for `limit_s`. Raises: TimeoutError, from the last failure."""
+        cause: Exception | None = None
+        try:
+            async with asyncio.timeout(limit_s):
+                while True:
+                    try:
+                        address = self._address = self._address or await self._find()
+                        return address, await pool.connect(address, self._node_id, lambda lost: None)
+                    except (OSError, Error) as error:
+                        cause, self._address = error, None
+                    await asyncio.sleep(_PAUSE_S)
+        except TimeoutError:
+            raise TimeoutError(str(cause or "no answer")) from cause

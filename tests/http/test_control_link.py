@@ -1,0 +1,205 @@
+"""Control's listener and the links of its followers, over real sockets: who hangs stops nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from served import NODE
+
+from penstock.errors import BadRequest, ModelNotFound, Unavailable
+from penstock.serve.control import followers as presence
+from penstock.serve.control import link
+from penstock.serve.control.deployment import LLMControl
+from penstock.serve.control.link import ControlLink
+from penstock.serve.control.operations import Shift
+from penstock.serve.control.state import (
+    DesiredState,
+    Done,
+    GatewayStatus,
+    ReplicaStatus,
+    Routes,
+    RouteStatus,
+    SharingGroup,
+    Update,
+    Weights,
+)
+from penstock.serve.control.store import StateStore
+from penstock.transport import headers, pool
+from penstock.transport.address import Address
+from penstock.transport.connection import ReplicaConnection
+
+pytestmark = pytest.mark.parity("S25")
+
+GROUP = SharingGroup("g", max_awake=1, min_awake_s=0.0)
+
+
+class Handle:
+    """A Serve handle to a control whose address is known."""
+
+    def __init__(self, metadata: dict[str, Any]) -> None:
+        async def remote(node_id: str) -> dict[str, Any]:
+            return metadata
+
+        self.address = SimpleNamespace(remote=remote)
+
+
+class Replica:
+    """A follower that reaches each version at once."""
+
+    def __init__(self, name: str, handle: Any, model: str = "m") -> None:
+        self.name, self.model = name, model
+        self.link = ControlLink(handle, NODE)
+        self.update: Update | None = None
+        self.heard = asyncio.Event()
+        self.task = asyncio.create_task(self.link.follow(self.status, Update, self.received))
+
+    def status(self) -> ReplicaStatus:
+        desired = self.update.desired if self.update else DesiredState()
+        actual = "asleep" if desired.sleep else "paused" if desired.pause else "ready"
+        return ReplicaStatus(
+            self.name, actual, "default", desired.version, desired, group=GROUP, model=self.model
+        )
+
+    def received(self, update: Update) -> None:
+        self.update = update
+        for command in update.commands:
+            self.link.say(Done(command.id, self.name, {"result": object}))
+        self.link.report()
+        self.heard.set()
+
+    async def until(self, true: Callable[[Update], bool]) -> None:
+        async with asyncio.timeout(20):
+            while self.update is None or not true(self.update):
+                self.heard.clear()
+                await self.heard.wait()
+
+
+async def deaf(control: LLMControl, status: ReplicaStatus | GatewayStatus) -> ReplicaConnection:
+    """A link of a follower that reports once and then, as a stopped process, neither reads nor reports."""
+    address = Address.from_metadata(await control.address(NODE))
+    connection = await pool.connect(address, NODE, lambda _: None)
+    own = headers.own(address.secret, "", "r")
+    connection.request(headers.to_replica("POST", link.PATH.encode(), [], own, None))
+    line = link._encode(status) + b"\n"
+    connection.write(b"%x\r\n%b\r\n" % (len(line), line))
+    assert (await connection.head()).status == 200
+    connection._pause()
+    return connection
+
+
+async def until_cut_off(connection: ReplicaConnection) -> None:
+    """Reads what was under way; then control has ended it."""
+    connection.resume()
+    with suppress(ConnectionError):
+        while await connection.read():
+            pass
+
+
+@pytest.fixture
+async def control(tmp_path: Path) -> AsyncIterator[LLMControl]:
+    control = object.__new__(LLMControl)
+    await control.open(StateStore(tmp_path / "state.sqlite"), "app", NODE, "127.0.0.1")
+    yield control
+    await control.close()
+
+
+@pytest.fixture
+async def handle(control: LLMControl) -> Handle:
+    return Handle(await control.address(NODE))
+
+
+async def test_a_replica_that_never_reads_stops_nobody_and_is_cut_off(
+    control: LLMControl, handle: Handle, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(link, "GONE_S", 2.0)
+    well = Replica("well", handle)
+    await well.until(lambda _: True)
+    stopped = await deaf(control, ReplicaStatus("deaf", "ready", "default", 0, DesiredState(), model="m"))
+    for n in range(200):  # 1.6 MB of updates: more than sockets hold
+        weights = Weights("/" + "x" * 8000, f"v{n}")
+        control._desired.set("m", DesiredState(replica="deaf", weights=weights))
+        done = await control.perform("pause" if n % 2 else "resume", "m", "well", 20.0)
+        assert done["replicas"]["well"] == {"result": "paused" if n % 2 else "ready"}
+    asked = await ControlLink(handle, NODE).ask("status", {}, 10.0)
+    assert asked["m"]["replicas"]["well"]["reached"]
+    await until_cut_off(stopped)
+    monkeypatch.setattr(presence, "GONE_S", 0.0)
+    assert list(control._followers.living("m")) == ["well"]
+    well.task.cancel()
+
+
+async def test_a_gateway_that_never_reads_stops_nobody_and_is_cut_off(
+    control: LLMControl, handle: Handle, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(link, "GONE_S", 2.0)
+    stopped = await deaf(control, GatewayStatus("deaf", {"m": RouteStatus("")}))
+    heard: asyncio.Queue[Routes] = asyncio.Queue()
+    status = GatewayStatus("hears", {"m": RouteStatus("")})
+    hearing = ControlLink(handle, NODE).follow(lambda: status, Routes, heard.put_nowait)
+    task = asyncio.create_task(hearing)
+    await heard.get()
+    for n in range(200):
+        control._desired.change("m", "", "shift", Shift(f"{n}-{'x' * 8000}"))
+        while not (await heard.get()).applications["m"].startswith(f"{n}-"):
+            pass
+    await until_cut_off(stopped)
+    task.cancel()
+
+
+async def test_calls_come_back_as_what_control_returns_or_raises(control: LLMControl, handle: Handle):
+    replica, asking = Replica("a", handle), ControlLink(handle, NODE)
+    await replica.until(lambda _: True)
+    done = await asking.ask("perform", {"operation": "reset_prefix_cache"}, 10.0)
+    assert done == {"model": "m", "ok": True, "replicas": {"a": {"result": "<class 'object'>"}}}
+    with pytest.raises(ModelNotFound, match="there are m"):
+        await asking.ask("perform", {"operation": "pause", "model": "x"}, 10.0)
+    with pytest.raises(BadRequest, match="no replica 'x'") as refused:
+        await asking.ask("perform", {"operation": "pause", "replica": "x"}, 10.0)
+    assert refused.value.facts["param"] == "replica"
+    replica.task.cancel()
+
+
+async def test_a_control_that_is_away_is_followed_again_and_warned_of(
+    control: LLMControl, handle: Handle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(link, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(link, "_FIND_S", 0.05)
+    monkeypatch.setattr(link, "_WARN_S", 0.2)
+    monkeypatch.setattr(link, "GONE_S", 2.0)
+    there = await control.address(NODE)
+    answer = handle.address.remote
+
+    async def away(node_id: str) -> dict[str, Any]:
+        raise RuntimeError("control is restarted")
+
+    handle.address.remote = away
+    replica = Replica("a", handle)
+    async with asyncio.timeout(10):
+        while not caplog.records:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.01)
+    assert "control is restarted" in caplog.text
+    with pytest.raises(Unavailable, match="Control does not answer"):
+        await ControlLink(handle, NODE).ask("status", {}, 1.0)
+    handle.address.remote = answer
+    await replica.until(lambda _: True)
+    assert list(control._followers.living("m")) == ["a"]
+    assert there
+    replica.task.cancel()
+
+
+async def test_a_gateway_wakes_a_model(control: LLMControl, handle: Handle):
+    first, second = Replica("a", handle, "one"), Replica("b", handle, "two")
+    await first.until(lambda _: True)
+    await second.until(lambda _: True)
+    await control.perform("sleep", "two")
+    await ControlLink(handle, NODE).ask("wake", {"model": "two", "idle_s": {"one": 5.0}}, 10.0)
+    status = await control.status()
+    assert [one["desired"]["state"] for one in (status["one"], status["two"])] == ["asleep", "ready"]
+    for one in (first, second):
+        one.task.cancel()

@@ -1,0 +1,57 @@
+"""What control makes of Serve's status."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
+
+from penstock.serve.control.desired import DesiredStates, Signal
+from penstock.serve.control.operations import Shift
+from penstock.serve.control.serve_watch import ServeWatch
+from penstock.serve.control.store import StateStore
+
+pytestmark = pytest.mark.parity("S24")
+
+
+def application(status: str = "RUNNING", health: str = "HEALTHY", **states: int) -> ApplicationStatusOverview:
+    deployment = DeploymentStatusOverview(
+        status=health, status_trigger="UNSPECIFIED", replica_states=states, message=""
+    )
+    return ApplicationStatusOverview(
+        status=status, message="", last_deployed_time_s=0.0, deployments={"LLMServer:m": deployment}
+    )
+
+
+@pytest.fixture
+def desired(tmp_path: Path) -> DesiredStates:
+    return DesiredStates(StateStore(tmp_path / "x.sqlite"), Signal())
+
+
+def test_a_lost_replica_stays_wanted_until_serve_is_content_with_fewer(desired: DesiredStates):
+    watch = ServeWatch("own", desired, Signal())
+    for found, wanted in [
+        (application(RUNNING=2), 2),
+        (application(RUNNING=1, STARTING=1, STOPPING=1), 2),
+        (application(health="UNHEALTHY", RUNNING=1, STOPPING=1), 2),  # before its successor is begun
+        (application(RUNNING=1), 1),
+    ]:
+        watch.see({"own": found}, ["m", "unknown"], {})
+        assert watch.wanted == {"m": wanted}
+
+
+def test_a_model_whose_other_application_is_deleted_comes_home(
+    desired: DesiredStates, caplog: pytest.LogCaptureFixture
+):
+    watch = ServeWatch("own", desired, Signal())
+    desired.change("m", "", "shift", Shift("next"))
+    found = {"own": application(RUNNING=1), "next": application(RUNNING=3)}
+    watch.see(found, ["m"], desired.routes())
+    assert (watch.wanted, desired.routes()) == ({"m": 3}, {"m": "next"})
+    watch.see({"own": application()}, ["m"], {})  # a status from before the shift
+    assert desired.routes() == {"m": "next"}
+    for _ in range(3):
+        watch.see({"own": application(RUNNING=1)}, ["m"], desired.routes())
+    assert (watch.wanted, desired.routes()) == ({"m": 1}, {})
+    assert caplog.text.count("has been deleted") == 1
