@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.asgi_client import post_scope
 from penstock.errors import BadRequest, EngineStartFailed
 from penstock.serve import LLMConfig, LLMServer
 from penstock.serve.openai_api_models import ChatCompletionRequest, ErrorResponse
@@ -96,6 +97,26 @@ async def test_every_handle_method_answers():
     assert len(embedding.data[0].embedding) > 0
     deltas = [delta async for delta in await server.generate("one two", {"max_tokens": 4})]
     assert deltas[-1].finish_reason is not None
+    await server.stop()
+
+
+async def test_a_scrape_of_metrics_is_no_use_of_the_model(monkeypatch: pytest.MonkeyPatch):
+    server, asked = await LLMServer(sim()), []
+    monkeypatch.setattr(server.reconciler, "request_arrived", lambda: asked.append(method))
+    for method, path in [("GET", "/metrics"), ("POST", "/tokenize")]:
+        scope = {**post_scope(path, 2, {}), "method": method}
+        messages = iter([{"type": "http.request", "body": b"{}"}])
+        sent = []
+
+        async def receive(messages=messages):
+            return next(messages, {"type": "http.disconnect"})
+
+        async def send(message, sent=sent):
+            sent.append(message)
+
+        await server._serve(scope, receive, send)
+        assert sent
+    assert asked == ["POST"]
     await server.stop()
 
 

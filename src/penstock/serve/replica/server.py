@@ -240,7 +240,9 @@ class LLMServer:
     # -- what the listener asks
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._admit()
+        await self.reconciler.started.wait()
+        if scope["method"] == "POST":  # a scrape of metrics is no use of the model
+            self.reconciler.request_arrived()
         await self._app()(scope, receive, send)
 
     async def _admit(self) -> None:
