@@ -226,6 +226,9 @@ class GatewayMetrics:
         self.ready = Gauge(
             "penstock_ready_replicas", "Replicas that may be picked.", ["model"], registry=registry
         )
+        self.wanted = Gauge(
+            "penstock_wanted_replicas", "Replicas that Ray Serve should run.", ["model"], registry=registry
+        )
         self.adapters = Gauge(
             "penstock_adapters_loaded",
             "Adapters loaded, in all replicas.",
@@ -275,7 +278,10 @@ class GatewayMetrics:
         return generate_latest(shown)
 
 
-_OF_REPLICAS = {"penstock_ready_replicas", "penstock_adapters_loaded", "penstock_adapter_loads"}
+_OF_REPLICAS = {
+    *("penstock_ready_replicas", "penstock_wanted_replicas"),
+    *("penstock_adapters_loaded", "penstock_adapter_loads"),
+}
 
 
 def _key(sample: Sample) -> Key:

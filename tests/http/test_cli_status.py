@@ -30,6 +30,16 @@ async def test_models_and_the_health_of_each_are_listed(served: Served, capsys: 
     ]
 
 
+async def test_a_replica_that_is_missing_is_told_of(served: Served, capsys: pytest.CaptureFixture[str]):
+    await served.gateway("m")
+    await served.replica("m")
+    served.table.wanted = {"m": 3}
+    assert await shown(show_status, served) == 0
+    assert "m  1 of 3 replicas ready, 2 starting or restarting" in capsys.readouterr().out
+    async with served.http() as http:
+        assert 'penstock_wanted_replicas{model="m"} 3.0' in (await http.get("/metrics")).text
+
+
 async def test_json_has_the_same(served: Served, capsys: pytest.CaptureFixture[str]):
     await served.gateway("m")
     await served.replica("m")

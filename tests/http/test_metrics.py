@@ -153,8 +153,8 @@ async def test_health_is_503_until_every_model_has_a_replica(served: Served):
         {
             "status": "unavailable",
             "models": {
-                "a": {"ready": 1, "resting": 0, "replicas": 1},
-                "b": {"ready": 0, "resting": 0, "replicas": 0},
+                "a": {"ready": 1, "resting": 0, "replicas": 1, "wanted": 1},
+                "b": {"ready": 0, "resting": 0, "replicas": 0, "wanted": 0},
             },
         },
     )

@@ -33,7 +33,7 @@ def test_asleep_it_holds_requests_for_a_while_and_answers_them_when_it_wakes(zoo
     assert done["ok"]
     assert [one["result"] for one in done["replicas"].values()] == ["asleep", "asleep"]
     assert zoo.http.get("/health").status_code == 200
-    assert zoo.health() == {"ready": 0, "resting": 2, "replicas": 2}
+    assert zoo.health() == {"ready": 0, "resting": 2, "replicas": 2, "wanted": 2}
     with pytest.raises(APIStatusError, match="2 asleep") as refused:
         zoo.ask()
     assert refused.value.status_code == 503

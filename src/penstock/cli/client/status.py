@@ -71,9 +71,12 @@ def _versions(service: Service) -> tuple[str | None, Mapping[str, Mapping[str, A
 
 def _state(model: Mapping[str, Any]) -> str:
     ready, replicas, resting = (model.get(name, 0) for name in ("ready", "replicas", "resting"))
-    parts = [f"{ready} of {replicas} replicas ready"]
+    wanted = max(model.get("wanted", 0), replicas)
+    parts = [f"{ready} of {wanted} replicas ready"]
     if resting:
         parts.append(f"{resting} asleep or paused")
+    if missing := wanted - ready - resting:
+        parts.append(f"{missing} starting or restarting")
     if engine := model.get("engine"):
         parts.append(f"{engine} {model.get('version') or ''}".rstrip())
     return ", ".join(parts)

@@ -251,6 +251,8 @@ class Dispatch:
             self._metrics.batch_queued.labels(model_id).set(queue.waiting(FLEX))
             self._count_batch(model_id)
             self._metrics.ready.labels(model_id).set(len(self._table.ready(model_id)))
+            wanted = self._table.wanted.get(model_id, len(self._table.members(model_id)))
+            self._metrics.wanted.labels(model_id).set(wanted)
             self._metrics.failovers.labels(model_id)  # shown as 0 before the first
             for other in self._fallbacks[model_id]:
                 self._metrics.fallbacks.labels(model_id, other)

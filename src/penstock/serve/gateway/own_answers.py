@@ -117,10 +117,11 @@ class OwnAnswers:
         await reply.whole(200 if healthy else 503, JSON, content)
 
     def _counts(self, model_id: str) -> dict[str, int]:
-        """resting: asleep or paused on request."""
+        """resting: asleep or paused on request. wanted: replicas that Ray Serve should run."""
         members = self._table.members(model_id)
         resting = sum(replica.state in ("asleep", "paused") for replica in members)
-        return {"ready": len(self._table.ready(model_id)), "resting": resting, "replicas": len(members)}
+        ready, wanted = len(self._table.ready(model_id)), self._table.wanted.get(model_id, len(members))
+        return {"ready": ready, "resting": resting, "replicas": len(members), "wanted": wanted}
 
     async def alive(self, request: ClientRequest, route: Route, reply: ClientResponse) -> None:
         await reply.whole(200, _TEXT, b"success")
