@@ -59,7 +59,8 @@ def test_a_replica_that_is_gone_is_forgotten(tmp_path: Path):
 def test_an_orderly_end_leaves_nothing(tmp_path: Path):
     ledger = StateStore(tmp_path / "x.sqlite")
     ledger.set("m", DesiredState(version=1))
-    ledger.close(remove=True)
+    ledger.remove()
+    ledger.close()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -67,11 +67,9 @@ class LLMControl:
         self._listener = await PrivateListener.open(self._serve, NAME, node_id, node_host)
 
     async def close(self) -> None:
-        """Ends the links. The application has ended, or control moves: replicas then report their state."""
-        if self._watching is not None:
-            self._watching.cancel()
+        """Ends the links."""
         await self._listener.close(grace_s=0.0)
-        self._store.close(remove=True)
+        self._store.close()
 
     def _forget(self, deployments: Iterable[str]) -> None:
         """Forgets models that Serve has no longer."""
@@ -208,7 +206,15 @@ class LLMControl:
 
     def __del__(self) -> Any:
         """Serve's shutdown hook: Serve awaits what it returns."""
-        return self.close() if self.__dict__.get("_watching") else None
+        return self._end() if self.__dict__.get("_watching") else None
+
+    async def _end(self) -> None:
+        """In an update the next control goes on with the state; the application's end removes it."""
+        if self._watching is not None:
+            self._watching.cancel()
+        if await self._watch.is_ending():
+            self._store.remove()
+        await self.close()
 
 
 def _check_application(model: str, application: str) -> None:

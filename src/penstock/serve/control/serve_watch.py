@@ -17,6 +17,7 @@ from penstock.serve.control.operations import SHIFT, Shift
 log = logging.getLogger(__name__)
 
 _LOOK_S, _GAP_S = 10.0, 1.0  # between two looks without a change, and at least
+_END_S = 0.5  # Serve kills control a second after it has asked it to end
 _LEAVING = {"STOPPING", "STOPPED"}
 _FAILING = {"UNHEALTHY", "DEPLOY_FAILED"}
 
@@ -49,6 +50,15 @@ class ServeWatch:
                 log.info("Serve's status cannot be read now", exc_info=True)
             await self._changed.wait_until(time.monotonic() + _LOOK_S)
             await asyncio.sleep(_GAP_S)
+
+    async def is_ending(self) -> bool:
+        """Whether the application is being deleted, or Serve does not tell."""
+        try:
+            async with asyncio.timeout(_END_S):
+                found = (await asyncio.to_thread(serve.status)).applications
+        except Exception:  # Serve's and Ray's: all ends
+            return True
+        return self._app not in found or found[self._app].status == "DELETING"
 
     def see(self, found: Applications, models: Iterable[str], routes: Mapping[str, str]) -> None:
         """Takes over Serve's status. routes: those known before it was asked."""

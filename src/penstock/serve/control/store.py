@@ -82,8 +82,9 @@ class StateStore:
             return
         self._connection.execute("DELETE FROM desired WHERE model = ? AND replica = ?", (model, replica))
 
-    def close(self, *, remove: bool = False) -> None:
-        """remove: the application has ended."""
+    def close(self) -> None:
         self._connection.close()
-        if remove:
-            self._file.unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """For an application that has ended."""
+        self._file.unlink(missing_ok=True)
