@@ -11,7 +11,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -55,6 +55,22 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LAST_EVENTS_S = 0.5  # after the engine's death, for error events to reach their clients
+
+
+def _asking(path: str) -> Callable[..., Coroutine[Any, Any, Responses]]:
+    async def ask(self: Any, request: Request, raw_request_info: RawRequestInfo | None = None) -> Responses:
+        return self._handle_api.ask(path, request, raw_request_info)
+
+    ask.__doc__ = f"Asks {path}."
+    return ask
+
+
+def _operating(operation: str, arguments: str = "No arguments.") -> Callable[..., Coroutine[Any, Any, Any]]:
+    async def operate(self: Any, **options: Any) -> Any:
+        return await self.reconciler.perform(operation, options)
+
+    operate.__doc__ = arguments
+    return operate
 
 
 class LLMServer:
@@ -366,65 +382,23 @@ class LLMServer:
         yield self._id
         await asyncio.Event().wait()
 
-    # -- requests by handle: each is awaited and returns an async generator, as in ray.serve.llm
+    # -- requests by handle: each is awaited and returns an async generator, as in ray.serve.llm.
+    # It yields one response, of OpenAI's type for the endpoint or an `ErrorResponse`, or bytes where
+    # `encoding_format` asks for them; with `stream`, lists of ready events, errors too.
 
-    async def chat(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Responses:
-        """One `ChatCompletionResponse`; with `stream`, lists of ready `data: {...}` events, errors too."""
-        return self._handle_api.ask("/v1/chat/completions", request, raw_request_info)
-
-    async def completions(
-        self, request: Request, raw_request_info: RawRequestInfo | None = None
-    ) -> Responses:
-        """One `CompletionResponse`; with `stream`, lists of ready `data: {...}` events, errors too."""
-        return self._handle_api.ask("/v1/completions", request, raw_request_info)
-
-    async def responses(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Responses:
-        """One `ResponsesResponse`; with `stream`, lists of ready events, each with its name."""
-        return self._handle_api.ask("/v1/responses", request, raw_request_info)
-
-    async def messages(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Responses:
-        """One `MessagesResponse`; with `stream`, lists of ready events, each with its name."""
-        return self._handle_api.ask("/v1/messages", request, raw_request_info)
-
-    async def embeddings(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Responses:
-        """One `EmbeddingResponse` or `ErrorResponse`; bytes, where `encoding_format` asks for them."""
-        return self._handle_api.ask("/v1/embeddings", request, raw_request_info)
-
-    async def score(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Responses:
-        """One `ScoreResponse` or `ErrorResponse`."""
-        return self._handle_api.ask("/v1/score", request, raw_request_info)
-
-    async def rerank(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Responses:
-        """One `RerankResponse` or `ErrorResponse`."""
-        return self._handle_api.ask("/v1/rerank", request, raw_request_info)
-
-    async def classify(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Responses:
-        """One `ClassificationResponse` or `ErrorResponse`."""
-        return self._handle_api.ask("/classify", request, raw_request_info)
-
-    async def pooling(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Responses:
-        """One `PoolingResponse` or `ErrorResponse`; bytes, where `encoding_format` asks for them."""
-        return self._handle_api.ask("/pooling", request, raw_request_info)
-
-    async def transcriptions(
-        self, request: Request, raw_request_info: RawRequestInfo | None = None
-    ) -> Responses:
-        """One `TranscriptionResponse`, or a text; with `stream`, lists of ready events."""
-        return self._handle_api.ask("/v1/audio/transcriptions", request, raw_request_info)
-
-    async def translations(
-        self, request: Request, raw_request_info: RawRequestInfo | None = None
-    ) -> Responses:
-        """As `transcriptions`, in English."""
-        return self._handle_api.ask("/v1/audio/translations", request, raw_request_info)
-
-    async def tokenize(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Responses:
-        """One `TokenizeResponse` or `ErrorResponse`."""
-        return self._handle_api.ask("/tokenize", request, raw_request_info)
-
-    async def detokenize(self, request: Request, raw_request_info: RawRequestInfo | None = None) -> Responses:
-        """One `DetokenizeResponse` or `ErrorResponse`."""
-        return self._handle_api.ask("/detokenize", request, raw_request_info)
+    chat = _asking("/v1/chat/completions")
+    completions = _asking("/v1/completions")
+    responses = _asking("/v1/responses")
+    messages = _asking("/v1/messages")
+    embeddings = _asking("/v1/embeddings")
+    score = _asking("/v1/score")
+    rerank = _asking("/v1/rerank")
+    classify = _asking("/classify")
+    pooling = _asking("/pooling")
+    transcriptions = _asking("/v1/audio/transcriptions")
+    translations = _asking("/v1/audio/translations")
+    tokenize = _asking("/tokenize")
+    detokenize = _asking("/detokenize")
 
     async def generate(
         self, prompt: Prompt, params: Mapping[str, Any] | None = None, request_id: str | None = None
@@ -452,36 +426,21 @@ class LLMServer:
     # -- operations on this replica, with the arguments and errors of `Engine`. `LLMControl` performs them on
     # all replicas of a model; a later change of the model's desired state replaces what was done here.
 
-    async def sleep(self, **options: Any) -> None:
-        """level: 1 or 2. mode: "wait" or "abort"."""
-        await self.reconciler.perform("sleep", options)
-
-    async def wakeup(self, **options: Any) -> None:
-        """tags: parts to wake, "weights" or "kv_cache"; it takes requests when both are. All by default."""
-        await self.reconciler.perform("wakeup", options)
-
-    async def is_sleeping(self) -> bool:
-        return await self.reconciler.perform("is_sleeping", {})
-
-    async def pause(self, **options: Any) -> None:
-        """mode: "keep", "wait" or "abort". clear_cache: whether to empty the prefix cache."""
-        await self.reconciler.perform("pause", options)
-
-    async def resume(self, **options: Any) -> None:
-        """There are no options. Raises: BadRequest for any."""
-        await self.reconciler.perform("resume", options)
-
-    async def is_paused(self) -> bool:
-        return await self.reconciler.perform("is_paused", {})
-
-    async def reset_prefix_cache(self) -> None:
-        await self.reconciler.perform("reset_prefix_cache", {})
-
-    async def start_profile(self) -> None:
-        await self.reconciler.perform("start_profile", {})
-
-    async def stop_profile(self) -> None:
-        await self.reconciler.perform("stop_profile", {})
+    sleep = _operating("sleep", "level: 1 or 2. mode: 'wait' or 'abort'.")
+    wakeup = _operating(
+        "wakeup",
+        "tags: parts to wake, 'weights' or 'kv_cache'; it takes requests when both are. All by default.",
+    )
+    is_sleeping = _operating("is_sleeping")
+    pause = _operating("pause", "mode: 'keep', 'wait' or 'abort'. clear_cache: empties the prefix cache.")
+    resume = _operating("resume")
+    is_paused = _operating("is_paused")
+    reset_prefix_cache = _operating("reset_prefix_cache")
+    start_profile = _operating("start_profile")
+    stop_profile = _operating("stop_profile")
+    update_weights = _operating(
+        "update_weights", "source: an absolute path that every node sees. version: its name. mode."
+    )
 
     async def collective_rpc(
         self,
@@ -493,10 +452,6 @@ class LLMServer:
         """Results of all workers of this replica. timeout: seconds."""
         arguments = {"method": method, "timeout": timeout, "args": list(args), "kwargs": dict(kwargs or {})}
         return await self.reconciler.perform("collective_rpc", arguments)
-
-    async def update_weights(self, **options: Any) -> None:
-        """source: an absolute path that every node sees. version: a name for these weights. mode."""
-        await self.reconciler.perform("update_weights", options)
 
     async def weights_version(self) -> str:
         return self.reconciler.weights_version()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -52,6 +52,13 @@ DEFAULT_ENDPOINTS: Endpoints = {
     "model_data": lambda app: app.get("/v1/models/{model:path}"),
     **{name: partial(_post, path) for name, path in _PATHS.items()},
 }
+
+
+def _forwarding(path: str) -> Callable[..., Coroutine[Any, Any, Response]]:
+    async def ask(self: Any, body: Any, request: Request) -> Response:
+        return self._forwarded(path, body)
+
+    return ask
 
 
 class OpenAiIngress:
@@ -172,27 +179,16 @@ class OpenAiIngress:
     async def model(self, model_id: str) -> Response:
         return await self.model_data(model_id)
 
-    async def completions(self, body: Any, request: Request) -> Response:
-        return self._forwarded(_PATHS["completions"], body)
-
-    async def chat(self, body: Any, request: Request) -> Response:
-        return self._forwarded(_PATHS["chat"], body)
-
-    async def embeddings(self, body: Any, request: Request) -> Response:
-        return self._forwarded(_PATHS["embeddings"], body)
+    completions = _forwarding(_PATHS["completions"])
+    chat = _forwarding(_PATHS["chat"])
+    embeddings = _forwarding(_PATHS["embeddings"])
+    score = _forwarding(_PATHS["score"])
+    tokenize = _forwarding(_PATHS["tokenize"])
+    detokenize = _forwarding(_PATHS["detokenize"])
 
     async def transcriptions(self, body: Any, request: Request) -> Response:
         form = await multipart.encode(_fields(body))
         return Forwarded(self._gateway_app, _PATHS["transcriptions"], *form)
-
-    async def score(self, body: Any, request: Request) -> Response:
-        return self._forwarded(_PATHS["score"], body)
-
-    async def tokenize(self, body: Any, request: Request) -> Response:
-        return self._forwarded(_PATHS["tokenize"], body)
-
-    async def detokenize(self, body: Any, request: Request) -> Response:
-        return self._forwarded(_PATHS["detokenize"], body)
 
     def _forwarded(self, path: str, body: Any = None) -> Response:
         content = None if body is None else msgspec.json.encode(_fields(body))
