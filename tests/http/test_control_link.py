@@ -203,3 +203,31 @@ async def test_a_gateway_wakes_a_model(control: LLMControl, handle: Handle):
     assert [one["desired"]["state"] for one in (status["one"], status["two"])] == ["asleep", "ready"]
     for one in (first, second):
         one.task.cancel()
+
+
+async def test_a_model_that_serve_has_no_longer_is_forgotten(
+    control: LLMControl, handle: Handle, monkeypatch: pytest.MonkeyPatch
+):
+    replica = Replica("a", handle)
+    await replica.until(lambda _: True)
+    control._forget({"LLMServer:other"})
+    assert list(await control.status()) == ["m"]  # while one follows
+    replica.task.cancel()
+    monkeypatch.setattr(presence, "GONE_S", 0.0)
+    async with asyncio.timeout(10):
+        while control._followers.living("m"):  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.01)
+    control._forget({"LLMServer:m"})
+    assert list(await control.status()) == ["m"]
+    control._forget({"LLMServer:other"})
+    assert control._followers.models() == []
+
+
+async def test_when_control_ends_so_do_its_links(
+    control: LLMControl, handle: Handle, caplog: pytest.LogCaptureFixture
+):
+    replica = Replica("a", handle)
+    await replica.until(lambda _: True)
+    await control.close()
+    assert not caplog.records
+    replica.task.cancel()

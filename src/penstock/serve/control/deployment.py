@@ -57,7 +57,8 @@ class LLMControl:
 
     async def open(self, state: StateStore, app: str, node_id: str, node_host: str) -> None:
         """Begins to listen for followers. app: the application's name."""
-        self._app, self._store, changed = app, state, Signal()
+        self._app, self._store = app, state
+        self._changed = changed = Signal()
         self._desired = DesiredStates(state, changed)
         self._followers = Followers(self._desired, changed)
         self._watch = ServeWatch(app, self._desired, changed)
@@ -68,7 +69,8 @@ class LLMControl:
 
     async def close(self) -> None:
         """Ends the links."""
-        await self._listener.close(grace_s=0.0)
+        self._changed.close()
+        await self._listener.close(grace_s=0.2)
         self._store.close()
 
     def _forget(self, deployments: Iterable[str]) -> None:

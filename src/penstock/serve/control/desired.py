@@ -22,6 +22,12 @@ class Signal:
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
+        self.closed = False
+
+    def close(self) -> None:
+        """For the end of control: links end, too."""
+        self.closed = True
+        self.send()
 
     def send(self) -> None:
         self._event.set()

@@ -47,11 +47,11 @@ class Presence:
 
     @contextmanager
     def link(self, changed: Signal) -> Generator[Callable[[], bool]]:
-        """Around a link. Yields whether it is still the follower's newest."""
+        """Around a link. Yields whether it goes on: it is the newest, and control does not end."""
         mine = self._link = object()
         changed.send()
         try:
-            yield lambda: self._link is mine
+            yield lambda: self._link is mine and not changed.closed
         finally:
             if self._link is mine:
                 self._link, self.heard_at = None, time.monotonic()
@@ -106,8 +106,8 @@ class Followers:
     async def updates(self, model: str, replica: str) -> AsyncGenerator[Update]:
         """For a replica that was heard: at once, at every change, and each `FOLLOW_S`."""
         follower = self._models[model][replica]
-        with follower.link(self._changed) as is_newest:
-            while is_newest():
+        with follower.link(self._changed) as goes_on:
+            while goes_on():
                 desired, commands = self._due(model, follower.status), tuple(follower.commands)
                 follower.commands.clear()
                 follower.sent_version = desired.version
@@ -115,7 +115,7 @@ class Followers:
 
                 def is_due(sent: int = desired.version) -> bool:
                     due = self._due(model, follower.status).version != sent
-                    return due or bool(follower.commands) or not is_newest()
+                    return due or bool(follower.commands) or not goes_on()
 
                 await self._changed.wait_for(is_due, time.monotonic() + FOLLOW_S)
 

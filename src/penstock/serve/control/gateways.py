@@ -57,12 +57,12 @@ class Gateways:
         def due() -> Routes:
             return Routes(self._desired.routes(), self._wanted())
 
-        with self._gateways[gateway].link(self._changed) as is_newest:
-            while is_newest():
+        with self._gateways[gateway].link(self._changed) as goes_on:
+            while goes_on():
                 yield (sent := due())
 
                 def is_due(sent: Routes = sent) -> bool:
-                    return due() != sent or not is_newest()
+                    return due() != sent or not goes_on()
 
                 await self._changed.wait_for(is_due, time.monotonic() + FOLLOW_S)
 

@@ -48,7 +48,7 @@ async def serve(
     hear: Callable[[FromFollower], None],
     updates: Callable[[ReplicaStatus | GatewayStatus], AsyncGenerator[Update | Routes]],
 ) -> None:
-    """Control's side, until the follower ends the link, or is silent.
+    """Control's side, until the follower ends the link or is silent, or there are no more updates.
 
     hear: called with each message. updates: called after the first status, for what is sent.
     """
@@ -60,6 +60,7 @@ async def serve(
         hear(message)
         if sending is None and not isinstance(message, Done):
             sending = asyncio.create_task(_send(send, updates(message)))
+            sending.add_done_callback(lambda _: reading.cancel())
 
     async def read() -> bytes:
         while (message := await receive())["type"] == "http.request":
@@ -68,13 +69,15 @@ async def serve(
         return b""
 
     await send({"type": "http.response.start", "status": 200, "headers": []})
+    reading = asyncio.create_task(_read_lines(read, received))
     try:
-        await _read_lines(read, received)
-    except (TimeoutError, msgspec.DecodeError) as error:
-        log.info("A follower's link ends: %s", error or "it is silent")
+        await asyncio.wait({reading})
     finally:
+        reading.cancel()
         if sending is not None:
             sending.cancel()
+    if not reading.cancelled() and (error := reading.exception()) is not None:
+        log.info("A follower's link ends: %s", error or "it is silent")
 
 
 async def _send(send: Send, updates: AsyncGenerator[Update | Routes]) -> None:
@@ -82,6 +85,7 @@ async def _send(send: Send, updates: AsyncGenerator[Update | Routes]) -> None:
         async for update in updates:
             line = _encode(update) + b"\n"
             await send({"type": "http.response.body", "body": line, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
 
 
 async def _read_lines(read: Callable[[], Awaitable[bytes]], received: Callable[[bytes], None]) -> None:
