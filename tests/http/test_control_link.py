@@ -109,9 +109,11 @@ async def control(tmp_path: Path) -> AsyncIterator[LLMControl]:
     await control.close()
 
 
-@pytest.fixture
-async def handle(control: LLMControl) -> Handle:
-    return Handle(await control.address(NODE))
+@pytest.fixture(params=[NODE, "another node"])
+async def handle(control: LLMControl, request: pytest.FixtureRequest) -> Handle:
+    """To a control whose followers are on its node, or on another one."""
+    found = await control.address(request.param)
+    return Handle({**found, "unix": found["unix"] if request.param == NODE else None})
 
 
 async def test_a_replica_that_never_reads_stops_nobody_and_is_cut_off(

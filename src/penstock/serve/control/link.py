@@ -21,7 +21,7 @@ from penstock.asgi import Receive, Send
 from penstock.errors import Unavailable
 from penstock.openai import errors
 from penstock.serve.control.state import GONE_S, Done, GatewayStatus, ReplicaStatus, Routes, Update
-from penstock.serve.http.private_listener import Peer
+from penstock.serve.http.private_listener import ListenerClient
 from penstock.transport import headers
 from penstock.transport.address import Address
 from penstock.transport.connection import ReplicaConnection
@@ -108,7 +108,7 @@ class ControlLink:
     def __init__(self, handle: Any, node_id: str) -> None:
         """handle: to control's deployment. node_id: of this process."""
         self._handle, self._node_id = handle, node_id
-        self._peer = Peer(self._find, node_id)
+        self._client = ListenerClient(self._find, node_id)
         self._outbox: list[Done] = []
         self._changed = asyncio.Event()
 
@@ -196,7 +196,7 @@ class ControlLink:
 
     async def _open(self, path: str, body: bytes | None = None) -> ReplicaConnection:
         """A connection on which the request was sent; without a body, that follows in chunks."""
-        address, connection = await self._peer.connect(_FIND_S)
+        address, connection = await self._client.connect(_FIND_S)
         own = headers.own(address.secret, "", headers.request_id(None))
         size = None if body is None else len(body)
         connection.request(headers.to_replica("POST", path.encode(), [], own, size), body or b"")

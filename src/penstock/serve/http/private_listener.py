@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable
 from penstock.asgi import ASGIApp, Receive, Scope, Send
 from penstock.errors import Error, Unavailable
 from penstock.openai.asgi_response import send_error
+from penstock.serve.http import direct_writer
+from penstock.serve.http.connection_limits import Connections
 from penstock.serve.http.server import Port
 from penstock.serve.http.sockets import bind
 from penstock.transport import link, pool
@@ -49,7 +51,7 @@ class PrivateListener:
         if not self._address.is_local(node_id) and self._network is not None:
             sock, self._network = self._network, None
             try:
-                self._ports.append(await Port.open(self._serve, sock))
+                self._ports.append(await Port.open(self._serve, sock, connections=Connections()))
             except BaseException:  # also when cancelled: the next call can try again
                 self._network = sock
                 raise
@@ -71,11 +73,13 @@ class PrivateListener:
         given = dict(scope["headers"]).get(link.SECRET, b"")
         if not hmac.compare_digest(given, self._address.secret.encode()):
             await send_error(send, Unavailable("Only Penstock itself may ask here."), scope["path"])
-        else:
-            await self._app(scope, receive, send)
+            return
+        if (writer := direct_writer.of(scope)) is not None:
+            writer.accept()
+        await self._app(scope, receive, send)
 
 
-class Peer:
+class ListenerClient:
     """Reaches another process's `PrivateListener`; asks for its address again when it has ended or moved."""
 
     def __init__(self, find: Callable[[], Awaitable[Address]], node_id: str) -> None:

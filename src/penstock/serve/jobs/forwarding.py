@@ -11,7 +11,7 @@ from penstock.asgi import ClientGone
 from penstock.errors import Unavailable
 from penstock.serve.gateway.request import ClientRequest
 from penstock.serve.gateway.response import ClientResponse
-from penstock.serve.http.private_listener import Peer
+from penstock.serve.http.private_listener import ListenerClient
 from penstock.transport import headers
 from penstock.transport.address import Address
 from penstock.transport.connection import ReplicaConnection
@@ -26,7 +26,7 @@ class JobsForwarder:
     """find: the address of the process's listener; starts the process if need be."""
 
     def __init__(self, find: Callable[[], Awaitable[Address]], node_id: str) -> None:
-        self._peer = Peer(find, node_id)
+        self._client = ListenerClient(find, node_id)
 
     async def __call__(self, request: ClientRequest, reply: ClientResponse) -> None:
         """Relays one exchange.
@@ -34,7 +34,7 @@ class JobsForwarder:
         Raises: ClientGone; Unavailable when the process cannot be reached, or ends before it has answered.
         """
         try:
-            address, connection = await self._peer.connect(_START_S)
+            address, connection = await self._client.connect(_START_S)
         except TimeoutError as error:
             raise Unavailable(
                 "Files and batches do not answer now; try again in a moment.", retry_after_s=5
