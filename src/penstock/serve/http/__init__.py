@@ -2,5 +2,5 @@
 
 In the order of a request: `sockets`, `port_sharing`, `server`, `listener`, `tls`, `protocol` with `upgrade`,
 `connection_limits` and `limits`, `cors`, `direct_writer` for the way back; `serve_proxy` where Ray Serve's
-HTTP stands in front.
+HTTP stands in front; `private_listener` for Penstock's own processes.
 """
