@@ -67,7 +67,7 @@ _PATHS = {
     "/v1/batches/{id}/cancel": "ends a batch; what was done is kept",
     "/v1/models": "models, with their [adapters](../serve/adapters.md)",
     "/v1/models/{id}": "one of them",
-    "/health": "200 when every model has a ready replica, else 503, with the counts of each",
+    "/health": "200 when every model has a ready replica, else 503; with the key, the counts of each",
     "/ping": "the same, for SageMaker",
     "/readyz": "the same",
     "/livez": "200 while the gateway runs",

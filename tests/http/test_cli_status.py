@@ -2,9 +2,14 @@
 
 import asyncio
 import json
+import os
+import sys
 from functools import partial
+from pathlib import Path
 
+import psutil
 import pytest
+from certificates import write_pair
 from served import Served
 
 from penstock.cli.client.status import show_models, show_status
@@ -54,3 +59,21 @@ async def test_no_service_is_told(free_port: int):
     for command in (show_models, show_status):
         with pytest.raises(Unavailable, match="Nothing answers"):
             await asyncio.to_thread(partial(command, f"127.0.0.1:{free_port}", None, as_json=False))
+
+
+async def test_the_one_that_runs_here_is_found_with_its_port_and_certificate(served: Served, tmp_path: Path):
+    """As `penstock serve` has noted it."""
+    await served.gateway("m", tls=write_pair(tmp_path).config)
+    await served.replica("m")
+    begun = psutil.Process().create_time()
+    note = {"id": os.getpid(), "begun": begun, "url": served.url, "models": ["m"]}
+    folder = tmp_path / "penstock-serve-1"
+    folder.mkdir()
+    (folder / "service.json").write_text(json.dumps(note))
+    command = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "penstock.cli", "status"),
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    out, _ = await command.communicate()
+    assert (command.returncode, out.decode().split()[:2]) == (0, [served.url, "ok,"])

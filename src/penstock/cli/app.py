@@ -192,11 +192,22 @@ def models(url: Url = HERE, api_key: Key = None, as_json: Json = False) -> None:
 
 
 @app.command()
-def status(url: Url = HERE, api_key: Key = None, as_json: Json = False) -> None:
+def status(
+    url: Annotated[
+        str | None,
+        typer.Option(help="Address of the service.", show_default=f"the only one that runs here, or {HERE}"),
+    ] = None,
+    api_key: Key = None,
+    as_json: Json = False,
+) -> None:
     """Show the replicas of a running service's models. Exits with 1 when a model cannot answer."""
     from penstock.cli.client.status import show_status
+    from penstock.cli.serve.started import running
 
-    end_with("status", lambda: show_status(url, api_key, as_json=as_json))
+    here = running() if url is None else []
+    own = len(here) == 1
+    address = here[0].url if own else url or HERE
+    end_with("status", lambda: show_status(address, api_key, as_json=as_json, own=own))
 
 
 @app.command()

@@ -25,8 +25,8 @@ class Service:
     """A service at `url`, with or without `/v1` at its end. Each request opens its own connection."""
 
     def __init__(self, url: str, key: str | None = None, *, key_hint: str = "", own: bool = False) -> None:
-        """key_hint: a sentence for users whose key is refused. own: this process has started the service, so
-        its certificate, which is made out to other names than this machine uses, is not checked.
+        """key_hint: a sentence for users whose key is refused. own: the service is this user's, on this
+        machine, so its certificate, which is made out to other names, is not checked.
 
         Raises: ConfigError when `url` is not the address of a service.
         """

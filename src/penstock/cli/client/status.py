@@ -39,12 +39,13 @@ def _described(model: Mapping[str, Any]) -> str:
     return f"{length:,} tokens" if length else "no replica has said its context window yet"
 
 
-def show_status(url: str, api_key: str | None, *, as_json: bool) -> int:
+def show_status(url: str, api_key: str | None, *, as_json: bool, own: bool = False) -> int:
     """Prints the replicas of each model. Exit code: 0 when every model can answer, 1 when one cannot.
 
+    own: the service is this user's on this machine, so its certificate is not checked.
     Raises: Error when the service does not answer.
     """
-    service = Service(url, api_key, key_hint=KEY_HINT)
+    service = Service(url, api_key, key_hint=KEY_HINT, own=own)
     health = service.json("GET", "/health", timeout_s=_ANSWER_S)
     version, engines = _versions(service)
     models = {name: {**counts, **engines.get(name, {})} for name, counts in health.get("models", {}).items()}
