@@ -124,9 +124,13 @@ class BatchStore:
             output_expires_s=keep_s,
             metadata=asked.metadata,
         )
-        self._files.in_use[file.id] = record.id
-        async with self._writing:
-            await self._write(record)
+        self._files.in_use.setdefault(file.id, record.id)
+        try:
+            async with self._writing:
+                await self._write(record)
+        except BaseException:
+            self._release(record)
+            raise
         return record
 
     async def cancel(self, batch_id: str) -> BatchRecord:
@@ -159,7 +163,7 @@ class BatchStore:
             self._release(record)
 
     def _release(self, ended: BatchRecord) -> None:
-        """Its input may be deleted, unless another batch reads it."""
+        """Lets its input be deleted, unless another batch reads it."""
         others = [one.id for one in self.unfinished() if one.input_file_id == ended.input_file_id]
         if others:
             self._files.in_use[ended.input_file_id] = others[0]

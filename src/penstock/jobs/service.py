@@ -114,12 +114,6 @@ class JobService:
             self._changed.clear()
             await self._changed.wait()
 
-    async def wait_busy(self) -> None:
-        """Returns when a batch runs."""
-        while not self._runs:
-            self._changed.clear()
-            await self._changed.wait()
-
     def _run(self, record: BatchRecord) -> None:
         run = RunningBatch(record.id, self._means)
         task = asyncio.create_task(run.run())

@@ -104,10 +104,10 @@ class BodyBudget:
 
     def waited(self, model_id: str, body: RequestBody) -> None:
         """It does not wait any more."""
-        sizes = self._waiting[model_id]
-        del sizes[body]
+        sizes = self._waiting.get(model_id, {})
+        sizes.pop(body, None)
         if not sizes:
-            del self._waiting[model_id]
+            self._waiting.pop(model_id, None)
 
     def progress(self, body: RequestBody) -> None:
         """`body` is incomplete and has just made progress."""
@@ -117,6 +117,8 @@ class BodyBudget:
     def complete(self, body: RequestBody) -> None:
         """`body` is complete or was dropped. Safe to call twice."""
         self._coming.pop(body, None)
+        for sizes in self._waiting.values():
+            sizes.pop(body, None)
 
     def full(self) -> NoRoom:
         """The error for requests that do not fit."""

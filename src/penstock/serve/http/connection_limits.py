@@ -97,7 +97,7 @@ class Connections:
 class WorkLimiter:
     """Limits the work with what clients send per turn of the event loop, so that it does not stall streams.
 
-    left: of this turn's work; whoever works subtracts it. request: what a new request counts.
+    left: of this turn's work; work subtracts from it. request: what a new request counts.
     """
 
     def __init__(self, requests_per_turn: int) -> None:
@@ -125,7 +125,7 @@ class WorkLimiter:
             self.left -= self.request
             work()
         else:
-            self.later(0, work)
+            self.later(0, lambda: self.take(work))
 
     async def room(self) -> None:
         """Returns in a turn that has room, for work that counts as much as a request."""

@@ -16,13 +16,12 @@ import re
 import secrets
 import selectors
 import socket
-import struct
 import time
 from pathlib import Path
 from typing import cast
 
 from penstock.errors import ConfigError
-from penstock.serve.http.sockets import bind
+from penstock.serve.http.sockets import bind, is_own
 
 _TRIES, _AGAIN_S = 20, 0.05
 """For a second: a peer may have the port and no claim yet. For 40 s where all peers hang: they are ended."""
@@ -53,7 +52,7 @@ class PortClaim:
             self._loop.call_later(_AGAIN_S, self._listen)
             return
         with peer, contextlib.suppress(OSError):  # it has ended meanwhile
-            if _user(peer) == os.getuid():
+            if is_own(peer):
                 socket.send_fds(peer, [b"."], [self._copy.fileno()])
 
     def close(self) -> None:
@@ -91,7 +90,7 @@ def _copy(prefix: str) -> socket.socket | None:
             peer.setblocking(False)
             with contextlib.suppress(OSError):  # it has ended meanwhile, or hangs
                 peer.connect(f"\0{name}")
-                if _user(peer) == os.getuid():
+                if is_own(peer):
                     answers.register(peer, selectors.EVENT_READ)
         while answers.get_map() and (answered := answers.select(deadline - time.monotonic())):
             for key, _ in answered:
@@ -111,9 +110,3 @@ def _received(file: int) -> socket.socket:
 
 def _prefix(group: str, host: str, port: int) -> str:
     return f"penstock-port-{port}-{hashlib.sha256(f'{group} {host}'.encode()).hexdigest()[:16]}-"
-
-
-def _user(peer: socket.socket) -> int:
-    """Anyone on the machine may connect to an abstract socket, or have bound it."""
-    _, user, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return user

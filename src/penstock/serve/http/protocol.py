@@ -41,12 +41,24 @@ class Config(uvicorn.Config):
 
 
 class _Flow(FlowControl):
-    """Keeps a connection paused while bytes that were read from it wait to be parsed."""
+    """Keeps a connection paused while uvicorn wants it, or bytes that were read from it wait to be parsed."""
 
-    waits = False
+    _wanted = _unparsed = False
+
+    def pause_reading(self) -> None:
+        self._wanted = True
+        super().pause_reading()
 
     def resume_reading(self) -> None:
-        if not self.waits:
+        self._wanted = False
+        self.parsed(not self._unparsed)
+
+    def parsed(self, all_of_it: bool) -> None:
+        """Whether all that was read has been parsed."""
+        self._unparsed = not all_of_it
+        if self._unparsed:
+            super().pause_reading()
+        elif not self._wanted:
             super().resume_reading()
 
 
@@ -193,30 +205,23 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _read(self) -> None:
         """Parses what was read, slice by slice; what is too much for this turn waits for a later one."""
-        if self._peer is not None and not self._accepted:
+        if self._peer is not None and not self._accepted and not self.transport.is_closing():
             self._connections.wait(self._peer, self)
         while self._at < len(self._unread):
             if self._deaf or self.transport.is_closing():
                 self._discard(len(self._unread) - self._at)
                 break
             if self._is_held:
-                return self._pause()
+                return self._flow.parsed(False)
             if not self._work.has_room():
                 if self._peer is not None:
                     self._connections.accept(self._peer, self)  # it waits for us
                 self._work.later(self._pieces, self._read)
-                return self._pause()
+                return self._flow.parsed(False)
             start, self._at = self._at, self._slice_end()
             self._take(memoryview(self._unread)[start : self._at])
         self._unread, self._at = b"", 0
-        if self._flow.waits:
-            self._flow.waits = False
-            self._flow.resume_reading()
-        return None
-
-    def _pause(self) -> None:
-        self.flow.pause_reading()
-        self._flow.waits = True
+        return self._flow.parsed(True)
 
     @property
     def _is_held(self) -> bool:

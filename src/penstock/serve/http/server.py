@@ -122,9 +122,13 @@ class Port:
         config.is_shared = is_shared
         sock.listen(BACKLOG)  # connections wait in the backlog from here on, none is refused
         port = cls(config, sock, claim, certificate)
-        while not port._server.started:
-            port.check()
-            await asyncio.sleep(0)
+        try:
+            while not port._server.started:
+                port.check()
+                await asyncio.sleep(0)
+        except BaseException:  # also when cancelled
+            port._task.cancel()
+            raise
         return port
 
     @property
