@@ -196,7 +196,7 @@ async def test_a_replica_that_did_not_take_the_request_costs_nothing(
 async def test_a_full_backlog_costs_nothing(served: Served, network: bool):
     await served.gateway("m")
     one = await replica(served, network)
-    listening = socket.socket(fileno=os.dup(one.listener._ports[-1]._server.servers[0].sockets[0].fileno()))
+    listening = socket.socket(fileno=os.dup(one.listener._ports[-1]._server.servers[0]._socket.fileno()))
     listening.listen(1)
     async with served.http(limits=httpx.Limits(max_connections=None)) as http:
         answers = await asyncio.gather(*(http.post(CHAT, json=chat()) for _ in range(20)))

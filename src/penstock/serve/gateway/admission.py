@@ -24,6 +24,7 @@ from penstock.tiers import DEFAULT, FLEX, PRIORITY, Tier
 
 _RETRY_AFTER_S = 1
 _DRAIN_WAIT_S = 1.0  # for a replica, while the gateway stops
+_LOOK_AGAIN_S = 1.0  # at the replicas of a request that waits for room, at least
 _BATCH_OPTION = "batch.max_queued_requests"
 
 _ORDER = (PRIORITY, DEFAULT, FLEX)  # in which the classes go
@@ -98,7 +99,8 @@ class AdmissionQueue:
     ) -> Lease:
         """A slot of a replica, held until `release`.
 
-        tried: replicas that failed this request. Such a request was admitted before and is not rejected.
+        tried: replicas that failed this request. Such a request was admitted before and is not rejected, but
+        where nothing may wait at all.
         only: the one replica that can answer, since it stores what the request refers to. patient: whether
         to wait when no replica is ready. tier: the request's class.
         Raises: Overloaded when the queue is full, or later when a request of a higher class fills it;
@@ -112,8 +114,8 @@ class AdmissionQueue:
                 return self._lease(asked, pick, now, tier)
         if not patient and all(replica in tried for replica in self._table.ready(self._model.id)):
             raise self._unavailable()
-        if not tried:
-            self._make_room(tier)
+        if not tried or not (self._wait_s or self._model.max_queued_requests):
+            self._make_room(tier, only)
         times.begin(QUEUE)
         return await self._wait(asked, tried, only, tier)
 
@@ -162,8 +164,10 @@ class AdmissionQueue:
         tokens = max(0, asked.tokens - pick.saved_tokens)
         return self._table.acquire(pick.replica, tokens, asked.adapter, tier == FLEX)
 
-    def _make_room(self, tier: Tier) -> None:
-        """Refuses this request when the queue is full, or the youngest of a lower class in its place."""
+    def _make_room(self, tier: Tier, only: Replica | None) -> None:
+        """Refuses this request when the queue is full, or the youngest of a lower class in its place. One that
+        waits for `only` takes no place from others.
+        """
         classes = (FLEX,) if tier == FLEX else (PRIORITY, DEFAULT)  # those that share a limit
         most, option = self._model.max_queued_requests, "max_queued_requests"
         if tier == FLEX:
@@ -179,7 +183,7 @@ class AdmissionQueue:
             retry_after_s=_RETRY_AFTER_S,
         )
         lower = self._by_tier[classes[-1]]
-        if tier == classes[-1] or not lower:
+        if only or tier == classes[-1] or not lower:
             raise refusal
         youngest, _ = lower.popitem()
         if not youngest.lease.done():
@@ -229,7 +233,8 @@ class AdmissionQueue:
                 self._give_up(waiter)
 
     def _set_timer(self, waiter: _Waiter) -> None:
-        waiter.timer = asyncio.get_running_loop().call_later(self._wait_s, self._give_up, waiter)
+        wait_s = self._wait_s if waiter.timer is None else max(self._wait_s, _LOOK_AGAIN_S)
+        waiter.timer = asyncio.get_running_loop().call_later(wait_s, self._give_up, waiter)
 
     def _give_up(self, waiter: _Waiter) -> None:
         """Ends a wait for a replica. A wait for room among ready ones goes on to the deadline."""

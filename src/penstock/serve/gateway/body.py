@@ -29,6 +29,7 @@ _SLICE_BYTES = 256 * 1024  # looked through at a time
 _LARGE_BYTES = 4 * 2**20
 _RETRY_AFTER_S = 1
 _SLOW_S = 5.0
+_MOST_LOOKED_AT = 1024  # bodies, when one of those that wait has to give up its memory
 
 
 _NONE = msgspec.Raw()
@@ -99,8 +100,9 @@ class BodyBudget:
         return largest if largest is not None and sizes[largest] >= least else None
 
     def wait(self, model_id: str, body: RequestBody) -> None:
-        """`body` is complete and waits for a replica of the model."""
-        self._waiting.setdefault(model_id, {})[body] = body.taken
+        """`body` is complete and waits for a replica of the model. Small ones are not worth looking at."""
+        if body.taken >= self.limit // _MOST_LOOKED_AT:
+            self._waiting.setdefault(model_id, {})[body] = body.taken
 
     def waited(self, model_id: str, body: RequestBody) -> None:
         """It does not wait any more."""
@@ -182,9 +184,8 @@ class RequestBody:
         try:
             return await wait
         except asyncio.CancelledError:
-            if self._holder is not None:
+            if self._holder is not None or task.uncancel():  # its client has gone, too
                 raise
-            task.uncancel()
             raise self._budget.full() from None
         finally:
             self._holder = None

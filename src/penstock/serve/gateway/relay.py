@@ -51,7 +51,8 @@ async def ask(pool: Pool, head: bytes, body: RequestBody, reply: ClientResponse)
         try:
             connection = await (pool.connect() if sent else pool.acquire())
         except OSError as error:
-            raise ReplicaFailed(f"cannot be reached: {error}", worked=sent) from error
+            busy = isinstance(error, TimeoutError)  # it lives
+            raise ReplicaFailed(f"cannot be reached: {error}", worked=sent and not busy) from error
         try:
             return await _exchange(pool, connection, head, body, reply)
         except ConnectionError as error:

@@ -151,7 +151,8 @@ class StatusLinks:
             state="draining" if self._draining else self._source.state(),
             running=load.running,
             waiting=load.waiting,
-            waiting_tokens=load.waiting_tokens + self._tokens_before(online),
+            # Batch that has its turn and is not in the engine yet makes the difference too small to tell.
+            waiting_tokens=load.waiting_tokens + (self._tokens_before(online) if online >= 0 else 0),
             kv_usage=round(load.kv_usage, 2),
             elsewhere=self._elsewhere(gateway),
             batch_limit=batch.limit if batch else None,
