@@ -51,7 +51,7 @@ def test_deployment_options_are_serves():
 
 def test_an_option_that_this_ray_has_not_is_refused():
     with pytest.raises(ConfigError, match=f"Ray {ray.__version__}, .* has no deployment option max_serge"):
-        deployment(Replica, {"num_replicas": 1, "max_serge": 1})
+        deployment(Replica, {"num_replicas": 1, "max_serge": 1}, [])
 
 
 @pytest.mark.parametrize(
