@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from vllm.exceptions import VLLMValidationError
+from vllm.renderers.base import _SwappableExecutor
 from vllm.renderers.params import TokenizeParams
-from vllm.tokenizers.hf import CachedHfTokenizer
+from vllm.tokenizers.hf import CachedHfTokenizer, maybe_make_thread_pool
 
 import penstock
 from penstock.engines.vllm import errors
@@ -91,6 +93,14 @@ def test_a_request_of_many_texts_is_served_among_others():
     assert queue.run()[3:] == ["other 0", "other 1", "other 2", "many 3"]
 
 
+def test_what_one_queue_has_served_does_not_count_in_another():
+    first, second, of = Queue(), Queue(), turns.Account()
+    first.ask("long", 1_000_000, of)
+    second.ask("of the same request", 10, of)
+    second.ask("other", 10)
+    assert second.run() == ["of the same request", "other"]
+
+
 def test_cancelled_work_does_not_run_and_a_failure_is_its_own():
     queue = Queue()
     queue.ask("cancelled", 1).cancel()
@@ -100,13 +110,62 @@ def test_cancelled_work_does_not_run_and_a_failure_is_its_own():
 
 
 def test_a_short_text_does_not_wait_for_a_long_one():
-    executor, leave = ThreadPoolExecutor(1), threading.Event()
-    turns.take_turns(executor)
-    long = executor.submit(lambda text: leave.wait(60), "a" * (turns.LONG + 1))
+    executor, leave = _SwappableExecutor(1), threading.Event()
+    turns.take_turns(executor, apart=True)
+    long = executor.submit(lambda text: leave.wait(60), LONG)
     assert executor.submit(len, {"prompt": ["short"]}).result(60) == 1
     assert not long.done()
     leave.set()
     assert long.result(60)
+
+
+LONG = "a" * (turns.LONG + 1)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("text", ["short", LONG])
+def test_what_waits_behind_stuck_work_runs_in_the_replaced_threads(text: str, apart: bool):
+    executor, stuck, leave = _SwappableExecutor(1), threading.Event(), threading.Event()
+    turns.take_turns(executor, apart)
+
+    def stay(text: str) -> bool:
+        stuck.set()
+        return leave.wait(60)
+
+    first = executor.submit(stay, text)
+    assert stuck.wait(60)
+    gone, *waiting = [executor.submit(len, text) for _ in range(4)]
+    gone.cancel()
+    executor.replace_inner()
+    assert [each.result(60) for each in waiting] == [len(text)] * 3
+    assert executor.submit(len, text).result(60) == len(text)
+    leave.set()
+    assert first.result(60)
+
+
+@pytest.mark.parametrize(
+    ("pooled", "media", "runner", "apart"),
+    [
+        (True, None, "pooling", True),
+        (True, "processor", "generate", True),
+        (True, "processor", "pooling", False),  # its media are processed in the same thread
+        (False, None, "generate", False),  # the tokenizer is not safe in two threads
+    ],
+)
+def test_long_texts_have_a_thread_where_two_are_safe(
+    monkeypatch: pytest.MonkeyPatch, pooled: bool, media: Any, runner: str, apart: bool
+):
+    monkeypatch.setattr(TokenizeParams, "apply_pre_tokenization", TokenizeParams.apply_pre_tokenization)
+    tokenizer: Any = CachedHfTokenizer.from_pretrained(penstock.demo_model())
+    renderer = SimpleNamespace(
+        _executor=_SwappableExecutor(1),
+        tokenizer=maybe_make_thread_pool(tokenizer) if pooled else tokenizer,
+        mm_processor=media,
+        model_config=SimpleNamespace(runner_type=runner),
+    )
+    texts.limit_texts(renderer)
+    threads = [renderer._executor.submit(lambda _: threading.get_ident(), text) for text in ("", LONG)]
+    assert (len({thread.result(60) for thread in threads}) == 2) is apart
 
 
 @pytest.mark.parametrize(

@@ -260,6 +260,8 @@ CAPABILITIES: dict[str, Capability] = {
             has(f"{_TOKENIZE}.max_input_tokens", f"{_TOKENIZE}.max_truncation_tokens"),
             has(f"{_TOKENIZE}.truncation_side", f"{_TOKENIZE}.return_token_offsets"),
             has(f"{_RENDERER}._executor", "tokenizers.protocol:TokenizerLike.max_chars_per_token"),
+            has(f"{_RENDERER}.mm_processor", "renderers.base:_SwappableExecutor.replace_inner"),
+            has("tokenizers.hf:ThreadSafeHFTokenizerMixin"),
             exactly(f"{_SCORES}.valid_inputs_online", "request"),
             takes(f"{_SCORES}._get_token_limits", "request"),
         ),

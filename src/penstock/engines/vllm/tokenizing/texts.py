@@ -13,6 +13,7 @@ from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers.params import TokenizeParams
+from vllm.tokenizers.hf import ThreadSafeHFTokenizerMixin
 
 from penstock.engines.vllm.tokenizing.turns import LONG, take_turns
 
@@ -26,7 +27,9 @@ _apply: Any = TokenizeParams.apply_pre_tokenization
 def limit_texts(renderer: Any) -> None:
     """Limits what vLLM tokenizes from now on; this renderer serves requests in turns."""
     TokenizeParams.apply_pre_tokenization = _apply_to_fitted
-    take_turns(renderer._executor)
+    media = renderer.mm_processor is not None and renderer.model_config.runner_type == "pooling"
+    apart = isinstance(renderer.tokenizer, ThreadSafeHFTokenizerMixin) and not media
+    take_turns(renderer._executor, apart)  # poolers process media there, too, with a cache for one thread
 
 
 def limit_scores(serving: Any) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
+from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, cast
@@ -23,9 +24,10 @@ _BASE = 1_000
 
 
 class Account:
-    """How far one request is served. Units: characters, in the time of the queue that serves it."""
+    """How far one request is served. Units: characters, in the time of each queue that serves it."""
 
-    finish = 0
+    def __init__(self) -> None:
+        self.finish: defaultdict[FairQueue, int] = defaultdict(int)
 
 
 account: ContextVar[Account | None] = ContextVar("account", default=None)
@@ -45,17 +47,25 @@ class FairQueue:
     def add(self, work: Callable[[], Any], size: int) -> Future[Any]:
         of, result = account.get() or Account(), Future[Any]()
         with self._lock:
-            start = max(self._now, of.finish)
-            of.finish = start + size + _BASE
+            start = max(self._now, of.finish[self])
+            of.finish[self] = start + size + _BASE
             heapq.heappush(self._waiting, (start, next(self._numbers), result, work))
         self._submit(self._run_first)
         return result
 
+    def add_again(self) -> None:
+        """Passes on what waits to an executor that has lost its work."""
+        for _ in list(self._waiting):
+            self._submit(self._run_first)
+
     def _run_first(self) -> None:
-        with self._lock:
-            self._now, _, result, work = heapq.heappop(self._waiting)
-        if not result.set_running_or_notify_cancel():
-            return
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    return
+                self._now, _, result, work = heapq.heappop(self._waiting)
+            if result.set_running_or_notify_cancel():
+                break
         try:
             returned = work()
         except BaseException as error:
@@ -64,17 +74,31 @@ class FairQueue:
             result.set_result(returned)
 
 
-def take_turns(executor: Executor) -> None:
-    """Has an executor take its work in fair order, and long work in one more thread."""
-    short = FairQueue(executor.submit)
-    long = FairQueue(ThreadPoolExecutor(1, "long-texts").submit)
+def take_turns(executor: Any, apart: bool) -> None:
+    """Has an executor take its work in fair order.
+
+    executor: vLLM's, whose threads can be replaced when one of them is stuck. apart: whether long work has
+    one more thread.
+    """
+    short = long = FairQueue(executor.submit)
+    again = [(executor, executor.replace_inner, short)]
+    if apart:
+        more = type(executor)(1)
+        long = FairQueue(more.submit)
+        again.append((more, more.replace_inner, long))
 
     def submit(work: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
         call = partial(work, *given, **named)
         length = characters([call.args, call.keywords])
         return (long if length > LONG else short).add(call, length)
 
-    executor.submit = submit
+    def replace() -> None:
+        for pool, replace_threads, queue in again:
+            pool.shutdown(wait=False, cancel_futures=True)
+            replace_threads()
+            queue.add_again()
+
+    executor.submit, executor.replace_inner = submit, replace
 
 
 def characters(values: Any) -> int:
