@@ -47,6 +47,17 @@ def test_a_text_truncated_to_the_context_is_cut(tokenizer: Any):
     assert len(texts.fit(WORDS * 4, params(truncate_prompt_tokens=-1), tokenizer)) < len(WORDS)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_text_behind_many_blanks_is_kept(tokenizer: Any, side: Any):
+    truncated = params(truncate_prompt_tokens=10, truncation_side=side)
+    blanks = " \n" * turns.LONG
+    text = WORDS + blanks if side == "left" else blanks + WORDS
+    left = texts.fit(text, truncated, tokenizer)
+    assert len(left) < len(text)
+    assert left.split()[-10:] == WORDS.split()[-10:] if side == "left" else left.split()[0] == "word0"
+    assert len(texts.fit(" " * 2 * texts.MOST_TEXT, truncated, tokenizer)) == texts.MOST_TEXT
+
+
 def test_a_text_that_no_context_holds_is_refused(tokenizer: Any):
     with pytest.raises(
         VLLMValidationError, match=r"maximum context length is 2048 tokens.*1,048,576 are allowed"

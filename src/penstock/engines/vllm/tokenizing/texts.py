@@ -66,7 +66,8 @@ def _apply_to_fitted(self: TokenizeParams, tokenizer: Any, prompt: Any) -> Any:
 def fit(text: str, params: TokenizeParams, tokenizer: Any) -> str:
     """The part of a text that can reach the model. Raises: VLLMValidationError if it is too long to tokenize.
 
-    Keeps `LONG` characters more than the tokens that truncation keeps can have, so these stay the same.
+    Keeps `LONG` characters more than the tokens that truncation keeps can have, so these stay the same. Of
+    blanks in a row one counts: some tokenizers drop them.
     """
     if len(text) <= LONG:
         return text
@@ -81,6 +82,8 @@ def fit(text: str, params: TokenizeParams, tokenizer: Any) -> str:
         return text
     if tokens < 0:
         tokens = params.max_truncation_tokens or 0
-    kept = min(most, LONG + tokens * tokenizer.max_chars_per_token)
-    side = params.truncation_side or tokenizer.truncation_side
-    return text[-kept:] if side == "left" else text[:kept]
+    left = (params.truncation_side or tokenizer.truncation_side) == "left"
+    text = text[-most:] if left else text[:most]
+    blanks = len(text) - len(" ".join(text.split()))
+    kept = blanks + LONG + tokens * tokenizer.max_chars_per_token
+    return text[-kept:] if left else text[:kept]
