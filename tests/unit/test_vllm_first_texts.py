@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.responses import JSONResponse
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 from vllm.tokenizers.hf import CachedHfTokenizer
 
 import penstock
@@ -28,8 +31,15 @@ def test_a_tokenizer_and_its_template_pass(tokenizer: Any):
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path):
     shutil.copy(Path(penstock.demo_model()) / "config.json", tmp_path)
     mute: Any = CachedHfTokenizer.from_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=f"the tokenizer in '{tmp_path}' makes no tokens"):
+    with pytest.raises(ValueError, match=f"the tokenizer in '{tmp_path}' has no vocabulary"):
         check(mute, str(tmp_path), None)
+
+
+def test_a_tokenizer_of_another_alphabet_is_taken(caplog: pytest.LogCaptureFixture):
+    """As of proteins."""
+    letters = Tokenizer(models.BPE({letter: number for number, letter in enumerate("ACDFGIK")}, []))
+    check(PreTrainedTokenizerFast(tokenizer_object=letters), "folder", None)
+    assert "'folder' makes no tokens of the text 'Hello'" in caplog.text
 
 
 def test_a_template_with_an_error_is_named_with_its_line(tokenizer: Any, tmp_path: Path):
@@ -78,6 +88,12 @@ async def test_the_first_endpoint_that_answers_is_enough(
     app = App(statuses)
     assert await first_request.is_answered(app, "m", set(statuses)) is answered
     assert app.asked == asked
+
+
+async def test_a_model_that_only_a_plugin_knows_starts(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.WARNING)
+    assert await first_request.is_answered(App({"/pooling": 500}), "m", {"/pooling"}) is False
+    assert "/pooling refused the first request: no" in caplog.text
 
 
 async def test_a_first_request_that_fails_ends_the_start():

@@ -30,7 +30,8 @@ _ASKED: Mapping[str, Mapping[str, Any]] = {
 async def is_answered(app: ASGIApp, model_id: str, paths: set[str]) -> bool:
     """Whether one of these requests was answered; a model that refuses all of them may take others.
 
-    app: the engine's, with these paths. Raises: RuntimeError if a request failed.
+    app: the engine's, with these paths. Raises: RuntimeError if a request failed, but for `/pooling`, which
+    may need what only a plugin's users know.
     """
     for path in [path for path in _ASKED if path in paths]:
         response = await call(app, path, msgspec.json.encode({"model": model_id, **_ASKED[path]}))
@@ -39,7 +40,8 @@ async def is_answered(app: ASGIApp, model_id: str, paths: set[str]) -> bool:
         if response.status == 200:
             return True
         message, _ = said(body)
-        if response.status == 500:
+        if response.status == 500 and path != "/pooling":
             raise RuntimeError(f"its first request to {path} failed, see the log")
-        log.info("%s: %s refused the first request: %s", model_id, path, message)
+        level = logging.WARNING if response.status == 500 else logging.INFO
+        log.log(level, "%s: %s refused the first request: %s", model_id, path, message)
     return False

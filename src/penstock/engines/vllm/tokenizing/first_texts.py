@@ -23,11 +23,13 @@ def check(tokenizer: Any, source: str, template: str | None) -> None:
 
     source: the tokenizer's folder. Raises: ValueError, naming the file at fault.
     """
-    if not tokenizer.encode(_TEXT, add_special_tokens=False):
+    if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
         raise ValueError(
-            f"the tokenizer in '{source}' makes no tokens of a text. Its tokenizer.json or tokenizer.model "
-            "is missing or empty."
+            f"the tokenizer in '{source}' has no vocabulary. Its tokenizer.json or tokenizer.model is "
+            "missing or empty."
         )
+    if not tokenizer.encode(_TEXT, add_special_tokens=False):
+        log.warning("The tokenizer in '%s' makes no tokens of the text '%s'.", source, _TEXT)
     for where, text in _templates(tokenizer, source, template):
         try:
             tokenizer.apply_chat_template(_CHAT, chat_template=text, tokenize=False)
