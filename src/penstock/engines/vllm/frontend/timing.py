@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -69,7 +69,9 @@ class TimedLLM(AsyncLLM):
     ) -> AsyncGenerator[Any, None]:
         """As vLLM's. Raises, besides: VLLMValidationError if the core cannot compile the request's form."""
         outputs = super().generate(prompt, sampling_params, *args, **kwargs)
-        return outputs if sampling_params.structured_outputs is None else _compiled(outputs)
+        if sampling_params.structured_outputs is None or _may_fail(self.vllm_config, prompt):
+            return outputs
+        return _compiled(outputs)
 
     def may_get_several(self, request_id: str) -> bool:
         """Whether tokens of several steps may come as one output: without stop strings, which are looked for
@@ -102,12 +104,19 @@ class TimedLLM(AsyncLLM):
         return state.stats if state else None
 
 
+def _may_fail(config: Any, prompt: Any) -> bool:
+    """Whether the core may end the request for other reasons than its form: media, or a KV cache to fetch."""
+    text = isinstance(prompt, dict) and cast("dict[str, Any]", prompt).get("type") == "token"
+    return not text or bool(config.kv_transfer_config or config.ec_transfer_config)
+
+
 async def _compiled(outputs: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
     """Outputs of a structured request, which the core ends before the first token if it cannot compile it."""
     begun = False
     async with aclosing(outputs):
         async for output in outputs:
-            if not begun and any(one.finish_reason == "error" for one in output.outputs):
+            ended = any(one.finish_reason == "error" and not one.token_ids for one in output.outputs)
+            if ended and not begun:
                 raise VLLMValidationError(
                     "The schema, regex, grammar or structural tag cannot be used: it does not compile."
                 )
