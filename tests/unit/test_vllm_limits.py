@@ -68,10 +68,27 @@ def test_a_schema_that_is_nothing_but_itself_is_refused(schema: Any):
         checked(json=schema)
 
 
+OTHER = {"$ref": "other.json"}
+
+
 @pytest.mark.parametrize("target", ["http://127.0.0.1:9440/x", "file:///etc/passwd", "other.json#/a", ""])
 def test_a_schema_that_refers_to_another_document_is_refused(target: str):
     with pytest.raises(VLLMValidationError, match="refers to another document"):
         checked(json={"type": "object", "properties": {"a": {"$ref": target}}})
+
+
+@pytest.mark.parametrize("name", ["default", "$ref", "properties"])
+def test_a_property_may_have_any_name(name: str):
+    inside = {"type": "object", "properties": {name: {"type": "object", "properties": {"a": OTHER}}}}
+    with pytest.raises(VLLMValidationError, match="refers to another document"):
+        checked(json=inside)
+
+
+@pytest.mark.parametrize(
+    "form", [{"const": OTHER}, {"enum": [OTHER]}, TEXT | {"default": OTHER, "examples": [OTHER]}]
+)
+def test_a_reference_in_data_is_data(form: dict[str, Any]):
+    checked(json={"type": "object", "properties": {"a": form}})
 
 
 def test_a_schema_that_holds_itself_is_taken():
@@ -129,6 +146,15 @@ def test_more_text_than_one_request_may_hold_is_refused(path: str, request_: Any
 def test_media_are_no_text():
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "a" * limits.MOST_TEXTS}}
     limits.check_items("/v1/chat/completions", {"messages": [{"role": "user", "content": [picture]}]})
+
+
+@pytest.mark.parametrize("name", ["prompt_embeds", "image_embeds"])
+def test_embeddings_in_place_of_a_prompt_are_no_text(name: str):
+    much = "a" * limits.MOST_TEXTS
+    for given in (much, [much, "a"]):
+        limits.check_items("/v1/completions", {name: given, "max_tokens": 1})
+    with pytest.raises(BadRequest, match="more than 50,000 members"):
+        limits.check_items("/v1/completions", {name: ["a"] * MANY})
 
 
 @pytest.mark.parametrize("name", ["stop", "bad_words"])

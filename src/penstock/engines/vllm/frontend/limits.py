@@ -52,6 +52,10 @@ _MEDIA = frozenset(
         *(f"{kind}{end}" for kind in ("image", "audio", "video") for end in ("", "_url", "_embeds")),
     }
 )
+_DATA = frozenset({"const", "enum", "default", "examples"})
+"""Fields of a schema that hold no schemas."""
+_NAMED = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})
+"""Fields of a schema that hold schemas by names of the client's choice."""
 _IN_EVENT_LOOP = ("/generative_scoring", "/v1/systemone")
 """Endpoints whose texts vLLM tokenizes while all other requests wait."""
 
@@ -96,8 +100,8 @@ def check_items(path: str, request: Any) -> None:
     waiting, count, characters = [request], 0, 0
     most = MOST_FORM if path.startswith(_IN_EVENT_LOOP) else MOST_TEXTS
     if isinstance(request, dict) and not path.startswith(_ITEMS_ONLY):
-        fields = cast("dict[str, Any]", request)
-        waiting = [value for name, value in fields.items() if name not in _IDS or not _is_ids(value)]
+        fields = cast("dict[str, Any]", request).items()
+        waiting = _values({name: value for name, value in fields if name not in _IDS or not _is_ids(value)})
     while waiting:
         part = waiting.pop()
         if isinstance(part, str):
@@ -117,7 +121,15 @@ def check_items(path: str, request: Any) -> None:
 
 def _values(part: dict[str, Any]) -> list[Any]:
     """The values of an object in a request, without encoded media and links to them."""
-    return [value for name, value in part.items() if name not in _MEDIA or not isinstance(value, str)]
+    return [value for name, value in part.items() if name not in _MEDIA or not _is_texts(value)]
+
+
+def _is_texts(value: Any) -> bool:
+    """One text, or a list of texts."""
+    if not isinstance(value, list):
+        return isinstance(value, str)
+    value = cast("list[Any]", value)
+    return len(value) <= MOST_ITEMS and all(isinstance(one, str) for one in value)
 
 
 def _is_ids(value: Any) -> bool:
@@ -146,13 +158,29 @@ def _check_schema(schema: Any) -> None:
             part = cast("dict[str, Any]", part)
             properties += _length(part, "properties", dict)
             values += _length(part, "enum", list)
-            target = part.get("$ref")
-            if isinstance(target, str) and not target.startswith("#"):
-                raise VLLMValidationError(f"The JSON schema refers to another document: '{target[:200]}'.")
             _refuse("A pattern of the JSON schema", _length(part, "pattern", str), MOST_REGEX, "characters")
         _refuse("The JSON schema", properties, MOST_PROPERTIES, "properties")
         _refuse("The JSON schema", values, MOST_VALUES, "values of enum")
         _refuse("The JSON schema", characters, MOST_FORM, "characters")
+    for target in _references(schema):
+        if isinstance(target, str) and not target.startswith("#"):
+            raise VLLMValidationError(f"The JSON schema refers to another document: '{target[:200]}'.")
+
+
+def _references(schema: Any) -> Iterator[Any]:
+    """Each value of `$ref` in a schema, but not in the data that it holds."""
+    waiting = [(schema, False)]
+    while waiting:
+        part, named = waiting.pop()
+        if isinstance(part, list):
+            waiting += [(one, False) for one in cast("list[Any]", part)]
+        elif isinstance(part, dict):
+            part = cast("dict[str, Any]", part)
+            if not named:
+                yield part.get("$ref")
+            for name, value in part.items():
+                if named or name not in _DATA:
+                    waiting.append((value, not named and name in _NAMED))
 
 
 def _length(part: dict[str, Any], name: str, kind: type[Sized]) -> int:
