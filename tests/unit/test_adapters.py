@@ -495,3 +495,9 @@ async def test_a_source_without_adapters_is_in_the_log_of_the_start(
     )
     await Source(config).check_listing()
     assert re.search(says, caplog.text)
+
+
+async def test_a_downloader_without_a_source_is_not_called_empty(caplog: pytest.LogCaptureFixture):
+    config = LLMConfig(model_loading_config={"model_id": "m"}, llm_engine="sim", lora_config={})
+    await Source(config, AdapterDownloader).check_listing()
+    assert not caplog.text

@@ -107,6 +107,8 @@ class Source:
 
     async def check_listing(self) -> None:
         """Logs a warning if the adapters cannot be listed, and if there are none."""
+        if self._lora.dynamic_lora_loading_path is None:
+            return  # a downloader may know others
         try:
             if not await self._known():
                 log.warning("Model '%s' has no adapters yet: its source is empty.", self._config.model_id)
