@@ -211,8 +211,11 @@ def test_no_key_goes_to_a_url_that_somebody_else_wrote(tmp_path: Path, command, 
     monkeypatch.setattr(os, "geteuid", lambda: os.stat(out).st_uid + 1)
     assert command("resume", out)[0] == 0
     code, _, err = command("resume", out, "--api-key", "k")
-    assert (code, "add --url http://127.0.0.1:9;" in err) == (2, True), err
+    assert (code, "add --url http://127.0.0.1:9; else drop --api-key." in err) == (2, True), err
     assert command("resume", out, "--api-key", "k", *NOWHERE)[0] == 0
+    monkeypatch.setenv("VLLM_API_KEY", "v")
+    code, _, err = command("resume", out)
+    assert (code, "else unset VLLM_API_KEY." in err) == (2, True), err
 
 
 @pytest.mark.parametrize(

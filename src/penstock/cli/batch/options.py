@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from penstock.cli.client.options import API_KEY_NAMES
 from penstock.cli.models.options import Engine as EngineName
 
 _ENGINES, _ROWS, _LIMITS, _REPORT = "Engines", "Rows", "Limits", "Report"
@@ -49,7 +50,7 @@ Window = Annotated[
 ]
 Key = Annotated[
     str | None,
-    typer.Option(help="Key of the service.", envvar="PENSTOCK_API_KEY", rich_help_panel=_ENGINES),
+    typer.Option(help="Key of the service.", envvar=API_KEY_NAMES, rich_help_panel=_ENGINES),
 ]
 Replicas = Annotated[
     int | None,

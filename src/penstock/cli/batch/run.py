@@ -17,6 +17,7 @@ import msgspec
 
 from penstock.cli.batch.progress_bar import Meter
 from penstock.cli.batch.summary import shown
+from penstock.cli.client.options import API_KEY_NAMES
 from penstock.cli.models import precheck
 from penstock.cli.models.engine_arguments import read_engine_words
 from penstock.cli.models.options import ACCELERATOR_KINDS, Arguments, CommandOptions
@@ -148,7 +149,7 @@ def _spec(batch_run: BatchRun) -> tuple[JobSpec, manifest.JobManifest | None]:
             spec = msgspec.structs.replace(spec, engines=engines)
         if batch_run.api_key is not None and spec.engines.url != batch_run.url:
             journal = JobSpec(inputs=(), output=batch_run.output).journal
-            _check_key_recipient(spec.engines.url, journal)
+            _check_key_recipient(spec.engines.url, journal, batch_run.api_key)
         manifest.check_resumable(spec)
     before = manifest.read(spec.journal)
     if before is not None and batch_run.spec is not None:
@@ -163,13 +164,14 @@ def _with_model(given: EngineSpec, before: EngineSpec) -> EngineSpec:
     return msgspec.structs.replace(given, model=given.model or before.model, concurrency=before.concurrency)
 
 
-def _check_key_recipient(url: str | None, journal: StoragePath) -> None:
+def _check_key_recipient(url: str | None, journal: StoragePath, key: str) -> None:
     """A key is sent to the URL in a journal only if this user wrote the journal. Raises: ConfigError."""
     if url is None or (journal.is_local and os.stat(journal.url).st_uid == os.geteuid()):
         return
+    names = [f"unset {name}" for name in API_KEY_NAMES if os.environ.get(name) == key]
     raise ConfigError(
         f"The API key would be sent to {url}, which the journal '{journal.url}' names, and others may have "
-        f"written that. If it is right, add --url {url}; else unset PENSTOCK_API_KEY."
+        f"written that. If it is right, add --url {url}; else {' and '.join(names) or 'drop --api-key'}."
     )
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from penstock.cli.client.options import API_KEY_NAMES
 from penstock.cli.models.options import DEFAULT_PORT
 from penstock.cli.process.failure import fail
 from penstock.errors import Error
@@ -36,7 +37,7 @@ def bench(
     ] = None,
     api_key: Annotated[
         str | None,
-        typer.Option(help="Key of the service.", envvar="PENSTOCK_API_KEY", rich_help_panel="Service"),
+        typer.Option(help="Key of the service.", envvar=API_KEY_NAMES, rich_help_panel="Service"),
     ] = None,
     endpoint: Annotated[
         Literal["chat", "completions"], typer.Option(help="API to load.", rich_help_panel="Service")
