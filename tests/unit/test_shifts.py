@@ -80,6 +80,28 @@ async def test_a_move_waits_for_what_the_replicas_before_it_have_open(monkeypatc
         shifts.close()
 
 
+async def test_a_move_that_is_taken_back_leaves_no_replica_of_the_other_application(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    there = Serve(monkeypatch)
+    shifts = TrafficShifts(there.table, {"m": "own"}, lambda name, application: application, there)
+    shifts.start()
+    try:
+        await there.until_followed("own")
+        there.runs("own", "old")
+        there.wanted = {"m": "next"}
+        await there.until_followed("next")
+        there.seen["next"]({"new": Address("new", "node", "\0new", None, None, "secret")})
+        assert {replica.id for replica in there.table.members("m")} == {"old", "new"}
+        there.wanted = {}
+        async with asyncio.timeout(10):
+            while shifts._shifting:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0.005)
+        assert {replica.id for replica in there.table.members("m")} == {"old"}
+    finally:
+        shifts.close()
+
+
 async def test_a_new_gateway_sends_a_moved_model_nowhere_but_where_it_was_moved(
     monkeypatch: pytest.MonkeyPatch,
 ):

@@ -152,6 +152,7 @@ class TrafficShifts:
         await self._reach(model, application)
         while not self._is_ready(model, application):
             if self._desired.get(model, "") != application:
+                self._show(model, known.current)
                 return
             self._show(model, known.current, application)
             await asyncio.sleep(_CHECK_S)
