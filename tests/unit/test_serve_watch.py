@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
 
+from penstock.serve.control import serve_watch
 from penstock.serve.control.desired import DesiredStates, Signal
 from penstock.serve.control.operations import Shift
 from penstock.serve.control.serve_watch import ServeWatch
@@ -55,3 +58,44 @@ def test_a_model_whose_other_application_is_deleted_comes_home(
         watch.see({"own": application(RUNNING=1)}, ["m"], desired.routes())
     assert (watch.wanted, desired.routes()) == ({"m": 1}, {})
     assert caplog.text.count("has been deleted") == 1
+
+
+async def test_an_application_is_ending_only_when_serve_says_so(
+    desired: DesiredStates, monkeypatch: pytest.MonkeyPatch
+):
+    watch = ServeWatch("own", desired, Signal())
+
+    def fails() -> None:
+        raise RuntimeError("Serve's controller is busy")
+
+    monkeypatch.setattr(serve_watch.serve, "status", fails)
+    assert not await watch.is_ending()
+    for found, ending in [
+        ({"own": application()}, False),
+        ({"own": application("DELETING")}, True),
+        ({}, True),
+    ]:
+        monkeypatch.setattr(
+            serve_watch.serve, "status", lambda found=found: SimpleNamespace(applications=found)
+        )
+        assert await watch.is_ending() is ending
+
+
+async def test_a_change_while_serve_is_asked_has_it_asked_again(
+    desired: DesiredStates, monkeypatch: pytest.MonkeyPatch
+):
+    changed, asked, loop = Signal(), asyncio.Queue[None](), asyncio.get_running_loop()
+
+    def status() -> SimpleNamespace:
+        loop.call_soon_threadsafe(changed.send)
+        loop.call_soon_threadsafe(asked.put_nowait, None)
+        return SimpleNamespace(applications={})
+
+    monkeypatch.setattr(serve_watch.serve, "status", status)
+    monkeypatch.setattr(serve_watch, "_LOOK_S", 3600.0)
+    monkeypatch.setattr(serve_watch, "_GAP_S", 0.0)
+    task = asyncio.create_task(ServeWatch("own", desired, changed).watch(list, lambda names: None))
+    async with asyncio.timeout(10):
+        for _ in range(2):
+            await asked.get()
+    task.cancel()

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ class Signal:
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
+        self.sent = 0
         self.closed = False
 
     def close(self) -> None:
@@ -30,24 +32,17 @@ class Signal:
         self.send()
 
     def send(self) -> None:
+        self.sent += 1
         self._event.set()
         self._event = asyncio.Event()
-
-    async def wait_until(self, deadline: float) -> bool:
-        """Whether it was sent before `deadline`, by the monotonic clock."""
-        try:
-            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                await self._event.wait()
-        except TimeoutError:
-            return False
-        return True
 
     async def wait_for(
         self, condition: Callable[[], Any], deadline: float, often_s: float = FOLLOW_S
     ) -> None:
         """Returns once `condition` is true, or at `deadline`. Looks after each signal, and each `often_s`."""
         while not condition() and (now := time.monotonic()) < deadline:
-            await self.wait_until(min(deadline, now + often_s))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._event.wait(), min(deadline - now, often_s))
 
 
 class DesiredStates:

@@ -41,6 +41,7 @@ class ServeWatch:
         """For ever. models: those of gateways. forget: called with all models that Serve has."""
         while True:
             routes = self._desired.routes()  # before the status, which may be older than later ones
+            sent = self._changed.sent
             try:
                 found = (await asyncio.to_thread(serve.status)).applications
                 if self._app in found:
@@ -48,16 +49,17 @@ class ServeWatch:
                     forget({name for one in found.values() for name in one.deployments})
             except Exception:  # Serve's and Ray's: its controller is restarted
                 log.info("Serve's status cannot be read now", exc_info=True)
-            await self._changed.wait_until(time.monotonic() + _LOOK_S)
+            deadline = time.monotonic() + _LOOK_S
+            await self._changed.wait_for(lambda sent=sent: self._changed.sent != sent, deadline)
             await asyncio.sleep(_GAP_S)
 
     async def is_ending(self) -> bool:
-        """Whether the application is being deleted, or Serve does not tell."""
+        """Whether Serve says that the application is being deleted."""
         try:
             async with asyncio.timeout(_END_S):
                 found = (await asyncio.to_thread(serve.status)).applications
-        except Exception:  # Serve's and Ray's: all ends
-            return True
+        except Exception:  # Serve's and Ray's: it is busy, or all ends
+            return False
         return self._app not in found or found[self._app].status == "DELETING"
 
     def see(self, found: Applications, models: Iterable[str], routes: Mapping[str, str]) -> None:
