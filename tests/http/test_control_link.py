@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +31,7 @@ from penstock.serve.control.state import (
     Weights,
 )
 from penstock.serve.control.store import StateStore
+from penstock.serve.http.private_listener import PrivateListener
 from penstock.transport import headers, pool
 from penstock.transport.address import Address
 from penstock.transport.connection import ReplicaConnection
@@ -56,20 +58,27 @@ class Replica:
         self.name, self.model = name, model
         self.link = ControlLink(handle, NODE)
         self.update: Update | None = None
+        self.result: Any = object
+        self.error, self.fails = "", False
         self.heard = asyncio.Event()
         self.task = asyncio.create_task(self.link.follow(self.status, Update, self.received))
 
     def status(self) -> ReplicaStatus:
+        if self.fails:
+            self.fails = False
+            raise RuntimeError("no status")
         desired = self.update.desired if self.update else DesiredState()
         actual = "asleep" if desired.sleep else "paused" if desired.pause else "ready"
         return ReplicaStatus(
-            self.name, actual, "default", desired.version, desired, group=GROUP, model=self.model
+            *(self.name, actual, "default", desired.version, desired, self.error),
+            group=GROUP,
+            model=self.model,
         )
 
     def received(self, update: Update) -> None:
         self.update = update
         for command in update.commands:
-            self.link.say(Done(command.id, self.name, {"result": object}))
+            self.link.say(Done(command.id, self.name, {"result": self.result}))
         self.link.report()
         self.heard.set()
 
@@ -117,7 +126,7 @@ async def handle(control: LLMControl, request: pytest.FixtureRequest) -> Handle:
 
 
 async def test_a_replica_that_never_reads_stops_nobody_and_is_cut_off(
-    control: LLMControl, handle: Handle, monkeypatch: pytest.MonkeyPatch
+    control: LLMControl, handle: Handle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(link, "GONE_S", 2.0)
     well = Replica("well", handle)
@@ -130,9 +139,14 @@ async def test_a_replica_that_never_reads_stops_nobody_and_is_cut_off(
         assert done["replicas"]["well"] == {"result": "paused" if n % 2 else "ready"}
     asked = await ControlLink(handle, NODE).ask("status", {}, 10.0)
     assert asked["m"]["replicas"]["well"]["reached"]
-    await until_cut_off(stopped)
+    cut = asyncio.create_task(until_cut_off(stopped))
+    while not cut.done():  # so that the other one is not silent
+        await control.perform("pause", "m", "well", 20.0)
+        await control.perform("resume", "m", "well", 20.0)
+    await cut
     monkeypatch.setattr(presence, "GONE_S", 0.0)
     assert list(control._followers.living("m")) == ["well"]
+    assert not caplog.records
     well.task.cancel()
 
 
@@ -164,6 +178,73 @@ async def test_calls_come_back_as_what_control_returns_or_raises(control: LLMCon
     with pytest.raises(BadRequest, match="no replica 'x'") as refused:
         await asking.ask("perform", {"operation": "pause", "replica": "x"}, 10.0)
     assert refused.value.facts["param"] == "replica"
+    replica.task.cancel()
+
+
+async def test_what_utf_8_cannot_hold_comes_without_it(control: LLMControl, handle: Handle):
+    replica, asking = Replica("a", handle), ControlLink(handle, NODE)
+    replica.result, replica.error = {1: "/a\udc80", "b": b"x"}, "no file '\udc80'"
+    await replica.until(lambda _: True)
+    done = await asking.ask("perform", {"operation": "reset_prefix_cache"}, 10.0)
+    assert done["replicas"] == {"a": {"result": {"1": "/a?", "b": "eA=="}}}
+    assert (await asking.ask("status", {}, 10.0))["m"]["replicas"]["a"]["error"] == "no file '?'"
+    itself = list[Any]()
+    itself.append(itself)
+    with pytest.raises(RecursionError):
+        replica.link.say(Done(1, "a", {"result": itself}))
+    replica.task.cancel()
+
+
+async def test_a_report_that_cannot_be_made_is_logged_and_ends_the_link(
+    control: LLMControl, handle: Handle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(link, "_AGAIN_S", 0.01)
+    replica = Replica("a", handle)
+    await replica.until(lambda _: True)
+    say = replica.link.say
+
+    def say_and_fail(done: Done) -> None:
+        say(done)
+        replica.fails = True
+
+    monkeypatch.setattr(replica.link, "say", say_and_fail)
+    assert (await control.perform("reset_prefix_cache", timeout_s=20.0))["ok"]
+    assert "The link to control has failed" in caplog.text
+    replica.task.cancel()
+
+
+async def test_the_next_answer_is_controls_own(control: LLMControl, handle: Handle):
+    right, asking = handle.address.remote, ControlLink(handle, NODE)
+    stranger = await PrivateListener.open(control._serve, "other", NODE, "127.0.0.1")
+    found = {**await stranger.address(NODE), "secret": "control's"}
+
+    async def before(node_id: str) -> dict[str, Any]:
+        return found
+
+    handle.address.remote = before
+    with pytest.raises(Unavailable, match="Only Penstock itself"):
+        await asking.ask("status", {}, 10.0)
+    handle.address.remote = right
+    assert await asking.ask("status", {"model": None}, 10.0) == {}
+    await stranger.close(0.0)
+
+
+async def test_a_stopped_control_that_still_accepts_is_asked_for_anew(
+    control: LLMControl, handle: Handle, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(link, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(link, "GONE_S", 1.0)
+    right = handle.address.remote
+    with socket.create_server(("127.0.0.1", 0)) as stopped:
+        found = {**await control.address("another"), "unix": None, "port": stopped.getsockname()[1]}
+
+        async def before(node_id: str) -> dict[str, Any]:
+            handle.address.remote = right
+            return found
+
+        handle.address.remote = before
+        replica = Replica("a", handle)
+        await replica.until(lambda _: True)
     replica.task.cancel()
 
 

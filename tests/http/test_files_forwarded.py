@@ -2,6 +2,9 @@
 
 import asyncio
 import io
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import openai
@@ -9,6 +12,8 @@ import pytest
 from jobs_served import CHAT, JobsServed, line, lines
 from served import Served
 
+from penstock.asgi import lifespan
+from penstock.serve.http.private_listener import ListenerClient, PrivateListener
 from penstock.serve.jobs.forwarding import JobsForwarder
 from penstock.transport.address import Address
 
@@ -21,11 +26,18 @@ LARGE = bytes(range(256)) * (20 << 12)
 async def in_front(served: Served, jobs: JobsServed, **config) -> Served:
     """The gateway, with files and batches behind it."""
 
-    async def find() -> Address:
-        return Address("jobs", "another-node", None, "127.0.0.1", jobs.port_number, "secret")
-
-    await served.gateway("m", jobs=JobsForwarder(find, "this-node"), max_body_bytes=1 << 20, **config)
+    forwarder = JobsForwarder(ListenerClient(at(lambda: jobs.port_number), "this-node"))
+    await served.gateway("m", jobs=forwarder, max_body_bytes=1 << 20, **config)
     return served
+
+
+def at(port: Callable[[], int]) -> Any:
+    """A handle to a process at that port."""
+
+    async def remote(node_id: str) -> dict[str, Any]:
+        return Address("jobs", "another-node", None, "127.0.0.1", port(), "secret").to_metadata()
+
+    return SimpleNamespace(address=SimpleNamespace(remote=remote))
 
 
 async def test_large_files_pass_both_ways(served, jobs):
@@ -86,6 +98,16 @@ async def test_a_process_that_ended_is_found_again(served, jobs):
     file = await client.files.create(file=("in.jsonl", io.BytesIO(b"{}")), purpose="batch")
     await jobs.restart()
     assert (await client.files.retrieve(file.id)).id == file.id
+
+
+async def test_a_stranger_at_the_address_answers_once(served, jobs):
+    stranger = await PrivateListener.open(lifespan, "other", "another-node", "127.0.0.1")
+    ports = [jobs.port_number, (await stranger.address("this-node"))["port"]]
+    await served.gateway("m", jobs=JobsForwarder(ListenerClient(at(ports.pop), "this-node")))
+    async with served.http() as http:
+        codes = [(await http.get("/v1/files")).status_code for _ in range(3)]
+    assert codes == [503, 200, 200]
+    await stranger.close(0.0)
 
 
 async def test_without_files_and_batches_there_are_no_such_paths(served):

@@ -23,13 +23,14 @@ class Control:
         self.in_transition: set[str] = set()
         self.turns = TimeSharing(self, self, self.perform)
         for model in models:
-            self.turns.hear(model, self.status(model))
+            self.turns.hear(self.status(model))
 
     def status(self, model: str) -> ReplicaStatus:
         return ReplicaStatus(
             *(f"{model}-1", self.actual[model], "default", 1, self.wanted[model]),
             group=GROUP,
             in_transition=model in self.in_transition,
+            model=model,
         )
 
     def get(self, model: str) -> DesiredState:

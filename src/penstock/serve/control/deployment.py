@@ -89,7 +89,7 @@ class LLMControl:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         if path == link.PATH:
-            return await link.serve(receive, send, self._hear, self._updates)
+            return await link.serve(scope, receive, send, self._hear, self._updates)
         calls = {"perform": self.perform, "status": self.status, "wake": self._wake}
         call = calls.get(path.removeprefix(f"{link.PATH}/"))
         try:
@@ -108,7 +108,7 @@ class LLMControl:
             self._gateways.hear(message)
         else:
             self._followers.hear(message)
-            self._time_sharing.hear(message.model, message)
+            self._time_sharing.hear(message)
 
     def _updates(self, first: ReplicaStatus | GatewayStatus) -> AsyncGenerator[Update | Routes]:
         if isinstance(first, GatewayStatus):

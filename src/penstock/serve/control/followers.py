@@ -38,12 +38,8 @@ class Presence:
         self._link: object = None
 
     @property
-    def linked(self) -> bool:
-        return self._link is not None
-
-    @property
     def gone(self) -> bool:
-        return not self.linked and time.monotonic() - self.heard_at > GONE_S
+        return self._link is None and time.monotonic() - self.heard_at > GONE_S
 
     @contextmanager
     def link(self, changed: Signal) -> Generator[Callable[[], bool]]:

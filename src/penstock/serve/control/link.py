@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
@@ -17,13 +18,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from penstock.asgi import Receive, Send
+from penstock.asgi import Receive, Scope, Send
 from penstock.errors import Unavailable
 from penstock.openai import errors
 from penstock.serve.control.state import GONE_S, Done, GatewayStatus, ReplicaStatus, Routes, Update
+from penstock.serve.http import direct_writer
 from penstock.serve.http.private_listener import ListenerClient
 from penstock.transport import headers
-from penstock.transport.address import Address
 from penstock.transport.connection import ReplicaConnection
 from penstock.transport.link import Silence
 
@@ -38,11 +39,20 @@ _WARN_S = 30.0  # without control before a warning is logged: a restart of contr
 
 FromFollower = ReplicaStatus | GatewayStatus | Done
 _T = TypeVar("_T", Update, Routes)
-_encode = msgspec.json.Encoder(enc_hook=repr).encode  # an outcome holds what an engine's workers return
 _decode = msgspec.json.Decoder(FromFollower).decode
 
 
+def _encode(message: Any) -> bytes:
+    """An outcome holds what an engine's workers return, an error the names of files."""
+    try:
+        return msgspec.json.encode(message, enc_hook=repr)
+    except UnicodeEncodeError:  # of lone surrogates, which are replaced
+        plain = msgspec.to_builtins(message, enc_hook=repr, str_keys=True)
+        return json.dumps(plain, ensure_ascii=False).encode(errors="replace")
+
+
 async def serve(
+    scope: Scope,
     receive: Receive,
     send: Send,
     hear: Callable[[FromFollower], None],
@@ -50,7 +60,8 @@ async def serve(
 ) -> None:
     """Control's side, until the follower ends the link or is silent, or there are no more updates.
 
-    hear: called with each message. updates: called after the first status, for what is sent.
+    hear: called with each message. updates: called after the first status, for what is sent. Raises: what
+    they do.
     """
     sending: asyncio.Task[None] | None = None
 
@@ -76,8 +87,17 @@ async def serve(
         reading.cancel()
         if sending is not None:
             sending.cancel()
-    if not reading.cancelled() and (error := reading.exception()) is not None:
-        log.info("A follower's link ends: %s", error or "it is silent")
+    if sending is not None:
+        await asyncio.wait({sending})
+        if not sending.cancelled():
+            sending.result()
+    if not reading.cancelled():
+        try:
+            reading.result()
+        except TimeoutError:
+            log.info("A follower's link ends: it is silent")
+            if (writer := direct_writer.of(scope)) is not None:
+                writer.abort()
 
 
 async def _send(send: Send, updates: AsyncGenerator[Update | Routes]) -> None:
@@ -107,9 +127,8 @@ class ControlLink:
 
     def __init__(self, handle: Any, node_id: str) -> None:
         """handle: to control's deployment. node_id: of this process."""
-        self._handle, self._node_id = handle, node_id
-        self._client = ListenerClient(self._find, node_id)
-        self._outbox: list[Done] = []
+        self._client = ListenerClient(handle, node_id)
+        self._outbox: list[bytes] = []
         self._changed = asyncio.Event()
 
     def report(self) -> None:
@@ -117,8 +136,8 @@ class ControlLink:
         self._changed.set()
 
     def say(self, done: Done) -> None:
-        """Sends an outcome before the next report."""
-        self._outbox.append(done)
+        """Sends an outcome before the next report. Raises: what encoding it to JSON raises."""
+        self._outbox.append(_encode(done))
         self.report()
 
     async def follow(
@@ -140,7 +159,10 @@ class ControlLink:
             try:
                 await self._exchange(status, heard)
                 error: Exception = ConnectionResetError("it has ended the link")
+            except (OSError, Unavailable) as failed:
+                error = failed
             except Exception as failed:  # whatever ends a link, a follower needs the next one
+                log.exception("The link to control has failed")
                 error = failed
             now = loop.time()
             if is_long := now - max(heard_at, warned_at) > _WARN_S:
@@ -160,6 +182,7 @@ class ControlLink:
                 while piece := await connection.read():
                     answer += piece
         except (OSError, TimeoutError) as error:
+            self._client.forget()
             raise Unavailable(
                 "Control does not answer now; try again in a moment.", retry_after_s=5
             ) from error
@@ -167,6 +190,7 @@ class ControlLink:
             if connection is not None:
                 connection.abort()
         if head.status != 200:
+            self._client.forget()
             raise errors.parsed(answer)
         return msgspec.json.decode(answer)
 
@@ -174,22 +198,32 @@ class ControlLink:
         self, status: Callable[[], ReplicaStatus | GatewayStatus], heard: Callable[[bytes], None]
     ) -> None:
         connection = await self._open(PATH)
-        sending = asyncio.create_task(self._report(connection, status))
-        try:
+
+        async def read() -> bytes:
             if (head := await connection.head()).status != 200:
                 raise ConnectionAbortedError(f"it refused the link with status {head.status}")
-            await _read_lines(connection.read, heard)
+            return await connection.read()
+
+        sending = asyncio.create_task(self._report(connection, status))
+        reading = asyncio.create_task(_read_lines(read, heard))
+        try:
+            ended, _ = await asyncio.wait({sending, reading}, return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                task.result()
         finally:
             sending.cancel()
+            reading.cancel()
             connection.abort()
+            self._client.forget()  # another process may listen there by now
 
     async def _report(
         self, connection: ReplicaConnection, status: Callable[[], ReplicaStatus | GatewayStatus]
     ) -> None:
         while True:
             self._changed.clear()
-            now, done, self._outbox = status(), self._outbox, []
-            lines = b"".join(_encode(message) + b"\n" for message in (*done, now))
+            now = status()
+            lines = b"".join(message + b"\n" for message in (*self._outbox, _encode(now)))
+            self._outbox.clear()
             connection.write(b"%x\r\n%b\r\n" % (len(lines), lines))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), now.next_s)
@@ -201,10 +235,3 @@ class ControlLink:
         size = None if body is None else len(body)
         connection.request(headers.to_replica("POST", path.encode(), [], own, size), body or b"")
         return connection
-
-    async def _find(self) -> Address:
-        """Raises: Unavailable."""
-        try:
-            return Address.from_metadata(await self._handle.address.remote(self._node_id))
-        except Exception as error:  # Serve's and Ray's: control is restarted, or moves
-            raise Unavailable(f"It cannot be asked for its address: {error}") from error

@@ -40,9 +40,9 @@ class TimeSharing:
         self._woken: dict[str, float] = {}
         self._used: dict[str, float] = {}
 
-    def hear(self, model: str, status: ReplicaStatus) -> None:
+    def hear(self, status: ReplicaStatus) -> None:
         """A replica's report. A model that is new to its group starts asleep when the group is full."""
-        group = status.group
+        model, group = status.model, status.group
         if group is None or model in self._models:
             return
         self._groups[group.name] = group

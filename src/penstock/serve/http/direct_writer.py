@@ -93,6 +93,11 @@ class DirectWriter:
     def _forget(self) -> None:
         self._gone = None
 
+    def abort(self) -> None:
+        """Ends the connection at once, and with it the answer; drops what is unsent."""
+        self._cycle.disconnected = True
+        self._transport.abort()
+
     @property
     def over(self) -> bool:
         """Whether the answer has ended."""

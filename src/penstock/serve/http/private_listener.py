@@ -9,10 +9,10 @@ import asyncio
 import hmac
 import secrets
 import socket
-from collections.abc import Awaitable, Callable
+from typing import Any
 
 from penstock.asgi import ASGIApp, Receive, Scope, Send
-from penstock.errors import Error, Unavailable
+from penstock.errors import Unavailable
 from penstock.openai.asgi_response import send_error
 from penstock.serve.http import direct_writer
 from penstock.serve.http.connection_limits import Connections
@@ -82,10 +82,21 @@ class PrivateListener:
 class ListenerClient:
     """Reaches another process's `PrivateListener`; asks for its address again when it has ended or moved."""
 
-    def __init__(self, find: Callable[[], Awaitable[Address]], node_id: str) -> None:
-        """find: asks for the address; raises Error where it cannot be had. node_id: of this process."""
-        self._find, self._node_id = find, node_id
+    def __init__(self, handle: Any, node_id: str) -> None:
+        """handle: to its deployment, whose `address` is the listener's. node_id: of this process."""
+        self._handle, self._node_id = handle, node_id
         self._address: Address | None = None
+
+    def forget(self) -> None:
+        """Has the next connection ask for the address: a stranger may have answered at this one."""
+        self._address = None
+
+    async def find(self) -> Address:
+        """Raises: Unavailable."""
+        try:
+            return Address.from_metadata(await self._handle.address.remote(self._node_id))
+        except Exception as error:  # of many kinds, as Serve and Ray raise them
+            raise Unavailable(f"It cannot be asked for its address: {error}") from error
 
     async def connect(self, limit_s: float) -> tuple[Address, ReplicaConnection]:
         """A new connection. Tries for `limit_s`. Raises: TimeoutError, from the last failure."""
@@ -94,10 +105,11 @@ class ListenerClient:
             async with asyncio.timeout(limit_s):
                 while True:
                     try:
-                        address = self._address = self._address or await self._find()
+                        address = self._address = self._address or await self.find()
                         return address, await pool.connect(address, self._node_id, lambda lost: None)
-                    except (OSError, Error) as error:
+                    except (OSError, Unavailable) as error:
                         cause, self._address = error, None
                     await asyncio.sleep(_PAUSE_S)
         except TimeoutError:
+            self.forget()
             raise TimeoutError(str(cause or "no answer")) from cause

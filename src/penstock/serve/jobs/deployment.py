@@ -26,9 +26,8 @@ from penstock.config import GatewayConfig, Settings
 from penstock.config.schema.jobs import JobsConfig
 from penstock.errors import Error, Unavailable
 from penstock.serve.gateway.catalogue import Catalogue, ServedModel
-from penstock.serve.http.private_listener import PrivateListener
+from penstock.serve.http.private_listener import ListenerClient, PrivateListener
 from penstock.serve.jobs.forwarding import JobsForwarder
-from penstock.transport.address import Address
 
 NAME = "LLMJobs"
 _PAUSE_S = 0.5
@@ -176,16 +175,9 @@ class JobsLink:
     """A gateway's end: finds the process, which starts when it is asked for its address."""
 
     def __init__(self, handle: DeploymentHandle[Any], node_id: str) -> None:
-        self._handle, self._node_id = handle, node_id
-        self.answer = JobsForwarder(self._find, node_id)
+        self._client = ListenerClient(handle, node_id)
+        self.answer = JobsForwarder(self._client)
         self._starting: asyncio.Task[None] | None = None
-
-    async def _find(self) -> Address:
-        """Raises: Unavailable."""
-        try:
-            return Address.from_metadata(await self._handle.address.remote(self._node_id))
-        except Exception as error:  # of many kinds, as Serve raises them
-            raise Unavailable("Files and batches cannot be started now.") from error
 
     def start(self) -> None:
         """Starts the process without a request."""
@@ -194,7 +186,7 @@ class JobsLink:
     async def _start(self) -> None:
         while True:
             try:
-                await self._find()
+                await self._client.find()
                 return
             except Unavailable:
                 await asyncio.sleep(_PAUSE_S)

@@ -5,8 +5,6 @@ Bodies stream both ways: of an upload or a download only what the sockets hold i
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 from penstock.asgi import ClientGone
 from penstock.errors import Unavailable
 from penstock.serve.gateway.request import ClientRequest
@@ -23,10 +21,10 @@ _GATEWAY = "gateway"
 
 
 class JobsForwarder:
-    """find: the address of the process's listener; starts the process if need be."""
+    """client: of the process's listener; to ask for its address starts the process if need be."""
 
-    def __init__(self, find: Callable[[], Awaitable[Address]], node_id: str) -> None:
-        self._client = ListenerClient(find, node_id)
+    def __init__(self, client: ListenerClient) -> None:
+        self._client = client
 
     async def __call__(self, request: ClientRequest, reply: ClientResponse) -> None:
         """Relays one exchange.
@@ -42,6 +40,7 @@ class JobsForwarder:
         try:
             await self._exchange(address, connection, request, reply)
         except ConnectionError as error:
+            self._client.forget()
             raise Unavailable(
                 "Files and batches broke off this request; send it again in a moment.", retry_after_s=1
             ) from error
@@ -62,6 +61,8 @@ class JobsForwarder:
         connection.request(headers.to_replica(request.method, request.target, request.headers, own, size))
         await _send_body(connection, request, chunked=chunked)
         await request.while_connected(_relay(connection, request, reply))
+        if (await connection.head()).status >= 400:  # it may be another process's
+            self._client.forget()
 
 
 async def _send_body(connection: ReplicaConnection, request: ClientRequest, *, chunked: bool) -> None:

@@ -212,14 +212,16 @@ class Reconciler:
             await self.resume()
 
     async def _run(self, command: Command, link: ControlLink) -> None:
+        def say(outcome: Outcome) -> None:
+            link.say(Done(command.id, self._replica, outcome))
+
         try:
-            outcome: Outcome = {"result": await self.perform(command.operation, command.arguments)}
+            say({"result": await self.perform(command.operation, command.arguments)})
         except Error as error:
-            outcome = {"error": str(error)}
+            say({"error": str(error)})
         except Exception as error:
             log.exception("%s failed", command.operation)
-            outcome = {"error": f"{type(error).__name__}: {error}"}
-        link.say(Done(command.id, self._replica, outcome))
+            say({"error": f"{type(error).__name__}: {error}"})
 
     def status(self) -> ReplicaStatus:
         """What the replica reports to control."""
