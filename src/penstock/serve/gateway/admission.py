@@ -165,8 +165,9 @@ class AdmissionQueue:
         return self._table.acquire(pick.replica, tokens, asked.adapter, tier == FLEX)
 
     def _make_room(self, tier: Tier, only: Replica | None) -> None:
-        """Refuses this request when the queue is full, or the youngest of a lower class in its place. One that
-        waits for `only` takes no place from others.
+        """Refuses this request when the queue is full, or the youngest of a lower class in its place.
+
+        One that waits for `only` takes no place from others.
         """
         classes = (FLEX,) if tier == FLEX else (PRIORITY, DEFAULT)  # those that share a limit
         most, option = self._model.max_queued_requests, "max_queued_requests"
