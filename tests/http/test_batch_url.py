@@ -61,7 +61,7 @@ async def test_a_batch_runs_where_a_loop_runs_already_as_in_a_notebook(served: S
 
 
 async def test_a_killed_driver_goes_on_where_it_was(served: Served, rows: Path, command):
-    replica = await served.replica("m", step_base_ms=40)
+    replica = await served.replica("m", step_base_ms=15)
     await served.gateway("m")
     output = rows.with_name("out.jsonl")
     words = (rows, "-o", output, "--url", served.url, "--concurrency", "8")
@@ -81,7 +81,7 @@ async def test_a_killed_driver_goes_on_where_it_was(served: Served, rows: Path, 
 async def test_while_one_works_a_second_is_refused_and_ctrl_c_stops_it_cleanly(
     served: Served, rows: Path, command
 ):
-    await served.replica("m", step_base_ms=40)
+    await served.replica("m", step_base_ms=15)
     await served.gateway("m")
     output = rows.with_name("out.jsonl")
     words = (rows, "-o", output, "--url", served.url, "--concurrency", "8")

@@ -256,8 +256,7 @@ async def test_what_a_replica_stores_is_not_lost_while_it_cannot_be_reached(
         await nothing_is_left(served, http, [member], 2)
 
 
-@pytest.mark.parametrize("kept", [False, True], ids=["new", "kept"])
-@pytest.mark.parametrize("network", [False, True], ids=["unix", "tcp"])
+@pytest.mark.parametrize(("network", "kept"), [(False, False), (True, True)], ids=["unix-new", "tcp-kept"])
 async def test_silence_before_the_first_byte_costs_one_death_and_ends_streams_that_have_begun(
     served: Served, network: bool, kept: bool, monkeypatch: pytest.MonkeyPatch
 ):

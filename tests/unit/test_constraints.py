@@ -49,7 +49,10 @@ def test_there_is_a_set_for_each_supported_vllm():
 # On 3.12, which the GPU image has, the set that the image installs.
 @pytest.mark.parametrize(
     ("file", "python"),
-    [*((file, "3.11") for file in GPU), (ROOT / OF_GPUS, "3.12")],
+    [
+        *(pytest.param(file, "3.11", marks=pytest.mark.full) for file in GPU),
+        (ROOT / OF_GPUS, "3.12"),
+    ],
     ids=lambda one: Path(one).stem,
 )
 def test_a_gpu_box_can_install_each_set(file: Path, python: str):
