@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import accumulate
 
 import msgspec
@@ -129,12 +130,9 @@ class ModelMetrics:
 
     def __init__(self, requests: Counter, picks: Counter, tiers: Counter, model_id: str) -> None:
         self.model_id = model_id
-        self._tiers = tiers
-        self._by_tier: dict[str, Counter] = {}
-        self._requests = requests
-        self._picks = picks
-        self._by_status: dict[str, Counter] = {}
-        self._by_outcome: dict[str, Counter] = {}
+        self._by_status, self._by_outcome, self._by_tier = (
+            cache(partial(counter.labels, model_id)) for counter in (requests, picks, tiers)
+        )
         self.routes: dict[str, RouteMetrics] = {}
 
     def on(self, route: str) -> RouteMetrics:
@@ -145,21 +143,15 @@ class ModelMetrics:
 
     def ended(self, status: str) -> None:
         """Counts a request that has ended with `status`."""
-        if status not in self._by_status:
-            self._by_status[status] = self._requests.labels(self.model_id, status)
-        self._by_status[status].inc()
+        self._by_status(status).inc()
 
     def asked(self, tier: str) -> None:
         """Counts a request of this class."""
-        if tier not in self._by_tier:
-            self._by_tier[tier] = self._tiers.labels(self.model_id, tier)
-        self._by_tier[tier].inc()
+        self._by_tier(tier).inc()
 
     def picked(self, outcome: str) -> None:
         """Counts a replica that was chosen."""
-        if outcome not in self._by_outcome:
-            self._by_outcome[outcome] = self._picks.labels(self.model_id, outcome)
-        self._by_outcome[outcome].inc()
+        self._by_outcome(outcome).inc()
 
 
 class GatewayMetrics:
@@ -168,87 +160,57 @@ class GatewayMetrics:
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
         self._models: dict[str, ModelMetrics] = {}
-        self.requests = Counter(
+
+        def counter(name: str, help: str, labels: Sequence[str] = ("model",)) -> Counter:
+            return Counter(name, help, labels, registry=registry)
+
+        def gauge(name: str, help: str, labels: Sequence[str] = ("model",)) -> Gauge:
+            return Gauge(name, help, labels, registry=registry)
+
+        self.requests = counter(
             "penstock_requests",
             "Requests by how they ended: HTTP status, 'cut' after the first byte, or 'gone' (the client).",
-            ["model", "status"],
-            registry=registry,
+            ("model", "status"),
         )
-        self.tiers = Counter(
+        self.tiers = counter(
             "penstock_tier_requests",
             "Requests to models by their class: 'priority', 'default' or 'flex' (batch).",
-            ["model", "tier"],
-            registry=registry,
+            ("model", "tier"),
         )
-        self.failovers = Counter(
-            "penstock_failovers",
-            "Requests sent to another replica because one failed before the first byte.",
-            ["model"],
-            registry=registry,
+        self.failovers = counter(
+            "penstock_failovers", "Requests sent to another replica because one failed before the first byte."
         )
-        self.fallbacks = Counter(
+        self.fallbacks = counter(
             "penstock_fallbacks",
             "Requests for a model that were sent to another one because it could not answer.",
-            ["model", "to"],
-            registry=registry,
+            ("model", "to"),
         )
-        self.picks = Counter(
-            "penstock_picks",
-            "Replicas picked, by reason.",
-            ["model", "outcome"],
-            registry=registry,
+        self.picks = counter("penstock_picks", "Replicas picked, by reason.", ("model", "outcome"))
+        self.open = gauge("penstock_open_requests", "Requests at replicas.")
+        self.queued = gauge("penstock_queued_requests", "Requests that wait for a replica.")
+        self.batch_queued = gauge(
+            "penstock_batch_queued_requests", "Batch requests among those that wait for a replica."
         )
-        self.open = Gauge("penstock_open_requests", "Requests at replicas.", ["model"], registry=registry)
-        self.queued = Gauge(
-            "penstock_queued_requests", "Requests that wait for a replica.", ["model"], registry=registry
-        )
-        self.batch_queued = Gauge(
-            "penstock_batch_queued_requests",
-            "Batch requests among those that wait for a replica.",
-            ["model"],
-            registry=registry,
-        )
-        self.batch = Gauge(
-            "penstock_batch_requests", "Batch requests in replicas.", ["model"], registry=registry
-        )
-        self.batch_limit = Gauge(
+        self.batch = gauge("penstock_batch_requests", "Batch requests in replicas.")
+        self.batch_limit = gauge(
             "penstock_batch_limit",
             "Batch requests that may run in the ready replicas now, as each of them decides.",
-            ["model"],
-            registry=registry,
         )
-        self.batch_requeued = Gauge(
+        self.batch_requeued = gauge(
             "penstock_batch_requeued_requests",
             "Batch requests that ready replicas have aborted for online ones and run again.",
-            ["model"],
-            registry=registry,
         )
-        self.ready = Gauge(
-            "penstock_ready_replicas", "Replicas that may be picked.", ["model"], registry=registry
-        )
-        self.wanted = Gauge(
-            "penstock_wanted_replicas", "Replicas that Ray Serve should run.", ["model"], registry=registry
-        )
-        self.adapters = Gauge(
-            "penstock_adapters_loaded",
-            "Adapters loaded, in all replicas.",
-            ["model"],
-            registry=registry,
-        )
-        self.adapter_loads = Counter(
-            "penstock_adapter_loads", "Times that a replica loaded an adapter.", ["model"], registry=registry
-        )
-        self.connections = Gauge(
+        self.ready = gauge("penstock_ready_replicas", "Replicas that may be picked.")
+        self.wanted = gauge("penstock_wanted_replicas", "Replicas that Ray Serve should run.")
+        self.adapters = gauge("penstock_adapters_loaded", "Adapters loaded, in all replicas.")
+        self.adapter_loads = counter("penstock_adapter_loads", "Times that a replica loaded an adapter.")
+        self.connections = gauge(
             "penstock_connections",
             "Client connections: 'active' while an accepted request is open, else 'waiting'.",
-            ["state"],
-            registry=registry,
+            ("state",),
         )
-        self.closed = Counter(
-            "penstock_connections_closed",
-            "Connections that the gateway closed, by reason.",
-            ["reason"],
-            registry=registry,
+        self.closed = counter(
+            "penstock_connections_closed", "Connections that the gateway closed, by reason.", ("reason",)
         )
 
     def model(self, model_id: str) -> ModelMetrics:
