@@ -11,6 +11,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
+from operator import attrgetter
 from typing import TypeVar
 
 import msgspec
@@ -33,6 +34,7 @@ _MOST_LOOKED_AT = 1024  # bodies, when one of those that wait has to give up its
 
 
 _NONE = msgspec.Raw()
+_taken = attrgetter("taken")
 
 T = TypeVar("T")
 
@@ -79,8 +81,8 @@ class BodyBudget:
         self.used = 0
         self._coming: OrderedDict[RequestBody, float] = OrderedDict()
         """When each last made progress, oldest first."""
-        self._waiting: dict[str, dict[RequestBody, int]] = {}
-        """The sizes of those that wait for a replica, by model."""
+        self._waiting: dict[str, set[RequestBody]] = {}
+        """Those that wait for a replica, by model."""
 
     def take(self, size: int, body: RequestBody) -> None:
         """Reserves `size` more for `body`. Raises: Overloaded when that does not fit."""
@@ -95,20 +97,20 @@ class BodyBudget:
 
     def _largest(self, least: int) -> RequestBody | None:
         """A body of at least `least` bytes that waits, of the model whose waiting bodies take most."""
-        sizes = max(self._waiting.values(), key=lambda sizes: sum(sizes.values()), default={})
-        largest = max(sizes, key=sizes.__getitem__, default=None)
-        return largest if largest is not None and sizes[largest] >= least else None
+        bodies = max(self._waiting.values(), key=lambda bodies: sum(map(_taken, bodies)), default=())
+        largest = max(bodies, key=_taken, default=None)
+        return largest if largest is not None and largest.taken >= least else None
 
     def wait(self, model_id: str, body: RequestBody) -> None:
         """`body` is complete and waits for a replica of the model. Small ones are not worth looking at."""
         if body.taken >= self.limit // _MOST_LOOKED_AT:
-            self._waiting.setdefault(model_id, {})[body] = body.taken
+            self._waiting.setdefault(model_id, set()).add(body)
 
     def waited(self, model_id: str, body: RequestBody) -> None:
         """It does not wait any more."""
-        sizes = self._waiting.get(model_id, {})
-        sizes.pop(body, None)
-        if not sizes:
+        bodies = self._waiting.get(model_id, set())
+        bodies.discard(body)
+        if not bodies:
             self._waiting.pop(model_id, None)
 
     def progress(self, body: RequestBody) -> None:
@@ -119,8 +121,6 @@ class BodyBudget:
     def complete(self, body: RequestBody) -> None:
         """`body` is complete or was dropped. Safe to call twice."""
         self._coming.pop(body, None)
-        for sizes in self._waiting.values():
-            sizes.pop(body, None)
 
     def full(self) -> NoRoom:
         """The error for requests that do not fit."""
