@@ -15,6 +15,7 @@ import msgspec
 
 from penstock import asgi
 from penstock.asgi import ASGIApp, Receive, Scope, Send
+from penstock.transport.link import BYTES_PER_TOKEN
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,6 @@ _ONLY_HERE = ("stream_options", "min_tokens")
 """They do not fit a non-streaming response of one token."""
 _PARAMETERS = ("sampling_params", "extra_args", "vllm_xargs")
 """Nested fields of requests that reach the engine unchanged."""
-_BYTES_PER_TOKEN = 4
 
 Ask = Callable[[Scope, bytes], Awaitable[bytes | None]]
 """Has a prefill replica answer this body, in place of the scope's own, with the same adapter and class; None
@@ -71,7 +71,7 @@ class Prefill:
             tokens = cast("list[Any]", prompt)
             if len(tokens) < self._least_tokens or not isinstance(tokens[0], int):
                 return False
-        elif body_bytes < self._least_tokens * _BYTES_PER_TOKEN:
+        elif body_bytes < self._least_tokens * BYTES_PER_TOKEN:
             return False
         return (
             request.get("n", 1) == 1

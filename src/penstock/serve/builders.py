@@ -61,7 +61,7 @@ def build_openai_app(llm_serving_args: Mapping[str, Any] | LLMServingArgs) -> Ap
     given = llm_serving_args
     serving = given if isinstance(given, LLMServingArgs) else LLMServingArgs.parse(given)
     _check(serving.llm_configs)
-    behind: dict[str, Any] = {"gateway": None}  # its keys are no business of engines
+    behind: dict[str, Any] = {"gateway": None}  # replicas behind a router do not get the gateway's keys
     models = [
         build_llm_deployment(_logging(config, serving.gateway), bind_kwargs=behind)
         for config in serving.llm_configs

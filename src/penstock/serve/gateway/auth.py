@@ -1,6 +1,7 @@
 """Which paths a client may reach: with the API key, with the admin key, or without any.
 
-Without an API key, requests of web pages that `cors` does not name are refused."""
+Without an API key, requests of web pages that `cors` does not name are refused.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,6 @@ class Auth:
         self, config: GatewayConfig, paths: Mapping[str, Route], *, administered: bool, has_jobs: bool
     ) -> None:
         """paths: endpoints of users' server classes. administered: whether `/admin` can do anything.
-
         has_jobs: whether there are files and batches.
         """
         self._has_jobs = has_jobs

@@ -29,9 +29,8 @@ _STARTS = 8
 """New prompts with a common prefix for each replica that has it, before another may compute it, too."""
 
 _LESS_FILLED = 2  # times: how many fewer new tokens that other replica must have got lately
-_NEW = (
-    1 / 64
-)  # cost of a token that is new to a cache, in tokens of queued work: hardly more than a tie-break
+_NEW = 1 / 64
+"""Cost of a token that is new to a cache, in tokens of queued work: hardly more than a tie-break."""
 
 _WEIGHED = 8  # holders at one pick
 _LEVELS = 3  # sets of holders at one pick, from the longest match on
