@@ -30,24 +30,16 @@ if TYPE_CHECKING:
     from penstock.serve.deployments import VLLMService as VLLMService
     from penstock.serve.replica.frontend.custom_endpoints import endpoint as endpoint
 
-_WHERE = {
-    "CallbackBase": "penstock.engines.callback",
-    "CloudMirrorConfig": "penstock.config",
-    "GatewayConfig": "penstock.config",
-    "LLMConfig": "penstock.config",
-    "LLMRouter": "penstock.serve.deployments",
-    "LLMServer": "penstock.serve.deployments",
-    "LLMServingArgs": "penstock.config",
-    "LoraConfig": "penstock.config",
-    "ModelLoadingConfig": "penstock.config",
-    "VLLMService": "penstock.serve.deployments",
-    "build_dp_deployment": "penstock.serve.builders",
-    "build_dp_openai_app": "penstock.serve.builders",
-    "build_llm_deployment": "penstock.serve.builders",
-    "build_openai_app": "penstock.serve.builders",
-    "build_pd_openai_app": "penstock.serve.builders",
-    "endpoint": "penstock.serve.replica.frontend.custom_endpoints",
+_NAMES = {
+    "penstock.config": "CloudMirrorConfig GatewayConfig LLMConfig LLMServingArgs LoraConfig "
+    "ModelLoadingConfig",
+    "penstock.engines.callback": "CallbackBase",
+    "penstock.serve.builders": "build_dp_deployment build_dp_openai_app build_llm_deployment "
+    "build_openai_app build_pd_openai_app",
+    "penstock.serve.deployments": "LLMRouter LLMServer VLLMService",
+    "penstock.serve.replica.frontend.custom_endpoints": "endpoint",
 }
+_WHERE = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = list(_WHERE)  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from openai.types import Completion as CompletionResponse
-from openai.types import CreateEmbeddingResponse, Embedding
-from openai.types.chat import ChatCompletion as ChatCompletionResponse
-from openai.types.responses import Response as ResponsesResponse
+from openai.types import Completion, CreateEmbeddingResponse, Embedding
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from penstock.serve.replica.handles import multipart
+
+ChatCompletionResponse = ChatCompletion
+ChatCompletionStreamResponse = ChatCompletionChunk
+CompletionResponse = Completion
+CompletionStreamResponse = Completion
+ResponsesResponse = Response
 
 
 class _Open(BaseModel):
