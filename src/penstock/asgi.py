@@ -69,12 +69,22 @@ def with_body(scope: Scope, receive: Receive, body: bytes) -> tuple[Scope, Recei
     """The same exchange with this body, for the next app."""
     length = (b"content-length", b"%d" % len(body))
     fields = [field for field in scope["headers"] if field[0] != b"content-length"]
+    return {**scope, "headers": [*fields, length]}, replay(body, receive)
+
+
+def replay(body: bytes, receive: Receive) -> Receive:
+    """An ASGI `receive` that gives `body`, and then what `receive` gives."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again() -> Message:
         return pending.pop() if pending else await receive()
 
-    return {**scope, "headers": [*fields, length]}, again
+    return again
+
+
+async def stay() -> Message:
+    """The `receive` of a client that has sent everything and does not go."""
+    return await asyncio.Future[Message]()
 
 
 async def disconnected(receive: Receive) -> None:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
 
-from penstock.asgi import TRUSTED, ASGIApp, Message, Scope, split_events
+from penstock.asgi import TRUSTED, ASGIApp, Message, Receive, Scope, replay, split_events, stay
 
 _JSON = "application/json"
 _QUEUED_MESSAGES = 64  # back-pressure: the app waits when the reader is this far behind
@@ -22,19 +22,16 @@ class ResponseBody:
     def __init__(self, app: ASGIApp, scope: Scope, request: bytes) -> None:
         self._messages: asyncio.Queue[Message | None] = asyncio.Queue(_QUEUED_MESSAGES)
         self._gone = asyncio.Event()
-        self._pending: list[Message] = [{"type": "http.request", "body": request, "more_body": False}]
-        self._task = asyncio.create_task(self._run(app, scope))
+        self._task = asyncio.create_task(self._run(app, scope, replay(request, self._disconnected)))
 
-    async def _run(self, app: ASGIApp, scope: Scope) -> None:
+    async def _run(self, app: ASGIApp, scope: Scope, receive: Receive) -> None:
         try:
-            await app(scope, self._receive, self._messages.put)
+            await app(scope, receive, self._messages.put)
         finally:
             if not self._gone.is_set():  # a full queue that is not read would block this task forever
                 await self._messages.put(None)
 
-    async def _receive(self) -> Message:
-        if self._pending:
-            return self._pending.pop()
+    async def _disconnected(self) -> Message:
         await self._gone.wait()
         return {"type": "http.disconnect"}
 
@@ -95,13 +92,34 @@ async def call(
     return AppResponse(start["status"], _decoded(start), reply)
 
 
-@dataclass(frozen=True, slots=True)
 class WholeResponse:
-    """Names of headers are in lower case."""
+    """A response, kept by its `send` as the app makes it."""
 
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
+    def __init__(self) -> None:
+        self._start: Message = {"status": 0, "headers": []}
+        self._pieces: list[bytes] = []
+        self.begun = self.ended = False
+
+    async def send(self, message: Message) -> None:
+        """For the app."""
+        if message["type"] == "http.response.start":
+            self._start, self.begun = message, True
+        else:
+            self._pieces.append(message.get("body", b""))
+            self.ended = not message.get("more_body", False)
+
+    @property
+    def status(self) -> int:
+        return self._start["status"]
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Names are in lower case."""
+        return _decoded(self._start)
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self._pieces)
 
 
 async def ask(
@@ -111,24 +129,11 @@ async def ask(
 
     Raises: what the app raises.
     """
-    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-    start: Message | None = None
-    pieces: list[bytes] = []
-
-    async def receive() -> Message:
-        return pending.pop() if pending else await asyncio.Future[Message]()  # the client stays
-
-    async def send(message: Message) -> None:
-        nonlocal start
-        if message["type"] == "http.response.start":
-            start = message
-        else:
-            pieces.append(message.get("body", b""))
-
-    await app(post_scope(path, len(body), headers or {}), receive, send)
-    if start is None:
+    response = WholeResponse()
+    await app(post_scope(path, len(body), headers or {}), replay(body, stay), response.send)
+    if not response.begun:
         raise RuntimeError(f"{path} ended without an answer.")
-    return WholeResponse(start["status"], _decoded(start), b"".join(pieces))
+    return response
 
 
 def _decoded(start: Message) -> dict[str, str]:

@@ -83,7 +83,7 @@ class DirectRoutes:
         except asgi.ClientGone:
             return None
         if not body:
-            return await self._long(scope, _replay(body, receive), send)
+            return await self._long(scope, asgi.replay(body, receive), send)
         try:
             request = from_json(body)
         except ValueError as error:  # includes lone surrogates, which Python's own parser accepts
@@ -98,7 +98,7 @@ class DirectRoutes:
             except Exception:  # whatever vLLM's validators raise
                 form = None
         if form is None:
-            return await self._long(scope, _replay(body, receive), send)
+            return await self._long(scope, asgi.replay(body, receive), send)
         return await self._short(scope, receive, send)
 
     async def _long(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -133,16 +133,6 @@ class DirectRoutes:
             request_models.blame(endpoint, bytes(body))
         for message in failed:
             await send(message)
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """`receive` that replays the body to an app that has not read it."""
-    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def received() -> Message:
-        return pending.pop() if pending else await receive()
-
-    return received
 
 
 def _is_json(scope: Scope) -> bool:

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from penstock import asgi
-from penstock.asgi import Message, Receive, Scope, Send
-from penstock.asgi_client import post_scope
+from penstock.asgi import Receive, Scope, Send
+from penstock.asgi_client import WholeResponse, post_scope
 from penstock.errors import Error
 from penstock.layers.adapters import asking_for
 from penstock.openai.asgi_response import send_error
@@ -22,7 +22,8 @@ from penstock.transport.rows import Frames, RowCall, RowCancel, RowResponse
 
 log = logging.getLogger(__name__)
 
-_PASSING = {link.RETRY, b"retry-after", b"retry-after-ms"}
+_PASSING = {link.RETRY.decode(), "retry-after", "retry-after-ms"}
+_INTERRUPTED = {link.RETRY.decode(): link.INTERRUPTED.decode()}
 _MOST_WAITING_BYTES = 1 << 20
 """Of responses that the job has not taken; above it, no more rows are read."""
 
@@ -95,49 +96,22 @@ class RowReceiver:
             self._pending.set()
 
     async def _answer(self, row: RowCall) -> None:
-        response = _Response()
+        response = WholeResponse()
         try:
-            await self._run(_scope(row), _received(row.body), response.send)
+            await self._run(_scope(row), asgi.replay(row.body, asgi.stay), response.send)
         except Exception:
             log.exception("A row to %s failed.", row.path)
             if not response.begun:
                 await send_error(response.send, Error(), row.path)
-        if not response.ended:  # as a connection of HTTP that breaks off
-            response = _Response.interrupted()
-        frame = rows.framed(response.of(row.number))
+        if response.ended:
+            passing = {name: value for name, value in response.headers.items() if name in _PASSING}
+            answer = RowResponse(row.number, response.status, response.body, passing)
+        else:  # as a connection of HTTP that breaks off
+            answer = RowResponse(row.number, 503, b"", _INTERRUPTED)
+        frame = rows.framed(answer)
         self._frames.append(frame)
         self._waiting_bytes += len(frame)
         self._pending.set()
-
-
-class _Response:
-    """An ASGI `send` that keeps the response."""
-
-    def __init__(self) -> None:
-        self._start: Message = {"status": 503, "headers": []}
-        self._pieces: list[bytes] = []
-        self.begun = self.ended = False
-
-    @classmethod
-    def interrupted(cls) -> _Response:
-        made = cls()
-        made._start["headers"] = [(link.RETRY, link.INTERRUPTED)]
-        return made
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self._start, self.begun = message, True
-        else:
-            self._pieces.append(message.get("body", b""))
-            self.ended = not message.get("more_body", False)
-
-    def of(self, number: int) -> RowResponse:
-        fields = {
-            name.decode(): value.decode("latin-1")
-            for name, value in self._start["headers"]
-            if name in _PASSING
-        }
-        return RowResponse(number, self._start["status"], b"".join(self._pieces), fields)
 
 
 def _scope(row: RowCall) -> Scope:
@@ -148,12 +122,3 @@ def _scope(row: RowCall) -> Scope:
     scope = post_scope(path, len(row.body), fields, query=query.encode())
     scope["extensions"][asgi.CANCELLED] = {}
     return scope
-
-
-def _received(body: bytes) -> Receive:
-    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive() -> Message:
-        return pending.pop() if pending else await asyncio.Future[Message]()
-
-    return receive
