@@ -25,7 +25,7 @@ from penstock.serve.gateway.auth import Auth
 from penstock.serve.gateway.body import BodyBudget, RequestBody
 from penstock.serve.gateway.catalogue import Catalogue, ServedModel
 from penstock.serve.gateway.description.engine_documents import EngineDocuments
-from penstock.serve.gateway.dispatch import Dispatch, RequestRouter, UpstreamRequest, WakeUps
+from penstock.serve.gateway.dispatch import Dispatch, RequestRouter, UpstreamRequest
 from penstock.serve.gateway.own_answers import JSON, OwnAnswers
 from penstock.serve.gateway.request import ClientRequest
 from penstock.serve.gateway.response import ClientResponse
@@ -89,17 +89,10 @@ class Gateway:
         self._listing = Listing(models, table, self._links)
         self._bodies = BodyBudget(config.max_bodies_bytes)
         self.connections = Connections(config.max_connections_per_address)
-        self._wake_ups = WakeUps(wake, lambda model_id: self._dispatch.is_wanted(model_id))
         self._dispatch = Dispatch(
-            models,
-            table,
-            self._links,
-            self._id,
-            config.wait_for_replica_s,
-            self._wake_ups.begin,
-            routers or {},
+            models, table, self._links, self._id, config.wait_for_replica_s, wake, routers or {}
         )
-        self._unresolved = self._dispatch.metrics("").on("")
+        self._unresolved = self._dispatch.metrics.model("").on("")
         self._tracing: Tracing | None = None
         self._operate = operate
         self._http: ASGIApp = self._serve if config.cors is None else cors.allowing(config.cors, self._serve)
@@ -153,7 +146,7 @@ class Gateway:
     async def close(self) -> None:
         """Ends links and idle connections. Close the port before: it waits for open requests."""
         self.drain()
-        self._wake_ups.close()
+        self._dispatch.close()
         await self._listing.close()
         await self._links.close()
         if self._totals is not None:
@@ -267,7 +260,7 @@ class Gateway:
         model, adapter = self._resolve(route, named or (keeper.model_id if keeper else None))
         if keeper is not None and keeper.model_id != model.id:
             raise stored_responses.lost()
-        request.metrics = self._dispatch.metrics(model.id).on(route.path)
+        request.metrics = self._dispatch.metrics.model(model.id).on(route.path)
         reply.gaps = request.metrics.inter_token
         tier = self._tier(request, route, content)
         method = "GET" if request.method == "HEAD" else request.method

@@ -13,13 +13,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Protocol
 
 import msgspec
 
 from penstock.config.derive import names
 from penstock.errors import EngineDead, Error, Overloaded, Unavailable
-from penstock.metrics import GatewayFigures, GatewayMetrics, ModelMetrics
+from penstock.metrics import GatewayFigures, GatewayMetrics
 from penstock.serve.fleet.links import ReplicaLinks
 from penstock.serve.fleet.replica import Replica, Tried
 from penstock.serve.fleet.table import Table
@@ -83,23 +84,24 @@ class Dispatch:
         links: ReplicaLinks,
         gateway_id: str,
         wait_for_replica_s: float,
-        wake: Callable[[str], None],
-        routers: Mapping[str, RequestRouter],
+        wake: Callable[[str], Awaitable[None]] | None = None,
+        routers: Mapping[str, RequestRouter] = MappingProxyType({}),
     ) -> None:
-        """wake: called with a model's id when a request waits and no replica of it is ready. routers: of
-        models whose replicas a router elsewhere picks.
+        """wake: as in `Gateway`. routers: of models whose replicas a router elsewhere picks.
 
         Raises: ConfigError for a routing policy that cannot be loaded."""
         self._table = table
         self._links = links
         self._gateway_id = gateway_id
-        self._metrics = GatewayMetrics()
+        self.metrics = GatewayMetrics()
         self._models = {model.id: model for model in models}
         self._fallbacks = names.fallbacks({model.id: (model.aliases, model.fallbacks) for model in models})
         self._loads: Counter[str] = Counter()
         self._closed: Counter[str] = Counter()
         self._used: dict[str, float] = {}
         self._routers = routers
+        self._wake = wake
+        self._waking: dict[str, asyncio.Task[None]] = {}
         policies = {model.id: policy(model.routing_policy, model.policy_options) for model in models}
         self._readers = {model.id: FeatureReader(model, policies[model.id], table) for model in models}
         self._queues = {
@@ -107,9 +109,9 @@ class Dispatch:
                 model,
                 table,
                 policies[model.id],
-                self.metrics(model.id),
+                self.metrics.model(model.id),
                 wait_for_replica_s,
-                partial(wake, model.id),
+                partial(self._begin_to_wake, model.id),
             )
             for model in models
         }
@@ -130,7 +132,7 @@ class Dispatch:
         Raises: Overloaded, Unavailable, EngineFailed; EngineDead when the response broke off after it had
         begun, or the request seems to kill engines.
         """
-        self.metrics(model_id).asked(request.tier)
+        self.metrics.model(model_id).asked(request.tier)
         fallbacks = () if request.adapter or request.keeper else self._fallbacks[model_id]
         current = model_id
         for i, other in enumerate(fallbacks):
@@ -152,7 +154,7 @@ class Dispatch:
         self, model_id: str, other: str, request: UpstreamRequest, reply: ClientResponse, error: Error
     ) -> None:
         log.info("request %s for %s goes to %s: %s", request.id, model_id, other, error)
-        self._metrics.fallbacks.labels(model_id, other).inc()
+        self.metrics.fallbacks.labels(model_id, other).inc()
         reply.answered_by = other
         request.body.name_model(other)
 
@@ -198,7 +200,7 @@ class Dispatch:
             finally:
                 queue.release(lease)
             tried.add(replica)
-            self._metrics.failovers.labels(model_id).inc()
+            self.metrics.failovers.labels(model_id).inc()
 
     async def _ask(self, replica: Replica, request: UpstreamRequest, reply: ClientResponse) -> None:
         pool = self._links.pool(replica)
@@ -229,71 +231,14 @@ class Dispatch:
         """Whether requests wait and no replica is ready."""
         return len(self._queues[model_id]) > 0 and not self._table.ready(model_id)
 
-    def metrics(self, model_id: str) -> ModelMetrics:
-        """Metrics of a model's requests; "" for requests that name no known model."""
-        return self._metrics.model(model_id)
-
-    def metrics_text(self, figures: GatewayFigures) -> bytes:
-        """The gateway's metrics in Prometheus' text format. figures: this gateway's, or those of several."""
-        return self._metrics.text(figures)
-
-    def figures(self, connections: Connections) -> GatewayFigures:
-        """What this gateway has counted until now, and has open."""
-        self._metrics.connections.labels("waiting").set(connections.waiting)
-        self._metrics.connections.labels("active").set(connections.open - connections.waiting)
-        for reason, count in connections.counts.items():
-            closed = self._metrics.closed.labels(reason)
-            closed.inc(count - self._closed[reason])
-            self._closed[reason] = count
-        for model_id, queue in self._queues.items():
-            self._metrics.open.labels(model_id).set(self._table.leases(model_id))
-            self._metrics.queued.labels(model_id).set(len(queue))
-            self._metrics.batch_queued.labels(model_id).set(queue.waiting(FLEX))
-            self._count_batch(model_id)
-            self._metrics.ready.labels(model_id).set(len(self._table.ready(model_id)))
-            wanted = self._table.wanted.get(model_id, len(self._table.members(model_id)))
-            self._metrics.wanted.labels(model_id).set(wanted)
-            self._metrics.failovers.labels(model_id)  # shown as 0 before the first
-            for other in self._fallbacks[model_id]:
-                self._metrics.fallbacks.labels(model_id, other)
-            if self._models[model_id].adapter_slots:
-                self._count_adapters(model_id)
-        return self._metrics.figures()
-
-    def _count_batch(self, model_id: str) -> None:
-        """What replicas with a limit report of batch."""
-        limited = [one for one in self._table.ready(model_id) if one.batch_limit is not None]
-        metrics = self._metrics
-        metrics.batch_limit.labels(model_id).set(sum(one.batch_limit or 0 for one in limited))
-        metrics.batch.labels(model_id).set(sum(one.batch for one in limited))
-        metrics.batch_requeued.labels(model_id).set(sum(one.batch_requeued for one in limited))
-
-    def _count_adapters(self, model_id: str) -> None:
-        holders = self._table.candidates(model_id).holders
-        self._metrics.adapters.labels(model_id).set(holders.loaded_count)
-        self._metrics.adapter_loads.labels(model_id).inc(holders.loads - self._loads[model_id])
-        self._loads[model_id] = holders.loads
-
-
-class WakeUps:
-    """Wakes models that have no replica awake: one call at a time for each, while requests wait for it."""
-
-    def __init__(
-        self, wake: Callable[[str], Awaitable[None]] | None, is_wanted: Callable[[str], bool]
-    ) -> None:
-        """wake: returns once the model is awake. is_wanted: whether requests wait and no replica is ready."""
-        self._wake = wake
-        self._is_wanted = is_wanted
-        self._waking: dict[str, asyncio.Task[None]] = {}
-
-    def begin(self, model_id: str) -> None:
-        """Starts waking the model, unless that is under way."""
+    def _begin_to_wake(self, model_id: str) -> None:
+        """One task for each model, while requests wait for it."""
         if self._wake is not None and model_id not in self._waking:
-            self._waking[model_id] = asyncio.create_task(self._ask(self._wake, model_id))
+            self._waking[model_id] = asyncio.create_task(self._keep_waking(self._wake, model_id))
 
-    async def _ask(self, wake: Callable[[str], Awaitable[None]], model_id: str) -> None:
+    async def _keep_waking(self, wake: Callable[[str], Awaitable[None]], model_id: str) -> None:
         try:
-            while self._is_wanted(model_id):
+            while self.is_wanted(model_id):
                 try:
                     await wake(model_id)
                 except Exception as error:  # of Serve, Ray or control
@@ -303,5 +248,43 @@ class WakeUps:
             del self._waking[model_id]
 
     def close(self) -> None:
+        """Wakes no model any more."""
         for task in list(self._waking.values()):
             task.cancel()
+
+    def figures(self, connections: Connections) -> GatewayFigures:
+        """What this gateway has counted until now, and has open."""
+        self.metrics.connections.labels("waiting").set(connections.waiting)
+        self.metrics.connections.labels("active").set(connections.open - connections.waiting)
+        for reason, count in connections.counts.items():
+            closed = self.metrics.closed.labels(reason)
+            closed.inc(count - self._closed[reason])
+            self._closed[reason] = count
+        for model_id, queue in self._queues.items():
+            self.metrics.open.labels(model_id).set(self._table.leases(model_id))
+            self.metrics.queued.labels(model_id).set(len(queue))
+            self.metrics.batch_queued.labels(model_id).set(queue.waiting(FLEX))
+            self._count_batch(model_id)
+            self.metrics.ready.labels(model_id).set(len(self._table.ready(model_id)))
+            wanted = self._table.wanted.get(model_id, len(self._table.members(model_id)))
+            self.metrics.wanted.labels(model_id).set(wanted)
+            self.metrics.failovers.labels(model_id)  # shown as 0 before the first
+            for other in self._fallbacks[model_id]:
+                self.metrics.fallbacks.labels(model_id, other)
+            if self._models[model_id].adapter_slots:
+                self._count_adapters(model_id)
+        return self.metrics.figures()
+
+    def _count_batch(self, model_id: str) -> None:
+        """What replicas with a limit report of batch."""
+        limited = [one for one in self._table.ready(model_id) if one.batch_limit is not None]
+        metrics = self.metrics
+        metrics.batch_limit.labels(model_id).set(sum(one.batch_limit or 0 for one in limited))
+        metrics.batch.labels(model_id).set(sum(one.batch for one in limited))
+        metrics.batch_requeued.labels(model_id).set(sum(one.batch_requeued for one in limited))
+
+    def _count_adapters(self, model_id: str) -> None:
+        holders = self._table.candidates(model_id).holders
+        self.metrics.adapters.labels(model_id).set(holders.loaded_count)
+        self.metrics.adapter_loads.labels(model_id).inc(holders.loads - self._loads[model_id])
+        self._loads[model_id] = holders.loads

@@ -131,4 +131,4 @@ class OwnAnswers:
         shown |= {prefill_name(model_id) for model_id in shown}
         replicas = [r for r in self._table if r.model_id in shown and r.state in ("ready", "draining")]
         engine_series = await engine_metrics.scrape(replicas, self._links)
-        await reply.whole(200, _PROMETHEUS, self._dispatch.metrics_text(self._figures()) + engine_series)
+        await reply.whole(200, _PROMETHEUS, self._dispatch.metrics.text(self._figures()) + engine_series)

@@ -89,7 +89,7 @@ class PrefillClient:
         """A gateway's way to the replicas in `table`; the caller closes the links."""
         sender = uuid.uuid4().hex
         links = ReplicaLinks(table, sender, self._open_network)
-        dispatch = Dispatch([card], table, links, sender, wait_s, wake=lambda model_id: None, routers={})
+        dispatch = Dispatch([card], table, links, sender, wait_s)
         table.watch(links.join, links.leave, dispatch.offer)
         return dispatch, links
 
