@@ -24,7 +24,7 @@ from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.http.server import Port, serve_on
 from penstock.serve.http.tls import Certificate
 from penstock.serve.replica.frontend.listener import Listener
-from penstock.serve.replica.frontend.status_link import AdapterNames, StatusSource
+from penstock.serve.replica.frontend.status_link import StatusSource
 from penstock.serve.replica.tiers.controller import Targets
 from penstock.serve.replica.tiers.layer import ByClass, Turns
 from penstock.serve.replica.tiers.share import BatchShare
@@ -176,7 +176,7 @@ class Served:
         app: ASGIApp,
         model_id: str = "m",
         load: Callable[[], Load] = Load,
-        adapters: AdapterNames | None = None,
+        adapters: Any | None = None,
         state: Callable[[], link.State] = lambda: "ready",
     ) -> Listener:
         """Any ASGI app as a replica, where the simulator cannot misbehave as needed."""

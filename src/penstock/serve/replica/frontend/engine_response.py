@@ -54,9 +54,9 @@ class EngineResponse:
     ) -> None:
         """number: of the stream on the multiplexed connection; 0 when the gateway wants none there. path: of
         the request; tier: its class of work, which its response reports. first_token: called with the
-        seconds that the first token took, where that is known, and its request is online.
+        seconds that the first token took, where that is known.
         """
-        self._first_token = first_token if tier != tiers.FLEX else None
+        self._first_token = first_token
         self._path = path
         self._tier = tier
         self._held: list[bytes] = []

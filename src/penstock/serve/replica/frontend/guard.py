@@ -16,13 +16,14 @@ from urllib.parse import unquote
 from penstock import tiers
 from penstock.asgi import TRUSTED, ASGIApp, Receive, Scope, Send
 from penstock.errors import EngineDead, Error, Unavailable
+from penstock.layers.adapters import Store
 from penstock.openai.asgi_response import send_error, send_json
 from penstock.openai.errors import envelope, headers
 from penstock.request_context import current_replica, tier
 from penstock.serve.http import direct_writer
 from penstock.serve.replica.frontend.engine_response import EngineResponse
 from penstock.serve.replica.frontend.rows import RowReceiver
-from penstock.serve.replica.frontend.status_link import AdapterNames, StatusLinks, StatusSource
+from penstock.serve.replica.frontend.status_link import StatusLinks, StatusSource
 from penstock.transport import link, multiplexer, rows
 from penstock.transport.address import Address
 from penstock.transport.connection import STREAM
@@ -99,21 +100,19 @@ class Guard:
     ) -> None:
         """work: the request's class. number: of its stream on the multiplexed connection, if it has one."""
         if self._refusal is not None:
-            return await _turn_away(send, self._refusal, link.UNTOUCHED)
+            await _turn_away(send, self._refusal, link.UNTOUCHED)
+            return
         current_replica.set(self._replica_id)
-        sender = self._multiplexers.get(gateway)
         tier.set(work)
-        first_token = self._source.batch.first_token if self._source.batch else None
+        sender, batch = self._multiplexers.get(gateway), self._source.batch
+        first_token = batch.first_token if batch is not None and work != tiers.FLEX else None
         response = EngineResponse(
             send, sender, number, self._source.weights, scope["path"], work, first_token
         )
-        return await self._pass(gateway, scope, receive, response)
-
-    async def _pass(self, gateway: bytes, scope: Scope, receive: Receive, response: EngineResponse) -> None:
         task = asyncio.current_task()
         assert task is not None
         self.open.add(task)
-        if tier.get() != tiers.FLEX:
+        if work != tiers.FLEX:
             self._prompts[response] = self._tokens(scope)
         self._open_by_gateway[gateway] += 1
         self.links.request_began()
@@ -180,7 +179,7 @@ def _is_for_app(name: bytes) -> bool:
     return name == ADAPTER or not name.startswith(b"x-penstock-")
 
 
-async def _list(send: Send, adapters: AdapterNames | None) -> None:
+async def _list(send: Send, adapters: Store | None) -> None:
     try:
         names = list(await adapters.listed()) if adapters else []
     except Error as error:

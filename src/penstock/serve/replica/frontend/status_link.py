@@ -5,48 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from penstock.asgi import Receive, Send, disconnected
 from penstock.engine import Load
 from penstock.engine_control import DEFAULT_WEIGHTS
+from penstock.layers.adapters import Store
+from penstock.serve.replica.tiers.share import BatchShare
 from penstock.transport import link
 
 _EARLY_S = 0.002  # by which a loop's timer may fire before its time
-
-
-class AdapterNames(Protocol):
-    """The adapters of a replica."""
-
-    def loaded(self) -> Iterable[str]:
-        """Those in the engine. Cheap: called ten times a second while there is work."""
-        ...
-
-    async def listed(self) -> Sequence[str]:
-        """All that a request may name. Raises: Error when their store cannot be read."""
-        ...
-
-
-class BatchFigures(Protocol):
-    """Batch's share of a replica. Units: requests; requeued: in total."""
-
-    @property
-    def limit(self) -> int: ...
-
-    @property
-    def running(self) -> int: ...
-
-    @property
-    def waiting(self) -> int: ...
-
-    @property
-    def requeued(self) -> int: ...
-
-    def first_token(self, ttft_s: float) -> None:
-        """Called for each online request."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +32,8 @@ class StatusSource:
     hello: Callable[[], link.Hello]
     state: Callable[[], link.State] = lambda: "ready"
     weights: Callable[[], str] = lambda: DEFAULT_WEIGHTS
-    adapters: AdapterNames | None = None
-    batch: BatchFigures | None = None
+    adapters: Store | None = None
+    batch: BatchShare | None = None
     add_aliases: Callable[[Iterable[str]], None] = lambda names: None
 
 
