@@ -32,6 +32,7 @@ from penstock.layers.hooks import HookCall
 from penstock.layers.stack import stacked
 from penstock.serve.control.state import SharingGroup
 from penstock.serve.fleet.membership import ADAPTERS
+from penstock.serve.gateway.app import Gateway
 from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.replica import environment, gang, startup
 from penstock.serve.replica.deployment import ModelDeployment, membership_router
@@ -43,7 +44,7 @@ from penstock.serve.replica.handles.api import HandleAPI, Request, Responses
 from penstock.serve.replica.prefill_client import PrefillClient
 from penstock.serve.replica.preprocessor import RemotePreprocessor
 from penstock.serve.replica.reconciler import Reconciler, find_control
-from penstock.serve.replica.single_model import GatewayResponse, SingleModelGateway
+from penstock.serve.replica.single_model import AppResponse, open_gateway
 from penstock.serve.replica.tiers.controller import targets
 from penstock.serve.replica.tiers.layer import ByClass, Turns
 from penstock.serve.replica.tiers.share import BatchShare
@@ -137,7 +138,7 @@ class LLMServer:
         self._listener: Listener | None = None
         self._gang_link: GangLink | None = None
         self._gateway_config: GatewayConfig | None = None
-        self._gateway: asyncio.Task[SingleModelGateway] | None = None
+        self._gateway: asyncio.Task[tuple[Gateway, ASGIApp]] | None = None
         self._layers: ASGIApp | None = None
         self._preprocessor: HookCall | None = None
         self._postprocessor: Hook | None = None
@@ -235,7 +236,8 @@ class LLMServer:
         for task in self._tasks:
             task.cancel()
         if self._gateway is not None:
-            await (await self._gateway).gateway.close()
+            gateway, _ = await self._gateway
+            await gateway.close()
         deadline = time.monotonic() + _drain_limit_s(self._llm_config)
         if self._listener:
             await self._listener.drain(deadline - time.monotonic())
@@ -329,9 +331,10 @@ class LLMServer:
         if self._gateway is None or (self._gateway.done() and self._gateway.exception() is not None):
             assert self._listener is not None
             config, own = self._gateway_config or GatewayConfig(), tuple(paths(type(self)))
-            opening = SingleModelGateway.open(self._llm_config, config, self._listener.address, own)
+            opening = open_gateway(self._llm_config, config, self._listener.address, own)
             self._gateway = asyncio.create_task(opening)
-        return GatewayResponse(await asyncio.shield(self._gateway))
+        _, app = await asyncio.shield(self._gateway)
+        return AppResponse(app)
 
     @classmethod
     def get_deployment_options(cls, llm_config: LLMConfig) -> dict[str, Any]:

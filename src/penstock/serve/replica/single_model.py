@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from starlette.responses import Response
 
-from penstock.asgi import Receive, Scope, Send
+from penstock.asgi import ASGIApp, Receive, Scope, Send
 from penstock.config import GatewayConfig, LLMConfig
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway.app import Gateway
@@ -19,33 +19,27 @@ from penstock.serve.http.serve_proxy import behind_serve
 from penstock.transport.address import Address
 
 
-class SingleModelGateway:
-    """The gateway, and the app that Serve's HTTP calls."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self.gateway = gateway
-        self.app = behind_serve(gateway)
-
-    @classmethod
-    async def open(
-        cls, config: LLMConfig, gateway_config: GatewayConfig, address: Address, paths: Sequence[str]
-    ) -> SingleModelGateway:
-        """For the one replica at `address`. paths: its custom endpoints."""
-        table = Table(address.node_id)
-        # One replica leaves no choice.
-        card = replace(ServedModel.of(config, paths=paths), routing_policy="power_of_two", policy_options={})
-        gateway = Gateway(gateway_config, [card], table)
-        await gateway.start()
-        table.set_members(config.model_id, {address.replica_id: address})
-        return cls(gateway)
+async def open_gateway(
+    config: LLMConfig, gateway_config: GatewayConfig, address: Address, paths: Sequence[str]
+) -> tuple[Gateway, ASGIApp]:
+    """A gateway to the one replica at `address`, and the app that Serve's HTTP calls. paths: its custom
+    endpoints.
+    """
+    table = Table(address.node_id)
+    # One replica leaves no choice.
+    card = replace(ServedModel.of(config, paths=paths), routing_policy="power_of_two", policy_options={})
+    gateway = Gateway(gateway_config, [card], table)
+    await gateway.start()
+    table.set_members(config.model_id, {address.replica_id: address})
+    return gateway, behind_serve(gateway)
 
 
-class GatewayResponse(Response):
-    """Passes Serve's ASGI call on to the gateway: Serve calls a `Response` as an ASGI app."""
+class AppResponse(Response):
+    """Passes Serve's ASGI call on to `app`: Serve calls a `Response` as an ASGI app."""
 
-    def __init__(self, gateway: SingleModelGateway) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         super().__init__()
-        self._app = gateway.app
+        self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
