@@ -24,10 +24,9 @@ from penstock import json_logs
 from penstock.asgi import ASGIApp, Receive, Scope, Send
 from penstock.config import GatewayConfig, Settings
 from penstock.config.schema.jobs import JobsConfig
-from penstock.errors import Error, Unavailable
+from penstock.errors import Error
 from penstock.serve.gateway.catalogue import Catalogue, ServedModel
-from penstock.serve.http.private_listener import ListenerClient, PrivateListener
-from penstock.serve.jobs.forwarding import JobsForwarder
+from penstock.serve.http.private_listener import PrivateListener
 
 NAME = "LLMJobs"
 _PAUSE_S = 0.5
@@ -169,31 +168,6 @@ def own_endpoints(cards: Sequence[ServedModel]) -> dict[str, frozenset[str]]:
         for path in card.batch_paths:
             found[path].add(card.id)
     return {path: frozenset(models) for path, models in found.items()}
-
-
-class JobsLink:
-    """A gateway's end: finds the process, which starts when it is asked for its address."""
-
-    def __init__(self, handle: DeploymentHandle[Any], node_id: str) -> None:
-        self._client = ListenerClient(handle, node_id)
-        self.answer = JobsForwarder(self._client)
-        self._starting: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Starts the process without a request."""
-        self._starting = asyncio.create_task(self._start())
-
-    async def _start(self) -> None:
-        while True:
-            try:
-                await self._client.find()
-                return
-            except Unavailable:
-                await asyncio.sleep(_PAUSE_S)
-
-    def close(self) -> None:
-        if self._starting is not None:
-            self._starting.cancel()
 
 
 def has_left_overs(config: JobsConfig, app_name: str, port: int | None) -> bool:

@@ -5,6 +5,8 @@ Bodies stream both ways: of an upload or a download only what the sockets hold i
 
 from __future__ import annotations
 
+import asyncio
+
 from penstock.asgi import ClientGone
 from penstock.errors import Unavailable
 from penstock.serve.gateway.request import ClientRequest
@@ -17,6 +19,7 @@ from penstock.transport.connection import ReplicaConnection
 _START_S = 30.0
 """For the process to start: it ends when it has nothing to do."""
 
+_PAUSE_S = 0.5
 _GATEWAY = "gateway"
 
 
@@ -25,6 +28,23 @@ class JobsForwarder:
 
     def __init__(self, client: ListenerClient) -> None:
         self._client = client
+        self._starting: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Starts the process without a request."""
+        self._starting = asyncio.create_task(self._start())
+
+    async def _start(self) -> None:
+        while True:
+            try:
+                await self._client.find()
+                return
+            except Unavailable:
+                await asyncio.sleep(_PAUSE_S)
+
+    def close(self) -> None:
+        if self._starting is not None:
+            self._starting.cancel()
 
     async def __call__(self, request: ClientRequest, reply: ClientResponse) -> None:
         """Relays one exchange.

@@ -33,10 +33,12 @@ from penstock.serve.gateway.admin import STATUS
 from penstock.serve.gateway.app import Gateway
 from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.gateway.telemetry import process_totals
+from penstock.serve.http.private_listener import ListenerClient
 from penstock.serve.http.serve_proxy import behind_haproxy, behind_serve
 from penstock.serve.http.server import Port, serve_on
 from penstock.serve.http.tls import Certificate
-from penstock.serve.jobs.deployment import JobsLink, has_left_overs
+from penstock.serve.jobs.deployment import has_left_overs
+from penstock.serve.jobs.forwarding import JobsForwarder
 from penstock.serve.router.deployment import RouterDeployment
 from penstock.serve.router.handle_routing import HandleRouter
 from penstock.serve.router.traffic_shift import TrafficShifts
@@ -95,7 +97,7 @@ class LLMRouter:
         self._table = table = Table(node_id)
         self._control = ControlLink(control, node_id) if control is not None else None
         self._drain_s = drain_s
-        self._jobs = JobsLink(jobs[1], node_id) if jobs else None
+        self._jobs = JobsForwarder(ListenerClient(jobs[1], node_id)) if jobs else None
         self.gateway = Gateway(
             gateway,
             cards,
@@ -112,7 +114,7 @@ class LLMRouter:
                 if card.routing_policy == SERVE_ROUTER
             },
             shared_figures=_shared_figures(gateway.processes),
-            jobs=self._jobs.answer if self._jobs else None,
+            jobs=self._jobs,
         )
         await self.gateway.start()
         self._shifts = TrafficShifts(table, handles, serve.get_deployment_handle, self._control)
