@@ -10,20 +10,19 @@ from penstock.config import LLMConfig
 from penstock.config.schema.routing import POLICIES, SERVE_ROUTER
 from penstock.errors import ConfigError
 from penstock.serve.fleet.membership import imported_router
+from penstock.serve.routing import simple
 from penstock.serve.routing.policy import Policy
 from penstock.serve.routing.prefix_affinity import PrefixAffinity
-from penstock.serve.routing.session_affinity import SessionAffinity
-from penstock.serve.routing.simple import AdaptersFirst, LeastLoaded, PowerOfTwo, RoundRobin, ServeRouter
 from penstock.serve.routing.user_policy import UserPolicy
 
 BY_NAME: Mapping[str, Callable[..., Policy]] = {
     "prefix_affinity": PrefixAffinity,
-    "session_affinity": SessionAffinity,
-    "adapter_affinity": lambda: AdaptersFirst(PowerOfTwo()),
-    "least_loaded": lambda: AdaptersFirst(LeastLoaded()),
-    "power_of_two": PowerOfTwo,
-    "round_robin": RoundRobin,
-    SERVE_ROUTER: ServeRouter,
+    "session_affinity": simple.SessionAffinity,
+    "adapter_affinity": lambda: simple.AdaptersFirst(simple.PowerOfTwo()),
+    "least_loaded": lambda: simple.AdaptersFirst(simple.LeastLoaded()),
+    "power_of_two": simple.PowerOfTwo,
+    "round_robin": simple.RoundRobin,
+    SERVE_ROUTER: simple.ServeRouter,
 }
 
 

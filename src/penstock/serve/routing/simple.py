@@ -1,4 +1,6 @@
-"""Policies that remember no prompts: by load, in turn, by adapter, or as a router of Serve's kind says."""
+"""Policies that remember nothing of prompts: by load, in turn, by session, by adapter, or as a router of
+Serve's kind says.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,18 @@ from operator import attrgetter
 
 from penstock.serve.fleet.candidates import Candidates
 from penstock.serve.routing.adapter_ring import AdapterRing
-from penstock.serve.routing.load_bounds import neighbours, two
+from penstock.serve.routing.hash_ring import Ring, hash_of
+from penstock.serve.routing.load_bounds import neighbours, share, two
 from penstock.serve.routing.policy import Pick, Policy, RoutingRequest
 
 _NEIGHBOURS = 32
 """Of more replicas, this many from a random position on: nearly as even, and several gateways do not all
 choose the same replica until its next report.
+"""
+
+_LOOKED_AT = 16
+"""Replicas to try along the ring. At least a third of all are below 1.5 times the mean, so more is rarely
+needed.
 """
 
 _MEMBERS_IN_TURN = 64  # without room, one after another; then any with room is taken
@@ -37,6 +45,29 @@ class LeastLoaded:
 
     def pick(self, asked: RoutingRequest, candidates: Candidates, now: float) -> Pick | None:
         return Pick(min(neighbours(candidates, _NEIGHBOURS), key=_load)) if candidates else None
+
+
+class SessionAffinity:
+    """By the client's name of the conversation or user; without one, the less busy of two.
+
+    Consistent hashing with bounded loads: no state, the same result in every gateway. A replica beyond its
+    share passes a session to the next one on the ring, always the same, and gets it back when it has room.
+    """
+
+    reads = ("session",)
+
+    def __init__(self) -> None:
+        self._ring = Ring()
+        self._else = PowerOfTwo()
+
+    def pick(self, asked: RoutingRequest, candidates: Candidates, now: float) -> Pick | None:
+        if asked.session and len(candidates) > 1:
+            self._ring.follow(candidates.members)
+            most = share(candidates)
+            for replica in self._ring.after(hash_of(asked.session), _LOOKED_AT):
+                if replica in candidates and replica.busy + 1 <= most:
+                    return Pick(replica, "affinity")
+        return self._else.pick(asked, candidates, now)
 
 
 class AdaptersFirst:
