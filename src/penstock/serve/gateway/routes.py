@@ -72,32 +72,21 @@ _FIXED = (
     Route("/v1/batches", ("GET", "POST"), Handler.JOBS),
 )
 _ROUTES = {route.path: route for route in _FIXED}
-_STORED = {
-    "": Route("/v1/responses/{id}", ("GET", "DELETE"), Handler.ENGINE),
-    "/cancel": Route("/v1/responses/{id}/cancel", _POST, Handler.ENGINE),
-    "/input_items": Route("/v1/responses/{id}/input_items", _GET, Handler.ENGINE),
-}
-_RESPONSE = re.compile(r"/v1/responses/([A-Za-z0-9_-]{1,128})(|/cancel|/input_items)")
-_JOBS = (
-    (re.compile(r"/v1/files/[A-Za-z0-9_-]{1,128}"), Route("/v1/files/{id}", ("GET", "DELETE"), Handler.JOBS)),
-    (
-        re.compile(r"/v1/files/[A-Za-z0-9_-]{1,128}/content"),
-        Route("/v1/files/{id}/content", _GET, Handler.JOBS),
-    ),
-    (re.compile(r"/v1/batches/[A-Za-z0-9_-]{1,128}"), Route("/v1/batches/{id}", _GET, Handler.JOBS)),
-    (
-        re.compile(r"/v1/batches/[A-Za-z0-9_-]{1,128}/cancel"),
-        Route("/v1/batches/{id}/cancel", _POST, Handler.JOBS),
-    ),
+_WITH_ID = (
+    Route("/v1/responses/{id}", ("GET", "DELETE"), Handler.ENGINE),
+    Route("/v1/responses/{id}/cancel", _POST, Handler.ENGINE),
+    Route("/v1/responses/{id}/input_items", _GET, Handler.ENGINE),
+    Route("/v1/files/{id}", ("GET", "DELETE"), Handler.JOBS),
+    Route("/v1/files/{id}/content", _GET, Handler.JOBS),
+    Route("/v1/batches/{id}", _GET, Handler.JOBS),
+    Route("/v1/batches/{id}/cancel", _POST, Handler.JOBS),
 )
-"""Of files and batches, where the application has them."""
-
+_PATTERNS = [(re.compile(route.path.replace("{id}", "([A-Za-z0-9_-]{1,128})")), route) for route in _WITH_ID]
 _ONE_MODEL = Route("/v1/models/{id}", _GET, Handler.MODELS)
 _MODEL = "/v1/models/"
 _ADMIN = "/admin/"
 
-
-ALL = (*_FIXED, *_STORED.values(), *(route for _, route in _JOBS), _ONE_MODEL)
+ALL = (*_FIXED, *_WITH_ID, _ONE_MODEL)
 """Every path but those of administration and of models' server classes."""
 
 RESERVED = frozenset(route.path for route in _FIXED if route.handler is not Handler.ENGINE)
@@ -119,11 +108,9 @@ def find(path: str, added: Mapping[str, Route] | None = None) -> Route:
     if path.startswith(_ADMIN):
         methods = _GET if path == f"{_ADMIN}status" else _POST
         return Route("/admin/{operation}", methods, Handler.ADMIN, argument=path[len(_ADMIN) :])
-    if match := _RESPONSE.fullmatch(path):
-        return replace(_STORED[match[2]], argument=match[1])
-    for pattern, route in _JOBS:
-        if pattern.fullmatch(path):
-            return route
+    for pattern, route in _PATTERNS:
+        if match := pattern.fullmatch(path):
+            return replace(route, argument=match[1])
     raise unknown(path)
 
 
