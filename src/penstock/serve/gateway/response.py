@@ -30,22 +30,6 @@ _UNBUFFERED = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]  
 class ClientResponse:
     """One response to a client."""
 
-    __slots__ = (
-        "_form",
-        "_piece_at",
-        "_request_id",
-        "_send",
-        "answered_by",
-        "begun",
-        "broken",
-        "gaps",
-        "has_fallback",
-        "status",
-        "streaming",
-        "timing",
-        "writer",
-    )
-
     def __init__(
         self, send: Send, request_id: str, timing: Timing, writer: DirectWriter | None = None, path: str = ""
     ) -> None:

@@ -27,21 +27,6 @@ _FAILURES = (b'data: {"error"', b"event: error")
 class EngineResponse:
     """An ASGI `send` for the engine's app, and the engine's `Shortcut`."""
 
-    __slots__ = (
-        "_arrived_at",
-        "_first_token",
-        "_held",
-        "_number",
-        "_path",
-        "_probe",
-        "_sender",
-        "_start",
-        "_tier",
-        "_weights",
-        "direct",
-        "started",
-    )
-
     def __init__(
         self,
         direct: Send,
