@@ -35,6 +35,7 @@ TIER = tiers.HEADER.encode()  # on a request: its class of work; absent for `def
 RETRY = b"x-penstock-retry"  # on a response: another replica may take the request, which was ...
 UNTOUCHED = b"untouched"  # refused before the engine saw it, or
 INTERRUPTED = b"interrupted"  # being worked on when the engine died
+CHUNKED = (b"transfer-encoding", b"chunked")
 WEIGHTS = b"penstock-weights"  # on a response, for clients: the version of updated weights
 
 State = Literal["ready", "asleep", "paused", "draining"]
@@ -89,6 +90,15 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Message).decode
 
 
+def request_head(
+    method: str, path: str, secret: str, sender: str, more: tuple[bytes, bytes] | None = None
+) -> bytes:
+    """Head of a request to a replica from Penstock itself, such as the one for a link. more: a field."""
+    fields = [(SECRET, secret.encode()), (GATEWAY, sender.encode()), (b"host", b"replica")]
+    lines = [b"%b: %b\r\n" % field for field in (*fields, *([more] if more else []))]
+    return b"%b %b HTTP/1.1\r\n%b\r\n" % (method.encode(), path.encode(), b"".join(lines))
+
+
 def line(message: Message) -> bytes:
     """One line of the link."""
     return _encode(message) + b"\n"
@@ -106,10 +116,9 @@ async def listen(
     aliases: names that the replica takes for its model from now on, beside those that it knows.
     Raises: ConnectionError at its end, TimeoutError after silence, msgspec.DecodeError for an invalid line.
     """
-    fields = b"%b: %b\r\n%b: %b\r\n" % (SECRET, secret.encode(), GATEWAY, gateway_id.encode())
-    if quoted := ",".join(quote(alias, safe="") for alias in aliases):
-        fields += b"%b: %b\r\n" % (ALIASES, quoted.encode())
-    connection.request(b"GET %b HTTP/1.1\r\nhost: replica\r\n%b\r\n" % (PATH.encode(), fields))
+    quoted = ",".join(quote(alias, safe="") for alias in aliases).encode()
+    more = (ALIASES, quoted) if quoted else None
+    connection.request(request_head("GET", PATH, secret, gateway_id, more))
     async with asyncio.timeout(None) as limit:
         silence = Silence(limit, SILENCE_S)
         try:

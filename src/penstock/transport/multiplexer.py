@@ -38,12 +38,7 @@ class StreamSender:
         self._pending = asyncio.Event()
         self._sent = asyncio.Event()
         self._writable: dict[int, asyncio.Event] = {}
-        self._closed = False
-
-    @property
-    def closed(self) -> bool:
-        """Whether the connection has ended."""
-        return self._closed
+        self.closed = False
 
     def open(self, stream: int) -> None:
         """A stream's pieces will be sent here."""
@@ -59,7 +54,7 @@ class StreamSender:
 
         Does nothing once closed: the gateway ends the stream's own connection, too.
         """
-        if self._closed:
+        if self.closed:
             return True
         if stream in self._texts:
             self._add(stream, self._texts.pop(stream))
@@ -68,7 +63,7 @@ class StreamSender:
 
     def push_text(self, stream: int, frame: EventFrame, text: bytes) -> bool:
         """The same with an event around `text`. Texts that wait here leave in one event."""
-        if self._closed:
+        if self.closed:
             return True
         waiting = self._texts.get(stream)
         if waiting is None:
@@ -95,7 +90,7 @@ class StreamSender:
 
     async def room(self, stream: int) -> None:
         """Returns when the gateway can take the stream's next piece."""
-        while self._waiting_bytes > _MOST_WAITING_BYTES and not self._closed:
+        while self._waiting_bytes > _MOST_WAITING_BYTES and not self.closed:
             self._sent.clear()
             await self._sent.wait()
         if not self._writable[stream].is_set():
@@ -107,7 +102,7 @@ class StreamSender:
         try:
             kind = [(b"content-type", b"application/octet-stream")]
             await send({"type": "http.response.start", "status": 200, "headers": kind})
-            while not self._closed:
+            while not self.closed:
                 await self._pending.wait()
                 self._pending.clear()
                 size = self._waiting_bytes
@@ -125,20 +120,13 @@ class StreamSender:
             *lines, rest = (rest + message.get("body", b"")).split(b"\n")
             for line in lines:
                 word, number = line.split()
-                self._on_line(word, int(number))
+                if (writable := self._writable.get(int(number))) is not None:  # else it has ended since
+                    writable.clear() if word == _STOP else writable.set()
         self.close()
-
-    def _on_line(self, word: bytes, stream: int) -> None:
-        if stream not in self._writable:
-            return  # it has ended since
-        if word == _STOP:
-            self._writable[stream].clear()
-        else:
-            self._writable[stream].set()
 
     def close(self) -> None:
         """Ends it. Streams that wait for `room` continue."""
-        self._closed = True
+        self.closed = True
         for event in (self._pending, self._sent, *self._writable.values()):
             event.set()
 
@@ -178,9 +166,7 @@ class StreamReceiver:
 
         Raises: ConnectionError.
         """
-        fields = b"%b: %b\r\n%b: %b\r\n" % (link.SECRET, secret.encode(), link.GATEWAY, gateway_id.encode())
-        fields += b"host: replica\r\ntransfer-encoding: chunked\r\n"
-        carrier.request(b"POST %b HTTP/1.1\r\n%b\r\n" % (PATH.encode(), fields))
+        carrier.request(link.request_head("POST", PATH, secret, gateway_id, link.CHUNKED))
         head = await carrier.head()
         if head.status != 200:
             raise ConnectionAbortedError(f"the replica refused to multiplex with status {head.status}")

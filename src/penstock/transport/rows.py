@@ -110,9 +110,7 @@ class RowSender:
 
     async def open(self, secret: str, sender: str) -> None:
         """Raises: RowsUnsupported; ConnectionError."""
-        fields = b"%b: %b\r\n%b: %b\r\n" % (link.SECRET, secret.encode(), link.GATEWAY, sender.encode())
-        fields += b"host: replica\r\ntransfer-encoding: chunked\r\n"
-        self._carrier.request(b"POST %b HTTP/1.1\r\n%b\r\n" % (PATH.encode(), fields))
+        self._carrier.request(link.request_head("POST", PATH, secret, sender, link.CHUNKED))
         head = await self._carrier.head()
         if head.status != 200 or head.header(b"content-type") != CONTENT_TYPE:
             raise RowsUnsupported
