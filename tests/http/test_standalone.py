@@ -32,8 +32,8 @@ async def test_first_requests_share_one_gateway_and_its_stream_count(served: Ser
     server._listener, server._gateway_config = replica.listener, GatewayConfig(api_key="the-key")
     request = HTTPRequest({"type": "http"})
     answers = await asyncio.gather(*(server(request) for _ in range(20)))
-    front = await server._gateway
-    assert {answer._app for answer in answers} == {front.app}
+    _, app = await server._gateway
+    assert {answer._app for answer in answers} == {app}
     async with httpx.AsyncClient(transport=httpx.ASGITransport(answers[0]), base_url="http://x") as http:
         assert (await http.post("/v1/chat/completions", json=chat())).status_code == 401
         answer = await http.post("/v1/chat/completions", json=chat(), headers=KEY, timeout=30)

@@ -81,18 +81,19 @@ class HandleAPI:
             current_replica.set(replica_id)
         reply = await call(self._app(), path, content, fields, content_type)
         try:
+            kind = reply.headers.get("content-type", "")
             if reply.status >= 400:
                 error = ErrorResponse.of(reply.status, await reply.read())
                 yield [error] if body.get("stream") else error
-            elif "text/event-stream" in reply.headers.get("content-type", ""):
+            elif "text/event-stream" in kind:
                 told = not tiers.is_reported(path)
                 async for batch in batched(events(reply.body), self._config.stream_batching_interval_ms):
                     if not told:
                         batch[0], told = tiers.reported_event(batch[0].encode(), work, path).decode(), True
                     yield batch
-            elif "octet-stream" in reply.headers.get("content-type", ""):
+            elif "octet-stream" in kind:
                 yield await reply.read()
-            elif "text/plain" in reply.headers.get("content-type", ""):
+            elif "text/plain" in kind:
                 yield (await reply.read()).decode()
             else:
                 answer = await reply.read()
@@ -111,30 +112,22 @@ class HandleAPI:
         await self._admit()
         own = dict(params)
         work = _take_tier("", own, None)
-        adapter = self._adapter(None)
-        if not adapter:
-            return self._in_turn(self._engine.generate(prompt, own, request_id=request_id), work)
-        return self._in_turn(self._generate_with(adapter, prompt, own, request_id), work)
+        return self._generate(work, self._adapter(None), prompt, own, request_id)
 
-    async def _in_turn(self, stream: AsyncGenerator[Delta, None], work: Tier) -> AsyncGenerator[Delta, None]:
-        """`stream`, which begins when it is its turn."""
-        tier.set(work)
-        async with AsyncExitStack() as turn, aclosing(stream) as deltas:
-            if work == FLEX:
-                await turn.enter_async_context(self._turns.batch())
-            else:
-                turn.enter_context(self._turns.online())
-            async for delta in deltas:
-                yield delta
-
-    async def _generate_with(
-        self, adapter: str, prompt: Prompt, params: Mapping[str, Any], request_id: str | None
+    async def _generate(
+        self, work: Tier, adapter: str, prompt: Prompt, params: Mapping[str, Any], request_id: str | None
     ) -> AsyncGenerator[Delta, None]:
-        async with self.adapters().use(adapter) as key:
+        """Begins when it is its turn, and holds the adapter, if there is one."""
+        tier.set(work)
+        async with AsyncExitStack() as held:
+            if work == FLEX:
+                await held.enter_async_context(self._turns.batch())
+            else:
+                held.enter_context(self._turns.online())
+            key = await held.enter_async_context(self.adapters().use(adapter)) if adapter else None
             stream = self._engine.generate(prompt, params, request_id=request_id, adapter=key)
-            async with aclosing(stream) as deltas:
-                async for delta in deltas:
-                    yield delta
+            async for delta in await held.enter_async_context(aclosing(stream)):
+                yield delta
 
     def adapters(self) -> Store:
         """Raises: BadRequest when the model's config has no adapters."""
