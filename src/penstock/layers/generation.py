@@ -18,7 +18,7 @@ from penstock import asgi
 from penstock.asgi import ASGIApp, Receive, Scope, Send
 from penstock.engine import Delta, Engine, Logprob, Prompt
 from penstock.errors import BadRequest, Error
-from penstock.openai.asgi_response import send_error, send_json
+from penstock.openai.asgi_response import EventStream, send_error, send_json
 from penstock.openai.errors import error_event, unreadable
 from penstock.request_context import prepared_prompt
 
@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 PATH = "/v1/generate"
 
 _DONE = b"data: [DONE]\n\n"
-_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8")]
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -142,29 +141,22 @@ async def _gather(answer: GenerateResponse, deltas: AsyncGenerator[Delta, None],
 
 async def _stream(answer: GenerateResponse, deltas: AsyncGenerator[Delta, None], send: Send) -> None:
     """An event for each delta, then one with the counts; an error after the first event is the last one."""
-    begun = False
+    stream = EventStream(send)
     try:
         async for delta in deltas:
-            if not begun:
-                await send({"type": "http.response.start", "status": 200, "headers": _STREAM})
-                begun = True
             answer.usage.add(delta)
-            await _piece(send, b"data: " + _encode(_output(delta)) + b"\n\n")
+            await stream.add(b"data: " + _encode(_output(delta)) + b"\n\n")
     except Error as error:
-        if not begun:
+        if not stream.begun:
             raise
         log.warning("request %s failed in its stream: %s", answer.id, error)
-        return await _piece(send, error_event(error), more=False)
-    return await _piece(send, b"data: " + _encode(answer) + b"\n\n" + _DONE, more=False)
+        return await stream.add(error_event(error), more=False)
+    return await stream.add(b"data: " + _encode(answer) + b"\n\n" + _DONE, more=False)
 
 
 def _output(delta: Delta) -> GenerateOutput:
     logprobs = None if delta.logprobs is None else list(delta.logprobs)
     return GenerateOutput(delta.index, delta.text, list(delta.token_ids), delta.finish_reason, logprobs)
-
-
-async def _piece(send: Send, piece: bytes, more: bool = True) -> None:
-    await send({"type": "http.response.body", "body": piece, "more_body": more})
 
 
 def _read(body: bytes) -> GenerateRequest:

@@ -1,4 +1,4 @@
-"""Whole answers of ASGI apps: a JSON value, or an error in the form that clients of the path read."""
+"""Answers of ASGI apps: a JSON value, a stream, or an error in the form that clients of the path read."""
 
 from __future__ import annotations
 
@@ -10,12 +10,29 @@ from penstock.asgi import Send
 from penstock.errors import Error
 from penstock.openai.errors import CONTENT_TYPE, form, headers
 
+_EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8")]
+
 
 async def send_error(send: Send, error: Error, path: str) -> None:
     """Answers with `error`, in the form that clients of `path` read."""
     body = form(path).envelope(error)
     await send({"type": "http.response.start", "status": error.status, "headers": headers(error, body)})
     await send({"type": "http.response.body", "body": body})
+
+
+class EventStream:
+    """A response of events. Nothing is sent before the first one, so that an earlier failure has a status."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.begun = False
+
+    async def add(self, events: bytes, more: bool = True) -> None:
+        """more: whether others follow."""
+        if not self.begun:
+            self.begun = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
+        await self._send({"type": "http.response.body", "body": events, "more_body": more})
 
 
 async def send_json(send: Send, value: Any) -> None:

@@ -32,7 +32,6 @@ _NOT_TO_REPLICA = _HOP_BY_HOP | {
 }
 _NOT_TO_CLIENT = _HOP_BY_HOP | {b"server", b"date", REQUEST_ID}
 _CORS = b"access-control-"
-_CHUNKED = (b"transfer-encoding", b"chunked")
 _VALID_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}")
 
 
@@ -55,7 +54,7 @@ def to_replica(method: str, target: bytes, client: Headers, own: Headers, body_b
         for field in client
         if field[0] not in _NOT_TO_REPLICA and not field[0].startswith(_OWN) and field[0] not in named
     ]
-    length = (b"content-length", b"%d" % body_bytes) if body_bytes is not None else _CHUNKED
+    length = (b"content-length", b"%d" % body_bytes) if body_bytes is not None else link.CHUNKED
     fields += [(b"host", b"replica"), length, *own]
     lines = [
         method.encode() + b" " + target + b" HTTP/1.1",

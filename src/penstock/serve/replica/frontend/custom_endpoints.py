@@ -28,7 +28,7 @@ from penstock.asgi import ASGIApp, Receive, Scope, Send
 from penstock.errors import BadRequest, Error
 from penstock.hooks import Threads, fault, takes_two
 from penstock.layers.hooks import context_of
-from penstock.openai.asgi_response import send_error, send_json
+from penstock.openai.asgi_response import EventStream, send_error, send_json
 from penstock.openai.errors import form
 from penstock.serve.gateway.routes import RESERVED
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from penstock.config import LLMConfig
 
 _MARK, _BATCH = "_penstock_path", "_penstock_batch"
-_EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8")]
 _DONE = b"data: [DONE]\n\n"
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -159,17 +158,11 @@ async def _send(given: Any, scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def _stream(events: AsyncGenerator[Any, None], send: Send) -> None:
-    """Each item as an event. Nothing is sent before the first one, so that a failure has a status."""
-    begun = False
+    stream = EventStream(send)
     async with aclosing(events):
         async for event in events:
-            if not begun:
-                await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
-                begun = True
-            await send({"type": "http.response.body", "body": _event(event), "more_body": True})
-    if not begun:
-        await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
-    await send({"type": "http.response.body", "body": _DONE})
+            await stream.add(_event(event))
+    await stream.add(_DONE, more=False)
 
 
 def _event(event: Any) -> bytes:
