@@ -16,7 +16,7 @@ from penstock.serve.gateway.catalogue import ServedModel
 
 pytestmark = pytest.mark.parity("S15", "S21")
 
-BASE = ServedModel("org/base:v2", 1700000000, adapter_slots=4, max_model_len=99)
+BASE = ServedModel("org/base:v2", 1700000000, adapter_slots=4)
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:

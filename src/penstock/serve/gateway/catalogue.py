@@ -25,21 +25,19 @@ _NAMED = 20  # models named in an error
 class ServedModel:
     """One served model. Units: created in seconds since 1970; limits in requests, -1 for an unbounded queue.
 
-    max_model_len: known before a replica has reported it. engine_metrics: whether /metrics includes the
-    engines'. policy_options: arguments of the routing policy. scales: whether the model may have several
-    replicas. adapter_slots: adapters that a replica holds at a time; 0 for a model without adapters. paths:
-    endpoints of its server class. batch_paths: of these, the ones that batches may ask. start_s: how long a
-    request waits for a replica of a model that may have none, or none awake. on_demand: whether control wakes
-    it on demand. aliases: more names for it. fallbacks: names of models that answer when it cannot. engine:
-    its name in configs. max_queued_batch: batch requests that may wait.
+    engine_metrics: whether /metrics includes the engines'. policy_options: arguments of the routing policy.
+    scales: whether the model may have several replicas. adapter_slots: adapters that a replica holds at a
+    time; 0 for a model without adapters. paths: endpoints of its server class. batch_paths: of these, the
+    ones that batches may ask. start_s: how long a request waits for a replica of a model that may have none,
+    or none awake. on_demand: whether control wakes it on demand. aliases: more names for it. fallbacks: names
+    of models that answer when it cannot. engine: its name in configs. max_queued_batch: batch requests that
+    may wait.
     """
 
     id: str
     created: int = field(compare=False)
-    owned_by: str = "penstock"
     max_ongoing_requests: int = DEFAULTS["max_ongoing_requests"]
     max_queued_requests: int = -1
-    max_model_len: int | None = None
     engine_metrics: bool = True
     routing_policy: str = DEFAULT_POLICY
     policy_options: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
@@ -56,13 +54,7 @@ class ServedModel:
     max_queued_batch: int = 1000
 
     @classmethod
-    def of(
-        cls,
-        config: LLMConfig,
-        max_model_len: int | None = None,
-        paths: Sequence[str] = (),
-        batch_paths: Sequence[str] = (),
-    ) -> ServedModel:
+    def of(cls, config: LLMConfig, paths: Sequence[str] = (), batch_paths: Sequence[str] = ()) -> ServedModel:
         """The entry of a configured model."""
         given = {name: value for name, value in config.deployment_config.items() if value is not None}
         options = {**DEFAULTS, **given}
@@ -72,7 +64,6 @@ class ServedModel:
             created=int(time.time()),
             max_ongoing_requests=options["max_ongoing_requests"],
             max_queued_requests=options.get("max_queued_requests", _MOST_WAITING if on_demand else -1),
-            max_model_len=max_model_len,
             engine_metrics=config.log_engine_metrics,
             routing_policy=SERVE_ROUTER if config.serve_router is not None else config.routing_policy,
             policy_options=config.policy_options,
@@ -98,7 +89,7 @@ class _Shown(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: str = "model"
     created: int
-    owned_by: str
+    owned_by: str = "penstock"
     root: str
     parent: str | None
     max_model_len: int | None
@@ -224,8 +215,7 @@ def _shown(model: ServedModel, max_model_len: int | None, adapter: str, name: st
     return _Shown(
         id=f"{model.id}:{adapter}" if adapter else name or model.id,
         created=model.created,
-        owned_by=model.owned_by,
         root=model.id,
         parent=model.id if adapter else None,
-        max_model_len=max_model_len or model.max_model_len,
+        max_model_len=max_model_len,
     )
