@@ -25,7 +25,7 @@ from penstock.config.schema.deployment import (
 from penstock.config.schema.request_router import RequestRouterOptions
 from penstock.config.schema.sections import PlacementGroupConfig
 from penstock.errors import ConfigError
-from penstock.serve.replica.deployment import deployment
+from penstock.serve.replica.version import deployment
 
 REMOVED = {"_func_or_class", "version"}
 

@@ -5,15 +5,12 @@ It binds the server class that it is given, and imports none. Nothing is started
 
 from __future__ import annotations
 
-import inspect
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
-import ray
-from ray import serve
-from ray.serve import Application, Deployment
+from ray.serve import Application
 
 from penstock.config import GatewayConfig, LLMConfig
 from penstock.config.derive.placement import resolved
@@ -94,7 +91,7 @@ class ModelDeployment:
         handles = {"preprocessor", "prefill"} & arguments.keys()
         made_of += [sorted(handles), {name: arguments[name] for name in arguments.keys() - handles}]
         options["ray_actor_options"] = actor
-        return deployment(self.server, options, made_of).bind(bound, **arguments)
+        return version.deployment(self.server, options, made_of).bind(bound, **arguments)
 
 
 def _with_options(config: LLMConfig, given: Mapping[str, Any]) -> tuple[LLMConfig, dict[str, Any]]:
@@ -121,26 +118,6 @@ def membership_router(published: str, given: Any) -> Any:
         own = {"request_router_class": FleetRouter, "request_router_kwargs": {"model_id": published}}
         return {**options, **own}
     return router_config(published, router, options)
-
-
-def deployment(server: Any, options: Mapping[str, Any], made_of: Sequence[Any]) -> Deployment:
-    """A class as a deployment of Serve, with these options.
-
-    made_of: what its replicas are made of; when it is run again with the same, they stay.
-    Raises: ConfigError for one that the installed Ray has not.
-    """
-    if unknown := ", ".join(sorted(name for name in options if not has_option(name))):
-        raise ConfigError(
-            f"Ray {ray.__version__}, which is installed here, has no deployment option {unknown}. Leave it "
-            "out, or use a newer Ray."
-        )
-    made = cast(Deployment, serve.deployment(server)).options(**version.retrying(options))
-    return version.versioned(made, made_of)
-
-
-def has_option(name: str) -> bool:
-    """Whether deployments of the installed Ray have an option: some came after the oldest supported."""
-    return name in inspect.signature(serve.deployment).parameters
 
 
 def model_of(application: Application) -> Model:

@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
-from ray import serve
 from ray.exceptions import RayActorError, RayError
 from ray.serve import Application
 from ray.serve.exceptions import (
@@ -75,8 +74,7 @@ def application(config: LLMConfig) -> Application | None:
         actor["runtime_env"] = shown
     named = {"name": deployment_name(config.model_id, _NAME_PREFIX), "ray_actor_options": actor, **options}
     bound = for_replicas(config).with_secrets(secrets).model_copy(update={"aliases": []})
-    made = cast("Any", serve.deployment(Preprocessor)).options(**version.retrying(named))
-    return version.versioned(made, [bound, version.named_code(bound)]).bind(bound)
+    return version.deployment(Preprocessor, named, [bound, version.named_code(bound)]).bind(bound)
 
 
 class RemotePreprocessor:

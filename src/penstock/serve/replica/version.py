@@ -1,4 +1,4 @@
-"""A deployment's version. Serve keeps the replicas of a deployment that is run again with the same version.
+"""Deployments and their versions. Serve keeps the replicas of one that is run again with the same version.
 
 Serve's own versions are random for `serve.run`, so that every replica restarts. `serve deploy` replaces the
 versions of all deployments by a hash of the application's arguments.
@@ -26,11 +26,32 @@ from ray.serve import Deployment
 
 from penstock import __version__
 from penstock.config import LLMConfig
+from penstock.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 _OBEYED = {"version", "_internal"} <= inspect.signature(Deployment.options).parameters.keys()
 _RELEASED = ("penstock", "ray", "builtins", "abc", "typing")  # packages whose code has versions of its own
+
+
+def deployment(server: Any, options: Mapping[str, Any], made_of: Sequence[Any]) -> Deployment:
+    """A class as a deployment of Serve, with these options.
+
+    made_of: what its replicas are made of; when it is run again with the same, they stay.
+    Raises: ConfigError for one that the installed Ray has not.
+    """
+    if unknown := ", ".join(sorted(name for name in options if not has_option(name))):
+        raise ConfigError(
+            f"Ray {ray.__version__}, which is installed here, has no deployment option {unknown}. Leave it "
+            "out, or use a newer Ray."
+        )
+    made = cast(Deployment, serve.deployment(server)).options(**retrying(options))
+    return versioned(made, made_of)
+
+
+def has_option(name: str) -> bool:
+    """Whether deployments of the installed Ray have an option: some came after the oldest supported."""
+    return name in inspect.signature(serve.deployment).parameters
 
 
 def versioned(made: Deployment, made_of: Sequence[Any]) -> Deployment:

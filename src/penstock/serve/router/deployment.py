@@ -24,9 +24,10 @@ from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.jobs.deployment import HEALTH_CHECKS, LLMJobs
 from penstock.serve.jobs.deployment import OPTIONS as JOBS_OPTIONS
 from penstock.serve.replica import version
-from penstock.serve.replica.deployment import deployment, has_option, model_of
+from penstock.serve.replica.deployment import model_of
 from penstock.serve.replica.frontend.custom_endpoints import batch_paths, paths
 from penstock.serve.replica.server import LLMServer
+from penstock.serve.replica.version import deployment, has_option
 from penstock.serve.routing import registry
 
 _CONTROL: Mapping[str, Any] = {
