@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from msgspec.structs import astuple
 from ray import serve
 
 from penstock.engine import Engine
@@ -137,7 +138,9 @@ class Reconciler:
             self._latest = update.desired
             first.set()
             for command in update.commands:
-                self._spawn(self._run(command, link))
+                task = asyncio.create_task(self._run(command, link))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
             self._reconcile()
 
         self._following = asyncio.create_task(link.follow(self.status, Update, received))
@@ -159,9 +162,11 @@ class Reconciler:
     async def _start(self) -> None:
         await self._start_engine()
         self.started.set()
-        self._tell()
+        self._report()
 
     def _report(self) -> None:
+        """Gateways and control see it at once."""
+        self._tell()
         if self._link is not None:
             self._link.report()
 
@@ -246,27 +251,16 @@ class Reconciler:
         """One of `OPERATIONS`. Raises: BadRequest; what the engine raises."""
         parsed = operations.parse(operation, arguments)
         match operation:
-            case "sleep":
-                await self.sleep(parsed.level, parsed.mode)
-            case "wakeup":
-                await self.wakeup(parsed.tags)
-            case "pause":
-                await self.pause(parsed.mode, parsed.clear_cache)
-            case "resume":
-                await self.resume()
+            case "sleep" | "wakeup" | "pause" | "resume":
+                return await getattr(self, operation)(*astuple(parsed))
             case "update_weights":
-                await self.update_weights(parsed)
+                return await self.update_weights(parsed)
             case "is_sleeping":
                 return self.actual == "asleep"
             case "is_paused":
                 return self._control.is_paused()
-            case "collective_rpc":
-                return await self._control.collective_rpc(
-                    parsed.method, parsed.timeout, parsed.args, parsed.kwargs
-                )
             case _:
-                return await getattr(self._control, operation)()
-        return None
+                return await getattr(self._control, operation)(*astuple(parsed))
 
     async def sleep(self, level: int, mode: PauseMode) -> None:
         """Raises: Conflict when it sleeps at another level."""
@@ -308,20 +302,12 @@ class Reconciler:
     async def _transition_to(self, state: Actual, step: Awaitable[None]) -> None:
         """Gateways send no new requests while it lasts."""
         self._transition = state
-        self._tell()
         self._report()
         try:
             await step
         finally:
             self._transition = None
-            self._tell()
             self._report()
-
-    def _spawn(self, work: Any) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
 
 def find_control() -> ControlLink | None:
