@@ -8,6 +8,7 @@ connect to it. The end of a connection ends the gang.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -80,11 +81,8 @@ class GangLink:
         deadline: by the monotonic clock; it returns then in any case.
         """
         self._ready_to_leave()
-        ends = {asyncio.create_task(event.wait()) for event in (self._ended, self._broken)}
-        left_s = max(0.0, deadline - time.monotonic())
-        _, waiting = await asyncio.wait(ends, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-        for end in waiting:
-            end.cancel()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), deadline - time.monotonic())
         self.close()
 
     def close(self) -> None:
@@ -164,6 +162,7 @@ class GangLink:
             log.info("The connection to another member of the gang ended: %s", error)
         finally:
             self._broken.set()
+            self._ended.set()
 
     def _ready_to_leave(self) -> None:
         """The leader counts each member; another member counts itself and tells the leader."""
@@ -191,25 +190,18 @@ def join(model_id: str) -> GangLink:
 
 async def _meet(gang_link: GangLink, gang_id: str, model_id: str) -> None:
     """Raises: EngineStartFailed when a member did not connect, or has gone."""
+    options = {"name": f"gang-{gang_id}", "namespace": _NAMESPACE, "get_if_exists": True}
     try:
         async with asyncio.timeout(_JOIN_S):
-            await _connect(gang_link, gang_id)
+            meeting: Any = ray.remote(num_cpus=0)(Rendezvous).options(**options).remote()
+            if gang_link.gang.rank:
+                await gang_link.connect(LeaderAddress(*await meeting.find.remote()))
+            else:
+                await meeting.open.remote(await gang_link.listen())
+                await gang_link.complete()
+                ray.kill(meeting)
     except (TimeoutError, OSError, RayError) as error:
         raise EngineStartFailed(
             f"Model '{model_id}' cannot start: not all {gang_link.gang.size} replicas of its gang have "
             "connected."
         ) from error
-
-
-async def _connect(gang_link: GangLink, gang_id: str) -> None:
-    meeting: Any = (
-        ray.remote(num_cpus=0)(Rendezvous)
-        .options(name=f"gang-{gang_id}", namespace=_NAMESPACE, get_if_exists=True)
-        .remote()
-    )
-    if gang_link.gang.rank:
-        await gang_link.connect(LeaderAddress(*await meeting.find.remote()))
-    else:
-        await meeting.open.remote(await gang_link.listen())
-        await gang_link.complete()
-        ray.kill(meeting)
