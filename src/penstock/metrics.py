@@ -8,7 +8,7 @@ client library's, which locks.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import accumulate
@@ -126,13 +126,16 @@ class RouteMetrics:
 
 
 class ModelMetrics:
-    """Counts of one model's requests."""
+    """Counts of one model's requests.
+
+    ended: by status. asked: by class of work. picked: replicas, by why they were chosen.
+    """
 
     def __init__(self, requests: Counter, picks: Counter, tiers: Counter, model_id: str) -> None:
         self.model_id = model_id
-        self._by_status, self._by_outcome, self._by_tier = (
-            cache(partial(counter.labels, model_id)) for counter in (requests, picks, tiers)
-        )
+        self.ended = _counting(requests, model_id)
+        self.asked = _counting(tiers, model_id)
+        self.picked = _counting(picks, model_id)
         self.routes: dict[str, RouteMetrics] = {}
 
     def on(self, route: str) -> RouteMetrics:
@@ -141,17 +144,11 @@ class ModelMetrics:
             self.routes[route] = RouteMetrics(self, route)
         return self.routes[route]
 
-    def ended(self, status: str) -> None:
-        """Counts a request that has ended with `status`."""
-        self._by_status(status).inc()
 
-    def asked(self, tier: str) -> None:
-        """Counts a request of this class."""
-        self._by_tier(tier).inc()
-
-    def picked(self, outcome: str) -> None:
-        """Counts a replica that was chosen."""
-        self._by_outcome(outcome).inc()
+def _counting(counter: Counter, model_id: str) -> Callable[[str], None]:
+    """Adds one to a model's counter with the label that it is called with."""
+    labelled = cache(partial(counter.labels, model_id))
+    return lambda label: labelled(label).inc()
 
 
 class GatewayMetrics:
@@ -160,32 +157,29 @@ class GatewayMetrics:
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
         self._models: dict[str, ModelMetrics] = {}
-
-        def counter(name: str, help: str, labels: Sequence[str] = ("model",)) -> Counter:
-            return Counter(name, help, labels, registry=registry)
-
-        def gauge(name: str, help: str, labels: Sequence[str] = ("model",)) -> Gauge:
-            return Gauge(name, help, labels, registry=registry)
-
+        counter = partial(Counter, registry=registry)
+        gauge = partial(Gauge, labelnames=["model"], registry=registry)
         self.requests = counter(
             "penstock_requests",
             "Requests by how they ended: HTTP status, 'cut' after the first byte, or 'gone' (the client).",
-            ("model", "status"),
+            ["model", "status"],
         )
         self.tiers = counter(
             "penstock_tier_requests",
             "Requests to models by their class: 'priority', 'default' or 'flex' (batch).",
-            ("model", "tier"),
+            ["model", "tier"],
         )
         self.failovers = counter(
-            "penstock_failovers", "Requests sent to another replica because one failed before the first byte."
+            "penstock_failovers",
+            "Requests sent to another replica because one failed before the first byte.",
+            ["model"],
         )
         self.fallbacks = counter(
             "penstock_fallbacks",
             "Requests for a model that were sent to another one because it could not answer.",
-            ("model", "to"),
+            ["model", "to"],
         )
-        self.picks = counter("penstock_picks", "Replicas picked, by reason.", ("model", "outcome"))
+        self.picks = counter("penstock_picks", "Replicas picked, by reason.", ["model", "outcome"])
         self.open = gauge("penstock_open_requests", "Requests at replicas.")
         self.queued = gauge("penstock_queued_requests", "Requests that wait for a replica.")
         self.batch_queued = gauge(
@@ -203,14 +197,16 @@ class GatewayMetrics:
         self.ready = gauge("penstock_ready_replicas", "Replicas that may be picked.")
         self.wanted = gauge("penstock_wanted_replicas", "Replicas that Ray Serve should run.")
         self.adapters = gauge("penstock_adapters_loaded", "Adapters loaded, in all replicas.")
-        self.adapter_loads = counter("penstock_adapter_loads", "Times that a replica loaded an adapter.")
+        self.adapter_loads = counter(
+            "penstock_adapter_loads", "Times that a replica loaded an adapter.", ["model"]
+        )
         self.connections = gauge(
             "penstock_connections",
             "Client connections: 'active' while an accepted request is open, else 'waiting'.",
-            ("state",),
+            labelnames=["state"],
         )
         self.closed = counter(
-            "penstock_connections_closed", "Connections that the gateway closed, by reason.", ("reason",)
+            "penstock_connections_closed", "Connections that the gateway closed, by reason.", ["reason"]
         )
 
     def model(self, model_id: str) -> ModelMetrics:
@@ -235,9 +231,7 @@ class GatewayMetrics:
 
     def text(self, figures: GatewayFigures | None = None) -> bytes:
         """All metrics, in Prometheus' text format. figures: this gateway's with those of others added."""
-        shown = CollectorRegistry()
-        shown.register(_Shown(self._registry, figures or self.figures()))
-        return generate_latest(shown)
+        return generate_latest(_Shown(self._registry, figures or self.figures()))
 
 
 _OF_REPLICAS = {
@@ -256,10 +250,6 @@ class _Shown(Collector):
     def __init__(self, registry: CollectorRegistry, figures: GatewayFigures) -> None:
         self._registry = registry
         self._figures = figures
-
-    def describe(self) -> Iterable[Metric]:
-        """None: nothing else is in the registry."""
-        return ()
 
     def collect(self) -> Iterable[Metric]:
         known = self._figures.counters | self._figures.gauges
