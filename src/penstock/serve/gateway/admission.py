@@ -30,10 +30,6 @@ _BATCH_OPTION = "batch.max_queued_requests"
 _ORDER = (PRIORITY, DEFAULT, FLEX)  # in which the classes go
 
 
-def _nothing() -> None:
-    return None
-
-
 @dataclass(eq=False, slots=True)
 class _Waiter:
     """A queued request."""
@@ -61,7 +57,7 @@ class AdmissionQueue:
         policy: Policy,
         metrics: ModelMetrics,
         wait_for_replica_s: float,
-        wake: Callable[[], None] = _nothing,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         """wait_for_replica_s: how long a request waits while no replica of the model is ready.
         wake: called when a request waits and no replica is ready.

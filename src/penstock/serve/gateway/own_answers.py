@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 
 import msgspec
 
@@ -15,7 +17,7 @@ from penstock.serve.fleet.links import ReplicaLinks
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway.adapter_listing import Listing
 from penstock.serve.gateway.catalogue import Catalogue
-from penstock.serve.gateway.description import openapi, page
+from penstock.serve.gateway.description import openapi
 from penstock.serve.gateway.description.engine_documents import EngineDocuments
 from penstock.serve.gateway.dispatch import Dispatch
 from penstock.serve.gateway.request import ClientRequest
@@ -26,7 +28,14 @@ from penstock.serve.gateway.telemetry import engine_metrics
 JSON = [(b"content-type", b"application/json")]
 _TEXT = [(b"content-type", b"text/plain; charset=utf-8")]
 _PROMETHEUS = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
-
+_PAGE = [
+    (b"content-type", b"text/html; charset=utf-8"),
+    (  # it asks no other host for anything
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
+        b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+]
 
 _ABOUT = {
     "service": "penstock",
@@ -61,7 +70,8 @@ class OwnAnswers:
         await reply.whole(200, JSON, msgspec.json.encode(places))
 
     async def docs(self, request: ClientRequest, route: Route, reply: ClientResponse) -> None:
-        await reply.whole(200, page.HEADERS, page.html())
+        """A page over `/openapi.json`, without facts of the service."""
+        await reply.whole(200, _PAGE, _page())
 
     async def version(self, request: ClientRequest, route: Route, reply: ClientResponse) -> None:
         models = self._catalogue.models.values()
@@ -132,3 +142,8 @@ class OwnAnswers:
         replicas = [r for r in self._table if r.model_id in shown and r.state in ("ready", "draining")]
         engine_series = await engine_metrics.scrape(replicas, self._links)
         await reply.whole(200, _PROMETHEUS, self._dispatch.metrics.text(self._figures()) + engine_series)
+
+
+@cache
+def _page() -> bytes:
+    return (files("penstock.serve.gateway.description") / "page.html").read_bytes()

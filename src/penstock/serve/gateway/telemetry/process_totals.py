@@ -61,7 +61,7 @@ class ProcessTotals:
         except OSError as error:
             log.warning("/metrics shows one of several gateway processes: %s", error)
             return
-        self._before = self._of_ended(self._read(self._slot))
+        self._before = _of_ended(self._read(self._slot))
         self._writing = asyncio.create_task(self._write_often())
 
     def total(self) -> GatewayFigures:
@@ -71,7 +71,8 @@ class ProcessTotals:
         found = self._write()
         for slot in self._slots():
             if slot != self._slot:
-                found.add(self._of_others(slot))
+                other = self._read(slot)
+                found.add(_of_ended(other) if self._has_ended(slot) else other)
         return found
 
     def close(self) -> None:
@@ -112,13 +113,6 @@ class ProcessTotals:
                 log.info("other gateways do not see the latest figures of this one: %s", error)
         return found
 
-    def _of_others(self, slot: int) -> GatewayFigures:
-        found = self._read(slot)
-        return self._of_ended(found) if self._has_ended(slot) else found
-
-    def _of_ended(self, figures: GatewayFigures) -> GatewayFigures:
-        return GatewayFigures(counters=figures.counters, latencies=figures.latencies)
-
     def _has_ended(self, slot: int) -> bool:
         lock = self._locked(slot, fcntl.LOCK_SH)  # two processes that look do not see each other
         if lock is not None:
@@ -150,3 +144,7 @@ class ProcessTotals:
 
     def _file(self, slot: int, kind: str) -> Path:
         return self._folder / f"{slot}.{kind}"
+
+
+def _of_ended(figures: GatewayFigures) -> GatewayFigures:
+    return GatewayFigures(counters=figures.counters, latencies=figures.latencies)
