@@ -16,6 +16,15 @@ from penstock.engines.watchdog import Watchdog
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.parity("S26")]
 
+LOOKING = """
+import time
+while True:
+    time.sleep(0.5)
+    until = time.thread_time() + 0.005
+    while time.thread_time() < until:
+        pass
+"""
+
 LIMIT_S = 5
 """Within which one that stands still must be found, and for which one is watched that must not be."""
 
@@ -96,6 +105,15 @@ async def test_one_that_has_work_and_does_nothing_is_found(monkeypatch: pytest.M
         assert "did nothing" in str(await verdict(watching(process, working=True), LIMIT_S))
         assert "did nothing" in str(await verdict(watching(process, working=False, answers=False), LIMIT_S))
         assert await verdict(watching(process, working=False), LIMIT_S) is None  # idle, and it answers
+
+
+async def test_one_that_has_work_and_only_waits_is_found_though_waiting_takes_some_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """As a vLLM core whose step never returns: its threads wake up and look."""
+    monkeypatch.setattr(watchdog, "IDLE_S", 2.0)
+    with child(LOOKING) as process:
+        assert "did nothing" in str(await verdict(watching(process, working=True), 2 * LIMIT_S))
 
 
 def test_an_idle_one_that_stands_still_is_found_in_half_a_minute():

@@ -1,8 +1,8 @@
 """Detects an engine whose processes are alive but make no progress.
 
 An engine that died is noticed by its end; a stuck one is not. How long it may stall depends on its processes:
-stopped ones do not come back, one that uses no CPU may wait for a device, one that computes may be busy with
-a prompt of a million tokens, or compile.
+stopped ones do not come back, ones that use hardly any CPU may wait for a device, one that computes may be
+busy with a prompt of a million tokens, or compile.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ import psutil
 log = logging.getLogger(__name__)
 
 STOPPED_S = 2.5
-"""After SIGSTOP, or in a debugger."""
+"""After SIGSTOP. A process in a debugger is not taken for stopped."""
 
 IDLE_S = 18.0
-"""Without a step and without any CPU time, while there is work. With `PROBE_S` before it less than 30 s."""
+"""Without a step, with hardly any CPU time, while there is work. With `PROBE_S` before it less than 30 s."""
+
+_WAITING_SHARE = 0.03
+"""Of a core, for each process: up to this much is hardly any. A vLLM core that only waits uses 0.01."""
 
 STUCK_S = 600.0
 """Without a step, while there is work, although it uses CPU."""
@@ -97,7 +100,9 @@ class Watchdog:
                 if now - stepped > PROBE_S:
                     stepped, self._probing = now, asyncio.ensure_future(self._probe())
                 continue
-            if (spent := family.cpu_s()) != cpu_s:
+            spent = family.cpu_s()
+            cpu_s = min(cpu_s, spent)  # a member that ended may be missing
+            if spent - cpu_s > _WAITING_SHARE * self._idle_s * family.size():
                 cpu_s, computed = spent, now
             if now - computed > self._idle_s:
                 return f"it has work and did nothing for {self._idle_s:g} s"
@@ -127,6 +132,9 @@ class _Family:
 
     def is_stopped(self) -> bool:
         return any(_status(member) == psutil.STATUS_STOPPED for member in self._found())
+
+    def size(self) -> int:
+        return len(self._found())
 
     def cpu_s(self) -> float:
         """CPU time of all of them, with children that have ended."""
