@@ -5,6 +5,8 @@ import pytest
 from penstock.config import LLMConfig, accelerator_kind
 from penstock.config.derive.placement import (
     executor,
+    gang_size,
+    gpu_share,
     merge_replica_actor_and_child_actor_bundles,
     place,
     resolved,
@@ -140,6 +142,58 @@ def test_fewer_gpus_than_workers_are_refused():
     group = {"placement_group_config": {"bundles": [{"GPU": 1, "CPU": 1}]}}
     with pytest.raises(ConfigError, match="placement_group_config: 2 workers"):
         place(config(group, TP2))
+
+
+def test_workers_on_several_nodes_have_a_bundle_of_one_gpu_each():
+    """Else vLLM refuses it, minutes later, in the replica."""
+    many = {"placement_group_config": {"bundles": [{"GPU": 2, "CPU": 2}]}}
+    with pytest.raises(ConfigError, match="placement_group_config: a bundle of 2 GPUs"):
+        place(config(GPU, many, RAY))
+    with pytest.raises(ConfigError, match="2 workers need a bundle with a GPU each, not 1"):
+        place(config(GPU, {"placement_group_config": {"bundles": [{"GPU": 1}, {"CPU": 1}]}}, RAY))
+    with pytest.raises(ConfigError, match="deployment_config: a bundle of 2 GPUs"):
+        place(config(GPU, RAY, actor_options(num_gpus=1)))
+
+
+WORKER, FIRST = {"GPU": 1, "CPU": 1}, {"GPU": 1, "CPU": 2}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "gang", "backend", "bundles"),
+    [
+        ({"tensor_parallel_size": 8}, 1, "mp", [{"GPU": 8, "CPU": 9}]),
+        ({"tensor_parallel_size": 16}, 1, "ray", [FIRST, *[WORKER] * 15]),
+        ({"tensor_parallel_size": 8, "pipeline_parallel_size": 2}, 1, "ray", [FIRST, *[WORKER] * 15]),
+        ({"tensor_parallel_size": 4, "pipeline_parallel_size": 2}, 1, "mp", [{"GPU": 8, "CPU": 9}]),
+        ({"tensor_parallel_size": 4, "data_parallel_size": 4}, 4, "mp", [{"GPU": 4, "CPU": 5}]),
+        ({"tensor_parallel_size": 8, "data_parallel_size": 2}, 2, "mp", [{"GPU": 8, "CPU": 9}]),
+        ({"data_parallel_size": 16}, 16, "uni", [{"GPU": 1, "CPU": 2}]),
+    ],
+)
+def test_two_nodes_of_eight_gpus(sizes, gang, backend, bundles):
+    """What each replica of a gang reserves, or of one engine."""
+    nodes = [{"GPU": 8, "CPU": 64}, {"GPU": 8, "CPU": 64}]
+    decided = resolved(config(GPU, engine_kwargs=sizes), nodes)
+    placed = place(decided)
+    assert decided.engine_kwargs["distributed_executor_backend"] == backend
+    assert (gang_size(decided), placed.bundles, placed.strategy) == (gang, bundles, "PACK")
+    assert placed.actor["num_gpus"] == (0 if backend == "ray" else bundles[0]["GPU"])
+
+
+@pytest.mark.parametrize(
+    ("parts", "share"),
+    [
+        ([GPU], 1),
+        ([CPU], 1),
+        ([GPU, TP2], 1),
+        ([actor_options(num_gpus=0.5)], 0.5),
+        ([{"placement_group_config": {"bundle_per_worker": {"GPU": 0.25}}}], 0.25),
+        ([GPU, RAY, {"placement_group_config": {"bundle_per_worker": {"GPU": 0.5}}}], 0.5),
+        ([{"deployment_config": {"max_replicas_per_node": 2, "ray_actor_options": {"num_gpus": 0.4}}}], 0.4),
+    ],
+)
+def test_the_part_of_a_gpu_that_a_worker_has(parts, share):
+    assert gpu_share(config(*parts)) == share
 
 
 def test_more_than_one_gpu_comes_whole():

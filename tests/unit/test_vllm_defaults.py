@@ -41,6 +41,16 @@ def test_a_user_who_sizes_the_kv_cache_has_decided(decided: dict[str, float]):
     } | decided
 
 
+def test_engines_that_share_a_gpu_share_its_memory(monkeypatch: pytest.MonkeyPatch):
+    half = Shape(cpu=False, tiny=False, workers=1, gpu_share=0.5)
+    assert with_defaults({}, half)["gpu_memory_utilization"] == 0.46
+    assert with_defaults({"gpu_memory_utilization": 0.3}, half)["gpu_memory_utilization"] == 0.3
+    assert "gpu_memory_utilization" not in with_defaults({}, Shape(False, False, 1))
+    monkeypatch.setattr("os.environ", {})
+    environment.prepare(half)
+    assert os.environ["VLLM_RAY_PER_WORKER_GPUS"] == "0.5"
+
+
 def test_structures_are_held_by_one_library_unless_the_user_names_another():
     def structures(**given: object) -> object:
         return with_defaults(given, Shape(False, False, 1))["structured_outputs_config"]

@@ -127,7 +127,8 @@ def worker_bundles(config: LLMConfig, kind: AcceleratorKind) -> list[Bundle]:
 def place(config: LLMConfig, nodes: Nodes | None = None) -> Placement:
     """What one replica of `config` reserves.
 
-    Raises: ConfigError when placement_group_config gives fewer GPUs than there are workers.
+    Raises: ConfigError when placement_group_config gives fewer GPUs than there are workers, or a bundle of
+    several to workers on several nodes.
     """
     kind = accelerator_kind(config, nodes)
     actor = replica_actor(config)
@@ -137,10 +138,19 @@ def place(config: LLMConfig, nodes: Nodes | None = None) -> Placement:
         # On CPU nothing may be left of a bundle of GPUs, and Ray takes no empty one.
         each = [bundle if any(bundle.values()) else {"CPU": 1} for bundle in worker_bundles(config, kind)]
         merged = merge_replica_actor_and_child_actor_bundles(each, _as_bundle(actor))
+        if kind == "gpu":
+            _one_each(config, [bundle["GPU"] for bundle in merged if bundle.get("GPU")])
         return Placement(actor, merged, strategy)
     if kind == "cpu":
         return _on_cpu(config, actor)
     return _on_one_node(config, actor)
+
+
+def gpu_share(config: LLMConfig) -> float:
+    """The part of a GPU that each worker has; 1 for a whole one, and on CPU."""
+    placed = place(config)
+    given = [bundle.get("GPU", 0) for bundle in placed.bundles] or [placed.actor["num_gpus"]]
+    return min((gpus for gpus in given if 0 < gpus < 1), default=1.0)
 
 
 def replica_actor(config: LLMConfig) -> dict[str, Any]:
@@ -190,6 +200,21 @@ def _enough(config: LLMConfig, gpus: float) -> None:
                 f"{count} workers (tensor x pipeline x data parallel) need a GPU each, but the replica gets "
                 f"{gpus:g}; give more GPUs or lower the parallel sizes in engine_kwargs."
             )
+        )
+
+
+def _one_each(config: LLMConfig, gpus: Sequence[float]) -> None:
+    """What vLLM's "ray" executor wants: a bundle with one GPU, or a part of one, for each worker."""
+    if max(gpus, default=0) > 1:
+        raise ConfigError(
+            _where(config).says(
+                f"a bundle of {max(gpus):g} GPUs: workers on several nodes are Ray actors, each in a bundle "
+                "of one GPU. Write one bundle per worker, as bundle_per_worker does."
+            )
+        )
+    if len(gpus) < workers(config):
+        raise ConfigError(
+            _where(config).says(f"{workers(config)} workers need a bundle with a GPU each, not {len(gpus)}.")
         )
 
 

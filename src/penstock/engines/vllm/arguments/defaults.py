@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import psutil
 
 from penstock.config.derive.accelerators import accelerator_kind
-from penstock.config.derive.placement import workers
+from penstock.config.derive.placement import gpu_share, workers
 from penstock.engines.vllm.arguments import lora
 
 if TYPE_CHECKING:
@@ -37,12 +37,16 @@ _KV_SIZES = {"kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_
 """A user who sets one of these has chosen the size."""
 
 
+_GPU_MEMORY = 0.92
+"""The part of a GPU's memory that vLLM takes by default. Engines that share a GPU share it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """What our defaults depend on.
 
     tiny: the weights are a toy model's, such as Penstock's own. adapters: at a time, 0 for none.
-    media_rules: whether our own rules decide which media may be fetched.
+    media_rules: whether our own rules decide which media may be fetched. gpu_share: as `gpu_share`.
     """
 
     cpu: bool
@@ -50,12 +54,17 @@ class Shape:
     workers: int
     adapters: int = 0
     media_rules: bool = True
+    gpu_share: float = 1.0
 
     @classmethod
     def of(cls, config: LLMConfig) -> Self:
         adapters = config.lora_config.max_num_adapters_per_replica if config.lora_config else 0
         return cls(
-            accelerator_kind(config) == "cpu", _is_tiny(config.model_source), workers(config), adapters
+            accelerator_kind(config) == "cpu",
+            _is_tiny(config.model_source),
+            workers(config),
+            adapters,
+            gpu_share=gpu_share(config),
         )
 
 
@@ -76,6 +85,8 @@ def with_defaults(given: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
         given = {**given, "structured_outputs_config": {**_STRUCTURES, **structures}}
     if shape.cpu and not given.keys() & _KV_SIZES:
         defaults["kv_cache_memory_bytes"] = _TINY_KV_BYTES if shape.tiny else _cpu_kv_bytes()
+    if shape.gpu_share < 1 and not given.keys() & _KV_SIZES:
+        defaults["gpu_memory_utilization"] = _GPU_MEMORY * shape.gpu_share
     if shape.cpu and shape.tiny:
         defaults["enforce_eager"] = True  # compiling takes longer than the model will ever run
         defaults["block_size"] = 32  # vLLM's 128 on CPU finds no shared prefix in short prompts

@@ -45,6 +45,8 @@ def prepare(shape: Shape) -> None:
         defaults |= _CPU
         defaults |= _CPU_MANY_WORKERS if shape.workers > 1 else {}
         defaults |= _CPU_TINY if shape.tiny else {}
+    if shape.gpu_share < 1:
+        defaults["VLLM_RAY_PER_WORKER_GPUS"] = f"{shape.gpu_share:g}"  # else a worker asks for a whole one
     if not shape.media_rules:
         del defaults[_CONNECTOR]
     for name, value in defaults.items():
