@@ -37,7 +37,8 @@ def prepared(vllm_config: Any, held: ExitStack) -> dict[str, str]:
     if transfer is None:
         return {}
     transfer.engine_id = uuid.uuid4().hex
-    ours = {_CHANNEL_HOST: os.environ.get(HOST, "localhost"), _CHANNEL_PORT: str(_free_port(held))}
+    port = _free_port(held) - vllm_config.parallel_config.data_parallel_index  # which NIXL adds
+    ours = {_CHANNEL_HOST: os.environ.get(HOST, "localhost"), _CHANNEL_PORT: str(port)}
     if vllm_config.device_config.device_type == "cpu" and _uses_nixl(transfer):
         # vLLM sets the second unless NIXL is already imported.
         ours |= {nixl_progress.RESTS: "1", _UNRELEASED: "1024"}
