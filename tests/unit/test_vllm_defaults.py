@@ -42,13 +42,23 @@ def test_a_user_who_sizes_the_kv_cache_has_decided(decided: dict[str, float]):
 
 
 def test_engines_that_share_a_gpu_share_its_memory(monkeypatch: pytest.MonkeyPatch):
-    half = Shape(cpu=False, tiny=False, workers=1, gpu_share=0.5)
+    half = Shape(cpu=False, tiny=False, workers=1, gpu_share=0.5, memory_share=0.5)
     assert with_defaults({}, half)["gpu_memory_utilization"] == 0.46
     assert with_defaults({"gpu_memory_utilization": 0.3}, half)["gpu_memory_utilization"] == 0.3
     assert "gpu_memory_utilization" not in with_defaults({}, Shape(False, False, 1))
     monkeypatch.setattr("os.environ", {})
     environment.prepare(half)
     assert os.environ["VLLM_RAY_PER_WORKER_GPUS"] == "0.5"
+
+
+@pytest.mark.parametrize(("awake", "share"), [(None, 0.25), (1, 1), (2, 0.5), (8, 0.25)])
+def test_models_that_take_turns_on_a_gpu_share_its_memory_with_those_awake(awake: int | None, share: float):
+    config = LLMConfig(
+        model_loading_config={"model_id": "m"},
+        placement_group_config={"bundle_per_worker": {"GPU": 0.25}},
+        on_demand={"awake": awake} if awake else None,
+    )
+    assert Shape.of(config).memory_share == share
 
 
 def test_structures_are_held_by_one_library_unless_the_user_names_another():

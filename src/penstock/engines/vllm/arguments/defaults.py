@@ -55,16 +55,19 @@ class Shape:
     adapters: int = 0
     media_rules: bool = True
     gpu_share: float = 1.0
+    memory_share: float = 1.0
 
     @classmethod
     def of(cls, config: LLMConfig) -> Self:
         adapters = config.lora_config.max_num_adapters_per_replica if config.lora_config else 0
+        share, sharing = gpu_share(config), config.on_demand
         return cls(
             accelerator_kind(config) == "cpu",
             _is_tiny(config.model_source),
             workers(config),
             adapters,
-            gpu_share=gpu_share(config),
+            gpu_share=share,
+            memory_share=max(share, 1 / sharing.awake) if sharing else share,
         )
 
 
@@ -85,8 +88,8 @@ def with_defaults(given: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
         given = {**given, "structured_outputs_config": {**_STRUCTURES, **structures}}
     if shape.cpu and not given.keys() & _KV_SIZES:
         defaults["kv_cache_memory_bytes"] = _TINY_KV_BYTES if shape.tiny else _cpu_kv_bytes()
-    if shape.gpu_share < 1 and not given.keys() & _KV_SIZES:
-        defaults["gpu_memory_utilization"] = _GPU_MEMORY * shape.gpu_share
+    if shape.memory_share < 1 and not given.keys() & _KV_SIZES:
+        defaults["gpu_memory_utilization"] = _GPU_MEMORY * shape.memory_share
     if shape.cpu and shape.tiny:
         defaults["enforce_eager"] = True  # compiling takes longer than the model will ever run
         defaults["block_size"] = 32  # vLLM's 128 on CPU finds no shared prefix in short prompts
