@@ -310,7 +310,9 @@ CAPABILITIES: dict[str, Capability] = {
                 *("override_max_tokens", "truncate_prompt_tokens"),
             ),
             exactly(
-                f"{_CHAT_REQUEST}.build_chat_params", "default_template", "default_template_content_format"
+                f"{_CHAT_REQUEST}.build_chat_params",
+                *("default_template", "default_template_content_format"),
+                new=("reasoning_effort_map",),  # rows that name an effort are not plain
             ),
             *(
                 need
@@ -336,7 +338,10 @@ CAPABILITIES: dict[str, Capability] = {
             has(
                 "sampling_params:SamplingParams.stream_interval", "sampling_params:SamplingParams.detokenize"
             ),
-            has("v1.engine.detokenizer:uses_fast_detokenizer", "config:VllmConfig.aux_output_config"),
+            one_of(
+                has("config:VllmConfig.aux_output_config"),
+                has("config:ModelConfig.enable_return_routed_experts"),
+            ),
             has("entrypoints.generate.base.protocol:RequestResponseMetadata", "inputs:EngineInput"),
             has("renderers:merge_kwargs", "utils.mistral:is_mistral_tokenizer", "utils:random_uuid"),
             exactly(
@@ -349,7 +354,7 @@ CAPABILITIES: dict[str, Capability] = {
                 "outputs:CompletionOutput",
                 *("index", "text", "token_ids", "cumulative_logprob", "logprobs", "routed_experts"),
                 *("finish_reason", "stop_reason", "lora_request", "sampling_mask", "spec_decode_metrics"),
-                "weight_versions",
+                new=("weight_versions",),
             ),
         ),
         on=("direct_routes",),

@@ -42,13 +42,14 @@ async def row_responder(llm: TimedLLM, app: FastAPI) -> RowResponder | None:
 def _is_plain(config: VllmConfig) -> bool:
     """Whether outputs are tokens alone, of prompts of tokens alone."""
     model = config.model_config
+    outputs: Any = getattr(config, "aux_output_config", model)  # vLLM 0.30 has none
     return not (
         model.skip_tokenizer_init
         or model.is_encoder_decoder
         or model.is_diffusion
         or model.enable_prompt_embeds
         or model.return_sampling_mask
-        or config.aux_output_config.enable_return_routed_experts
+        or outputs.enable_return_routed_experts
         or config.speculative_config
         or config.kv_transfer_config
         or config.ec_transfer_config

@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from tokenizers.decoders import ByteLevel
+from transformers import TokenizersBackend
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
-from vllm.v1.engine.detokenizer import IncrementalDetokenizer, uses_fast_detokenizer
+from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
 _TORN = "\N{REPLACEMENT CHARACTER}"
 _TAIL = 8
@@ -22,7 +23,8 @@ def decodes_at_once(tokenizer: Any) -> bool:
 
     Byte-level decoders join the bytes of tokens; others strip or replace what lies between two tokens.
     """
-    return uses_fast_detokenizer(tokenizer) and isinstance(tokenizer._tokenizer.decoder, ByteLevel)
+    fast: type[Any] = TokenizersBackend  # for others, vLLM's detokenizer is its own
+    return isinstance(tokenizer, fast) and isinstance(tokenizer._tokenizer.decoder, ByteLevel)
 
 
 class Texts:
