@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from starting import engine
 
 import penstock
+from penstock.engines.vllm.core.process import READ_BY_IMPORTS
 from penstock.errors import EngineStartFailed
 
 pytestmark = pytest.mark.full
@@ -52,3 +54,29 @@ def test_a_hub_id_is_found_in_the_hubs_cache(tmp_path: Path):
         phases = [line.strip() for line in takewhile(lambda line: line != "ready\n", owner.stdout)]
         owner.kill()
     assert [phase for phase in phases if phase in PHASES] == PHASES
+
+
+class BreakPoints:
+    """Stands for a config: the core unpickles it with its first look at vLLM, and says what it imported."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return exec, (
+            "import os\n"
+            "from vllm.compilation.breakable_cudagraph import is_breakable_cudagraph_enabled\n"
+            "from vllm.model_executor.layers.attention.attention import unified_attention_with_output as op\n"
+            "print(is_breakable_cudagraph_enabled(), op.__code__.co_qualname)\n"
+            "os.sys.stdout.flush()\n"
+            "os._exit(0)\n",
+        )
+
+
+def test_what_vllms_config_sets_is_there_when_the_core_imports_vllm():
+    """A variable that attention reads while it is imported, and the core's runner later. No engine starts."""
+    (name,) = READ_BY_IMPORTS
+    core = subprocess.run(
+        [sys.executable, "-m", "penstock.engines.vllm.core.process"],
+        input=pickle.dumps({name: "1"}) + pickle.dumps(BreakPoints()),
+        env={key: value for key, value in os.environ.items() if key != name},
+        capture_output=True,
+    )
+    assert core.stdout.decode().startswith("True eager_break_during_capture"), core.stderr.decode()

@@ -18,6 +18,7 @@ from penstock.engines.vllm.capabilities.needs import exactly, fields, has, says,
 from penstock.engines.vllm.capabilities.source import PackageSource
 from penstock.engines.vllm.capabilities.state import capabilities, compare
 from penstock.engines.vllm.capabilities.table import CAPABILITIES
+from penstock.engines.vllm.core.process import READ_BY_IMPORTS
 from penstock.errors import ConfigError, EngineStartFailed
 
 CORE = """
@@ -149,6 +150,23 @@ def test_a_new_field_of_an_output_switches_off_what_delays_outputs(tmp_path: Pat
     field = "    finish_reason: FinishReason | None = None\n"
     drifted = changed(tmp_path, "v1/engine/__init__.py", field, f"{field}    mood: str | None = None\n")
     assert compare(drifted) == state.Fit(None, {"token_groups": "EngineCoreOutput has a new field, mood"})
+
+
+def test_a_parameter_that_no_plain_row_sets_leaves_rows_as_fast_as_they_are(tmp_path: Path):
+    """As vLLM 0.33 has it."""
+    last = "        default_template_content_format: ChatTemplateContentFormatOption,\n"
+    more = f"{last}        reasoning_effort_map: dict[str, str] | None = None,\n"
+    drifted = changed(tmp_path, "entrypoints/openai/chat_completion/protocol.py", last, more)
+    assert compare(drifted) == state.Fit(None, {})
+
+
+def test_all_variables_that_vllm_reads_while_it_is_imported_reach_the_core_before():
+    source = PackageSource.installed("vllm")
+    assert source is not None
+    names = source.find("v1.executor.ray_env_utils:_RAY_WORKER_PRE_IMPORT_ENV_VARS")
+    assert isinstance(names, ast.Assign)
+    assert isinstance(names.value, ast.Call)
+    assert ast.literal_eval(names.value.args[0]) == READ_BY_IMPORTS
 
 
 def test_without_what_no_engine_can_do_without_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

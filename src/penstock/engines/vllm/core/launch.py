@@ -80,10 +80,10 @@ class Core:
             "executor_class": executor_class,
             "handshake_address": self._address("handshake"),
             "capabilities": [name for name in _OF_THE_CORE if capabilities.has(name)],
-            # vLLM adds to it for its workers while it builds the config.
-            "environment": {**os.environ, **kv_transfer.prepared(vllm_config, self._held)},
         }
-        return bytes(ForkingPickler.dumps(order))
+        # vLLM adds to it while it builds the config.
+        environment = {**os.environ, **kv_transfer.prepared(vllm_config, self._held)}
+        return b"".join(bytes(ForkingPickler.dumps(part)) for part in (environment, order))
 
     def obey(self, order: bytes) -> None:
         """Sends it the config to run. Blocks until it has read it.

@@ -13,10 +13,13 @@ import pickle
 import sys
 from collections.abc import Collection, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 from penstock.engines.vllm.core import failure_reason, plugin
 from penstock.engines.vllm.core.imports import uncollected
+
+READ_BY_IMPORTS = {"VLLM_USE_BREAKABLE_CUDAGRAPH"}
+"""Variables that vLLM's config may set, and that its modules read when they are imported."""
 
 
 def main() -> None:
@@ -26,8 +29,11 @@ def main() -> None:
     plugin.register()
     with uncollected():
         _import_ahead()
+    environment: dict[str, str] = pickle.load(sys.stdin.buffer)
+    if any(environment.get(name) != os.environ.get(name) for name in READ_BY_IMPORTS):
+        _start_again(environment)
+    os.environ.update(environment)
     order: Mapping[str, Any] = pickle.load(sys.stdin.buffer)
-    os.environ.update(order["environment"])
     status = run(order)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -78,6 +84,16 @@ def _lead(order: Mapping[str, Any]) -> Any:
     from penstock.engines.vllm.core.leader import lead
 
     return lead(order["vllm_config"], order["handshake_address"])
+
+
+def _start_again(environment: Mapping[str, str]) -> NoReturn:
+    """Replaces this program by a new one, which imports with this environment and reads the same input."""
+    rest = os.memfd_create("config")
+    with open(os.dup(rest), "wb") as file:
+        file.write(pickle.dumps(environment) + sys.stdin.buffer.read())
+    os.lseek(rest, 0, os.SEEK_SET)
+    os.dup2(rest, sys.stdin.fileno())
+    os.execve(sys.executable, sys.orig_argv, {**os.environ, **environment})
 
 
 def _import_ahead() -> None:
