@@ -16,6 +16,9 @@ from penstock.processes import cpu_turns, lifeline
 OWNER = "_PENSTOCK_ENGINE_OWNER"
 """Process id of the owner, in the environment of the core and its workers."""
 
+ENDED_BY_RAY = "0"
+"""Stands there for workers that are Ray's actors: on another node the id would be another process's."""
+
 
 def register() -> None:
     """Idempotent, since vLLM calls it repeatedly. The reason is recorded once vLLM's logging is set up."""
@@ -23,8 +26,9 @@ def register() -> None:
     if owner is None or int(owner) == os.getpid():
         return
     cpu_turns.interrupt()
-    lifeline.tie_to(int(owner), failure_reason.forget)
     json_logs.configure()
-    failure_reason.record()
+    if owner != ENDED_BY_RAY:
+        lifeline.tie_to(int(owner), failure_reason.forget)
+        failure_reason.record()
     if nixl_progress.RESTS in os.environ:
         nixl_progress.rest()

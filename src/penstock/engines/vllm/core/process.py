@@ -34,6 +34,8 @@ def main() -> None:
         _start_again(environment)
     os.environ.update(environment)
     order: Mapping[str, Any] = pickle.load(sys.stdin.buffer)
+    if order["executor_class"].uses_ray:  # which copies the environment to workers on any node
+        os.environ[plugin.OWNER] = plugin.ENDED_BY_RAY
     status = run(order)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
