@@ -53,7 +53,7 @@ class Watchdog:
     ) -> None:
         """pid: of its process; None while it has none and may be still.
         steps: changes after each step. working: whether it has something to do.
-        probe: a little work for an idle one. resting: whether it is paused: it is only observed.
+        probe: a little work for an idle one. resting: whether it need make no step: it is only observed.
         workers_elsewhere: whether the processes that compute are not below `pid`.
         """
         self._pid = pid

@@ -51,6 +51,8 @@ class VLLMControl(EngineControl):
         self._end_core = end_core
         self._begin_core = begin_core
         self._turn = asyncio.Lock()
+        self._calls: set[asyncio.Future[list[Any]]] = set()
+        """Of the core's workers, under way; each may take as long as it likes."""
         self._level = 0
         self._awake = frozenset[str]()
         """Parts that are awake while the engine sleeps."""
@@ -63,6 +65,10 @@ class VLLMControl(EngineControl):
 
     def is_paused(self) -> bool:
         return self._paused
+
+    def is_resting(self) -> bool:
+        """Whether the engine need not make any step: it is paused, or its workers are busy with a call."""
+        return self._paused or bool(self._calls)
 
     def weights_version(self) -> str:
         return self._version
@@ -111,6 +117,7 @@ class VLLMControl(EngineControl):
         else:
             await self._llm.renderer.clear_mm_cache_async()  # it relies on the core's state
             self._level = level  # whatever its end raises
+            self._calls.clear()
             await self._end_core()
 
     async def wakeup(self) -> None:
@@ -242,7 +249,7 @@ class VLLMControl(EngineControl):
         self._refuse_asleep()
         try:
             async with asyncio.timeout(timeout):
-                return await self._llm.collective_rpc(method, timeout, tuple(args), dict(kwargs or {}))
+                return await self._on_workers(method, timeout, tuple(args), dict(kwargs or {}))
         except TimeoutError as error:
             raise DeadlineExceeded(
                 f"The workers have not answered '{method}' within {timeout:g} s; what they began goes on."
@@ -292,7 +299,15 @@ class VLLMControl(EngineControl):
     async def _load(self, source: Path | None) -> None:
         """None: the weights that the engine started with."""
         path = str(source) if source is not None else self._llm.model_config.model
-        await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": path})
+        await self._on_workers("reload_weights", kwargs={"weights_path": path})
+
+    async def _on_workers(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """What the workers return. When this is cancelled, the call is still under way there."""
+        call = asyncio.ensure_future(self._llm.collective_rpc(*args, **kwargs))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        await asyncio.wait({call})
+        return call.result()
 
     def _has_sleep_mode(self) -> bool:
         return bool(self._llm.model_config.enable_sleep_mode)

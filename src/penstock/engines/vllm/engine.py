@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from penstock.config import LLMConfig
     from penstock.engines.vllm.adapters import LoadedAdapters
+    from penstock.engines.vllm.control import VLLMControl
     from penstock.engines.vllm.frontend.app import Plan
     from penstock.engines.vllm.frontend.load import LoadReader, Scheduled
     from penstock.engines.vllm.frontend.timing import TimedLLM
@@ -146,12 +147,14 @@ class VLLMEngine:
         absent = absence(self._config.model_id, app.routes)
         self._app = Edge(additions.shorten(fitting, app), lambda: self._refusal, absent, errors.heard)
         begin_core = self._begin_core if isinstance(core, Core) else None
-        self._control = VLLMControl(llm, self._adapters, self._refuse_dead, self._end_core, begin_core)
+        self._control = control = VLLMControl(
+            llm, self._adapters, self._refuse_dead, self._end_core, begin_core
+        )
         self._watch(core)
         has_stats = fitting.has("scheduler_stats")
         self._load_reader = LoadReader(llm, scheduled if has_stats else None)
         if has_stats:
-            self._guarding = asyncio.create_task(self._guard(llm, plan, scheduled))
+            self._guarding = asyncio.create_task(self._guard(llm, plan, scheduled, control))
         handler: asyncio.Task[None] | None = llm.output_handler
         if handler is not None:  # else it begins with the first request, and vLLM watches its own core
             handler.add_done_callback(lambda _: self._on_front_failed())
@@ -175,7 +178,7 @@ class VLLMEngine:
             lambda ended: self._on_death(ended.result()) if core is self._core else None
         )
 
-    async def _guard(self, llm: TimedLLM, plan: Plan, scheduled: Scheduled) -> None:
+    async def _guard(self, llm: TimedLLM, plan: Plan, scheduled: Scheduled, control: VLLMControl) -> None:
         """Kills a core that is stuck: its requests would never be answered."""
         watchdog = Watchdog(
             lambda: self._core.pid if self._core is not None and llm.gate.is_set() else None,
@@ -183,7 +186,7 @@ class VLLMEngine:
             working=lambda: bool(llm.get_num_unfinished_requests()),
             # one core's forward pass in a gang would wait for the others
             probe=partial(llm.collective_rpc, "check_health" if self._gang else "execute_dummy_batch"),
-            resting=lambda: self._control.is_paused(),
+            resting=control.is_resting,
             workers_elsewhere=plan.executor_class.uses_ray,
         )
         reason = await watchdog.stalled()
