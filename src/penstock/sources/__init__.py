@@ -3,8 +3,8 @@
 Engines fetch models with it, replicas adapters. `fetch` returns a folder on this node; downloads are cached
 once per node, completely or not at all. All calls block: run them in threads.
 
-In the order of a call: `fetch`, `protocol`, the kinds (`folder`, `hub`, `bucket`, `fsspec_store`), `cache`,
-`pin`, `transfer`, `failures`; for models `fetch_model`, `weights`.
+In the order of a call: `every_node`, `fetch`, `protocol`, the kinds (`folder`, `hub`, `bucket`,
+`fsspec_store`), `cache`, `pin`, `transfer`, `failures`; for models `fetch_model`, `weights`.
 """
 
 from penstock.sources.fetch import Only, children, fetch, fetch_with_version, version_of

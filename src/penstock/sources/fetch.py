@@ -14,6 +14,7 @@ from typing import NoReturn, TypeVar
 from penstock.errors import DownloadFailed, SourceNotFound
 from penstock.sources import failures
 from penstock.sources.cache import Slot
+from penstock.sources.every_node import on_every_node
 from penstock.sources.folder import Folder
 from penstock.sources.hub import Hub, is_hub_id
 from penstock.sources.protocol import File, FileSource, cause, digest, shown
@@ -62,6 +63,7 @@ def fetch(
     return slot.find(_version(wanted)) or _download(slot, wanted, tries, deadline, watch)
 
 
+@on_every_node
 def fetch_with_version(source: str, *, timeout_s: float | None = None, tries: int = 3) -> tuple[Path, str]:
     """The folder and its `version_of`; "" when a cached version is used and is not known.
 

@@ -1,4 +1,4 @@
-"""The sources of a config's model and tokenizer, as folders of this node.
+"""The sources of a config's model and tokenizer, as folders of this node and of all others of the engine.
 
 Sources that the engine itself reads (a `load_format` that streams, a file of one format) stay as they are.
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.config.schema.sections import BucketSource
+from penstock.sources.every_node import on_every_node
 from penstock.sources.fetch import Only, fetch
 from penstock.sources.hub import is_hub_id
 from penstock.sources.pin import pin
@@ -42,13 +43,12 @@ def with_local_sources(config: LLMConfig, files: Only = model_files, watch: Watc
     given = {"model_source": loading.model_source, "tokenizer_source": loading.tokenizer_source}
     model = loading.model_source
     if isinstance(model, BucketSource) or _is_ours(config.model_source, config):
-        given["model_source"] = _folder(
-            model or config.model_source, config.engine_kwargs.get("revision"), files, limit_s, watch
-        )
+        revision = config.engine_kwargs.get("revision")
+        given["model_source"] = _folder(model or config.model_source, revision, files, limit_s, watch=watch)
     tokenizer = loading.tokenizer_source
     if isinstance(tokenizer, BucketSource) or (tokenizer and _is_ours(tokenizer, config)):
         revision = config.engine_kwargs.get("tokenizer_revision")
-        given["tokenizer_source"] = _folder(tokenizer, revision, tokenizer_files, limit_s, watch)
+        given["tokenizer_source"] = _folder(tokenizer, revision, tokenizer_files, limit_s, watch=watch)
     return config.model_copy(update={"model_loading_config": loading.model_copy(update=given)})
 
 
@@ -66,8 +66,9 @@ def _extra(config: LLMConfig) -> bool:
     return isinstance(model, BucketSource) and bool(model.extra_files)
 
 
+@on_every_node
 def _folder(
-    source: str | BucketSource, revision: str | None, only: Only, limit_s: float, watch: Watch
+    source: str | BucketSource, revision: str | None, only: Only, limit_s: float, *, watch: Watch = silent
 ) -> str:
     bucket = source if isinstance(source, BucketSource) else BucketSource(bucket_uri=source)
     uri = (

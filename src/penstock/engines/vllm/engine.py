@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.asgi import ASGIApp
+from penstock.config.derive.placement import spans_nodes
 from penstock.config.messages.problems import config_error
 from penstock.engine import Delta, Load, Progress, Prompt, no_progress
 from penstock.engine_control import EngineControl
@@ -33,6 +34,7 @@ from penstock.engines.vllm.core import failure_reason
 from penstock.engines.vllm.core.builtin import BuiltinCore
 from penstock.engines.vllm.core.imports import uncollected
 from penstock.engines.vllm.core.launch import Core
+from penstock.engines.vllm.core.other_nodes import OtherNodes
 from penstock.engines.vllm.endpoints import absence
 from penstock.engines.watchdog import Watchdog
 from penstock.errors import EngineDead, EngineStartFailed, Error, Unsupported
@@ -63,6 +65,7 @@ class VLLMEngine:
         self._config = config
         self._folder: Path | None = None
         self._gang: Gang | None = None
+        self._other_nodes: OtherNodes | None = None
         self._capabilities = Capabilities({})
         self._core: Core | BuiltinCore | None = None
         self._plan: Plan | None = None
@@ -94,6 +97,7 @@ class VLLMEngine:
     async def _start(self, progress: Progress) -> None:
         self._refusal = None
         self._died.clear()
+        self._other_nodes = OtherNodes() if spans_nodes(self._config) else None
         config = await prepared(self._config, progress)
         progress("import")
         version.check(version.installed())
@@ -234,6 +238,8 @@ class VLLMEngine:
             await asyncio.to_thread(llm.shutdown) if isinstance(core, BuiltinCore) else llm.shutdown()
         if core is not None:
             await core.stop()
+        if self._other_nodes is not None:
+            self._other_nodes.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
