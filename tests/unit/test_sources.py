@@ -6,8 +6,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from penstock import sources
 from penstock.data.storage.paths import storage_path
 from penstock.errors import DownloadFailed, SourceNotFound, Unavailable
-from penstock.sources import bucket, failures
+from penstock.sources import bucket, every_node, failures
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +54,23 @@ def test_a_url_is_downloaded_once(adapters: str):
     touched = (first / "adapter_config.json").stat().st_mtime_ns
     assert sources.fetch(f"{adapters}/a") == first
     assert (first / "adapter_config.json").stat().st_mtime_ns == touched
+
+
+def test_on_other_nodes_a_fetch_finds_the_same_version_or_fails(adapters: str):
+    found: list[object] = []
+
+    def begin(fetch: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], list[Any]]:
+        return lambda: [fetch.__wrapped__(*args, **kwargs), *found]
+
+    every_node.use(begin)
+    try:
+        folder, version = sources.fetch_with_version(f"{adapters}/a", tries=1)
+        assert folder.name == version
+        found.append((folder, "another version"))
+        with pytest.raises(DownloadFailed, match="changed while several nodes downloaded it"):
+            sources.fetch_with_version(f"{adapters}/a", tries=1)
+    finally:
+        every_node.leave(begin)
 
 
 def test_a_changed_file_changes_the_stamp_and_the_folder(adapters: str):
