@@ -5,21 +5,15 @@ Processes of their own: what Penstock adds to vLLM stays in a process, and a bat
 
 from __future__ import annotations
 
-import asyncio
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
-from contextlib import aclosing
 from pathlib import Path
 
 import pytest
-from dying import LIMIT_S, LONG
-from starting import engine
 
 from penstock.engines.vllm.capabilities.state import ALL, VARIABLE
-from penstock.errors import EngineDead, Unsupported
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
@@ -37,7 +31,7 @@ def run(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_vllms_own_application_and_core_answer_the_contract():
+def test_vllms_own_application_answers_the_contract():
     """Starts an engine with every capability off. Four tests ask for three of them: request_timings,
     scheduler_stats, and adapter_versions, whose register knows the aliases.
     """
@@ -57,23 +51,3 @@ def test_a_batch_answers_every_row(tmp_path: Path, off: str):
     answers = [json.loads(line) for line in output.read_text().splitlines()]
     assert [answer["id"] for answer in answers] == list(range(200))
     assert all(answer["generated_text"] for answer in answers)
-
-
-async def test_the_end_of_a_core_that_vllm_started_is_the_engines(monkeypatch: pytest.MonkeyPatch):
-    """Starts an engine, whose core it kills."""
-    monkeypatch.setenv(VARIABLE, "own_core")
-    doomed = engine()
-    try:
-        await doomed.start()
-        (core,) = multiprocessing.active_children()
-        with pytest.raises(Unsupported, match="This engine cannot sleep"):
-            await doomed.control.sleep()
-        async with aclosing(doomed.generate("water", LONG)) as deltas:
-            await anext(deltas)
-            core.kill()
-            assert "SIGKILL" in await asyncio.wait_for(doomed.wait_dead(), LIMIT_S)
-            with pytest.raises(EngineDead):
-                _ = [delta async for delta in deltas]
-    finally:
-        await doomed.stop()
-    assert multiprocessing.active_children() == []

@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import penstock
 from recipes.adapters.answers import ANSWERS
 
-pytestmark = [pytest.mark.full, pytest.mark.parity("S7", "S24")]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600), pytest.mark.parity("S7", "S24")]
 
 HERE = Path(__file__).parent
 ASKED = list(QUESTIONS)[:3]
@@ -98,7 +98,7 @@ def test_two_halves_of_a_model_on_two_nodes_answer_as_the_whole_also_after_one_w
         s3.upload(Path(model("adapters")) / "pirate", "models", "adapters/pirate")
         program = [sys.executable, str(HERE / "one_model_two_nodes.py"), address, *sources, json.dumps(ASKED)]
         done = subprocess.run(
-            program, env=environment | s3.environment, capture_output=True, text=True, timeout=400
+            program, env=environment | s3.environment, capture_output=True, text=True, timeout=500
         )
     assert done.returncode == 0, done.stdout + done.stderr
     (said,) = [line for line in done.stdout.splitlines() if line.startswith("{")]

@@ -188,7 +188,7 @@ def test_the_environment_switches_off_by_name_with_all_that_stands_on_it(
     found = capabilities()
     assert set(found.off) == {"lasting_core", "token_groups", "fast_stream", "fast_stream_beside_tools"}
     assert not found.has("token_groups")
-    assert found.has("own_core")
+    assert found.has("scheduler_stats")
     with caplog.at_level(logging.WARNING):
         found.report()
     assert "token_groups is off (lasting_core is off): the tokens of non-streaming" in caplog.text

@@ -42,9 +42,8 @@ class VLLMControl(EngineControl):
         adapters: LoadedAdapters | None,
         refuse_dead: Callable[[], None],
         end_core: Callable[[], Awaitable[None]],
-        begin_core: Callable[[], Awaitable[None]] | None,
+        begin_core: Callable[[], Awaitable[None]],
     ) -> None:
-        """begin_core: None where only vLLM can start a core, and no other one can take its place."""
         self._llm = llm
         self._adapters = adapters
         self._refuse_dead = refuse_dead
@@ -80,7 +79,6 @@ class VLLMControl(EngineControl):
         if level not in (1, 2):
             raise BadRequest(f"The level of sleep is 1 or 2, not {level}.", param="level")
         self._refuse_in_gang("sleep")
-        self._refuse_without_sleep()
         async with self._turn:
             if self.is_sleeping():
                 return
@@ -133,7 +131,6 @@ class VLLMControl(EngineControl):
         if self._has_sleep_mode():
             await self._return_memory(parts)
         elif parts and not self._awake:
-            assert self._begin_core is not None
             await self._begin_core()
             await self._restore_or_end()
         self._awake |= parts
@@ -311,13 +308,6 @@ class VLLMControl(EngineControl):
 
     def _has_sleep_mode(self) -> bool:
         return bool(self._llm.model_config.enable_sleep_mode)
-
-    def _refuse_without_sleep(self) -> None:
-        if self._begin_core is None and not self._has_sleep_mode():
-            raise Unsupported(
-                "This engine cannot sleep: its vLLM starts its core itself (`penstock version` says why). "
-                "With vLLM's own sleep mode it can: set enable_sleep_mode in engine_kwargs, on a GPU."
-            )
 
     async def _restore_adapters(self) -> None:
         if self._adapters is not None:

@@ -1,8 +1,7 @@
 """VLLMEngine: the Engine protocol over AsyncLLM.
 
 Start: the core's process first (`core.launch`), then, while that imports, vLLM's front-end here (`frontend`)
-in a thread, so that the event loop keeps responding. The engine is ready when it has made one token. Where
-the installed vLLM does not fit that, its front-end starts its own core (`core.builtin`).
+in a thread, so that the event loop keeps responding. The engine is ready when it has made one token.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from penstock.engines.vllm.arguments.defaults import Shape, with_defaults
 from penstock.engines.vllm.capabilities import version
 from penstock.engines.vllm.capabilities.state import Capabilities, capabilities
 from penstock.engines.vllm.core import failure_reason
-from penstock.engines.vllm.core.builtin import BuiltinCore
 from penstock.engines.vllm.core.imports import uncollected
 from penstock.engines.vllm.core.launch import Core
 from penstock.engines.vllm.core.other_nodes import OtherNodes
@@ -67,7 +65,7 @@ class VLLMEngine:
         self._gang: Gang | None = None
         self._other_nodes: OtherNodes | None = None
         self._capabilities = Capabilities({})
-        self._core: Core | BuiltinCore | None = None
+        self._core: Core | None = None
         self._plan: Plan | None = None
         self._llm: TimedLLM | None = None
         self._control: EngineControl = _NotRunning()
@@ -108,15 +106,13 @@ class VLLMEngine:
         self._folder = temporary_folder("engine")
         self._gang = gang.get()
         _refuse_unfit(config, shape, self._gang, fitting)
-        folder = self._folder
-        self._core = core = Core(folder, self._gang) if fitting.has("own_core") else BuiltinCore(folder)
+        self._core = core = Core(self._folder, self._gang)
         self._plan = plan = await asyncio.to_thread(_plan, config, shape, self._gang)
         if not _is_local(config):  # arguments that vLLM parses in its own way
             progress("download")
             await asyncio.to_thread(_download, plan)
         progress("load")
-        imports = asyncio.to_thread(_import_rest, plan, fitting)
-        await (asyncio.gather(self._load(core), imports) if isinstance(core, Core) else imports)
+        await asyncio.gather(self._load(core), asyncio.to_thread(_import_rest, plan, fitting))
         with uncollected():
             app = await self._connect(core, plan, progress)
         await self._make_one_token(app)
@@ -131,15 +127,15 @@ class VLLMEngine:
         except EngineDead:
             raise _failed(self._config, await core.ended) from None
 
-    async def _connect(self, core: Core | BuiltinCore, plan: Plan, progress: Progress) -> FastAPI:
+    async def _connect(self, core: Core, plan: Plan, progress: Progress) -> FastAPI:
         """Returns vLLM's application."""
         from penstock.engines.vllm.control import VLLMControl
         from penstock.engines.vllm.frontend import additions
-        from penstock.engines.vllm.frontend.app import build_app
+        from penstock.engines.vllm.frontend.app import build_app, connect
         from penstock.engines.vllm.frontend.load import LoadReader, Scheduled
 
         fitting, scheduled = self._capabilities, Scheduled()
-        self._llm = llm = await self._front(core, plan, scheduled)
+        self._llm = llm = connect(plan, fitting, scheduled, core.input_address, core.output_address)
         progress("warm up")
         app = await build_app(llm, plan, fitting)
         if fitting.has("adapter_versions"):
@@ -150,9 +146,8 @@ class VLLMEngine:
         self._rows = await _responder(llm, app) if fitting.has("bulk_generation") else None
         absent = absence(self._config.model_id, app.routes)
         self._app = Edge(additions.shorten(fitting, app), lambda: self._refusal, absent, errors.heard)
-        begin_core = self._begin_core if isinstance(core, Core) else None
         self._control = control = VLLMControl(
-            llm, self._adapters, self._refuse_dead, self._end_core, begin_core
+            llm, self._adapters, self._refuse_dead, self._end_core, self._begin_core
         )
         self._watch(core)
         has_stats = fitting.has("scheduler_stats")
@@ -160,23 +155,11 @@ class VLLMEngine:
         if has_stats:
             self._guarding = asyncio.create_task(self._guard(llm, plan, scheduled, control))
         handler: asyncio.Task[None] | None = llm.output_handler
-        if handler is not None:  # else it begins with the first request, and vLLM watches its own core
-            handler.add_done_callback(lambda _: self._on_front_failed())
+        assert handler is not None
+        handler.add_done_callback(lambda _: self._on_front_failed())
         return app
 
-    async def _front(self, core: Core | BuiltinCore, plan: Plan, scheduled: Scheduled) -> TimedLLM:
-        """vLLM's front-end over the core, or over one that it starts. Raises: EngineStartFailed."""
-        from penstock.engines.vllm.frontend.app import connect
-
-        fitting = self._capabilities
-        if isinstance(core, Core):
-            return connect(plan, fitting, scheduled, (core.input_address, core.output_address))
-        try:
-            return await core.start(partial(connect, plan, fitting, scheduled), plan.vllm_config)
-        except EngineDead:
-            raise _failed(self._config, await core.ended) from None
-
-    def _watch(self, core: Core | BuiltinCore) -> None:
+    def _watch(self, core: Core) -> None:
         """The end of a core is the engine's death, unless `_end_core` has released it."""
         core.ended.add_done_callback(
             lambda ended: self._on_death(ended.result()) if core is self._core else None
@@ -235,7 +218,7 @@ class VLLMEngine:
         if llm is not None:
             self._refuse("The engine was stopped.")
             await self._end_streams(llm, core)
-            await asyncio.to_thread(llm.shutdown) if isinstance(core, BuiltinCore) else llm.shutdown()
+            llm.shutdown()
         if core is not None:
             await core.stop()
         if self._other_nodes is not None:
@@ -361,7 +344,7 @@ class VLLMEngine:
     def _refuse(self, sentence: str) -> None:
         self._refusal = self._refusal or sentence
 
-    async def _end_streams(self, llm: TimedLLM, core: Core | BuiltinCore | None) -> None:
+    async def _end_streams(self, llm: TimedLLM, core: Core | None) -> None:
         """Ends open streams, which would wait for ever if vLLM's front-end shut down first."""
         handler = llm.output_handler
         if core is None or handler is None or not llm.get_num_unfinished_requests():

@@ -3,5 +3,5 @@
 `version` says which versions are accepted. `source` reads names, signatures and fields from vLLM's source
 without importing it, `needs` compares one of them with what Penstock expects, `table` lists the capabilities
 with their needs, and `state` decides which are on. Without all of them vLLM's own application runs over
-AsyncLLM, which starts its own core.
+AsyncLLM and vLLM's own core.
 """

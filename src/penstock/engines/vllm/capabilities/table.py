@@ -41,7 +41,26 @@ _UNTOUCHED = "return (DeltaMessage(content=delta_text) if delta_text else None),
 _TIMES = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
 
 FLOOR: tuple[Need, ...] = (
-    takes(f"{_LLM}.__init__", "vllm_config", "executor_class", "log_stats", "log_requests", "usage_context"),
+    takes(
+        f"{_CORE}.__init__",
+        *("vllm_config", "executor_class", "handshake_address", "local_client", "log_stats"),
+    ),
+    takes(f"{_CORE}.run_engine_core", "vllm_config", "dp_rank"),
+    has(f"{_CORE}.ENGINE_CORE_DEAD", f"{_CORE}._send_engine_dead"),
+    takes(
+        f"{_LLM}.__init__",
+        *("vllm_config", "executor_class", "log_stats", "log_requests", "usage_context"),
+        *("stat_loggers", "client_addresses"),
+    ),
+    has(f"{_CLIENT}.input_socket", f"{_LLM}.engine_core", f"{_LLM}.output_handler"),
+    says("v1.engine.core_client", '"input_address"', '"output_address"'),
+    says("v1.engine.core", '"HELLO"', '"READY"'),
+    fields("v1.engine.utils:EngineHandshakeMetadata", "addresses", "parallel_config"),
+    fields(
+        "v1.engine.utils:EngineZmqAddresses",
+        *("inputs", "outputs", "coordinator_input", "coordinator_output"),
+        "frontend_stats_publish_address",
+    ),
     has(f"{_LLM}.add_request", f"{_LLM}.generate", f"{_LLM}.encode", f"{_LLM}.abort", f"{_LLM}.shutdown"),
     has(f"{_LLM}.get_supported_tasks", f"{_LLM}.collective_rpc", f"{_LLM}.add_lora", f"{_LLM}.remove_lora"),
     has("engine.arg_utils:AsyncEngineArgs.create_engine_config", "v1.executor:Executor.get_class"),
@@ -68,31 +87,6 @@ FLOOR: tuple[Need, ...] = (
 )
 
 CAPABILITIES: dict[str, Capability] = {
-    "own_core": Capability(
-        "vLLM starts its own core: a start takes some 4 s more, an engine sleeps only with vLLM's sleep mode",
-        (
-            takes(
-                f"{_CORE}.__init__",
-                *("vllm_config", "executor_class", "handshake_address", "local_client", "log_stats"),
-            ),
-            takes(f"{_CORE}.run_engine_core", "vllm_config", "dp_rank"),
-            has(f"{_CORE}.ENGINE_CORE_DEAD", f"{_CORE}._send_engine_dead"),
-            takes(
-                f"{_LLM}.__init__",
-                *("vllm_config", "executor_class", "log_stats", "log_requests", "usage_context"),
-                *("stat_loggers", "client_addresses"),
-            ),
-            has(f"{_CLIENT}.input_socket", f"{_LLM}.engine_core", f"{_LLM}.output_handler"),
-            says("v1.engine.core_client", '"input_address"', '"output_address"'),
-            says("v1.engine.core", '"HELLO"', '"READY"'),
-            fields("v1.engine.utils:EngineHandshakeMetadata", "addresses", "parallel_config"),
-            fields(
-                "v1.engine.utils:EngineZmqAddresses",
-                *("inputs", "outputs", "coordinator_input", "coordinator_output"),
-                "frontend_stats_publish_address",
-            ),
-        ),
-    ),
     "lasting_core": Capability(
         "a request that the core cannot decode ends the engine, and a failed thread of the core goes unseen",
         (
@@ -103,7 +97,6 @@ CAPABILITIES: dict[str, Capability] = {
             has("v1.engine:EngineCoreRequest.request_id", "v1.engine.core:DPEngineCoreProc"),
             has("logger:init_logger"),
         ),
-        on=("own_core",),
     ),
     "token_groups": Capability(
         "the tokens of non-streaming requests are sent one by one",
@@ -159,7 +152,6 @@ CAPABILITIES: dict[str, Capability] = {
                 "wait_for_workers",
             ),
         ),
-        on=("own_core",),
     ),
     "scheduler_stats": Capability(
         "load is counted in open requests alone, and a core that is stuck is not noticed",

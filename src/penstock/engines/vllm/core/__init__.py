@@ -2,7 +2,10 @@
 
 `launch` starts `process`, which imports vLLM (`imports`), serves `sockets`, runs `token_buffer` and, in a
 gang, `leader`; `plugin` ties every process to its owner and `failure_reason` records why one ended.
-`waiting_outputs` is where its messages wait for the front-end. `builtin` is the core that vLLM starts itself,
-where `launch` does not fit. `kv_transfer`, `nixl_progress`, `cpu_pipeline` and `cpu_experts` serve special
-setups.
+`waiting_outputs` is where its messages wait for the front-end. `kv_transfer`, `other_nodes`,
+`nixl_progress`, `cpu_pipeline` and `cpu_experts` serve special setups.
+
+Private variables: `launch` sets `plugin.OWNER` and `failure_reason.ENVIRONMENT` for processes of this
+machine. The core's workers inherit them; for workers that are Ray's actors, which get a copy on any node, the
+first one is `ENDED_BY_RAY`. What vLLM's config sets comes to the core with that config.
 """

@@ -83,16 +83,14 @@ def import_rest(plan: Plan, capabilities: Capabilities) -> None:
 
 
 def connect(
-    plan: Plan, capabilities: Capabilities, latest: Scheduled, addresses: tuple[str, str] | None = None
+    plan: Plan, capabilities: Capabilities, latest: Scheduled, input_address: str, output_address: str
 ) -> TimedLLM:
-    """AsyncLLM over the core at these addresses, for input and output, which is ready; its scheduler's
-    numbers are stored in `latest`. Without addresses vLLM starts a core, which blocks until that is ready.
+    """AsyncLLM over the core at these addresses, which is ready; its scheduler's numbers are stored in
+    `latest`.
     """
     more: dict[str, Any] = {}
     if capabilities.has("scheduler_stats"):
         more["stat_loggers"] = [partial(_logger, latest)]
-    if addresses is not None:
-        more["client_addresses"] = dict(zip(("input_address", "output_address"), addresses, strict=True))
     llm = TimedLLM(
         plan.vllm_config,
         plan.executor_class,
@@ -100,10 +98,10 @@ def connect(
         log_requests=plan.engine_args.enable_log_requests,
         usage_context=UsageContext.OPENAI_API_SERVER,
         timed=capabilities.has("request_timings"),
+        client_addresses={"input_address": input_address, "output_address": output_address},
         **more,
     )
-    if addresses is not None:
-        llm.engine_core.input_socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # for a replacement core
+    llm.engine_core.input_socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # for a replacement core
     if capabilities.has("waiting_outputs"):
         from penstock.engines.vllm.core.waiting_outputs import WaitingOutputs
 
