@@ -46,7 +46,7 @@ def exists(dotted: str) -> bool:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_and_modules_that_a_page_names_exist(page: Path):
-    text = page.read_text().partition("| old module |")[0]
+    text = page.read_text()
     named = re.findall(r"`([a-z][\w/-]*\.py)`", text)
     unknown = [file for file in named if not any(known.endswith(f"/{file}") for known in files())]
     paths = re.findall(r"\bsrc/penstock[\w/.]*", text)
@@ -54,10 +54,3 @@ def test_files_and_modules_that_a_page_names_exist(page: Path):
     text = re.sub(r"`penstock\.(request\.id|attempts)`", "", text)  # attributes of traces
     unknown += [name for name in re.findall(r"(?<![\w./-])penstock(?:\.\w+)+", text) if not exists(name)]
     assert unknown == []
-
-
-def test_modules_that_moved_are_where_the_table_says():
-    table = (ROOT / "docs/architecture.md").read_text().partition("| old module |")[2]
-    new = re.findall(r"^\| `[\w.]+` \| `([\w.]+)` \|$", table, re.MULTILINE)
-    assert len(new) > 200
-    assert [name for name in new if not exists(f"penstock.{name}")] == []
