@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
@@ -16,7 +17,7 @@ from penstock.cli.client.bench import BENCH_HELP, bench
 from penstock.cli.client.ctl import ctl
 from penstock.cli.client.options import HERE, Json, Key, Url
 from penstock.cli.models.kuberay import KUBERAY_HELP, kuberay
-from penstock.cli.models.options import ACCELERATOR_KINDS, DEFAULT_PORT, Arguments, Engine, LogFormat, split
+from penstock.cli.models.options import ACCELERATOR_KINDS, DEFAULT_PORT, Arguments, by_fields, split
 from penstock.cli.process.failure import end_with, fail
 from penstock.errors import ConfigError, Error
 
@@ -73,76 +74,23 @@ def penstock(
 
 
 @app.command(help=_SERVE_HELP, context_settings={"ignore_unknown_options": True})
+@by_fields
 def serve(
     models: Annotated[
         list[str] | None,
         typer.Argument(metavar="[MODEL | CONFIG.yaml]...", help="What to serve.", show_default=False),
     ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(help="Port to listen on.", min=1, max=65535, show_default=str(DEFAULT_PORT)),
-    ] = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            help="Key that clients must send. Prefer PENSTOCK_API_KEY: other users can see arguments."
-        ),
-    ] = None,
-    tls_cert: Annotated[
-        str | None, typer.Option(help="PEM file of a certificate: HTTPS. Read again when it changes.")
-    ] = None,
-    tls_key: Annotated[str | None, typer.Option(help="PEM file of its private key.")] = None,
-    served_model_name: Annotated[
-        str | None,
-        typer.Option(help="Name that clients use for MODEL."),
-    ] = None,
-    replicas: Annotated[int | None, typer.Option(help="Replicas of each model.", min=1)] = None,
-    engine: Annotated[
-        Engine | None,
-        typer.Option(
-            help="`process` runs any OpenAI-compatible server as a child, `sim` is a simulator.",
-            case_sensitive=False,
-            show_default="vllm",
-        ),
-    ] = None,
-    accelerator: Annotated[
-        str | None, typer.Option(help="`cpu`, `gpu`, or Ray's name of a GPU type (L4, A10G, H100, ...).")
-    ] = None,
-    address: Annotated[
-        str | None,
-        typer.Option(
-            help="Ray cluster to use (host:port, or auto); it keeps running afterwards.", envvar="RAY_ADDRESS"
-        ),
-    ] = None,
-    name: Annotated[str, typer.Option(help="Name of the Serve application.")] = "penstock",
-    log_format: Annotated[
-        LogFormat | None, typer.Option(help="Format of log lines.", show_default="text")
-    ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show what Ray and the engines print.")] = False,
+    *,
+    arguments: Arguments,
 ) -> None:
     from penstock.cli.process import guard
 
     sources, engine_words = split(models or [])
-    arguments = Arguments(
-        sources=sources,
-        engine_words=engine_words,
-        host=host,
-        port=port,
-        api_key=api_key,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
-        log_format=log_format,
-        served_model_name=served_model_name,
-        replicas=replicas,
-        engine=engine,
-        accelerator=accelerator,
-        address=None if address in ("", "local") else address,  # Ray's names for starting a new cluster
-        name=name,
-        verbose=verbose,
-    )
-    if accelerator in ACCELERATOR_KINDS:
-        os.environ["PENSTOCK_ACCELERATOR"] = accelerator
+    arguments = replace(arguments, sources=sources, engine_words=engine_words)
+    if arguments.address in ("", "local"):  # Ray's names for starting a new cluster
+        arguments = replace(arguments, address=None)
+    if arguments.accelerator in ACCELERATOR_KINDS:
+        os.environ["PENSTOCK_ACCELERATOR"] = arguments.accelerator
     from penstock.cli.serve.run import STOP_S
 
     sys.exit(guard.guarded(partial(_serve, arguments), stop_s=STOP_S))
@@ -243,7 +191,7 @@ def version(as_json: Json = False) -> None:
 
 
 app.command(help=KUBERAY_HELP)(kuberay)
-app.command(help=BENCH_HELP)(bench)
+app.command(help=BENCH_HELP)(by_fields(bench))
 app.add_typer(batch, name="batch")
 app.add_typer(batches, name="batches")
 app.add_typer(ctl, name="ctl")

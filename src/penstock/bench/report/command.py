@@ -5,27 +5,18 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.bench.report.page import to_html
 from penstock.bench.report.progress import Screen
 from penstock.bench.report.record import to_json, write_records
 from penstock.bench.report.table import print_tables
+from penstock.bench.run.options import BenchOptions, Files
 from penstock.bench.run.session import Result, run
-from penstock.bench.run.settings import BenchOptions, BenchSettings
+from penstock.bench.run.settings import BenchSettings
 from penstock.errors import ConfigError
 
 _STOPPED = 130  # what a shell gives for SIGINT
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    """Where to write what, beside the table; None for not at all."""
-
-    json: Path | None = None
-    html: Path | None = None
-    records: Path | None = None
 
 
 def measure(options: BenchOptions, files: Files, *, fail_on_errors: bool = False) -> int:

@@ -17,8 +17,8 @@ from penstock.bench.report.record import to_json
 from penstock.bench.report.series import distributions, first_tokens, over_time
 from penstock.bench.report.table import COMPARED, HEAD, cells, client, compared, remarks, rows, summary, title
 from penstock.bench.run.figures import Figures
+from penstock.bench.run.options import BenchOptions
 from penstock.bench.run.session import Result
-from penstock.bench.run.settings import BenchOptions
 
 
 def to_html(result: Result) -> str:

@@ -17,45 +17,12 @@ from penstock.bench.load.conversations import RequestFormat, Workload
 from penstock.bench.load.lengths import Length
 from penstock.bench.load.target import Target
 from penstock.bench.load.trace import Arrival, read_trace
+from penstock.bench.run.options import CONCURRENCY, INPUT, OUTPUT, SECONDS, WARMUP_S, BenchOptions
 from penstock.bench.run.slo import SLO
 from penstock.errors import ConfigError
 
-INPUT, OUTPUT, CONCURRENCY, SECONDS, WARMUP_S = "512", "128", "16", 30.0, 3.0
 _STREAMS_PER_WORKER = 64
 _RATE_PER_WORKER = 50
-
-
-@dataclass(frozen=True, slots=True)
-class BenchOptions:
-    """The options as they were written; None where nothing was."""
-
-    url: str
-    model: str | None = None
-    api_key: str | None = None
-    insecure: bool = False
-    endpoint: str = "chat"
-    concurrency: str | None = None
-    rate: str | None = None
-    steady: bool = False
-    trace: Path | None = None
-    trace_speed: float = 1.0
-    seconds: float | None = None
-    requests: int | None = None
-    conversations: int | None = None
-    warmup: float | None = None
-    input: str | None = None
-    output: str | None = None
-    turns: int = 1
-    think: float = 0.0
-    shared_prefix: int = 0
-    prefixes: int = 1
-    prompts: Path | None = None
-    body: str | None = None
-    ignore_eos: bool | None = None
-    slo: str | None = None
-    timeout: float = 300.0
-    workers: int | None = None
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
@@ -12,10 +13,10 @@ import typer
 from typer.core import TyperCommand
 
 from penstock.cli.client.options import HERE, Json
+from penstock.cli.models.options import by_fields
 from penstock.cli.process.failure import fail
 from penstock.errors import ConfigError, Error, NotFound
 
-_SERVICE = "Service"
 _FAILED = 1
 _SLACK_S = 10.0
 _KEY_HINT = "The admin key is PENSTOCK_ADMIN_KEY, or --admin-key."
@@ -57,47 +58,33 @@ PENSTOCK_ADMIN_KEY, and the same key must be given here. These options may also 
 Mode = Annotated[Literal["wait", "keep", "abort"], typer.Option(help="What happens to running requests.")]
 
 
+_option = partial(typer.Option, rich_help_panel="Service")
+
+
 @dataclass(frozen=True, slots=True)
 class AdminTarget:
     """The service, and what of it a command is for."""
 
-    url: str
-    admin_key: str | None
-    model: str | None
-    replica: str | None
-    timeout_s: float
+    url: Annotated[str, _option(help="Address of the service.")] = HERE
+    admin_key: Annotated[
+        str | None,
+        _option(help="Admin key of the service.", envvar="PENSTOCK_ADMIN_KEY", show_default=False),
+    ] = None
+    model: Annotated[str | None, _option(help="Which model.", show_default="the only one")] = None
+    replica: Annotated[str | None, _option(help="A single replica, by its id.", show_default="all")] = None
+    timeout_s: Annotated[
+        float,
+        _option(
+            "--timeout",
+            help="Seconds to wait for replicas. The change is still applied in the background afterwards.",
+        ),
+    ] = 300.0
 
 
 @ctl.callback()
-def common_options(
-    context: typer.Context,
-    url: Annotated[str, typer.Option(help="Address of the service.", rich_help_panel=_SERVICE)] = HERE,
-    admin_key: Annotated[
-        str | None,
-        typer.Option(
-            help="Admin key of the service.",
-            envvar="PENSTOCK_ADMIN_KEY",
-            show_default=False,
-            rich_help_panel=_SERVICE,
-        ),
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Which model.", show_default="the only one", rich_help_panel=_SERVICE)
-    ] = None,
-    replica: Annotated[
-        str | None,
-        typer.Option(help="A single replica, by its id.", show_default="all", rich_help_panel=_SERVICE),
-    ] = None,
-    timeout_s: Annotated[
-        float,
-        typer.Option(
-            "--timeout",
-            help="Seconds to wait for replicas. The change is still applied in the background afterwards.",
-            rich_help_panel=_SERVICE,
-        ),
-    ] = 300.0,
-) -> None:
-    context.obj = AdminTarget(url, admin_key, model, replica, timeout_s)
+@by_fields
+def common_options(context: typer.Context, target: AdminTarget) -> None:
+    context.obj = target
 
 
 @ctl.command(cls=_Command)
