@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from benchmarks.workload import MODEL_ID
 from penstock.bench.load.client import Client
-from penstock.bench.load.stream import Body, Stream
+from penstock.bench.load.stream import Stream
 from penstock.bench.load.target import Target
 from recipes.adapters.answers import ANSWERS, BASE_ANSWERS
 
@@ -92,10 +92,10 @@ class Asker:
 
     async def metric(self, name: str) -> float:
         """A sample of the gateway's metrics, without its labels."""
-        found = Body()
+        found = Stream()
         head = f"GET /metrics HTTP/1.1\r\nhost: {self._target.authority}\r\n".encode()
         await self._client.ask(head, b"", found)
-        lines = [line for line in found.content.decode().splitlines() if line.startswith(f"{name}{{")]
+        lines = [line for line in found.body.decode().splitlines() if line.startswith(f"{name}{{")]
         return sum(float(line.rpartition(" ")[2]) for line in lines)
 
     def close(self) -> None:

@@ -7,8 +7,8 @@ import numpy
 import pytest
 
 from penstock.bench.load.arrivals import Level
-from penstock.bench.load.client_health import WorkerStrain
 from penstock.bench.load.outcome import UNFINISHED, RequestOutcome, RequestTiming, pack, unpack
+from penstock.bench.load.worker import WorkerStrain
 from penstock.bench.load.workers import Measured
 from penstock.bench.report.series import distributions, first_tokens, over_time
 from penstock.bench.report.table import remarks

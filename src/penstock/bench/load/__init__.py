@@ -1,6 +1,6 @@
 """Worker processes that send requests and time each event of the responses.
 
-workers (the parent's side), worker (a process), driver (one level), arrivals, trace, lengths, text,
-conversations (what to send), target, client (HTTP), stream (events), outcome (record of a request),
-client_health.
+workers (the parent's side), worker (a process, and whether it was in the way), driver (one level), arrivals,
+trace, lengths, text, conversations (what to send), target, client (HTTP), stream (events) and outcome (record
+of a request).
 """

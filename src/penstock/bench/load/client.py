@@ -10,10 +10,11 @@ import asyncio
 import socket
 import ssl
 import time
-from typing import Protocol, cast
+from typing import cast
 
 import httptools
 
+from penstock.bench.load.stream import Stream
 from penstock.bench.load.target import Target
 
 _CONNECT_S = 10.0
@@ -24,14 +25,6 @@ _KINDS: list[tuple[type[OSError], str]] = [
     (ssl.SSLError, "TLS"),
     (OSError, "unreachable"),
 ]
-
-
-class Reader(Protocol):
-    """Reads one answer as it comes. Times are seconds of the monotonic clock."""
-
-    def head(self, status: int, content_type: bytes) -> None: ...
-    def piece(self, body: bytes, at: float) -> None: ...
-    def end(self, at: float) -> None: ...
 
 
 class NotHTTP(ConnectionError):
@@ -49,7 +42,7 @@ class LoadConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
-        self._reader: Reader | None = None
+        self._reader: Stream | None = None
         self._over: asyncio.Future[None] | None = None
         self._content_type = b""
         self._sized = False
@@ -57,7 +50,7 @@ class LoadConnection(asyncio.Protocol):
         self.heard = False
         self.open = True
 
-    def exchange(self, request: bytes, reader: Reader) -> asyncio.Future[None]:
+    def exchange(self, request: bytes, reader: Stream) -> asyncio.Future[None]:
         """Sends `request`; done when the answer has ended.
 
         Raises: ConnectionError when the connection ends before the answer does.
@@ -143,7 +136,7 @@ class Client:
         self._tls = target.tls_context()
         self._idle: list[LoadConnection] = []
 
-    async def ask(self, head: bytes, body: bytes, reader: Reader) -> None:
+    async def ask(self, head: bytes, body: bytes, reader: Stream) -> None:
         """Sends and reads until the answer's end. head: from `Target.head`.
 
         Raises: Unreachable without a connection; ConnectionError when the answer breaks off.

@@ -46,7 +46,7 @@ class LevelRun:
         self._measured_from = start + level.warmup_s
         self._until = None if level.limit_s is None else start + level.limit_s
         self._begun = [0, 0]  # conversations of this share: of the warm-up, and counted ones
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
 
     async def run(self) -> None:
         """From the start until the last answer has ended."""
@@ -65,7 +65,7 @@ class LevelRun:
         for task in self._tasks:
             task.cancel()
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, work: Coroutine[None, None, object]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -106,10 +106,7 @@ class LevelRun:
             if number % self._plan.shares == self._plan.index:
                 due = self._start + begin.at_s
                 await _sleep_until(due)
-                self._spawn(self._begin(begin.index, begin.counted, due))
-
-    async def _begin(self, index: int, counted: bool, due: float) -> None:
-        await self._converse(index, counted, due)
+                self._spawn(self._converse(begin.index, begin.counted, due))
 
     # -- both
 

@@ -7,11 +7,12 @@ Of an event only what is needed is decoded. An answer is complete when it had te
 from __future__ import annotations
 
 from array import array
+from dataclasses import dataclass, field
 
 import msgspec
 
 _MOST_DETAIL = 200  # characters of what a service says about an error
-_MOST_BODY = 64 * 1024
+_MOST_BODY = 1024 * 1024
 
 
 class ChoiceDelta(msgspec.Struct):
@@ -54,43 +55,30 @@ class Event(msgspec.Struct):
 _decode = msgspec.json.Decoder(Event).decode
 
 
+@dataclass(slots=True)
 class Stream:
-    """Reads a streamed answer. `text` is kept only when `keep_text`, for the next turn of a conversation."""
+    """Reads an answer. `text` is kept only when `keep_text`, for the next turn of a conversation.
 
-    __slots__ = (
-        "_body",
-        "_error",
-        "_rest",
-        "detail",
-        "done",
-        "ended_at",
-        "finish_reason",
-        "is_stream",
-        "keep_text",
-        "pieces",
-        "status",
-        "times",
-        "usage",
-    )
+    body: of an answer that is not a stream. Times are seconds of the monotonic clock.
+    """
 
-    def __init__(self, *, keep_text: bool = False) -> None:
-        self.keep_text = keep_text
-        self.pieces: list[str] = []
-        self.status = 0
-        self.is_stream = False
-        self.times: array[float] = array("d")
-        self.ended_at = 0.0
-        self.usage: Usage | None = None
-        self.finish_reason: str | None = None
-        self.done = False
-        self.detail = ""
-        self._error = ""
-        self._rest = b""
-        self._body = b""
+    keep_text: bool = False
+    status: int = 0
+    is_stream: bool = False
+    times: array[float] = field(default_factory=lambda: array("d"))
+    ended_at: float = 0.0
+    usage: Usage | None = None
+    finish_reason: str | None = None
+    done: bool = False
+    detail: str = ""
+    body: bytes = b""
+    _pieces: list[str] = field(default_factory=list[str])
+    _error: str = ""
+    _rest: bytes = b""
 
     @property
     def text(self) -> str:
-        return "".join(self.pieces)
+        return "".join(self._pieces)
 
     def head(self, status: int, content_type: bytes) -> None:
         self.status = status
@@ -98,8 +86,8 @@ class Stream:
 
     def piece(self, body: bytes, at: float) -> None:
         if not self.is_stream:
-            if len(self._body) < _MOST_BODY:
-                self._body += body
+            if len(self.body) < _MOST_BODY:
+                self.body += body
             return
         lines = (self._rest + body).split(b"\n")
         self._rest = lines.pop()
@@ -115,10 +103,10 @@ class Stream:
     def error(self) -> str:
         """The kind of failure; empty when the answer is complete. `detail` is what the service said."""
         if self.status != 200:
-            self.detail = _message(self._body)
+            self.detail = message(self.body)
             return f"status {self.status}"
         if not self.is_stream:
-            self.detail = _message(self._body)
+            self.detail = message(self.body)
             return "not a stream"
         if self._error:
             return self._error
@@ -139,7 +127,7 @@ class Stream:
             self.detail = self.detail or data[:_MOST_DETAIL].decode(errors="replace")
             return
         if event.error is not None:
-            self._error, self.detail = "error event", _message(data)
+            self._error, self.detail = "error event", message(data)
         if event.usage is not None:
             self.usage = event.usage
         for choice in event.choices or ():
@@ -157,33 +145,11 @@ class Stream:
         if not said:
             return False
         if self.keep_text:
-            self.pieces.append(said)
+            self._pieces.append(said)
         return True
 
 
-class Body:
-    """Reads a response that is not a stream."""
-
-    def __init__(self) -> None:
-        self.status = 0
-        self.content = b""
-
-    def head(self, status: int, content_type: bytes) -> None:
-        self.status = status
-
-    def piece(self, body: bytes, at: float) -> None:
-        self.content += body
-
-    def end(self, at: float) -> None:
-        pass
-
-    @property
-    def message(self) -> str:
-        """What it says about an error, on one line."""
-        return _message(self.content)
-
-
-def _message(body: bytes) -> str:
+def message(body: bytes) -> str:
     """The sentence of an error in any of the usual forms; else the beginning of the body."""
     try:
         found = msgspec.json.decode(body)

@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
@@ -19,12 +20,44 @@ import uvloop
 
 from penstock.bench.load.arrivals import Level
 from penstock.bench.load.client import Client
-from penstock.bench.load.client_health import LagProbe, WorkerStrain
 from penstock.bench.load.conversations import RequestWriter
 from penstock.bench.load.driver import LevelRun, LoadPlan
 from penstock.bench.load.outcome import pack
 
 _REPORT_S = 0.2
+_BEAT_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStrain:
+    """One worker's measured time. cpu: share of one core. lags_s: how late each beat of the loop was."""
+
+    cpu: float
+    lags_s: tuple[float, ...]
+
+
+class LagProbe:
+    """Beats from its making on; what is before `begin` (monotonic clock) is not counted."""
+
+    def __init__(self, begin: float) -> None:
+        self._begin = begin
+        self._lags: list[float] = []
+        self._from = (time.monotonic(), time.process_time())
+        self._task = asyncio.create_task(self._beat())
+
+    async def _beat(self) -> None:
+        await asyncio.sleep(max(0.0, self._begin - time.monotonic()))
+        self._from = (time.monotonic(), time.process_time())
+        while True:
+            due = time.monotonic() + _BEAT_S
+            await asyncio.sleep(_BEAT_S)
+            self._lags.append(max(0.0, time.monotonic() - due))
+
+    def end(self) -> WorkerStrain:
+        self._task.cancel()
+        began, spent = self._from
+        wall_s = time.monotonic() - began
+        return WorkerStrain((time.process_time() - spent) / wall_s if wall_s else 0.0, tuple(self._lags))
 
 
 @dataclass(frozen=True, slots=True)

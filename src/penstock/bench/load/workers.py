@@ -15,10 +15,9 @@ from typing import Any
 import psutil
 
 from penstock.bench.load.arrivals import Level
-from penstock.bench.load.client_health import WorkerStrain
 from penstock.bench.load.driver import LoadPlan
 from penstock.bench.load.outcome import RequestOutcome, unpack
-from penstock.bench.load.worker import Report, Run, Stop, main
+from penstock.bench.load.worker import Report, Run, Stop, WorkerStrain, main
 from penstock.errors import Error
 
 _LEAD_S = 0.1  # from the word to the start of a level

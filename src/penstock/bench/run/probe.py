@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.bench.load.client import Client, NotHTTP, Unreachable
 from penstock.bench.load.conversations import RequestFormat, Workload
-from penstock.bench.load.stream import Body, Stream
+from penstock.bench.load.stream import Stream, message
 from penstock.bench.load.target import Target
 from penstock.bench.load.text import TextSource, TokenScale
 from penstock.bench.run.settings import BenchSettings
@@ -82,18 +82,20 @@ async def _found(client: Client, settings: BenchSettings) -> Found:
 
 
 async def _models(client: Client, target: Target, *, needed: bool) -> Sequence[_Card]:
-    body = Body()
-    await client.ask(target.head("GET", "/models"), b"", body)
-    if body.status == 200:
+    answer = Stream()
+    await client.ask(target.head("GET", "/models"), b"", answer)
+    heard = f"status {answer.status}"
+    if answer.status == 200:
         try:
-            return msgspec.json.decode(body.content, type=_Cards).data
+            return msgspec.json.decode(answer.body, type=_Cards).data
         except (msgspec.DecodeError, UnicodeDecodeError):
-            body.status = 0
-    if body.status in _LOCKED:
-        raise _unauthorized(body.status, body.message)
+            heard = "no list of models"
+    if answer.status in _LOCKED:
+        raise _unauthorized(answer.status, message(answer.body))
     if needed:
-        said = f"status {body.status}" if body.status else "no list of models"
-        raise Error(f"{target.url}/models answered with {said}. Is the address right? --model names a model.")
+        raise Error(
+            f"{target.url}/models answered with {heard}. Is the address right? --model names a model."
+        )
     return ()
 
 
@@ -182,8 +184,8 @@ def _refuse_too_long(work: Workload, context: int | None) -> None:
         )
 
 
-def _unauthorized(status: int, said: str) -> Unauthorized:
+def _unauthorized(status: int, reason: str) -> Unauthorized:
     return Unauthorized(
-        f"The service answered with status {status}: {said} "
+        f"The service answered with status {status}: {reason} "
         "Give the key with --api-key or in PENSTOCK_API_KEY."
     )
