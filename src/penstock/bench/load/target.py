@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from penstock.errors import ConfigError
 
 _ENDINGS = ("/chat/completions", "/completions", "/models", "/v1")
+
+
+def parsed(url: str) -> SplitResult:
+    """The address of a service, given with or without its scheme, and without the `/v1` at its end.
+
+    Raises: ConfigError.
+    """
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        plain = url.isprintable() and " " not in url
+        if plain and parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return parts._replace(path=parts.path.rstrip("/").removesuffix("/v1"))
+    except ValueError:  # a port that is not a number, half an IPv6 address
+        pass
+    raise ConfigError(f"{url!r} is not the address of a service; write one like http://host:8000.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,22 +40,15 @@ class Target:
     @classmethod
     def parse(cls, url: str, api_key: str | None = None, *, verify: bool = True) -> Target:
         """From a URL with or without scheme, `/v1` and endpoint. Raises: ConfigError."""
-        try:
-            parts = urlsplit(url if "://" in url else f"http://{url}")
-            if parts.scheme not in ("http", "https") or not parts.hostname:
-                raise ValueError(url)
-            tls = parts.scheme == "https"
-            port = parts.port or (443 if tls else 80)
-        except ValueError as error:
-            raise ConfigError(
-                f"{url!r} is not the address of a service; write one like http://host:8000."
-            ) from error
+        parts = parsed(url)
+        tls = parts.scheme == "https"
+        port = parts.port or (443 if tls else 80)
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
             raise ConfigError("The API key holds characters that no HTTP header may have.")
-        path = parts.path.rstrip("/")
+        path = parts.path
         for ending in _ENDINGS:
             path = path.removesuffix(ending)
-        return cls(parts.hostname, port, tls, f"{path}/v1", api_key, verify)
+        return cls(parts.hostname or "", port, tls, f"{path}/v1", api_key, verify)
 
     @property
     def url(self) -> str:

@@ -12,6 +12,7 @@ import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
@@ -20,7 +21,7 @@ from penstock.cli.batch.summary import shown
 from penstock.cli.client.options import API_KEY_NAMES
 from penstock.cli.models import precheck
 from penstock.cli.models.engine_arguments import read_engine_words
-from penstock.cli.models.options import ACCELERATOR_KINDS, Arguments, CommandOptions
+from penstock.cli.models.options import ACCELERATOR_KINDS, Arguments, CommandOptions, Engine
 from penstock.cli.models.plan import ServePlan, make_plan
 from penstock.cli.process.failure import reason
 from penstock.cli.process.output import Output, redirect_output
@@ -249,7 +250,7 @@ def plan_of(engines: EngineSpec) -> ServePlan | None:
         sources=words[:1],
         engine_words=words[1:],
         served_model_name=engines.model,
-        engine=engines.engine,
+        engine=cast("Engine | None", engines.engine),
         accelerator=engines.accelerator,
         replicas=engines.replicas or None,
     )

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import msgspec
 import openai
 
+from penstock.bench.load.target import parsed
 from penstock.cli.batch.progress_bar import Meter
-from penstock.cli.client.address import parsed
 from penstock.data.job.report import RunStats
 from penstock.data.storage.paths import LocalPath, atomic_write
 from penstock.errors import ConfigError, Error, Unavailable

@@ -13,7 +13,7 @@ from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
 
-from penstock.cli.client.address import parsed
+from penstock.bench.load.target import parsed
 from penstock.errors import Error, NotFound, Unauthorized, Unavailable
 
 _CONNECT_S = 5.0
