@@ -9,15 +9,11 @@ import sys
 def main() -> None:
     """No exit other than 0 without a sentence on stderr."""
     from penstock.cli.app import app
-    from penstock.cli.process.failure import crashed, fail
-    from penstock.errors import Error
+    from penstock.cli.process.failure import crashed
 
-    sys.path.append(
-        os.getcwd()
-    )  # last: the user's own modules, such as a preprocessor; Ray adds it to workers
+    # Last: the user's own modules, such as a preprocessor; Ray adds it to workers.
+    sys.path.append(os.getcwd())
     try:
         app(prog_name="penstock")
-    except Error as error:
-        fail("", error)
     except Exception as error:
         sys.exit(crashed(error))

@@ -6,9 +6,10 @@ import os
 import sys
 from dataclasses import replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from penstock import __version__
 from penstock.cli.batch.commands import batch
@@ -18,11 +19,25 @@ from penstock.cli.client.ctl import ctl
 from penstock.cli.client.options import HERE, Json, Key, Url
 from penstock.cli.models.kuberay import KUBERAY_HELP, kuberay
 from penstock.cli.models.options import ACCELERATOR_KINDS, DEFAULT_PORT, Arguments, by_fields, split
-from penstock.cli.process.failure import end_with, fail
+from penstock.cli.process.failure import fail
 from penstock.errors import ConfigError, Error
+
+
+class _Commands(TyperGroup):
+    """Exits with the code that a command returns, or with the sentence of its error."""
+
+    def invoke(self, ctx: Any) -> None:
+        try:
+            code = super().invoke(ctx)
+        except Error as error:
+            fail(ctx.invoked_subcommand, error)
+        if code:
+            sys.exit(code)
+
 
 app = typer.Typer(
     name="penstock",
+    cls=_Commands,
     help="One fleet of LLM engines on Ray, for online serving and offline batch.",
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -82,7 +97,7 @@ def serve(
     ] = None,
     *,
     arguments: Arguments,
-) -> None:
+) -> int:
     from penstock.cli.process import guard
 
     sources, engine_words = split(models or [])
@@ -93,7 +108,7 @@ def serve(
         os.environ["PENSTOCK_ACCELERATOR"] = arguments.accelerator
     from penstock.cli.serve.run import STOP_S
 
-    sys.exit(guard.guarded(partial(_serve, arguments), stop_s=STOP_S))
+    return guard.guarded(partial(_serve, arguments), stop_s=STOP_S)
 
 
 def _serve(arguments: Arguments, signals_fd: int) -> int:
@@ -124,19 +139,19 @@ def chat(
     model: Annotated[str | None, typer.Option(help="Model to talk to.", show_default="the first")] = None,
     api_key: Key = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
-) -> None:
+) -> int:
     from penstock.cli.client.chat import ChatClient
     from penstock.cli.client.chat import chat as talk
 
-    end_with("chat", lambda: talk(ChatClient(url, api_key), sys.stdin, model=model, system=system))
+    return talk(ChatClient(url, api_key), sys.stdin, model=model, system=system)
 
 
 @app.command()
-def models(url: Url = HERE, api_key: Key = None, as_json: Json = False) -> None:
+def models(url: Url = HERE, api_key: Key = None, as_json: Json = False) -> int:
     """List what a running service serves: models, aliases, adapters, and their context windows."""
     from penstock.cli.client.status import show_models
 
-    end_with("models", lambda: show_models(url, api_key, as_json=as_json))
+    return show_models(url, api_key, as_json=as_json)
 
 
 @app.command()
@@ -147,7 +162,7 @@ def status(
     ] = None,
     api_key: Key = None,
     as_json: Json = False,
-) -> None:
+) -> int:
     """Show the replicas of a running service's models. Exits with 1 when a model cannot answer."""
     from penstock.cli.client.status import show_status
     from penstock.cli.serve.started import running
@@ -155,7 +170,7 @@ def status(
     here = running() if url is None else []
     own = len(here) == 1
     address = here[0].url if own else url or HERE
-    end_with("status", lambda: show_status(address, api_key, as_json=as_json, own=own))
+    return show_status(address, api_key, as_json=as_json, own=own)
 
 
 @app.command()
@@ -165,21 +180,21 @@ def stop(
         typer.Argument(metavar="[PROCESS]...", help="Which, where several run.", show_default=False),
     ] = None,
     as_json: Json = False,
-) -> None:
+) -> int:
     """End the service that `penstock serve` runs here, as Ctrl-C does, and wait until it is gone."""
     from penstock.cli.serve.started import stop as end
 
-    end_with("stop", lambda: end(processes or [], as_json=as_json))
+    return end(processes or [], as_json=as_json)
 
 
 @app.command(help=_CHECK_HELP)
 def check(
     configs: Annotated[list[str], typer.Argument(metavar="CONFIG.yaml...", help="Files to check.")],
     as_json: Json = False,
-) -> None:
+) -> int:
     from penstock.cli.models.check import check as report
 
-    end_with("check", lambda: report(configs, as_json=as_json))
+    return report(configs, as_json=as_json)
 
 
 @app.command()

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, NoReturn
+from collections.abc import Mapping
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
 
 from penstock.cli.client.options import HERE, KEY_HINT, Json, Key, Url
 from penstock.cli.client.service import Service
-from penstock.cli.process.failure import end_with
 
 _Batch = Annotated[str, typer.Argument(metavar="BATCH", help="Id of the batch.")]
 _Limit = Annotated[int, typer.Option(help="Only the latest so many.", min=1, max=100)]
@@ -29,39 +28,31 @@ batches = typer.Typer(
 @batches.command(name="list")
 def list_batches(limit: _Limit = 20, url: Url = HERE, api_key: Key = None, as_json: Json = False) -> None:
     """List batches, the latest first."""
-
-    def show(service: Service) -> None:
-        found = service.json("GET", f"/v1/batches?limit={limit}", timeout_s=_ANSWER_S)["data"]
-        if as_json:
-            print(json.dumps(found, indent=2, ensure_ascii=False))
-        for batch in () if as_json else found:
-            print(_line(batch))
-        if not found and not as_json:
-            print("There are no batches.")
-
-    _with_service(url, api_key, show)
+    found = _ask(url, api_key, "GET", f"?limit={limit}")["data"]
+    if as_json:
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+        return
+    for batch in found:
+        print(_line(batch))
+    if not found:
+        print("There are no batches.")
 
 
 @batches.command()
 def show(batch: _Batch, url: Url = HERE, api_key: Key = None, as_json: Json = False) -> None:
     """Show one batch: its state, its counts, its files, and what is wrong with its input."""
-    _with_service(url, api_key, lambda service: _show(_asked(service, "GET", batch, ""), as_json=as_json))
+    _show(_ask(url, api_key, "GET", f"/{quote(batch, safe='')}"), as_json=as_json)
 
 
 @batches.command()
 def cancel(batch: _Batch, url: Url = HERE, api_key: Key = None, as_json: Json = False) -> None:
     """Cancel a batch. What was done is kept."""
-    _with_service(
-        url, api_key, lambda service: _show(_asked(service, "POST", batch, "/cancel"), as_json=as_json)
-    )
+    _show(_ask(url, api_key, "POST", f"/{quote(batch, safe='')}/cancel"), as_json=as_json)
 
 
-def _with_service(url: str, api_key: str | None, work: Callable[[Service], None]) -> NoReturn:
-    end_with("batches", lambda: work(Service(url, api_key, key_hint=KEY_HINT)))
-
-
-def _asked(service: Service, method: str, batch: str, action: str) -> dict[str, Any]:
-    return service.json(method, f"/v1/batches/{quote(batch, safe='')}{action}", timeout_s=_ANSWER_S)
+def _ask(url: str, api_key: str | None, method: str, path: str) -> dict[str, Any]:
+    service = Service(url, api_key, key_hint=KEY_HINT)
+    return service.json(method, f"/v1/batches{path}", timeout_s=_ANSWER_S)
 
 
 def _show(batch: Mapping[str, Any], *, as_json: bool) -> None:

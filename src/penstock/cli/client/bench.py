@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from penstock.bench.run.options import BenchOptions, Files
-from penstock.cli.process.failure import end_with
 
 BENCH_HELP = """
 Load an OpenAI-compatible service and report TTFT, ITL, TPOT, tokens per second and errors.
@@ -36,7 +35,7 @@ def bench(
             rich_help_panel="Report",
         ),
     ] = False,
-) -> None:
+) -> int:
     from penstock.bench.report.command import measure
 
-    end_with("bench", lambda: measure(options, files, fail_on_errors=fail_on_errors))
+    return measure(options, files, fail_on_errors=fail_on_errors)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -13,9 +12,9 @@ import typer
 from typer.core import TyperCommand
 
 from penstock.cli.client.options import HERE, Json
+from penstock.cli.client.service import Service
 from penstock.cli.models.options import by_fields
-from penstock.cli.process.failure import fail
-from penstock.errors import ConfigError, Error, NotFound
+from penstock.errors import ConfigError, NotFound
 
 _FAILED = 1
 _SLACK_S = 10.0
@@ -95,7 +94,7 @@ def status(
     """Show the desired and the actual state of every replica."""
     target: AdminTarget = context.obj
     if target.replica is not None:
-        fail("ctl", ConfigError("--replica has no effect on `ctl status`; leave it out."))
+        raise ConfigError("--replica has no effect on `ctl status`; leave it out.")
     query = f"?model={quote(target.model, safe='')}" if target.model else ""
     found = _request(target, "GET", f"status{query}", None)
     if as_json:
@@ -112,9 +111,9 @@ def sleep(
         typer.Option(help="1 keeps what makes waking up fast, such as weights in memory; 2 keeps nothing."),
     ] = "1",
     mode: Mode = "wait",
-) -> None:
+) -> int:
     """Free the engine's memory; it takes no requests until `wakeup`."""
-    _perform(context.obj, "sleep", level=int(level), mode=mode)
+    return _perform(context.obj, "sleep", level=int(level), mode=mode)
 
 
 @ctl.command(cls=_Command)
@@ -122,16 +121,16 @@ def pause(
     context: typer.Context,
     mode: Mode = "keep",
     clear_cache: Annotated[bool, typer.Option("--clear-cache", help="Clear the prefix cache.")] = False,
-) -> None:
+) -> int:
     """Stop generating tokens until `resume`; memory stays allocated."""
-    _perform(context.obj, "pause", mode=mode, clear_cache=clear_cache)
+    return _perform(context.obj, "pause", mode=mode, clear_cache=clear_cache)
 
 
 def _add_plain(operation: str, help: str) -> None:
     """Adds a command for an operation without arguments."""
 
-    def command(context: typer.Context) -> None:
-        _perform(context.obj, operation)
+    def command(context: typer.Context) -> int:
+        return _perform(context.obj, operation)
 
     ctl.command(operation.replace("_", "-"), help=help, cls=_Command)(command)
 
@@ -150,11 +149,13 @@ def rpc(
     arguments: Annotated[
         list[str] | None, typer.Argument(help="Its arguments, each as JSON or as `name=JSON`.")
     ] = None,
-) -> None:
+) -> int:
     """Call a method of every worker and show what each returned."""
     args, kwargs = _parse_arguments(arguments or [])
     target: AdminTarget = context.obj
-    _perform(target, "collective_rpc", method=method, timeout=target.timeout_s, args=args, kwargs=kwargs)
+    return _perform(
+        target, "collective_rpc", method=method, timeout=target.timeout_s, args=args, kwargs=kwargs
+    )
 
 
 @ctl.command(cls=_Command)
@@ -162,12 +163,12 @@ def shift(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help="Model whose traffic to move.")],
     application: Annotated[str, typer.Argument(help="Serve application to send it to.")],
-) -> None:
+) -> int:
     """Send a model's requests to another application's replicas; the service's own name moves them back."""
     target: AdminTarget = context.obj
     if target.model is not None or target.replica is not None:
-        fail("ctl", ConfigError("--model and --replica have no effect on `ctl shift`; leave them out."))
-    _perform(target, "shift", model=model, application=application)
+        raise ConfigError("--model and --replica have no effect on `ctl shift`; leave them out.")
+    return _perform(target, "shift", model=model, application=application)
 
 
 @ctl.command(cls=_Command)
@@ -176,13 +177,13 @@ def update_weights(
     source: Annotated[str, typer.Argument(help="Folder with the weights, visible to every node.")],
     version: Annotated[str, typer.Argument(help="A name for them, which responses carry.")],
     mode: Mode = "wait",
-) -> None:
+) -> int:
     """Load other weights of the same shapes."""
-    _perform(context.obj, "update_weights", source=source, version=version, mode=mode)
+    return _perform(context.obj, "update_weights", source=source, version=version, mode=mode)
 
 
-def _perform(target: AdminTarget, operation: str, **arguments: Any) -> None:
-    """Prints the outcome of each replica and exits."""
+def _perform(target: AdminTarget, operation: str, **arguments: Any) -> int:
+    """Prints the outcome of each replica. Exit code: 0 when all have done it, else 1."""
     scope = {"model": target.model, "replica": target.replica, "timeout_s": target.timeout_s}
     body = {name: value for name, value in scope.items() if value is not None} | arguments
     found = _request(target, "POST", operation, body)
@@ -191,7 +192,7 @@ def _perform(target: AdminTarget, operation: str, **arguments: Any) -> None:
         print(f"{found['model']}  {replica_id}  {text}")
     if not found["replicas"]:
         print(f"{found['model']}  has no replicas now; those that start later apply the change.")
-    sys.exit(0 if found["ok"] else _FAILED)
+    return 0 if found["ok"] else _FAILED
 
 
 def _result(result: Any) -> str:
@@ -230,7 +231,7 @@ def _parse_arguments(words: list[str]) -> tuple[list[Any], dict[str, Any]]:
         try:
             value = json.loads(text if is_named else word)
         except ValueError as error:
-            fail("ctl", ConfigError(f"{word!r} is not valid JSON ({error}). Quote strings: '\"x\"'."))
+            raise ConfigError(f"{word!r} is not valid JSON ({error}). Quote strings: '\"x\"'.") from error
         if is_named:
             kwargs[name] = value
         else:
@@ -239,15 +240,11 @@ def _parse_arguments(words: list[str]) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _request(target: AdminTarget, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
-    """The service's response; an error ends the command with a sentence."""
-    from penstock.cli.client.service import Service
-
+    """The service's response. Raises: Error."""
     try:
         service = Service(target.url, target.admin_key, key_hint=_KEY_HINT)
         return service.json(method, f"/admin/{path}", body, timeout_s=target.timeout_s + _SLACK_S)
     except NotFound as error:
-        if "path" in str(error):
-            error = NotFound("The service has no admin endpoints: start it with PENSTOCK_ADMIN_KEY set.")
-        fail("ctl", error)
-    except Error as error:
-        fail("ctl", error)
+        if "path" not in str(error):
+            raise
+        raise NotFound("The service has no admin endpoints: start it with PENSTOCK_ADMIN_KEY set.") from error

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from penstock.cli.models.options import Arguments
-from penstock.cli.process.failure import fail
-from penstock.errors import Error
 
 if TYPE_CHECKING:
     from penstock.kuberay.options import Site
@@ -79,28 +77,25 @@ def kuberay(
         str | None, typer.Option(help="Ray in the image.", show_default="as installed here")
     ] = None,
 ) -> None:
+    from penstock.config import Settings
     from penstock.kuberay.options import NodeSelector, Site
 
     if accelerator is not None:
         os.environ["PENSTOCK_ACCELERATOR"] = accelerator
-    try:
-        from penstock.config import Settings
 
-        site = Site(
-            name=name,
-            image=image,
-            accelerator=Settings.read().accelerator,
-            gpus_per_node=gpus_per_node,
-            selectors=tuple(map(NodeSelector.parse, node_selector or ())),
-            memory=memory,
-            storage=None if storage == _NONE else storage,
-            storage_class=storage_class,
-            ray_version=ray_version or version("ray"),
-            redis=redis,
-        )
-        _write(configs, site)
-    except Error as error:
-        fail("kuberay", error)
+    site = Site(
+        name=name,
+        image=image,
+        accelerator=Settings.read().accelerator,
+        gpus_per_node=gpus_per_node,
+        selectors=tuple(map(NodeSelector.parse, node_selector or ())),
+        memory=memory,
+        storage=None if storage == _NONE else storage,
+        storage_class=storage_class,
+        ray_version=ray_version or version("ray"),
+        redis=redis,
+    )
+    _write(configs, site)
 
 
 def _write(files: Sequence[str], site: Site) -> None:

@@ -90,7 +90,7 @@ def split(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(words), ()
 
 
-def by_fields(command: Callable[..., None]) -> Callable[..., None]:
+def by_fields(command: Callable[..., int | None]) -> Callable[..., int | None]:
     """The same command for typer: annotated fields of the dataclasses that it takes are its options."""
     signature = inspect.signature(command, eval_str=True)
     options: list[inspect.Parameter] = []
@@ -104,10 +104,10 @@ def by_fields(command: Callable[..., None]) -> Callable[..., None]:
         options += found
 
     @wraps(command)
-    def run(**given: Any) -> None:
+    def run(**given: Any) -> int | None:
         for name, (shape, written) in shapes.items():
             given[name] = shape(**{field: given.pop(field) for field in written})
-        command(**given)
+        return command(**given)
 
     run.__signature__ = signature.replace(parameters=options)  # pyright: ignore[reportAttributeAccessIssue]
     return run

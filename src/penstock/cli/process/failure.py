@@ -6,7 +6,6 @@ import re
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
 from typing import NoReturn, TextIO
 
 from penstock.errors import ConfigError, Error
@@ -42,15 +41,6 @@ def fail(command: str, error: Error, *, as_json: bool = False) -> NoReturn:
         text = error_line(text)
     print(text, file=sys.stderr)
     sys.exit(2 if isinstance(error, ConfigError) else 1)
-
-
-def end_with(command: str, work: Callable[[], int | None]) -> NoReturn:
-    """Runs a command's work and exits with its code, or with the sentence of its error."""
-    try:
-        code = work()
-    except Error as error:
-        fail(command, error)
-    sys.exit(code)
 
 
 def crashed(error: BaseException, err: TextIO | None = None) -> int:
