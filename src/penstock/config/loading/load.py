@@ -19,7 +19,7 @@ from penstock.config.messages.location import Location
 from penstock.config.messages.problems import ErrorCollector
 from penstock.config.schema.env_vars import layered
 from penstock.config.schema.model import LLMConfig
-from penstock.config.schema.strict import RootConfig, StrictModel
+from penstock.config.schema.strict import RootConfig, StrictModel, optional
 
 One: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | LLMConfig"
 
@@ -88,9 +88,7 @@ class ServeFile(RootConfig):
     """The file that `serve run` and `serve deploy` take."""
 
     applications: list[ServeApplication] = Field(min_length=1, description="The applications.")
-    proxy_location: Any = Field(
-        default=None, description="Serve's own proxy; a gateway with a port needs none."
-    )
+    proxy_location: Any = optional("Serve's own proxy; a gateway with a port needs none.")
 
 
 def load_configs(given: One | Sequence[One]) -> list[LLMConfig]:

@@ -17,7 +17,7 @@ from penstock.config.schema.gateway import GatewayConfig
 from penstock.config.schema.jobs import JobsConfig
 from penstock.config.schema.model import LLMConfig
 from penstock.config.schema.processing import class_or_path
-from penstock.config.schema.strict import RootConfig, StrictModel
+from penstock.config.schema.strict import RootConfig, StrictModel, optional
 from penstock.errors import ConfigError
 
 MODELS, MODEL, PREFILL, DECODE = FORMS = "llm_configs", "llm_config", "prefill_config", "decode_config"
@@ -27,10 +27,8 @@ MODELS, MODEL, PREFILL, DECODE = FORMS = "llm_configs", "llm_config", "prefill_c
 class IngressClsConfig(StrictModel):
     """A class in the gateway's place, with endpoints of its own."""
 
-    ingress_cls: Any = Field(
-        default=None,
-        description="A subclass of `penstock.serve.ingress.OpenAiIngress`, or its import path "
-        "`package.module:Class`.",
+    ingress_cls: Any = optional(
+        "A subclass of `penstock.serve.ingress.OpenAiIngress`, or its import path `package.module:Class`."
     )
     ingress_extra_kwargs: dict[str, Any] = Field(default={}, description="More arguments of that class.")
 

@@ -15,7 +15,7 @@ from penstock.config.messages.annotations import CheckedDict
 from penstock.config.messages.location import Location
 from penstock.config.messages.problems import translated
 from penstock.config.schema.request_router import RequestRouterOptions
-from penstock.config.schema.strict import StrictModel
+from penstock.config.schema.strict import StrictModel, optional
 
 _PLACEMENT = (
     "must not be set in deployment_config; set `placement_group_config` of the LLMConfig, "
@@ -41,7 +41,7 @@ class AutoscalingOptions(StrictModel):
     min_replicas: int = Field(
         default=1, ge=0, description="Replicas that are always there; 0 lets a model sleep."
     )
-    initial_replicas: int | None = Field(default=None, ge=0, description="Replicas at the start.")
+    initial_replicas: int | None = optional("Replicas at the start.", ge=0)
     max_replicas: int = Field(default=1, gt=0, description="Replicas at most.")
     target_ongoing_requests: float | None = Field(
         default=2, gt=0, description="Requests per replica to aim at."
@@ -49,17 +49,15 @@ class AutoscalingOptions(StrictModel):
     metrics_interval_s: float = Field(default=10.0, gt=0, description="How often replicas report.")
     look_back_period_s: float = Field(default=30.0, gt=0, description="Time over which reports are averaged.")
     smoothing_factor: float = Field(default=1.0, gt=0, description="Deprecated by Serve.")
-    upscale_smoothing_factor: float | None = Field(default=None, gt=0, description="Deprecated by Serve.")
-    downscale_smoothing_factor: float | None = Field(default=None, gt=0, description="Deprecated by Serve.")
-    upscaling_factor: float | None = Field(default=None, gt=0, description="Gain of a decision upwards.")
-    downscaling_factor: float | None = Field(default=None, gt=0, description="Gain of a decision downwards.")
+    upscale_smoothing_factor: float | None = optional("Deprecated by Serve.", gt=0)
+    downscale_smoothing_factor: float | None = optional("Deprecated by Serve.", gt=0)
+    upscaling_factor: float | None = optional("Gain of a decision upwards.", gt=0)
+    downscaling_factor: float | None = optional("Gain of a decision downwards.", gt=0)
     downscale_delay_s: float = Field(default=600.0, ge=0, description="Wait before a replica is taken away.")
-    downscale_to_zero_delay_s: float | None = Field(
-        default=None, ge=0, description="Wait before the last goes."
-    )
+    downscale_to_zero_delay_s: float | None = optional("Wait before the last goes.", ge=0)
     upscale_delay_s: float = Field(default=30.0, ge=0, description="Wait before a replica is added.")
     aggregation_function: Literal["mean", "max", "min"] = Field(default="mean", description="Over the time.")
-    policy: Any = Field(default=None, description="Serve's `AutoscalingPolicy`.")
+    policy: Any = optional("Serve's `AutoscalingPolicy`.")
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -84,53 +82,48 @@ class RuntimeEnv(StrictModel):
         description="Environment variables; merged key by key. `${NAME}`: the value that NAME has "
         "where the config is read.",
     )
-    working_dir: str | None = Field(
-        default=None,
-        description="Folder, the same on every node, or URI of an archive: it becomes the working directory.",
+    working_dir: str | None = optional(
+        "Folder, the same on every node, or URI of an archive: it becomes the working directory."
     )
-    py_modules: list[Any] | None = Field(
-        default=None, description="Python modules: folders that are on every node, or URIs of archives."
+    py_modules: list[Any] | None = optional(
+        "Python modules: folders that are on every node, or URIs of archives."
     )
-    py_executable: str | None = Field(default=None, description="The Python to run.")
-    excludes: list[str] | None = Field(default=None, description="Files of working_dir to leave out.")
-    pip: Any = Field(default=None, description="Packages to install with pip.")
-    uv: Any = Field(default=None, description="Packages to install with uv.")
-    conda: Any = Field(default=None, description="Conda environment.")
-    image_uri: str | None = Field(default=None, description="Container image.")
-    container: Any = Field(default=None, description="Container; Ray prefers image_uri.")
-    java_jars: list[str] | None = Field(default=None, description="For Ray's Java workers.")
-    config: Any = Field(default=None, description="Ray's `RuntimeEnvConfig` (set-up time limit, ...).")
-    worker_process_setup_hook: Any = Field(
-        default=None, description="Function to call as the process starts."
-    )
-    nsight: Any = Field(default=None, description="Profile with Nsight.")
-    rocprof_sys: Any = Field(default=None, description="Profile with rocprof-sys.")
+    py_executable: str | None = optional("The Python to run.")
+    excludes: list[str] | None = optional("Files of working_dir to leave out.")
+    pip: Any = optional("Packages to install with pip.")
+    uv: Any = optional("Packages to install with uv.")
+    conda: Any = optional("Conda environment.")
+    image_uri: str | None = optional("Container image.")
+    container: Any = optional("Container; Ray prefers image_uri.")
+    java_jars: list[str] | None = optional("For Ray's Java workers.")
+    config: Any = optional("Ray's `RuntimeEnvConfig` (set-up time limit, ...).")
+    worker_process_setup_hook: Any = optional("Function to call as the process starts.")
+    nsight: Any = optional("Profile with Nsight.")
+    rocprof_sys: Any = optional("Profile with rocprof-sys.")
 
 
 class ActorOptions(StrictModel):
     """What Serve allows in `ray_actor_options`."""
 
-    num_cpus: float | None = Field(default=None, ge=0, description="CPUs of the replica's own actor.")
-    num_gpus: float | None = Field(default=None, ge=0, description="GPUs of the replica's own actor.")
-    memory: float | None = Field(default=None, ge=0, description="Heap memory, in bytes.")
+    num_cpus: float | None = optional("CPUs of the replica's own actor.", ge=0)
+    num_gpus: float | None = optional("GPUs of the replica's own actor.", ge=0)
+    memory: float | None = optional("Heap memory, in bytes.", ge=0)
     resources: dict[str, float] = Field(default={}, description="Custom resources.")
     runtime_env: Annotated[dict[str, Any], CheckedDict(RuntimeEnv)] = Field(
         default={}, description="Runs under LLMConfig.runtime_env, which wins key by key."
     )
-    label_selector: dict[str, str] | None = Field(default=None, description="Labels that a node must have.")
-    fallback_strategy: list[dict[str, Any]] | None = Field(
-        default=None, description="Softer label selectors."
-    )
+    label_selector: dict[str, str] | None = optional("Labels that a node must have.")
+    fallback_strategy: list[dict[str, Any]] | None = optional("Softer label selectors.")
     accelerator_type: Annotated[
         str | None, _refused("must not be set in ray_actor_options; set `accelerator_type` of the LLMConfig.")
-    ] = Field(default=None, description="Refused: set `accelerator_type` of the LLMConfig.")
+    ] = optional("Refused: set `accelerator_type` of the LLMConfig.")
 
 
 class BackpressureOptions(StrictModel):
     """Serve's `BackpressureConfig`."""
 
     status_code: Literal[503, 429] = Field(default=503, description="Status of a refused request.")
-    retry_after_s: float | None = Field(default=None, ge=0, description="Value of Retry-After.")
+    retry_after_s: float | None = optional("Value of Retry-After.", ge=0)
 
 
 class GangOptions(StrictModel):
@@ -146,62 +139,46 @@ class GangOptions(StrictModel):
 class DeploymentOptions(StrictModel):
     """The options of `ray.serve.deployment`."""
 
-    name: str | None = Field(default=None, min_length=1, description="Name of the deployment.")
-    num_replicas: Annotated[int | None, BeforeValidator(_auto)] = Field(
-        default=None, ge=1, description='Fixed number of replicas, or "auto".'
+    name: str | None = optional("Name of the deployment.", min_length=1)
+    num_replicas: Annotated[int | None, BeforeValidator(_auto)] = optional(
+        'Fixed number of replicas, or "auto".', ge=1
     )
-    autoscaling_config: Annotated[dict[str, Any], CheckedDict(AutoscalingOptions)] | None = Field(
-        default=None, description="Replicas between a minimum and a maximum."
+    autoscaling_config: Annotated[dict[str, Any], CheckedDict(AutoscalingOptions)] | None = optional(
+        "Replicas between a minimum and a maximum."
     )
-    ray_actor_options: Annotated[dict[str, Any], CheckedDict(ActorOptions)] | None = Field(
-        default=None, description="Resources and environment of the replica's own actor."
+    ray_actor_options: Annotated[dict[str, Any], CheckedDict(ActorOptions)] | None = optional(
+        "Resources and environment of the replica's own actor."
     )
-    max_ongoing_requests: int | None = Field(default=None, gt=0, description="Open requests of one replica.")
-    max_queued_requests: int | None = Field(
-        default=None, ge=-1, description="Requests waiting in front; -1: no limit."
+    max_ongoing_requests: int | None = optional("Open requests of one replica.", gt=0)
+    max_queued_requests: int | None = optional("Requests waiting in front; -1: no limit.", ge=-1)
+    backpressure_config: Annotated[dict[str, Any], CheckedDict(BackpressureOptions)] | None = optional(
+        "How a request over the limit is refused."
     )
-    backpressure_config: Annotated[dict[str, Any], CheckedDict(BackpressureOptions)] | None = Field(
-        default=None, description="How a request over the limit is refused."
+    max_replicas_per_node: int | None = optional("Replicas on one node at most.", ge=1, le=100)
+    health_check_period_s: float | None = optional("Time between health checks.", gt=0)
+    health_check_timeout_s: float | None = optional("Time limit of one check.", gt=0)
+    graceful_shutdown_timeout_s: float | None = optional("Time to finish open streams.", ge=0)
+    graceful_shutdown_wait_loop_s: float | None = optional("Serve's wait between looks.", ge=0)
+    max_constructor_retry_count: int | None = optional("Tries to start a replica.", gt=0)
+    rolling_update_percentage: float | None = optional("Share updated at a time.", gt=0, le=1)
+    max_surge_percent: int | None = optional("Extra replicas in an update.", ge=0, le=100)
+    user_config: Any = optional("Passed to `reconfigure` of an own server class.")
+    logging_config: Any = optional("Serve's `LoggingConfig`.")
+    request_router_config: Annotated[dict[str, Any], CheckedDict(RequestRouterOptions)] | None = optional(
+        "How calls by handle are sent."
     )
-    max_replicas_per_node: int | None = Field(
-        default=None, ge=1, le=100, description="Replicas on one node at most."
+    gang_scheduling_config: Annotated[dict[str, Any], CheckedDict(GangOptions)] | None = optional(
+        "Replicas that start and stop together."
     )
-    health_check_period_s: float | None = Field(default=None, gt=0, description="Time between health checks.")
-    health_check_timeout_s: float | None = Field(default=None, gt=0, description="Time limit of one check.")
-    graceful_shutdown_timeout_s: float | None = Field(
-        default=None, ge=0, description="Time to finish open streams."
+    deployment_actors: list[Any] | None = optional("Actors that live with the deployment.")
+    placement_group_bundles: Annotated[Any, _refused(_PLACEMENT)] = optional(
+        "Refused: set `placement_group_config` of the LLMConfig."
     )
-    graceful_shutdown_wait_loop_s: float | None = Field(
-        default=None, ge=0, description="Serve's wait between looks."
+    placement_group_strategy: Annotated[Any, _refused(_PLACEMENT)] = optional(
+        "Refused: set `placement_group_config` of the LLMConfig."
     )
-    max_constructor_retry_count: int | None = Field(
-        default=None, gt=0, description="Tries to start a replica."
-    )
-    rolling_update_percentage: float | None = Field(
-        default=None, gt=0, le=1, description="Share updated at a time."
-    )
-    max_surge_percent: int | None = Field(
-        default=None, ge=0, le=100, description="Extra replicas in an update."
-    )
-    user_config: Any = Field(default=None, description="Passed to `reconfigure` of an own server class.")
-    logging_config: Any = Field(default=None, description="Serve's `LoggingConfig`.")
-    request_router_config: Annotated[dict[str, Any], CheckedDict(RequestRouterOptions)] | None = Field(
-        default=None, description="How calls by handle are sent."
-    )
-    gang_scheduling_config: Annotated[dict[str, Any], CheckedDict(GangOptions)] | None = Field(
-        default=None, description="Replicas that start and stop together."
-    )
-    deployment_actors: list[Any] | None = Field(
-        default=None, description="Actors that live with the deployment."
-    )
-    placement_group_bundles: Annotated[Any, _refused(_PLACEMENT)] = Field(
-        default=None, description="Refused: set `placement_group_config` of the LLMConfig."
-    )
-    placement_group_strategy: Annotated[Any, _refused(_PLACEMENT)] = Field(
-        default=None, description="Refused: set `placement_group_config` of the LLMConfig."
-    )
-    placement_group_bundle_label_selector: list[dict[str, str]] | None = Field(
-        default=None, description="Labels that the bundles' nodes must have."
+    placement_group_bundle_label_selector: list[dict[str, str]] | None = optional(
+        "Labels that the bundles' nodes must have."
     )
 
     @model_validator(mode="after")

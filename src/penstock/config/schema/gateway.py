@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, SecretStr, ValidationInfo, field_va
 
 from penstock.config.schema.paths import from_file
 from penstock.config.schema.settings import Settings
-from penstock.config.schema.strict import RootConfig, StrictModel
+from penstock.config.schema.strict import RootConfig, StrictModel, optional
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 
@@ -78,15 +78,12 @@ class GatewayConfig(RootConfig):
     """The OpenAI-compatible gateway to all models."""
 
     host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on.")
-    port: int | None = Field(
-        default=None,
-        ge=1,
-        le=65535,
-        description="Own port. Without it the gateway stands behind Ray Serve's HTTP.",
+    port: int | None = optional(
+        "Own port. Without it the gateway stands behind Ray Serve's HTTP.", ge=1, le=65535
     )
-    tls: TlsConfig | None = Field(default=None, description="HTTPS on the own port.")
-    cors: CorsConfig | None = Field(
-        default=None, description="Web pages of other origins that may call the gateway; without it, none."
+    tls: TlsConfig | None = optional("HTTPS on the own port.")
+    cors: CorsConfig | None = optional(
+        "Web pages of other origins that may call the gateway; without it, none."
     )
     processes: int = Field(
         default=1,
@@ -104,8 +101,8 @@ class GatewayConfig(RootConfig):
         description="Key of the endpoints under `/admin`, by which models are put to sleep, paused and more. "
         "Without it PENSTOCK_ADMIN_KEY; without both there are no such endpoints.",
     )
-    default_model: str | None = Field(
-        default=None, min_length=1, description="Model of requests that name none. With one model, that one."
+    default_model: str | None = optional(
+        "Model of requests that name none. With one model, that one.", min_length=1
     )
     priority_tier: bool = Field(
         default=False,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from penstock.config.schema.strict import StrictModel
+from penstock.config.schema.strict import StrictModel, optional
 
 _MIB = 2**20
 
@@ -14,15 +14,14 @@ _MIB = 2**20
 class JobsConfig(StrictModel):
     """OpenAI's Files and Batches APIs."""
 
-    storage: str | None = Field(
-        default=None,
-        min_length=1,
-        description="Folder, or a URL of a bucket or of fsspec, for files and batches. A relative path "
+    storage: str | None = optional(
+        "Folder, or a URL of a bucket or of fsspec, for files and batches. A relative path "
         "counts from the folder of the config file. Without it, a folder of the cache of the node that runs "
         "the gateway.",
+        min_length=1,
     )
-    max_storage_bytes: int | None = Field(
-        default=None, gt=0, description="Size limit of all files together; without it, the disk's."
+    max_storage_bytes: int | None = optional(
+        "Size limit of all files together; without it, the disk's.", gt=0
     )
     max_file_bytes: int = Field(default=512 * _MIB, gt=0, description="Size limit of one uploaded file.")
     max_batch_bytes: int = Field(default=200 * _MIB, gt=0, description="Size limit of a batch's input file.")

@@ -41,7 +41,7 @@ from penstock.config.schema.sections import (
     PlacementGroupConfig,
     SloConfig,
 )
-from penstock.config.schema.strict import RootConfig
+from penstock.config.schema.strict import RootConfig, optional
 from penstock.errors import ConfigError
 
 _MODEL = "a config does not read the model. Its folder has a config.json; a running service has /v1/models."
@@ -97,10 +97,8 @@ class LLMConfig(RootConfig):
     engine_kwargs: Annotated[dict[str, Any], CheckedDict(EngineSizes)] = Field(
         default={}, description="Arguments of the engine, under the names that the engine gives them."
     )
-    accelerator_type: str | None = Field(
-        default=None, min_length=1, description="Ray's name of the GPU type (A10G, L4, H100, ...)."
-    )
-    accelerator_config: AcceleratorConfig | None = Field(default=None, description="CPU or GPU.")
+    accelerator_type: str | None = optional("Ray's name of the GPU type (A10G, L4, H100, ...).", min_length=1)
+    accelerator_config: AcceleratorConfig | None = optional("CPU or GPU.")
     deployment_config: Annotated[dict[str, Any], CheckedDict(DeploymentOptions)] = Field(
         default={}, description="Options of Ray Serve's deployment."
     )
@@ -113,46 +111,33 @@ class LLMConfig(RootConfig):
     routing_config: RoutingConfig = Field(
         default_factory=lambda: RoutingConfig(), description="Options of the policy."
     )
-    slo: SloConfig | None = Field(
-        default=None,
-        description="What online requests may take while batch runs beside them. See "
-        "docs/operate/one-fleet.md.",
+    slo: SloConfig | None = optional(
+        "What online requests may take while batch runs beside them. See docs/operate/one-fleet.md."
     )
-    batch: BatchConfig | None = Field(default=None, description="Batch requests (`service_tier: flex`).")
-    lora_config: LoraConfig | None = Field(default=None, description="Adapters.")
-    on_demand: OnDemandConfig | None = Field(
-        default=None, description="Taking turns with other models on the same memory."
+    batch: BatchConfig | None = optional("Batch requests (`service_tier: flex`).")
+    lora_config: LoraConfig | None = optional("Adapters.")
+    on_demand: OnDemandConfig | None = optional("Taking turns with other models on the same memory.")
+    prefill: PrefillConfig | None = optional(
+        "Replicas that only compute long prompts. See docs/serve/prefill.md."
     )
-    prefill: PrefillConfig | None = Field(
-        default=None, description="Replicas that only compute long prompts. See docs/serve/prefill.md."
-    )
-    placement_group_config: PlacementGroupConfig | None = Field(
-        default=None, description="Workers' resources."
-    )
-    runtime_env: Annotated[dict[str, Any], CheckedDict(RuntimeEnv)] | None = Field(
-        default=None, description="Ray's runtime environment of the replica."
+    placement_group_config: PlacementGroupConfig | None = optional("Workers' resources.")
+    runtime_env: Annotated[dict[str, Any], CheckedDict(RuntimeEnv)] | None = optional(
+        "Ray's runtime environment of the replica."
     )
     log_engine_metrics: bool = Field(default=True, description="Whether /metrics has the engine's numbers.")
-    server_cls: Any = Field(
-        default=None, description="Own server class, or its import path `package.module:Class`."
+    server_cls: Any = optional("Own server class, or its import path `package.module:Class`.")
+    preprocessor: Any = optional(
+        "Your own code before the engine: a class, a function or its path `my_module:Name`. "
+        "See docs/serve/preprocessing.md."
     )
-    preprocessor: Any = Field(
-        default=None,
-        description="Your own code before the engine: a class, a function or its path `my_module:Name`. "
-        "See docs/serve/preprocessing.md.",
+    preprocessor_options: Annotated[dict[str, Any], CheckedDict(PreprocessorOptions)] | None = optional(
+        "Options of its own deployment; without any, or with `arguments` alone, it runs in the replica."
     )
-    preprocessor_options: Annotated[dict[str, Any], CheckedDict(PreprocessorOptions)] | None = Field(
-        default=None,
-        description="Options of its own deployment; without any, or with `arguments` alone, it runs in "
-        "the replica.",
+    postprocessor: Any = optional("Your own code after the engine, named in the same way.")
+    postprocessor_options: Annotated[dict[str, Any], CheckedDict(PostprocessorOptions)] | None = optional(
+        "Its arguments."
     )
-    postprocessor: Any = Field(
-        default=None, description="Your own code after the engine, named in the same way."
-    )
-    postprocessor_options: Annotated[dict[str, Any], CheckedDict(PostprocessorOptions)] | None = Field(
-        default=None, description="Its arguments."
-    )
-    callback_config: CallbackConfig | None = Field(default=None, description="Hooks around the start.")
+    callback_config: CallbackConfig | None = optional("Hooks around the start.")
     experimental_configs: Annotated[dict[str, Any], CheckedDict(ExperimentalConfigs)] = Field(
         default={}, description="Options that may change."
     )

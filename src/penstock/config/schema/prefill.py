@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 from penstock.config.messages.annotations import CheckedDict
 from penstock.config.schema.deployment import DeploymentOptions, RuntimeEnv
 from penstock.config.schema.sections import AcceleratorConfig, EngineSizes, PlacementGroupConfig
-from penstock.config.schema.strict import RootConfig
+from penstock.config.schema.strict import RootConfig, optional
 
 
 class PrefillConfig(RootConfig):
@@ -24,18 +24,14 @@ class PrefillConfig(RootConfig):
     engine_kwargs: Annotated[dict[str, Any], CheckedDict(EngineSizes)] = Field(
         default={}, description="Arguments of the prefill engines, all of them."
     )
-    accelerator_type: str | None = Field(
-        default=None, min_length=1, description="Ray's name of the GPU type."
-    )
-    accelerator_config: AcceleratorConfig | None = Field(default=None, description="CPU or GPU.")
+    accelerator_type: str | None = optional("Ray's name of the GPU type.", min_length=1)
+    accelerator_config: AcceleratorConfig | None = optional("CPU or GPU.")
     deployment_config: Annotated[dict[str, Any], CheckedDict(DeploymentOptions)] = Field(
         default={}, description="Options of Ray Serve's deployment, such as `num_replicas`."
     )
-    placement_group_config: PlacementGroupConfig | None = Field(
-        default=None, description="Workers' resources."
-    )
-    runtime_env: Annotated[dict[str, Any], CheckedDict(RuntimeEnv)] | None = Field(
-        default=None, description="Ray's runtime environment of the replicas."
+    placement_group_config: PlacementGroupConfig | None = optional("Workers' resources.")
+    runtime_env: Annotated[dict[str, Any], CheckedDict(RuntimeEnv)] | None = optional(
+        "Ray's runtime environment of the replicas."
     )
 
     @field_validator("deployment_config")

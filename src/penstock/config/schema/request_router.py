@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from penstock.config.messages.location import Location
 from penstock.config.messages.problems import translated
-from penstock.config.schema.strict import StrictModel
+from penstock.config.schema.strict import StrictModel, optional
 
 _OURS = "penstock.serve.request_router"
 """Classes of this module stand for a policy of the gateway."""
@@ -40,16 +40,13 @@ class PrefixRouterOptions(StrictModel):
     eviction_threshold_chars: int = Field(
         default=400_000, gt=0, description="Characters of prompts to remember, of each replica."
     )
-    eviction_target_chars: int | None = Field(
-        default=None,
-        gt=0,
-        description="Characters that are left when more than `eviction_threshold_chars` were remembered; "
+    eviction_target_chars: int | None = optional(
+        "Characters that are left when more than `eviction_threshold_chars` were remembered; "
         "without it, that threshold.",
-    )
-    eviction_interval_secs: int | None = Field(
-        default=None,
         gt=0,
-        description="Seconds from one such cut to the next; without it, as soon as there is too much.",
+    )
+    eviction_interval_secs: int | None = optional(
+        "Seconds from one such cut to the next; without it, as soon as there is too much.", gt=0
     )
 
     @model_validator(mode="after")
@@ -119,23 +116,18 @@ def _known_router(router: object) -> object:
 class RequestRouterOptions(StrictModel):
     """Serve's `RequestRouterConfig`."""
 
-    request_router_class: Annotated[Any, BeforeValidator(_known_router)] = Field(
-        default=None,
-        description="A class of Ray Serve's kind, or its import path: it picks the replica of each request, "
-        f"by a call. `{_OURS}.PrefixCacheAffinityRouter` stands for `routing_policy: prefix_affinity`.",
+    request_router_class: Annotated[Any, BeforeValidator(_known_router)] = optional(
+        "A class of Ray Serve's kind, or its import path: it picks the replica of each request, "
+        f"by a call. `{_OURS}.PrefixCacheAffinityRouter` stands for `routing_policy: prefix_affinity`."
     )
     request_router_kwargs: dict[str, Any] = Field(default={}, description="Arguments of that class.")
-    request_routing_stats_period_s: float | None = Field(
-        default=None,
-        gt=0,
-        description="How often replicas tell which adapters they have, for calls by handle.",
+    request_routing_stats_period_s: float | None = optional(
+        "How often replicas tell which adapters they have, for calls by handle.", gt=0
     )
-    request_routing_stats_timeout_s: float | None = Field(default=None, gt=0, description="Limit of that.")
-    initial_backoff_s: float | None = Field(
-        default=None, gt=0, description="First wait before a call by handle is tried again."
-    )
-    backoff_multiplier: float | None = Field(default=None, gt=0, description="Growth of that wait.")
-    max_backoff_s: float | None = Field(default=None, gt=0, description="The longest such wait.")
+    request_routing_stats_timeout_s: float | None = optional("Limit of that.", gt=0)
+    initial_backoff_s: float | None = optional("First wait before a call by handle is tried again.", gt=0)
+    backoff_multiplier: float | None = optional("Growth of that wait.", gt=0)
+    max_backoff_s: float | None = optional("The longest such wait.", gt=0)
 
     @model_validator(mode="after")
     def _arguments_of_something(self) -> Self:

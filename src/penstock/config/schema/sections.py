@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from penstock.config.messages.annotations import BRANCH
 from penstock.config.schema.paths import Source
-from penstock.config.schema.strict import StrictModel
+from penstock.config.schema.strict import StrictModel, optional
 
 ADAPTER_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}$"
 """One folder's name that file systems take; nothing that leads out of the folder of all adapters."""
@@ -57,14 +57,13 @@ class ModelLoadingConfig(StrictModel):
     """Which model, and where it comes from."""
 
     model_id: str = Field(min_length=1, description="The name that clients use.")
-    model_source: ModelSource | None = Field(
-        default=None,
-        description="Hub id, local folder, `s3://`, `gs://` or any URL that fsspec knows; `demo` for the "
+    model_source: ModelSource | None = optional(
+        "Hub id, local folder, `s3://`, `gs://` or any URL that fsspec knows; `demo` for the "
         "model that ships with Penstock. `./` and `../` in a file count from its folder. Without it, the "
-        "model_id. See docs/serve/sources.md.",
+        "model_id. See docs/serve/sources.md."
     )
-    tokenizer_source: ModelSource | None = Field(
-        default=None, description="The same for the tokenizer, if it is not the model's own."
+    tokenizer_source: ModelSource | None = optional(
+        "The same for the tokenizer, if it is not the model's own."
     )
 
 
@@ -74,10 +73,9 @@ AdapterName = Annotated[str, Field(pattern=ADAPTER_NAME)]
 class LoraConfig(StrictModel):
     """Adapters that are loaded on demand: clients name one as `MODEL_ID:ADAPTER`."""
 
-    dynamic_lora_loading_path: Source | None = Field(
-        default=None,
-        description="Folder or URL (`s3://`, `gs://`, any that fsspec knows) with a folder for each adapter, "
-        "named as the adapter.",
+    dynamic_lora_loading_path: Source | None = optional(
+        "Folder or URL (`s3://`, `gs://`, any that fsspec knows) with a folder for each adapter, "
+        "named as the adapter."
     )
     adapters: dict[AdapterName, Source] = Field(
         default={}, description="Sources of further adapters by name: hub ids, folders, URLs."
@@ -93,7 +91,7 @@ class LoraConfig(StrictModel):
     max_num_adapters_per_replica: int = Field(
         default=16, gt=0, description="Adapters in one replica at a time."
     )
-    download_timeout_s: float | None = Field(default=None, gt=0, description="Time limit of one download.")
+    download_timeout_s: float | None = optional("Time limit of one download.", gt=0)
     max_download_tries: int = Field(default=3, gt=0, description="Tries of one download.")
 
     @model_validator(mode="after")
@@ -114,19 +112,19 @@ class LoraConfig(StrictModel):
 class AcceleratorConfig(StrictModel):
     """What the replica runs on."""
 
-    kind: Literal["cpu", "gpu"] | None = Field(
-        default=None, description="`cpu` or `gpu`; without it, decided when the model is deployed."
+    kind: Literal["cpu", "gpu"] | None = optional(
+        "`cpu` or `gpu`; without it, decided when the model is deployed."
     )
 
 
 class PlacementGroupConfig(StrictModel):
     """Resources of the engine's workers, where the computed ones do not fit."""
 
-    bundles: list[dict[str, Annotated[float, Field(ge=0)]]] | None = Field(
-        default=None, description="One entry per worker (TP x PP), for example `{GPU: 1, CPU: 1}`."
+    bundles: list[dict[str, Annotated[float, Field(ge=0)]]] | None = optional(
+        "One entry per worker (TP x PP), for example `{GPU: 1, CPU: 1}`."
     )
-    bundle_per_worker: dict[str, Annotated[float, Field(ge=0)]] | None = Field(
-        default=None, description="The same for every worker; excludes `bundles`."
+    bundle_per_worker: dict[str, Annotated[float, Field(ge=0)]] | None = optional(
+        "The same for every worker; excludes `bundles`."
     )
     strategy: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] = Field(
         default="PACK",
@@ -143,9 +141,8 @@ class PlacementGroupConfig(StrictModel):
 class CallbackConfig(StrictModel):
     """Your own steps around the preparation of a replica's node."""
 
-    callback_class: Any = Field(
-        default=None,
-        description="A subclass of `penstock.serve.CallbackBase`, or its import path `package.module:Class`.",
+    callback_class: Any = optional(
+        "A subclass of `penstock.serve.CallbackBase`, or its import path `package.module:Class`."
     )
     callback_kwargs: dict[str, Any] = Field(default={}, description="Arguments of the class.")
     raise_error_on_callback: bool = Field(
@@ -167,10 +164,8 @@ class ExperimentalConfigs(StrictModel):
         le=64,
         description="Gateways; the largest number of all models counts, and `gateway.processes`.",
     )
-    dp_size_per_node: int | None = Field(
-        default=None,
-        ge=1,
-        description="Replicas of a `data_parallel_size` on one node: all of them (PACK), or fewer (SPREAD).",
+    dp_size_per_node: int | None = optional(
+        "Replicas of a `data_parallel_size` on one node: all of them (PACK), or fewer (SPREAD).", ge=1
     )
 
 
@@ -188,15 +183,11 @@ class EngineSizes(StrictModel):
 class SloConfig(StrictModel):
     """Targets of online requests, in the replica: batch gets what they leave."""
 
-    ttft_ms: float | None = Field(
-        default=None,
-        gt=0,
-        description="Milliseconds to the first token; without it, 10 % above what they take without batch.",
+    ttft_ms: float | None = optional(
+        "Milliseconds to the first token; without it, 10 % above what they take without batch.", gt=0
     )
-    itl_ms: float | None = Field(
-        default=None,
-        gt=0,
-        description="Milliseconds between two tokens; without it, 10 % above what they take without batch.",
+    itl_ms: float | None = optional(
+        "Milliseconds between two tokens; without it, 10 % above what they take without batch.", gt=0
     )
 
 

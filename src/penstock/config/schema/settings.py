@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, SecretStr
 
 from penstock.config.messages.notices import warn_once
 from penstock.config.messages.problems import nearest, translated
-from penstock.config.schema.strict import StrictModel
+from penstock.config.schema.strict import StrictModel, optional
 
 PREFIX = "PENSTOCK_"
 
@@ -44,17 +44,14 @@ class Settings(StrictModel):
         description="`growing` for an autoscaled cluster, or one whose nodes are still coming: a model waits "
         "for GPUs that no node has yet. `fixed` refuses it.",
     )
-    api_key: Annotated[SecretStr | None, BeforeValidator(_secret)] = Field(
-        default=None,
-        description="Key that clients must send, where the config gives none; else VLLM_API_KEY.",
+    api_key: Annotated[SecretStr | None, BeforeValidator(_secret)] = optional(
+        "Key that clients must send, where the config gives none; else VLLM_API_KEY."
     )
-    admin_key: Annotated[SecretStr | None, BeforeValidator(_secret)] = Field(
-        default=None, description="Key of the admin endpoints, where the gateway's config gives none."
+    admin_key: Annotated[SecretStr | None, BeforeValidator(_secret)] = optional(
+        "Key of the admin endpoints, where the gateway's config gives none."
     )
-    engine_cls: str | None = Field(
-        default=None,
-        min_length=1,
-        description="Import path of the engine class to use for every model, for tests.",
+    engine_cls: str | None = optional(
+        "Import path of the engine class to use for every model, for tests.", min_length=1
     )
 
     log_format: Literal["text", "json"] = Field(
@@ -63,10 +60,8 @@ class Settings(StrictModel):
         "that it starts.",
     )
 
-    cache: str | None = Field(
-        default=None,
-        min_length=1,
-        description="Folder for downloaded models and adapters; by default `~/.cache/penstock`.",
+    cache: str | None = optional(
+        "Folder for downloaded models and adapters; by default `~/.cache/penstock`.", min_length=1
     )
 
     vllm_capabilities_off: str = Field(

@@ -7,11 +7,16 @@ import os
 from collections.abc import Iterator
 from typing import Any, Self, TextIO
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from penstock.config.messages.location import Location
 from penstock.config.messages.problems import translated
 from penstock.config.messages.redact import masked
+
+
+def optional(description: str, **limits: Any) -> Any:
+    """A field that need not be given, and then is None. limits: as pydantic's `Field` takes them."""
+    return Field(default=None, description=description, **limits)
 
 
 class StrictModel(BaseModel):
