@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 
 from penstock.config.derive.serve_options import deployment_name
 from penstock.config.messages.problems import unknown
@@ -70,19 +71,13 @@ def _deployments(configs: Sequence[LLMConfig]) -> list[str]:
 
 def _loops(configs: Sequence[LLMConfig], ids: Mapping[str, str]) -> list[str]:
     named = {config.model_id: [ids[name] for name in config.fallbacks if name in ids] for config in configs}
-    for config in configs:
-        if path := _way_back(config.model_id, named, (config.model_id,)):
-            text = " -> ".join(map(repr, path))
-            where = config.location / "fallbacks"
-            return [where.says(f"goes in a circle: {text}. Leave one of them out.")]
+    try:
+        TopologicalSorter(named).prepare()
+    except CycleError as error:
+        order = list(named)
+        *ring, _ = reversed(error.args[1])
+        start = ring.index(min(ring, key=order.index))
+        path = [*ring[start:], *ring[:start], ring[start]]
+        where = configs[order.index(path[0])].location / "fallbacks"
+        return [where.says(f"goes in a circle: {' -> '.join(map(repr, path))}. Leave one of them out.")]
     return []
-
-
-def _way_back(goal: str, named: Mapping[str, Sequence[str]], path: tuple[str, ...]) -> tuple[str, ...]:
-    """A path of fallbacks from the end of `path` to `goal`; empty if there is none."""
-    for other in named[path[-1]]:
-        if other == goal:
-            return (*path, other)
-        if other not in path and (found := _way_back(goal, named, (*path, other))):
-            return found
-    return ()

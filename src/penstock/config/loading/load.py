@@ -27,22 +27,14 @@ One: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | LLMConfig"
 _BUILDERS = ("build_openai_app", "build_pd_openai_app", "build_dp_openai_app")
 _MODULES = ("penstock.serve", "penstock.serve.builders")
 
-SERVE_ONLY_IN_FILE: dict[str, Any] = dict.fromkeys(
-    (
-        "controller_options",
-        "grpc_options",
-        "http_options",
-        "logging_config",
-        "target_capacity",
-        "tracing_config",
-    )
-)
-SERVE_ONLY_IN_APPLICATION: dict[str, Any] = {
-    **dict.fromkeys(("autoscaling_policy", "host", "logging_config", "port")),
-    "external_scaler_enabled": False,
-    "route_prefix": "/",
+SERVE_ONLY_IN_FILE = {
+    *("controller_options", "grpc_options", "http_options", "logging_config", "target_capacity"),
+    "tracing_config",
 }
-"""Settings that Ray Serve alone obeys, with the value that says nothing; None says nothing either."""
+SERVE_ONLY_IN_APPLICATION = {
+    *("autoscaling_policy", "external_scaler_enabled", "host", "logging_config", "port", "route_prefix"),
+}
+"""Settings that Ray Serve alone obeys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +165,16 @@ def _inside(config: LLMConfig, runtime_env: Mapping[str, Any]) -> LLMConfig:
 
 
 def _split(
-    values: Mapping[str, Any], serve_only: Mapping[str, Any], location: Location
+    values: Mapping[str, Any], serve_only: set[str], location: Location
 ) -> tuple[dict[str, Any], list[str]]:
     """The values without those that Ray Serve alone obeys, and a sentence for each that says something."""
-    said = [name for name in serve_only if values.get(name) not in (None, serve_only[name])]
-    return {name: value for name, value in values.items() if name not in serve_only}, [
+    ours = {name: value for name, value in values.items() if name not in serve_only}
+    said = [name for name in sorted(serve_only & values.keys()) if _says_something(values[name])]
+    return ours, [
         (location / name).says("only Ray Serve obeys it (`serve run`, `serve deploy`).") for name in said
     ]
+
+
+def _says_something(value: Any) -> bool:
+    """Whether it is not Serve's default: nothing, `external_scaler_enabled: false`, `route_prefix: /`."""
+    return value is not None and value is not False and value != "/"

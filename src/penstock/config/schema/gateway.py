@@ -14,16 +14,11 @@ from penstock.config.schema.strict import RootConfig, StrictModel, optional
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 
 
-def _key_from_environment() -> SecretStr | None:
-    return Settings.read().api_key
-
-
-def _admin_key_from_environment() -> SecretStr | None:
-    return Settings.read().admin_key
-
-
 def _secret(value: object) -> object:
     return SecretStr(value) if isinstance(value, str) else value
+
+
+_Key = Annotated[SecretStr | None, Field(min_length=1), BeforeValidator(_secret)]
 
 
 class CorsConfig(StrictModel):
@@ -91,13 +86,13 @@ class GatewayConfig(RootConfig):
         le=64,
         description="Gateway processes. They share the own port; when one dies or hangs, the others go on.",
     )
-    api_key: Annotated[SecretStr | None, Field(min_length=1), BeforeValidator(_secret)] = Field(
-        default_factory=_key_from_environment,
+    api_key: _Key = Field(
+        default_factory=lambda: Settings.read().api_key,
         description="Key that clients must send. Without it PENSTOCK_API_KEY, or VLLM_API_KEY; "
         "without any, every key is accepted.",
     )
-    admin_key: Annotated[SecretStr | None, Field(min_length=1), BeforeValidator(_secret)] = Field(
-        default_factory=_admin_key_from_environment,
+    admin_key: _Key = Field(
+        default_factory=lambda: Settings.read().admin_key,
         description="Key of the endpoints under `/admin`, by which models are put to sleep, paused and more. "
         "Without it PENSTOCK_ADMIN_KEY; without both there are no such endpoints.",
     )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from pydantic import Field, ValidationInfo, field_validator
 
+from penstock.config.schema.paths import from_file
 from penstock.config.schema.strict import StrictModel, optional
 
 _MIB = 2**20
@@ -30,7 +29,4 @@ class JobsConfig(StrictModel):
     @field_validator("storage")
     @classmethod
     def _from_the_file(cls, storage: str | None, info: ValidationInfo) -> str | None:
-        if storage is None or "://" in storage:
-            return storage
-        file = info.context[0].file if info.context else ""
-        return str((Path(file).parent if file else Path()).absolute() / Path(storage).expanduser())
+        return storage if storage is None or "://" in storage else from_file(storage, info)
