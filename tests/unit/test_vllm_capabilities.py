@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.models.installed import missing_engine
+from penstock.cli.models.precheck import missing_engine
 from penstock.config import LLMConfig
 from penstock.config.messages import notices
 from penstock.engines import vllm as vllm_engine

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from importlib.resources import files
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from penstock.bench.load.workers import Measured
 from penstock.bench.report.record import to_json
 from penstock.bench.report.series import distributions, first_tokens, over_time
-from penstock.bench.report.table import COMPARED, HEAD, cells, client, compared, remarks, rows, summary, title
+from penstock.bench.report.table import client, comparison, latencies, remarks, summary, title
 from penstock.bench.run.figures import Figures
 from penstock.bench.run.options import BenchOptions
 from penstock.bench.run.session import Result
@@ -70,29 +70,27 @@ def _options(options: dict[str, Any]) -> str:
 
 
 def _comparison(levels: Sequence[Figures]) -> str:
-    if len(levels) < 2:
-        return ""
-    head = COMPARED if levels[0].goodput is None else (*COMPARED, "goodput/s")
-    return _table(head, [compared(figures) for figures in levels]) + '<div class="plots" id="loads"></div>'
+    return f'{_table(comparison(levels))}<div class="plots" id="loads"></div>' if len(levels) > 1 else ""
 
 
 def _level(number: int, figures: Figures, result: Result) -> str:
-    latencies = [[name, *cells(spread, scale)] for name, spread, scale in rows(figures)]
     lines = "\n".join(summary(figures, result))
     warnings = "".join(f'<p class="warning">{_escaped(line)}</p>' for line in remarks(figures))
     return (
         f"<h2>{_escaped(title(figures))}</h2><pre>{_escaped(lines)}</pre>{warnings}"
-        f'{_table(HEAD, latencies)}<p class="client">Client: {_escaped(client(figures))}</p>'
+        f'{_table(latencies(figures))}<p class="client">Client: {_escaped(client(figures))}</p>'
         f'<div class="plots" id="level-{number}"></div>'
     )
 
 
-def _table(head: Iterable[str], lines: Iterable[Sequence[str]]) -> str:
-    top = "".join(f"<th>{_escaped(name)}</th>" for name in head)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{_escaped(cell)}</td>" for cell in line) + "</tr>" for line in lines
-    )
-    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+def _table(lines: Sequence[Sequence[str]]) -> str:
+    """With the names of its columns in the first line."""
+    body = "".join(_row("td", line) for line in lines[1:])
+    return f"<table><thead>{_row('th', lines[0])}</thead><tbody>{body}</tbody></table>"
+
+
+def _row(tag: str, line: Sequence[str]) -> str:
+    return "<tr>" + "".join(f"<{tag}>{_escaped(cell)}</{tag}>" for cell in line) + "</tr>"
 
 
 def _escaped(text: str) -> str:

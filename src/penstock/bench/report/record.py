@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -105,9 +104,5 @@ def _request(outcome: RequestOutcome, start: float) -> dict[str, Any]:
         "ttft_ms": 1e3 * timing.ttft if timing else None,
         "tpot_ms": 1e3 * timing.tpot if timing and timing.tpot is not None else None,
         "e2e_ms": 1e3 * (outcome.ended - outcome.due),
-        "gaps_ms": [round(1e3 * gap, 3) for gap in _gaps(outcome)],
+        "gaps_ms": [round(1e3 * (later - earlier), 3) for earlier, later in pairwise(outcome.times())],
     }
-
-
-def _gaps(outcome: RequestOutcome) -> Iterator[float]:
-    return (later - earlier for earlier, later in pairwise(outcome.times()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TextIO
 
 from rich.console import Console
@@ -13,7 +13,7 @@ from penstock.bench.run.figures import BUSY, LATE_S, FailureGroup, Figures, Spre
 from penstock.bench.run.session import Result
 
 _WIDTH = 110
-HEAD = ("", "mean", "p50", "p90", "p95", "p99", "max")
+_SPREAD = ("", "mean", "p50", "p90", "p95", "p99", "max")
 
 
 def print_tables(result: Result, out: TextIO) -> None:
@@ -26,13 +26,13 @@ def print_tables(result: Result, out: TextIO) -> None:
         console.print(Text(title(figures), style="bold"))
         for line in summary(figures, result):
             console.print(line, markup=False, soft_wrap=True)
-        console.print(_latencies(figures))
+        console.print(_table(latencies(figures)))
         console.print(Text(f"Client     {client(figures)}", style="dim"), soft_wrap=True)
         for line in remarks(figures):
             console.print(Text(line, style="yellow"), soft_wrap=True)
     if len(result.figures) > 1:
         console.print()
-        console.print(_comparison(result.figures))
+        console.print(_table(comparison(result.figures)))
 
 
 def title(figures: Figures) -> str:
@@ -98,8 +98,8 @@ def client(figures: Figures) -> str:
     return ", ".join([*parts, f"machine {strain.machine_cpu:.0%} busy"])
 
 
-def rows(figures: Figures) -> list[tuple[str, Spread, float]]:
-    """Name, values and what to multiply them by."""
+def latencies(figures: Figures) -> list[Sequence[str]]:
+    """The names of columns, and a row for each latency and count of tokens."""
     turns = " first turn" if figures.ttft_later_turns else ""
     named = [
         (f"TTFT{turns} ms", figures.ttft, 1e3),
@@ -110,10 +110,10 @@ def rows(figures: Figures) -> list[tuple[str, Spread, float]]:
         ("prompt tokens", figures.prompt_tokens, 1.0),
         ("answer tokens", figures.completion_tokens, 1.0),
     ]
-    return [(name, spread, scale) for name, spread, scale in named if spread is not None]
+    return [_SPREAD, *([name, *_cells(spread, scale)] for name, spread, scale in named if spread)]
 
 
-def cells(spread: Spread, scale: float) -> list[str]:
+def _cells(spread: Spread, scale: float) -> list[str]:
     values = (spread.mean, spread.p50, spread.p90, spread.p95, spread.p99, spread.max)
     return [number(value * scale) for value in values]
 
@@ -125,56 +125,32 @@ def number(value: float) -> str:
     return f"{value:.1f}" if value >= 100 else f"{value:.2f}"
 
 
-def _latencies(figures: Figures) -> Table:
-    table = _table(HEAD)
-    for name, spread, scale in rows(figures):
-        table.add_row(name, *cells(spread, scale))
-    return table
+def comparison(levels: Sequence[Figures]) -> list[Sequence[str]]:
+    """The names of columns, and a row for each level; with goodput when there is one."""
+    head = ["load", "requests/s", "tok/s out"]
+    head += ["TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "TPOT p50", "failed"]
+    with_goodput = levels[0].goodput is not None
+    return [[*head, "goodput/s"] if with_goodput else head, *map(_compared, levels)]
 
 
-COMPARED = (
-    "load",
-    "requests/s",
-    "tok/s out",
-    "TTFT p50",
-    "TTFT p99",
-    "ITL p50",
-    "ITL p99",
-    "TPOT p50",
-    "failed",
-)
-
-
-def compared(figures: Figures) -> list[str]:
-    """One level as a row under COMPARED, and its goodput when there is one."""
+def _compared(figures: Figures) -> list[str]:
     row = [
         figures.level.title,
         f"{figures.requests_per_s:.2f}",
         f"{figures.output_tokens_per_s:,.0f}",
-        *(
-            _ms(figures.ttft, "p50"),
-            _ms(figures.ttft, "p99"),
-            _ms(figures.itl, "p50"),
-            _ms(figures.itl, "p99"),
-        ),
+        *(_ms(spread, name) for spread in (figures.ttft, figures.itl) for name in ("p50", "p99")),
         _ms(figures.tpot, "p50"),
         str(figures.failed),
     ]
     return row if figures.goodput is None else [*row, f"{figures.goodput:.2f}"]
 
 
-def _comparison(levels: Sequence[Figures]) -> Table:
-    head = COMPARED if levels[0].goodput is None else (*COMPARED, "goodput/s")
-    table = _table(head)
-    for figures in levels:
-        table.add_row(*compared(figures))
-    return table
-
-
-def _table(head: Iterable[str]) -> Table:
+def _table(lines: Sequence[Sequence[str]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for i, name in enumerate(head):
+    for i, name in enumerate(lines[0]):
         table.add_column(name, justify="right" if i else "left", no_wrap=True)
+    for line in lines[1:]:
+        table.add_row(*line)
     return table
 
 

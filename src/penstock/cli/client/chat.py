@@ -88,7 +88,10 @@ def chat(client: ChatClient, lines: TextIO, *, model: str | None = None, system:
 
     Raises: Error when the service does not answer or serves nothing.
     """
-    model = model or _first(client.models())
+    models = [model] if model else client.models()
+    if not models:
+        raise Unavailable("The service serves no model.")
+    model = models[0]
     interactive = lines.isatty()
     if interactive:
         _edit_lines()
@@ -135,12 +138,6 @@ def _questions(lines: TextIO, interactive: bool) -> Iterator[str]:
             return
         if line.strip():
             yield line.strip()
-
-
-def _first(models: list[str]) -> str:
-    if not models:
-        raise Unavailable("The service serves no model.")
-    return models[0]
 
 
 def _edit_lines() -> None:

@@ -93,17 +93,12 @@ class Service:
         except ValueError:
             found = None
         if not isinstance(found, dict) or "error" in found:
-            raise self._error(status, content, found)
+            raise self._error(status, content)
         return found
 
     def error(self, response: HTTPResponse) -> Error:
         """Why the service refused a request."""
-        content = _read(response)
-        try:
-            found = json.loads(content)
-        except ValueError:
-            found = None
-        return self._error(response.status, content, found)
+        return self._error(response.status, _read(response))
 
     def is_healthy(self) -> bool:
         """Whether the service says that each of its models has a replica."""
@@ -113,10 +108,10 @@ class Service:
         except Unavailable:
             return False
 
-    def _error(self, status: int, content: bytes, found: Any) -> Error:
+    def _error(self, status: int, content: bytes) -> Error:
         try:
-            message = str(found["error"]["message"])
-        except (KeyError, TypeError):
+            message = str(json.loads(content)["error"]["message"])
+        except (ValueError, KeyError, TypeError):
             message = (
                 f"The service answered with status {status}: {content[:_QUOTED].decode(errors='replace')}"
             )

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
 
 from penstock.cli.models.options import CommandOptions
 from penstock.cli.models.plan import ServePlan
-from penstock.config.messages.problems import config_error, nearest, translated
+from penstock.config.messages.problems import config_error, nearest
 from penstock.engines.check import check_arguments, find_unknown, options_form
-from penstock.engines.vllm.arguments.check import has_doubts
+from penstock.engines.vllm.arguments.check import has_doubts, parse_flags
 from penstock.engines.vllm.arguments.names import unknown_flags
 from penstock.errors import ConfigError
-
-_VLLM = "vllm"
 
 
 def read_engine_words(plan: ServePlan) -> ServePlan:
@@ -28,7 +26,7 @@ def read_engine_words(plan: ServePlan) -> ServePlan:
             raise config_error(problems)
         return plan
     (config,) = plan.configs
-    return plan.with_engine_arguments(_READERS[config.engine_name](plan.engine_words))
+    return plan.with_engine_arguments(_read(config.engine_name, plan.engine_words))
 
 
 def read_quick_words(plan: ServePlan, command: CommandOptions) -> ServePlan:
@@ -36,7 +34,7 @@ def read_quick_words(plan: ServePlan, command: CommandOptions) -> ServePlan:
 
     Raises: ConfigError for what the engine does not know; it names options of `command` that may be meant.
     """
-    vllm = [config for config in plan.configs if config.engine_name == _VLLM]
+    vllm = [config for config in plan.configs if config.engine_name == "vllm"]
     try:
         if problems := find_unknown(plan.configs) or (unknown_flags(plan.engine_words) if vllm else []):
             raise config_error(problems)
@@ -57,37 +55,19 @@ def with_own_options(error: ConfigError, words: Sequence[str], command: CommandO
     return ConfigError("\n".join([str(error), *hints]), error.problems)
 
 
-def _vllm(words: Sequence[str]) -> dict[str, Any]:
-    from penstock.engines.vllm.arguments.check import parse_flags
-
-    return parse_flags(words)
-
-
-def _form(engine_name: str) -> Callable[[Sequence[str]], dict[str, Any]]:
-    """Reads `--name value` or `--name=value`, with the value as YAML reads it, for an engine with a form."""
-
-    def read_words(words: Sequence[str]) -> dict[str, Any]:
-        form = options_form(engine_name)
-        assert form is not None
-        read: dict[str, Any] = {}
-        left = list(words)
-        while left:
-            name, equals, value = left.pop(0).partition("=")
-            if not name.startswith("--"):
-                raise ConfigError(f"{name!r} belongs to no option. Options of this engine are --name value.")
-            if not equals and not left:
-                raise ConfigError(f"{name} needs a value.")
-            read[name.removeprefix("--").replace("-", "_")] = yaml.safe_load(value if equals else left.pop(0))
-        with translated(form):
-            form.model_validate(read)
-        return read
-
-    return read_words
-
-
-_READERS: Mapping[str, Callable[[Sequence[str]], dict[str, Any]]] = {
-    "process": _form("process"),
-    "sglang": _form("sglang"),
-    "sim": _form("sim"),
-    _VLLM: _vllm,
-}
+def _read(engine_name: str, words: Sequence[str]) -> dict[str, Any]:
+    """By vLLM's own parser; for other engines `--name value` or `--name=value`, the value as in YAML."""
+    form = options_form(engine_name)
+    if form is None:
+        return parse_flags(words)
+    read: dict[str, Any] = {}
+    left = list(words)
+    while left:
+        name, equals, value = left.pop(0).partition("=")
+        if not name.startswith("--"):
+            raise ConfigError(f"{name!r} belongs to no option. Options of this engine are --name value.")
+        if not equals and not left:
+            raise ConfigError(f"{name} needs a value.")
+        read[name.removeprefix("--").replace("-", "_")] = yaml.safe_load(value if equals else left.pop(0))
+    form.parse(read)
+    return read

@@ -30,7 +30,8 @@ def faults(files: Sequence[str]) -> tuple[list[tuple[str, Application]], list[st
     findings = check_arguments(configs)
     problems += [*findings.problems, *_policy_problems(configs), *_problems_of_hooks(configs)]
     serve_only = dict.fromkeys(text for _, application in applications for text in application.serve_only)
-    return applications, problems, [*findings.notices, *_not_here(configs), *serve_only]
+    not_here = [text for config in configs for text in missing_folders(config)]  # perhaps on the nodes
+    return applications, problems, [*findings.notices, *not_here, *serve_only]
 
 
 def quick_faults(files: Sequence[str]) -> list[str]:
@@ -59,11 +60,6 @@ def _read(files: Sequence[str]) -> tuple[list[tuple[str, Application]], list[str
 
 def _problems_of_hooks(configs: Sequence[LLMConfig]) -> list[str]:
     return [text for config in configs for text in (*hooks.problems(config), *callback.problems(config))]
-
-
-def _not_here(configs: Sequence[LLMConfig]) -> list[str]:
-    """Folders that may be on the nodes that will run it."""
-    return [text for config in configs for text in missing_folders(config)]
 
 
 def _policy_problems(configs: Sequence[LLMConfig]) -> list[str]:

@@ -131,14 +131,10 @@ def _overridden(config: LLMConfig, arguments: Arguments) -> LLMConfig:
 
 
 def _refuse_for_several(configs: Sequence[LLMConfig], arguments: Arguments) -> None:
-    given = [
-        ("--served-model-name", arguments.served_model_name),
-        *((word, word) for word in arguments.engine_words[:1]),
-    ]
-    for option, value in given:
-        if value:
-            ids = ", ".join(config.model_id for config in configs)
-            raise ConfigError(f"{option} applies to one model, but {len(configs)} are given ({ids}).")
+    option = "--served-model-name" if arguments.served_model_name else "".join(arguments.engine_words[:1])
+    if option:
+        ids = ", ".join(config.model_id for config in configs)
+        raise ConfigError(f"{option} applies to one model, but {len(configs)} are given ({ids}).")
 
 
 def _gateway(given: Sequence[GatewayConfig], arguments: Arguments) -> GatewayConfig:

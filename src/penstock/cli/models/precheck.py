@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import shutil
+from importlib.util import find_spec
+from typing import Any
 
 from penstock import ray_version
 from penstock.cli.models.engine_arguments import read_quick_words
 from penstock.cli.models.faults import missing_folders, quick_faults
-from penstock.cli.models.installed import missing_engine
 from penstock.cli.models.options import SERVE, YAML, Arguments, CommandOptions
 from penstock.cli.models.plan import ServePlan
-from penstock.config import LLMConfig
+from penstock.config import LLMConfig, Settings
 from penstock.config.derive.accelerators import missing_here
 from penstock.config.derive.prefill import halves
 from penstock.config.messages.problems import config_error
+from penstock.engines.check import options_form
+from penstock.engines.vllm.arguments.check import installed
+from penstock.engines.vllm.capabilities import version
 from penstock.errors import ConfigError, EngineStartFailed
+
+_OTHER_ENVIRONMENTS = ("pip", "uv", "conda", "container", "image_uri", "py_executable")
+_NO_VLLM = (
+    "vLLM is not installed here; install it with `pip install 'penstock[vllm]'`, or `'penstock[cpu]'` on a "
+    "machine without a GPU."
+)
+_NO_SGLANG = (
+    "SGLang is not installed beside Penstock; name the interpreter of its environment: "
+    "`python: /path/to/python`."
+)
 
 
 def with_all_faults(error: ConfigError, arguments: Arguments) -> ConfigError:
@@ -33,7 +47,10 @@ def checked(plan: ServePlan, address: str | None, command: CommandOptions = SERV
     ray_version.check()
     configs = [half for config in plan.configs for half in halves(config)]
     if address is None:
-        _refuse_missing(configs)
+        problems = [text for config in configs if (text := missing_here(config)) is not None]
+        problems += [text for config in configs for text in missing_folders(config)]
+        if problems:
+            raise config_error(dict.fromkeys(problems))
     plan = read_quick_words(plan, command)
     if address is None and (lacking := [text for one in configs if (text := missing_engine(one))]):
         raise EngineStartFailed("\n".join(dict.fromkeys(lacking)))
@@ -48,8 +65,27 @@ def refuse_certificate(plan: ServePlan) -> None:
         Certificate(tls.cert, tls.key)
 
 
-def _refuse_missing(configs: Sequence[LLMConfig]) -> None:
-    problems = [text for config in configs if (text := missing_here(config)) is not None]
-    problems += [text for config in configs for text in missing_folders(config)]
-    if problems:
-        raise config_error(dict.fromkeys(problems))
+def missing_engine(config: LLMConfig) -> str | None:
+    """A sentence when the engine is certainly not here, or in a version that is refused.
+
+    Says nothing where it comes from elsewhere: the user's own classes, a `runtime_env` that installs it.
+    """
+    brings_its_own = any(name in (config.runtime_env or {}) for name in _OTHER_ENVIRONMENTS)
+    if config.server_cls is not None or Settings.read().engine_cls or brings_its_own:
+        return None
+    if config.engine_name == "vllm":
+        return version.refusal(version.installed()) if installed() else _NO_VLLM
+    return _missing_program(config)
+
+
+def _missing_program(config: LLMConfig) -> str | None:
+    """Of `process` the first word of its command, of `sglang` its interpreter."""
+    form = options_form(config.engine_name)
+    options: Any = None if form is None else form.model_validate(config.engine_kwargs)
+    command: list[str] = getattr(options, "command", [])
+    program: str | None = command[0] if command else getattr(options, "python", None)
+    if config.engine_name == "sglang" and program is None and find_spec("sglang") is None:
+        return (config.location / "engine_kwargs").says(_NO_SGLANG)
+    if program is None or "{" in program or shutil.which(program) is not None:
+        return None
+    return (config.location / "engine_kwargs").says(f"there is no program {program!r} on this machine.")

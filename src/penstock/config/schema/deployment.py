@@ -13,7 +13,6 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from penstock.config.messages.annotations import CheckedDict
 from penstock.config.messages.location import Location
-from penstock.config.messages.problems import translated
 from penstock.config.schema.request_router import RequestRouterOptions
 from penstock.config.schema.strict import StrictModel, optional
 
@@ -190,6 +189,5 @@ class DeploymentOptions(StrictModel):
 
 def checked_options(given: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Options of `serve.deployment` that were given as the argument `name`. Raises: ConfigError."""
-    with translated(DeploymentOptions, Location(name)):
-        DeploymentOptions.model_validate(given)
+    DeploymentOptions.parse(given, Location(name))
     return dict(given)

@@ -15,7 +15,7 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from penstock.config.messages.annotations import CheckedDict
 from penstock.config.messages.location import Location
-from penstock.config.messages.problems import translated, unknown
+from penstock.config.messages.problems import unknown
 from penstock.config.schema.deployment import DeploymentOptions, RuntimeEnv
 from penstock.config.schema.env_vars import with_variables
 from penstock.config.schema.prefill import PrefillConfig
@@ -292,8 +292,7 @@ class LLMConfig(RootConfig):
 
         Raises: ConfigError.
         """
-        with translated(EngineSizes, self.location / "engine_kwargs"):
-            EngineSizes.model_validate({**self.engine_kwargs, **arguments})
+        EngineSizes.parse({**self.engine_kwargs, **arguments}, self.location / "engine_kwargs")
         self.engine_kwargs.update(arguments)
 
     def add_aliases(self, names: Iterable[str]) -> None:

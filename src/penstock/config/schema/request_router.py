@@ -13,7 +13,6 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from penstock.config.messages.location import Location
-from penstock.config.messages.problems import translated
 from penstock.config.schema.strict import StrictModel, optional
 
 _OURS = "penstock.serve.request_router"
@@ -135,8 +134,7 @@ class RequestRouterOptions(StrictModel):
         if self.request_router_kwargs and self.request_router_class is None:
             raise ValueError("request_router_kwargs have no effect without a request_router_class.")
         if router is not None and is_ours(router):
-            with translated(PrefixRouterOptions, Location("request_router_kwargs")):
-                PrefixRouterOptions.model_validate(self.request_router_kwargs)
+            PrefixRouterOptions.parse(self.request_router_kwargs, Location("request_router_kwargs"))
         return self
 
 
@@ -146,6 +144,5 @@ def router_options(given: Any) -> dict[str, Any]:
     Raises: ConfigError.
     """
     fields = _fields(given)
-    with translated(RequestRouterOptions, Location("request_router_config")):
-        RequestRouterOptions.model_validate(fields)
+    RequestRouterOptions.parse(fields, Location("request_router_config"))
     return {name: value for name, value in fields.items() if name != "request_router_class"}
