@@ -15,8 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from penstock.config.derive.serve_options import DEFAULTS
 from penstock.config.loading import load, serving_args
-from penstock.config.messages.annotations import CheckedDict
-from penstock.config.messages.problems import REFUSED
+from penstock.config.messages.problems import REFUSED, CheckedDict
 from penstock.config.messages.type_names import describe
 from penstock.config.schema import (
     deployment,

@@ -9,14 +9,13 @@ from typing import Annotated, Any, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from penstock.config.loading import yaml_source
-from penstock.config.messages.annotations import CheckedDict
 from penstock.config.messages.location import Location
-from penstock.config.messages.problems import ErrorCollector, translated
+from penstock.config.messages.problems import CheckedDict, ErrorCollector, translated
 from penstock.config.schema.deployment import DeploymentOptions
 from penstock.config.schema.gateway import GatewayConfig
 from penstock.config.schema.jobs import JobsConfig
 from penstock.config.schema.model import LLMConfig
-from penstock.config.schema.processing import class_or_path
+from penstock.config.schema.processing import ClassOrPath
 from penstock.config.schema.strict import RootConfig, StrictModel, optional
 from penstock.errors import ConfigError
 
@@ -27,15 +26,10 @@ MODELS, MODEL, PREFILL, DECODE = FORMS = "llm_configs", "llm_config", "prefill_c
 class IngressClsConfig(StrictModel):
     """A class in the gateway's place, with endpoints of its own."""
 
-    ingress_cls: Any = optional(
+    ingress_cls: ClassOrPath = optional(
         "A subclass of `penstock.serve.ingress.OpenAiIngress`, or its import path `package.module:Class`."
     )
     ingress_extra_kwargs: dict[str, Any] = Field(default={}, description="More arguments of that class.")
-
-    @field_validator("ingress_cls")
-    @classmethod
-    def _class_or_path(cls, value: Any) -> Any:
-        return class_or_path(value)
 
     @model_validator(mode="after")
     def _arguments_of_something(self) -> Self:

@@ -9,16 +9,15 @@ from __future__ import annotations
 import difflib
 import re
 import typing
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, core_schema
 
-from penstock.config.messages.annotations import BRANCH, CheckedDict
 from penstock.config.messages.location import Location, Path
 from penstock.config.messages.redact import is_secret, masked
 from penstock.errors import ConfigError
@@ -26,7 +25,30 @@ from penstock.errors import ConfigError
 REFUSED = "Refused:"
 """Fields whose description starts with it exist only to be refused with a sentence of their own."""
 
+BRANCH = "~"
+"""Tags of union branches start with it, which no key of a file does."""
+
 _SHOWN_CHARACTERS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedDict:
+    """A dict that is checked against `model` and stays the dict that the user wrote."""
+
+    model: type[BaseModel]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        """Pydantic's hook."""
+        return core_schema.no_info_wrap_validator_function(_check, handler(self.model))
+
+
+def _check(value: Any, check: Callable[[Any], Any]) -> Any:
+    """Also takes an object of Ray's (`AutoscalingConfig(...)`), as the dict of its fields."""
+    if isinstance(value, BaseModel):
+        check(value.model_dump(exclude_unset=True))
+        return value
+    check(value)
+    return dict(value)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from penstock.config.messages.annotations import CheckedDict
 from penstock.config.messages.location import Location
+from penstock.config.messages.problems import CheckedDict
 from penstock.config.schema.request_router import RequestRouterOptions
 from penstock.config.schema.strict import StrictModel, optional
 

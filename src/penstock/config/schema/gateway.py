@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 
-from penstock.config.schema.paths import from_file
+from penstock.config.schema.paths import PemFile
 from penstock.config.schema.settings import Settings
 from penstock.config.schema.strict import RootConfig, StrictModel, optional
 
@@ -56,17 +56,11 @@ class CorsConfig(StrictModel):
 class TlsConfig(StrictModel):
     """The certificate of the gateway's own port. Both files are read again when they change."""
 
-    cert: str = Field(
-        min_length=1,
+    cert: PemFile = Field(
         description="PEM file of the certificate, followed by those between it and the root. A relative "
-        "path counts from the folder of the config file.",
+        "path counts from the folder of the config file."
     )
-    key: str = Field(min_length=1, description="PEM file of its private key, without a passphrase.")
-
-    @field_validator("cert", "key")
-    @classmethod
-    def _from_the_file(cls, path: str, info: ValidationInfo) -> str:
-        return from_file(path, info)
+    key: PemFile = Field(description="PEM file of its private key, without a passphrase.")
 
 
 class GatewayConfig(RootConfig):

@@ -13,20 +13,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast, get_args
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
-from penstock.config.messages.annotations import CheckedDict
 from penstock.config.messages.location import Location
-from penstock.config.messages.problems import unknown
+from penstock.config.messages.problems import CheckedDict, unknown
 from penstock.config.schema.deployment import DeploymentOptions, RuntimeEnv
 from penstock.config.schema.env_vars import with_variables
 from penstock.config.schema.prefill import PrefillConfig
 from penstock.config.schema.processing import (
+    ClassOrPath,
+    Hook,
     PostprocessorOptions,
     PreprocessorOptions,
-    checked_hook,
-    class_or_path,
 )
 from penstock.config.schema.request_router import is_ours, prefix_options, router_class, router_name
-from penstock.config.schema.routing import DEFAULT_POLICY, RoutingConfig, checked_policy
+from penstock.config.schema.routing import DEFAULT_POLICY, Policy, RoutingConfig
 from penstock.config.schema.sections import (
     AcceleratorConfig,
     BatchConfig,
@@ -102,7 +101,7 @@ class LLMConfig(RootConfig):
     deployment_config: Annotated[dict[str, Any], CheckedDict(DeploymentOptions)] = Field(
         default={}, description="Options of Ray Serve's deployment."
     )
-    routing_policy: str = Field(
+    routing_policy: Policy = Field(
         default=DEFAULT_POLICY,
         description="Which replica gets a request: `prefix_affinity`, `session_affinity`, "
         "`adapter_affinity`, `least_loaded`, `power_of_two`, `round_robin`, or an own class, "
@@ -125,15 +124,15 @@ class LLMConfig(RootConfig):
         "Ray's runtime environment of the replica."
     )
     log_engine_metrics: bool = Field(default=True, description="Whether /metrics has the engine's numbers.")
-    server_cls: Any = optional("Own server class, or its import path `package.module:Class`.")
-    preprocessor: Any = optional(
+    server_cls: ClassOrPath = optional("Own server class, or its import path `package.module:Class`.")
+    preprocessor: Hook = optional(
         "Your own code before the engine: a class, a function or its path `my_module:Name`. "
         "See docs/serve/preprocessing.md."
     )
     preprocessor_options: Annotated[dict[str, Any], CheckedDict(PreprocessorOptions)] | None = optional(
         "Options of its own deployment; without any, or with `arguments` alone, it runs in the replica."
     )
-    postprocessor: Any = optional("Your own code after the engine, named in the same way.")
+    postprocessor: Hook = optional("Your own code after the engine, named in the same way.")
     postprocessor_options: Annotated[dict[str, Any], CheckedDict(PostprocessorOptions)] | None = optional(
         "Its arguments."
     )
@@ -176,21 +175,6 @@ class LLMConfig(RootConfig):
         if name.lower() not in _ENGINES:
             raise ValueError(unknown("engine", name, _ENGINES))
         return name
-
-    @field_validator("routing_policy")
-    @classmethod
-    def _known_policy(cls, name: str) -> str:
-        return checked_policy(name)
-
-    @field_validator("server_cls")
-    @classmethod
-    def _class_or_path(cls, value: Any) -> Any:
-        return class_or_path(value)
-
-    @field_validator("preprocessor", "postprocessor")
-    @classmethod
-    def _callable_or_path(cls, value: Any) -> Any:
-        return checked_hook(value)
 
     @model_validator(mode="after")
     def _options_of_something(self) -> Self:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, field_validator
 
-from penstock.config.messages.annotations import CheckedDict
+from penstock.config.messages.problems import CheckedDict
 from penstock.config.schema.deployment import DeploymentOptions, RuntimeEnv
 from penstock.config.schema.sections import AcceleratorConfig, EngineSizes, PlacementGroupConfig
 from penstock.config.schema.strict import RootConfig, optional

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from penstock.config.schema.deployment import DeploymentOptions
 from penstock.config.schema.strict import StrictModel
@@ -46,6 +46,10 @@ def class_or_path(value: Any) -> Any:
     if value is None or isinstance(value, type) or (isinstance(value, str) and "." in value):
         return value
     raise ValueError("must be a class or an import path such as `my_package.my_module:MyClass`.")
+
+
+Hook = Annotated[Any, AfterValidator(checked_hook)]
+ClassOrPath = Annotated[Any, AfterValidator(class_or_path)]
 
 
 def own_deployment(options: Mapping[str, Any] | None) -> dict[str, Any] | None:

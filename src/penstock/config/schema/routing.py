@@ -6,8 +6,9 @@ The policies themselves are in `serve/routing`.
 from __future__ import annotations
 
 import re
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from penstock.config.messages.problems import unknown
 from penstock.config.schema.strict import StrictModel
@@ -49,3 +50,6 @@ def checked_policy(name: str) -> str:
     if name not in POLICIES and not _CLASS.fullmatch(name):
         raise ValueError(f"{unknown('policy', name, POLICIES)} An own class is named `my_module:MyPolicy`.")
     return name
+
+
+Policy = Annotated[str, AfterValidator(checked_policy)]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
-from penstock.config.messages.annotations import BRANCH
+from penstock.config.messages.problems import BRANCH
 from penstock.config.schema.paths import Source
 from penstock.config.schema.strict import StrictModel, optional
 

@@ -91,10 +91,7 @@ class Wire:
 
     async def get(self, path: str, limit_s: float) -> tuple[int, bytes]:
         """Status and body. Raises: one of BROKEN; TimeoutError after `limit_s`."""
-        if self._closed.done():
-            raise _ended()
-        limit = aiohttp.ClientTimeout(total=limit_s)
-        async with self._session.get(self._origin + path, timeout=limit, allow_redirects=False) as answer:
+        async with asyncio.timeout(limit_s), self.request("GET", path) as answer:
             return answer.status, await answer.read()
 
     async def post(self, path: str, value: Any) -> tuple[int, bytes]:
