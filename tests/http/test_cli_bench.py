@@ -54,7 +54,7 @@ async def measured(url: str, **words: Any) -> Result:
     settings = BenchSettings.of(BenchOptions(url, **{**SMALL, **words}))
     found = await probe(settings)
     result, client = Result(settings, found.work, found.notes), Client(settings.target)
-    plan = LoadPlan(settings.target, found.work, settings.timeout_s, settings.think_s)
+    plan = LoadPlan(settings.target, found.work, settings.options.timeout, settings.options.think)
     for level in settings.levels:
         seen = Measured(level, time.monotonic())
         level_run = LevelRun(plan, RequestWriter(found.work), client, level, seen.start)

@@ -17,6 +17,7 @@ from penstock.cli.client.batches import batches
 from penstock.cli.client.bench import BENCH_HELP, bench
 from penstock.cli.client.ctl import ctl
 from penstock.cli.client.options import HERE, Json, Key, Url
+from penstock.cli.client.status import show_models
 from penstock.cli.models.kuberay import KUBERAY_HELP, kuberay
 from penstock.cli.models.options import ACCELERATOR_KINDS, DEFAULT_PORT, Arguments, by_fields, split
 from penstock.cli.process.failure import fail
@@ -91,7 +92,7 @@ def penstock(
 @app.command(help=_SERVE_HELP, context_settings={"ignore_unknown_options": True})
 @by_fields
 def serve(
-    models: Annotated[
+    words: Annotated[
         list[str] | None,
         typer.Argument(metavar="[MODEL | CONFIG.yaml]...", help="What to serve.", show_default=False),
     ] = None,
@@ -100,7 +101,7 @@ def serve(
 ) -> int:
     from penstock.cli.process import guard
 
-    sources, engine_words = split(models or [])
+    sources, engine_words = split(words or [])
     arguments = replace(arguments, sources=sources, engine_words=engine_words)
     if arguments.address in ("", "local"):  # Ray's names for starting a new cluster
         arguments = replace(arguments, address=None)
@@ -146,12 +147,7 @@ def chat(
     return talk(ChatClient(url, api_key), sys.stdin, model=model, system=system)
 
 
-@app.command()
-def models(url: Url = HERE, api_key: Key = None, as_json: Json = False) -> int:
-    """List what a running service serves: models, aliases, adapters, and their context windows."""
-    from penstock.cli.client.status import show_models
-
-    return show_models(url, api_key, as_json=as_json)
+app.command(name="models")(show_models)
 
 
 @app.command()

@@ -62,7 +62,10 @@ class Form:
     """How clients read errors: as a body, and as a stream's last event, after which no `[DONE]` follows."""
 
     envelope: Callable[[Error], bytes]
-    event: Callable[[Error], bytes]
+    event_start: bytes
+
+    def event(self, error: Error) -> bytes:
+        return self.event_start + self.envelope(error) + b"\n\n"
 
 
 def form(path: str) -> Form:
@@ -77,7 +80,7 @@ def envelope(error: Error) -> bytes:
 
 def error_event(error: Error) -> bytes:
     """The event that ends a stream that failed after its first byte; no `[DONE]` follows it."""
-    return b"data: " + envelope(error) + b"\n\n"
+    return _OPENAI.event(error)
 
 
 def parsed(body: bytes) -> Error:
@@ -122,9 +125,5 @@ def _anthropic(error: Error) -> bytes:
     return _encode(AnthropicEnvelope(_detail(error, _KINDS.get(error.status, "api_error"))))
 
 
-def _anthropic_event(error: Error) -> bytes:
-    return b"event: error\ndata: " + _anthropic(error) + b"\n\n"
-
-
-_OPENAI = Form(envelope, error_event)
-_ANTHROPIC = Form(_anthropic, _anthropic_event)
+_OPENAI = Form(envelope, b"data: ")
+_ANTHROPIC = Form(_anthropic, b"event: error\ndata: ")

@@ -15,7 +15,7 @@ from typing import cast
 import httptools
 
 from penstock.bench.load.stream import Stream
-from penstock.bench.load.target import Target
+from penstock.bench.load.target import Target, tls_context
 
 _CONNECT_S = 10.0
 _KINDS: list[tuple[type[OSError], str]] = [
@@ -133,7 +133,7 @@ class Client:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._tls = target.tls_context()
+        self._tls = tls_context(verify=target.verify) if target.tls else None
         self._idle: list[LoadConnection] = []
 
     async def ask(self, head: bytes, body: bytes, reader: Stream) -> None:

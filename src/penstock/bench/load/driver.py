@@ -11,7 +11,7 @@ from penstock.bench.load.arrivals import WARMING, Level, arrivals
 from penstock.bench.load.client import Client, NotHTTP, Unreachable
 from penstock.bench.load.conversations import Request, RequestWriter, Workload
 from penstock.bench.load.outcome import UNFINISHED, RequestOutcome
-from penstock.bench.load.stream import Stream
+from penstock.bench.load.stream import Stream, Usage
 from penstock.bench.load.target import Target
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
@@ -137,11 +137,21 @@ class LevelRun:
             error, detail = await self._answer(request, stream)
         finally:  # cancelled, too
             self.open -= 1
-            outcome = _outcome(request, stream, error, detail)
-            outcome.sent, outcome.turn = sent, turn
-            outcome.due = sent if due is None else due
-            outcome.counted = counted or (
-                self._level.conversations is None and outcome.due >= self._measured_from
+            usage = stream.usage or Usage()
+            due = sent if due is None else due
+            outcome = RequestOutcome(
+                due=due,
+                sent=sent,
+                ended=stream.ended_at or time.monotonic(),
+                events=stream.times.tobytes(),
+                asked_tokens=request.asked_tokens,
+                prompt_tokens=usage.prompt_tokens,
+                completion_tokens=usage.completion_tokens,
+                cached_tokens=usage.prompt_tokens_details and usage.prompt_tokens_details.cached_tokens,
+                turn=turn,
+                counted=counted or (self._level.conversations is None and due >= self._measured_from),
+                error=error,
+                detail=detail,
             )
             self.outcomes.append(outcome)
         return outcome, stream.text
@@ -160,23 +170,6 @@ class LevelRun:
         except ConnectionError as error:
             return ("cut" if stream.status else "no answer"), str(error)
         return stream.error(), stream.detail
-
-
-def _outcome(request: Request, stream: Stream, error: str, detail: str) -> RequestOutcome:
-    usage = stream.usage
-    cached = usage.prompt_tokens_details if usage else None
-    return RequestOutcome(
-        due=0.0,
-        sent=0.0,
-        ended=stream.ended_at or time.monotonic(),
-        events=stream.times.tobytes(),
-        asked_tokens=request.asked_tokens,
-        prompt_tokens=usage.prompt_tokens if usage else None,
-        completion_tokens=usage.completion_tokens if usage else None,
-        cached_tokens=cached.cached_tokens if cached else None,
-        error=error,
-        detail=detail,
-    )
 
 
 async def _sleep_until(at: float) -> None:

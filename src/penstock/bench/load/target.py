@@ -26,6 +26,14 @@ def parsed(url: str) -> SplitResult:
     raise ConfigError(f"{url!r} is not the address of a service; write one like http://host:8000.")
 
 
+def tls_context(*, verify: bool = True) -> ssl.SSLContext:
+    """verify: whether the service's certificate is checked."""
+    context = ssl.create_default_context()
+    if not verify:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """An OpenAI-compatible service. `prefix` is what stands before `/chat/completions`."""
@@ -72,12 +80,3 @@ class Target:
         if method == "POST":
             lines.append("content-type: application/json")
         return "\r\n".join(lines).encode() + b"\r\n"
-
-    def tls_context(self) -> ssl.SSLContext | None:
-        """None for plain HTTP."""
-        if not self.tls:
-            return None
-        context = ssl.create_default_context()
-        if not self.verify:
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        return context

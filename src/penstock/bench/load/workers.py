@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection as Pipe
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import cast
 
 import psutil
 
@@ -73,7 +73,7 @@ class LoadWorkers:
             pipe.send(Run(level, measured.start))
         open_by: dict[Pipe, int] = dict.fromkeys(self._pipes, 0)
         while len(measured.strains) < len(self._pipes):
-            for pipe in _readable(self._pipes):
+            for pipe in cast("list[Pipe]", wait(self._pipes, _LOOK_S)):
                 report = self._heard(pipe)
                 measured.outcomes += unpack(report.outcomes)
                 open_by[pipe] = report.open
@@ -108,7 +108,3 @@ class LoadWorkers:
             process = self._processes[self._pipes.index(pipe)]
             process.join(1.0)
             raise Error(f"A worker process ended by itself, with code {process.exitcode}.") from error
-
-
-def _readable(pipes: Sequence[Pipe]) -> list[Any]:
-    return wait(pipes, _LOOK_S)

@@ -120,6 +120,7 @@ def figures(measured: Measured, slo: SLO | None) -> Figures:
     begin, end = window(measured, counted)
     seconds = max(end - begin, 1e-9)
     complete = [outcome for outcome in measured.outcomes if outcome.good]
+    read = sum(o.prompt_tokens or 0 for o in complete if begin <= o.times()[0] <= end)
     by_usage = all(outcome.completion_tokens is not None for outcome in good)
     first_turns = [timing for timing, outcome in zip(timings, good, strict=True) if not outcome.turn]
     later_turns = [timing for timing, outcome in zip(timings, good, strict=True) if outcome.turn]
@@ -131,7 +132,7 @@ def figures(measured: Measured, slo: SLO | None) -> Figures:
         failed=len(failed),
         unfinished=len(counted) - len(good) - len(failed),
         requests_per_s=sum(begin <= outcome.ended <= end for outcome in complete) / seconds,
-        input_tokens_per_s=_input_tokens(complete, begin, end) / seconds,
+        input_tokens_per_s=read / seconds,
         output_tokens_per_s=_output_tokens(complete, begin, end) / seconds,
         tokens_per_event=_ratio(sum(o.tokens() for o in good), sum(o.event_count() for o in good)) or 1.0,
         counted_by="usage" if by_usage and good else "events",
@@ -168,10 +169,6 @@ def _output_tokens(complete: Sequence[RequestOutcome], begin: float, end: float)
         inside = sum(begin <= at <= end for at in outcome.times())
         total += inside * outcome.tokens() / outcome.event_count()
     return total
-
-
-def _input_tokens(complete: Sequence[RequestOutcome], begin: float, end: float) -> int:
-    return sum(o.prompt_tokens or 0 for o in complete if begin <= o.times()[0] <= end)
 
 
 def _cached(good: Sequence[RequestOutcome]) -> float | None:

@@ -48,15 +48,13 @@ async def probe(settings: BenchSettings) -> Found:
 
     Raises: Error that says what to do.
     """
-    target = settings.target
+    target, timeout_s = settings.target, settings.options.timeout
     client = Client(target)
     try:
-        async with asyncio.timeout(settings.timeout_s):
+        async with asyncio.timeout(timeout_s):
             return await _found(client, settings)
     except TimeoutError as error:
-        raise Unavailable(
-            f"{target.url} did not answer a trial request within {settings.timeout_s:g} s."
-        ) from error
+        raise Unavailable(f"{target.url} did not answer a trial request within {timeout_s:g} s.") from error
     except Unreachable as error:
         raise Unavailable(
             f"Nothing answers at {target.url} ({error}). Is the address right, and does the service run?"
@@ -70,7 +68,7 @@ async def probe(settings: BenchSettings) -> Found:
 
 
 async def _found(client: Client, settings: BenchSettings) -> Found:
-    model, work = settings.model, settings.work
+    model, work = settings.options.model, settings.work
     cards = await _models(client, settings.target, needed=model is None)
     card = next((card for card in cards if model in (None, card.id)), None)
     work = replace(work, form=replace(work.form, model=model or _id(card)))

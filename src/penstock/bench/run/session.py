@@ -53,9 +53,8 @@ def run(settings: BenchSettings, watcher: Watcher) -> Result:
     found = asyncio.run(probe(settings))
     result = Result(settings, found.work, found.notes)
     watcher.found(result)
-    plan = LoadPlan(
-        settings.target, found.work, settings.timeout_s, think_s=settings.think_s, shares=settings.workers
-    )
+    options = settings.options
+    plan = LoadPlan(settings.target, found.work, options.timeout, options.think, shares=settings.workers)
     workers = LoadWorkers(plan)
     try:
         workers.ready()

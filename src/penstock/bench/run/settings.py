@@ -27,15 +27,12 @@ _RATE_PER_WORKER = 50
 
 @dataclass(frozen=True, slots=True)
 class BenchSettings:
-    """A run as it can be carried out, but for what `probe` finds out. model: None for the service's first."""
+    """A run as it can be carried out, but for what `probe` finds out."""
 
     target: Target
-    model: str | None
     work: Workload
     levels: tuple[Level, ...]
     slo: SLO | None
-    timeout_s: float
-    think_s: float
     workers: int
     options: BenchOptions = field(repr=False)
 
@@ -48,12 +45,9 @@ class BenchSettings:
         levels = _levels(options)
         return cls(
             target=target,
-            model=options.model,
             work=_work(options, trace),
             levels=levels,
             slo=SLO.parse(options.slo) if options.slo else None,
-            timeout_s=options.timeout,
-            think_s=options.think,
             workers=options.workers or _workers(levels, trace),
             options=options,
         )

@@ -13,7 +13,7 @@ from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
 
-from penstock.bench.load.target import parsed
+from penstock.bench.load.target import parsed, tls_context
 from penstock.errors import Error, NotFound, Unauthorized, Unavailable
 
 _CONNECT_S = 5.0
@@ -34,10 +34,7 @@ class Service:
         self.url = f"{parts.scheme}://{parts.netloc}{parts.path}"
         self._connect: Callable[..., HTTPConnection] = HTTPConnection
         if parts.scheme == "https":
-            context = ssl.create_default_context()
-            if own:
-                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-            self._connect = partial(HTTPSConnection, context=context)
+            self._connect = partial(HTTPSConnection, context=tls_context(verify=not own))
         self._netloc, self._path = parts.netloc, parts.path
         self._key_hint = key_hint
         self._headers = {"content-type": "application/json"}

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.cli.client.options import KEY_HINT
+from penstock.cli.client.options import HERE, KEY_HINT, Json, Key, Url
 from penstock.cli.client.service import Service
 from penstock.errors import Error
 
@@ -14,18 +14,15 @@ _ANSWER_S = 30.0
 _UNAVAILABLE = 1
 
 
-def show_models(url: str, api_key: str | None, *, as_json: bool) -> int:
-    """Prints every model, alias and adapter that requests may name; its context window in tokens.
-
-    Raises: Error when the service does not answer.
-    """
+def show_models(url: Url = HERE, api_key: Key = None, as_json: Json = False) -> int:
+    """List what a running service serves: models, aliases, adapters, and their context windows."""
     service = Service(url, api_key, key_hint=KEY_HINT)
-    models = service.json("GET", "/v1/models", timeout_s=_ANSWER_S)["data"]
+    found = service.json("GET", "/v1/models", timeout_s=_ANSWER_S)["data"]
     if as_json:
-        print(json.dumps(models, indent=2, ensure_ascii=False))
+        print(json.dumps(found, indent=2, ensure_ascii=False))
         return 0
-    width = max((len(model["id"]) for model in models), default=0)
-    for model in models:
+    width = max((len(model["id"]) for model in found), default=0)
+    for model in found:
         print(f"{model['id']:<{width}}  {_described(model)}".rstrip())
     return 0
 

@@ -7,7 +7,7 @@ Field names are those that users know from the mission documents. What follows f
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast, get_args
 
@@ -177,44 +177,35 @@ class LLMConfig(RootConfig):
         return name
 
     @model_validator(mode="after")
-    def _options_of_something(self) -> Self:
+    def _fields_fit_together(self) -> Self:
+        for sentence in self._contradictions():
+            raise ValueError(sentence)
+        return self
+
+    def _contradictions(self) -> Iterator[str]:
         for field in ("preprocessor", "postprocessor"):
             if getattr(self, f"{field}_options") is not None and getattr(self, field) is None:
-                raise ValueError(f"{field}_options are given, but no {field}.")
-        return self
-
-    @model_validator(mode="after")
-    def _one_policy(self) -> Self:
-        if self.routing_policy == DEFAULT_POLICY:
-            return self
-        if (name := router_name(self.deployment_config.get("request_router_config"))) is not None:
-            raise ValueError(
-                f"deployment_config.request_router_config names {name}, but routing_policy is "
+                yield f"{field}_options are given, but no {field}."
+        router = router_name(self.deployment_config.get("request_router_config"))
+        if router is not None and self.routing_policy != DEFAULT_POLICY:
+            yield (
+                f"deployment_config.request_router_config names {router}, but routing_policy is "
                 f"{self.routing_policy!r}; keep the latter."
             )
-        return self
-
-    @model_validator(mode="after")
-    def _can_be_parted(self) -> Self:
         if self.prefill is not None and self.engine_name != "vllm":
-            raise ValueError(f"prefill: needs the engine 'vllm', not {self.engine_name!r}.")
+            yield f"prefill: needs the engine 'vllm', not {self.engine_name!r}."
         if self.prefill is not None and self.on_demand is not None:
-            raise ValueError("prefill and on_demand exclude each other: give one of them.")
-        return self
-
-    @model_validator(mode="after")
-    def _engine_reports_what_limits_need(self) -> Self:
+            yield "prefill and on_demand exclude each other: give one of them."
         needs = {
             "slo.itl_ms": self.slo and self.slo.itl_ms,
             "batch.min_share": self.batch and self.batch.min_share,
         }
         given = [name for name, value in needs.items() if value]
         if given and self.engine_name not in ("vllm", "sim"):
-            raise ValueError(
+            yield (
                 f"{given[0]} has no effect with the engine {self.engine_name!r}, which reports neither its "
                 "steps nor its seats; leave it out."
             )
-        return self
 
     @property
     def location(self) -> Location:
