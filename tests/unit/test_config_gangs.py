@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.models.placement import placement_of
+from penstock.cli.models.check import placement_of
 from penstock.config import LLMConfig, load_applications
 from penstock.errors import ConfigError
 from penstock.serve.gateway.catalogue import ServedModel

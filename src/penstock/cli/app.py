@@ -14,12 +14,21 @@ from typer.core import TyperGroup
 from penstock import __version__
 from penstock.cli.batch.commands import batch
 from penstock.cli.client.batches import batches
-from penstock.cli.client.bench import BENCH_HELP, bench
+from penstock.cli.client.bench import bench
 from penstock.cli.client.ctl import ctl
-from penstock.cli.client.options import HERE, Json, Key, Url
 from penstock.cli.client.status import show_models
-from penstock.cli.models.kuberay import KUBERAY_HELP, kuberay
-from penstock.cli.models.options import ACCELERATOR_KINDS, DEFAULT_PORT, Arguments, by_fields, split
+from penstock.cli.models.kuberay import kuberay
+from penstock.cli.models.options import (
+    ACCELERATOR_KINDS,
+    DEFAULT_PORT,
+    HERE,
+    Arguments,
+    Json,
+    Key,
+    Url,
+    by_fields,
+    split,
+)
 from penstock.cli.process.failure import fail
 from penstock.errors import ConfigError, Error
 
@@ -44,38 +53,6 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 
-_SERVE_HELP = """
-Serve models at one OpenAI-compatible address.
-
-MODEL is a hub id or a local folder; CONFIG.yaml describes one model or many. Without either, the small model
-that ships with Penstock is served. Options that are not listed below go to the engine and have the names of
-`vllm serve`; write them after the model.
-
-- `penstock serve`
-- `penstock serve Qwen/Qwen2.5-0.5B-Instruct --max-model-len 8192 --replicas 2`
-- `penstock serve ./my-model --served-model-name mine --tensor-parallel-size 2 --port 9000`
-- `penstock serve qwen.yaml llama.yaml --host 0.0.0.0`
-- `penstock serve --engine sim`
-"""
-
-_CHAT_HELP = """
-Talk to a running service from the terminal.
-
-Ctrl-C stops an answer, Ctrl-D ends the conversation. Without a terminal, each input line is a question.
-
-- `penstock chat`
-- `penstock chat --url http://gpu-box:8000 --model qwen --system "Answer in one sentence."`
-- `echo "What is Penstock?" | penstock chat`
-"""
-
-_CHECK_HELP = """
-Report every mistake in config files at once, and where their models would be placed.
-
-Starts neither Ray nor a model, and needs no GPU. Exits with 2 when there are mistakes.
-
-- `penstock check models/*.yaml`
-"""
-
 
 @app.callback(invoke_without_command=True)
 def penstock(
@@ -89,7 +66,7 @@ def penstock(
         print(context.get_help())
 
 
-@app.command(help=_SERVE_HELP, context_settings={"ignore_unknown_options": True})
+@app.command(context_settings={"ignore_unknown_options": True})
 @by_fields
 def serve(
     words: Annotated[
@@ -99,6 +76,18 @@ def serve(
     *,
     arguments: Arguments,
 ) -> int:
+    """Serve models at one OpenAI-compatible address.
+
+    MODEL is a hub id or a local folder; CONFIG.yaml describes one model or many. Without either, the small
+    model that ships with Penstock is served. Options that are not listed below go to the engine and have the
+    names of `vllm serve`; write them after the model.
+
+    - `penstock serve`
+    - `penstock serve Qwen/Qwen2.5-0.5B-Instruct --max-model-len 8192 --replicas 2`
+    - `penstock serve ./my-model --served-model-name mine --tensor-parallel-size 2 --port 9000`
+    - `penstock serve qwen.yaml llama.yaml --host 0.0.0.0`
+    - `penstock serve --engine sim`
+    """
     from penstock.cli.process import guard
 
     sources, engine_words = split(words or [])
@@ -134,13 +123,21 @@ def _serve(arguments: Arguments, signals_fd: int) -> int:
     return run(planned, arguments, signals_fd)
 
 
-@app.command(help=_CHAT_HELP)
+@app.command()
 def chat(
     url: Url = HERE,
     model: Annotated[str | None, typer.Option(help="Model to talk to.", show_default="the first")] = None,
     api_key: Key = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
 ) -> int:
+    """Talk to a running service from the terminal.
+
+    Ctrl-C stops an answer, Ctrl-D ends the conversation. Without a terminal, each input line is a question.
+
+    - `penstock chat`
+    - `penstock chat --url http://gpu-box:8000 --model qwen --system "Answer in one sentence."`
+    - `echo "What is Penstock?" | penstock chat`
+    """
     from penstock.cli.client.chat import ChatClient
     from penstock.cli.client.chat import chat as talk
 
@@ -183,11 +180,17 @@ def stop(
     return end(processes or [], as_json=as_json)
 
 
-@app.command(help=_CHECK_HELP)
+@app.command()
 def check(
     configs: Annotated[list[str], typer.Argument(metavar="CONFIG.yaml...", help="Files to check.")],
     as_json: Json = False,
 ) -> int:
+    """Report every mistake in config files at once, and where their models would be placed.
+
+    Starts neither Ray nor a model, and needs no GPU. Exits with 2 when there are mistakes.
+
+    - `penstock check models/*.yaml`
+    """
     from penstock.cli.models.check import check as report
 
     return report(configs, as_json=as_json)
@@ -201,8 +204,8 @@ def version(as_json: Json = False) -> None:
     show_versions(as_json=as_json)
 
 
-app.command(help=KUBERAY_HELP)(kuberay)
-app.command(help=BENCH_HELP)(by_fields(bench))
+app.command()(kuberay)
+app.command()(by_fields(bench))
 app.add_typer(batch, name="batch")
 app.add_typer(batches, name="batches")
 app.add_typer(ctl, name="ctl")

@@ -51,9 +51,11 @@ def heard(body: bytes, status: int | None = None) -> Error:
     """The error that a response with this status and body means; without a status, a stream's error event."""
     if status is None:
         body = body[body.find(b"data: ") + len(b"data: ") :].partition(b"\n")[0]
-        status = _status(body)
     message, param = said(body)
-    kind = _CODES.get(str(_envelope(body).get("code")))
+    code = _envelope(body).get("code")
+    if status is None:
+        status = code if isinstance(code, int) else 500
+    kind = _CODES.get(str(code))
     if kind is not None and status == kind.status:
         return kind(_sentence(message, param), **({"param": param} if param else {}))
     return error(status, message, param)
@@ -111,11 +113,6 @@ def _param(error: dict[str, Any]) -> str | None:
     """FastAPI reports form fields as `body.file`."""
     param = error.get("param")
     return param.removeprefix("body.") if isinstance(param, str) else None
-
-
-def _status(body: bytes) -> int:
-    code = _envelope(body).get("code")
-    return code if isinstance(code, int) else 500
 
 
 def _envelope(body: bytes) -> dict[str, Any]:

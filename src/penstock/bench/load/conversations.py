@@ -45,6 +45,10 @@ class RequestFormat:
     def path(self) -> str:
         return "/chat/completions" if self.chat else "/completions"
 
+    def asked(self, text: str) -> dict[str, Any]:
+        """What a request with this text alone asks."""
+        return {"messages": [_user(text)]} if self.chat else {"prompt": text}
+
     def request(self, asked: Mapping[str, Any], tokens: int) -> Request:
         """asked: `messages` or `prompt`, and whatever else a user's own body holds."""
         body: dict[str, Any] = {**asked, "model": self.model, "stream": True}
@@ -106,8 +110,7 @@ class RequestWriter:
             text = text[: 4 * scale.words(arrival.input_tokens - scale.overhead)]
         else:
             text = self._text.cut(scale.words(arrival.input_tokens - scale.overhead), name)
-        asked = {"messages": [_user(text)]} if self._form.chat else {"prompt": text}
-        yield self._form.request(asked, arrival.output_tokens)
+        yield self._form.request(self._form.asked(text), arrival.output_tokens)
 
     def _written(self, random: Random, prefix: str, name: str) -> Conversation:
         messages, prompt = [{"role": "system", "content": prefix}] if prefix else [], prefix

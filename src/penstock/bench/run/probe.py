@@ -6,9 +6,8 @@ Everything that would make a run worthless is an error here, with the service's 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import msgspec
 
@@ -148,13 +147,9 @@ def _wordings(form: RequestFormat) -> list[RequestFormat]:
 
 
 async def _ask(client: Client, target: Target, work: Workload, words: int) -> tuple[Stream, str]:
-    asked: Mapping[str, Any]
     text = TextSource(f"trial {work.salt}").cut(words, str(words))
-    if work.bodies:
-        # the last: it is asked latest, and a cache may hold it from now on
-        asked = msgspec.json.decode(work.bodies[-1], type=dict[str, Any])
-    else:
-        asked = {"messages": [{"role": "user", "content": text}]} if work.form.chat else {"prompt": text}
+    # The last body: it is asked latest, and a cache may hold it from now on.
+    asked = msgspec.json.decode(work.bodies[-1], type=dict) if work.bodies else work.form.asked(text)
     stream = Stream()
     request = work.form.request(asked, _TRIAL_TOKENS)
     await client.ask(target.head("POST", work.form.path), request.body, stream)

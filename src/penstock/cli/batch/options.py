@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from penstock.cli.client.options import API_KEY_NAMES
+from penstock.cli.models.options import API_KEY_NAMES
 from penstock.cli.models.options import Engine as EngineName
 
 _ENGINES, _ROWS, _LIMITS, _REPORT = "Engines", "Rows", "Limits", "Report"

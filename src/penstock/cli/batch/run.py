@@ -18,10 +18,9 @@ import msgspec
 
 from penstock.cli.batch.progress_bar import Meter
 from penstock.cli.batch.summary import shown
-from penstock.cli.client.options import API_KEY_NAMES
 from penstock.cli.models import precheck
 from penstock.cli.models.engine_arguments import read_engine_words
-from penstock.cli.models.options import ACCELERATOR_KINDS, Arguments, CommandOptions, Engine
+from penstock.cli.models.options import ACCELERATOR_KINDS, API_KEY_NAMES, Arguments, CommandOptions, Engine
 from penstock.cli.models.plan import ServePlan, make_plan
 from penstock.cli.process.failure import reason
 from penstock.cli.process.output import Output, redirect_output

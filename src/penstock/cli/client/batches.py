@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 import typer
 
-from penstock.cli.client.options import HERE, KEY_HINT, Json, Key, Url
 from penstock.cli.client.service import Service
+from penstock.cli.models.options import HERE, KEY_HINT, Json, Key, Url
 
 _Batch = Annotated[str, typer.Argument(metavar="BATCH", help="Id of the batch.")]
 _Limit = Annotated[int, typer.Option(help="Only the latest so many.", min=1, max=100)]

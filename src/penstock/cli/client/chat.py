@@ -10,8 +10,8 @@ from collections.abc import Generator, Iterator
 from http.client import HTTPException, HTTPResponse
 from typing import Any, TextIO
 
-from penstock.cli.client.options import KEY_HINT
 from penstock.cli.client.service import Service
+from penstock.cli.models.options import KEY_HINT
 from penstock.errors import Error, Unavailable
 
 Message = dict[str, str]

@@ -11,9 +11,8 @@ from urllib.parse import quote
 import typer
 from typer.core import TyperCommand
 
-from penstock.cli.client.options import HERE, Json
 from penstock.cli.client.service import Service
-from penstock.cli.models.options import by_fields
+from penstock.cli.models.options import HERE, Json, by_fields
 from penstock.errors import ConfigError, NotFound
 
 _FAILED = 1

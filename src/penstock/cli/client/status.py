@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.cli.client.options import HERE, KEY_HINT, Json, Key, Url
 from penstock.cli.client.service import Service
+from penstock.cli.models.options import HERE, KEY_HINT, Json, Key, Url
 from penstock.errors import Error
 
 _ANSWER_S = 30.0

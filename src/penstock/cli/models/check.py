@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.cli.models.faults import faults
-from penstock.cli.models.placement import placement_of
-from penstock.config import Application
+from penstock.config import Application, LLMConfig, accelerator_kind
+from penstock.config.derive.placement import executor, workers
 from penstock.config.derive.prefill import halves
+from penstock.config.schema.processing import own_deployment
 from penstock.errors import ConfigError
+from penstock.hooks import POSTPROCESSOR, PREPROCESSOR
 
 _BAD_CONFIG = 2
+_SHAPES = {
+    "tensor_parallel_size": "tensor",
+    "pipeline_parallel_size": "pipeline",
+}
 
 
 def check(files: Sequence[str], *, as_json: bool = False) -> int:
@@ -75,3 +81,80 @@ def _print_mistakes(problems: Sequence[str], notices: Sequence[str]) -> None:
         return
     count = "1 mistake:" if len(problems) == 1 else f"{len(problems)} mistakes:"
     print("\n".join([count, *problems]), file=sys.stderr)
+
+
+def placement_of(config: LLMConfig) -> Iterator[tuple[str, str]]:
+    """Names and texts, in the order in which a reader asks for them.
+
+    Raises: ConfigError when the placement cannot work.
+    """
+    options = config.get_serve_options()
+    yield "source", config.model_source
+    yield "engine", config.engine_name
+    yield "accelerator", _accelerator(config)
+    if config.engine_name == "vllm":
+        yield "workers", _workers(config)
+    yield "replicas", _replicas(options)
+    yield "actor", _resources(_actor(options))
+    if bundles := options.get("placement_group_bundles"):
+        yield "bundles", _bundles(bundles, _strategy(options))
+    else:
+        yield "bundles", "none; the actor's own resources are all"
+    for field in (PREPROCESSOR, POSTPROCESSOR):
+        if (named := getattr(config, field)) is not None:
+            yield field, f"{named}, {_where(config, field)}"
+
+
+def _accelerator(config: LLMConfig) -> str:
+    kind = config.accelerator_type or accelerator_kind(config)
+    decided = config.accelerator_type or config.accelerator_config or config.engine_name == "sim"
+    return str(kind) if decided else f"{kind}, judging by this machine; decided when it is deployed"
+
+
+def _workers(config: LLMConfig) -> str:
+    sizes = {word: config.engine_kwargs.get(name) or 1 for name, word in _SHAPES.items()}
+    shape = " x ".join(f"{word} {size}" for word, size in sizes.items() if size > 1)
+    return f"{workers(config)}{f' ({shape})' if shape else ''}, executor {executor(config)!r}"
+
+
+def _replicas(options: Mapping[str, Any]) -> str:
+    autoscaling, gang = options.get("autoscaling_config"), options.get("gang_scheduling_config")
+    in_gangs = f", in gangs of {gang['gang_size']}" if gang else ""
+    if autoscaling:
+        least, most = autoscaling.get("min_replicas", 1), autoscaling.get("max_replicas", 1)
+        return f"{least} to {most}, autoscaled{in_gangs}"
+    return f"{options.get('num_replicas') or 1}{in_gangs}"
+
+
+def _where(config: LLMConfig, field: str) -> str:
+    options = own_deployment(config.preprocessor_options) if field == PREPROCESSOR else None
+    if options is None:
+        return "in the replica"
+    return f"a deployment of its own: {_replicas(options)} x [{_resources(_actor(options))}]"
+
+
+def _actor(options: Mapping[str, Any]) -> dict[str, float]:
+    actor: Mapping[str, Any] = options.get("ray_actor_options") or {}
+    resources = {
+        "CPU": actor.get("num_cpus", 1),
+        "GPU": actor.get("num_gpus", 0),
+        **(actor.get("resources") or {}),
+    }
+    return resources | ({"memory": actor["memory"]} if actor.get("memory") else {})
+
+
+def _bundles(bundles: list[dict[str, float]], strategy: str) -> str:
+    kinds = [_resources(bundle) for bundle in bundles]
+    counted = [f"{kinds.count(kind)} x [{kind}]" for kind in dict.fromkeys(kinds)]
+    return f"{', '.join(counted)}, {strategy}"
+
+
+def _strategy(options: Mapping[str, Any]) -> str:
+    gang = options.get("gang_scheduling_config")
+    if gang is None:
+        return options["placement_group_strategy"]
+    return f"each gang {gang.get('gang_placement_strategy', 'PACK')}"
+
+
+def _resources(bundle: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {amount:g}" for name, amount in bundle.items() if amount) or "nothing"

@@ -16,15 +16,6 @@ from penstock.cli.models.options import Arguments
 if TYPE_CHECKING:
     from penstock.kuberay.options import Site
 
-KUBERAY_HELP = """
-Write the Kubernetes manifest of a service: a RayService for KubeRay, its volume, its disruption budget.
-
-Starts neither Ray nor a model, and asks no cluster. Keys and tokens come from the Secret `NAME-secrets`.
-
-- `penstock kuberay models.yaml > rayservice.yaml`
-- `penstock kuberay models.yaml --image registry.example/penstock:gpu --storage-class shared`
-- `penstock kuberay models.yaml --node-selector L4:cloud.google.com/gke-accelerator=nvidia-l4`
-"""
 _NONE = "none"
 
 
@@ -77,6 +68,15 @@ def kuberay(
         str | None, typer.Option(help="Ray in the image.", show_default="as installed here")
     ] = None,
 ) -> None:
+    """Write the Kubernetes manifest of a service: a RayService for KubeRay, its volume, its
+    disruption budget.
+
+    Starts neither Ray nor a model, and asks no cluster. Keys and tokens come from the Secret `NAME-secrets`.
+
+    - `penstock kuberay models.yaml > rayservice.yaml`
+    - `penstock kuberay models.yaml --image registry.example/penstock:gpu --storage-class shared`
+    - `penstock kuberay models.yaml --node-selector L4:cloud.google.com/gke-accelerator=nvidia-l4`
+    """
     from penstock.config import Settings
     from penstock.kuberay.options import NodeSelector, Site
 

@@ -1,4 +1,7 @@
-"""What the user wrote after `penstock serve`. Imports no config, so that `--help` is there at once."""
+"""Options that several commands have, and those of `penstock serve`.
+
+Imports no config, so that `--help` is there at once.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,15 @@ YAML = (".yaml", ".yml")
 ACCELERATOR_KINDS = ("auto", "cpu", "gpu")
 Engine = Literal["vllm", "sglang", "process", "sim"]
 LogFormat = Literal["text", "json"]
+
+HERE = f"http://127.0.0.1:{DEFAULT_PORT}"
+API_KEY_NAMES = ["PENSTOCK_API_KEY", "VLLM_API_KEY"]
+"""As for the gateway (`config.schema.settings`)."""
+KEY_HINT = "Give the key with --api-key or in PENSTOCK_API_KEY."
+
+Url = Annotated[str, typer.Option(help="Address of the service.")]
+Key = Annotated[str | None, typer.Option(help="Key of the service.", envvar=API_KEY_NAMES)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import os
 import shlex
 from collections.abc import Sequence
 
-from penstock.cli.client.options import API_KEY_NAMES
+from penstock.cli.models.options import API_KEY_NAMES
 from penstock.config import GatewayConfig, LLMConfig
 
 _QUESTION = "What is Penstock?"

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, core_schema
 
 from penstock.config.messages.location import Location, Path
@@ -133,7 +132,7 @@ def _locate(model: type[BaseModel], loc: tuple[str | int, ...]) -> tuple[Path, l
         if inside is not None and isinstance(part, str):
             known = _names(inside)
             entry = inside.model_fields.get(part)
-            inside = _model_of(entry) if entry else None
+            inside = _model_in(entry.rebuild_annotation()) if entry else None
     return tuple(path), known
 
 
@@ -142,13 +141,6 @@ def _names(model: type[BaseModel]) -> list[str]:
     return [
         entry.alias or name for name, entry in fields if not (entry.description or "").startswith(REFUSED)
     ]
-
-
-def _model_of(entry: FieldInfo) -> type[BaseModel] | None:
-    for mark in entry.metadata:
-        if isinstance(mark, CheckedDict):
-            return mark.model
-    return _model_in(entry.annotation)
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
