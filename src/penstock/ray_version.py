@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from importlib.metadata import PackageNotFoundError, version
 
-from penstock.config.messages.notices import warn_once
+from penstock.config.messages.problems import warn_once
 from penstock.errors import Unavailable
 
 OLDEST, NEWEST = (2, 57), (2, 60)

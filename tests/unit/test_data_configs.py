@@ -6,7 +6,7 @@ import msgspec
 import pydantic
 import pytest
 
-from penstock.config.messages.notices import warn_once
+from penstock.config.messages.problems import warn_once
 from penstock.data import (
     ChatTemplateStageConfig,
     EngineProcessorConfig,

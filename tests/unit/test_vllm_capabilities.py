@@ -11,7 +11,7 @@ import pytest
 
 from penstock.cli.models.precheck import missing_engine
 from penstock.config import LLMConfig
-from penstock.config.messages import notices
+from penstock.config.messages import problems
 from penstock.engines import vllm as vllm_engine
 from penstock.engines.vllm.capabilities import state, version
 from penstock.engines.vllm.capabilities.needs import exactly, fields, has, says, takes
@@ -224,7 +224,7 @@ def test_an_older_version_is_told_before_anything_starts(monkeypatch: pytest.Mon
 
 
 def test_a_newer_version_is_one_warning(caplog: pytest.LogCaptureFixture):
-    notices.warn_once.cache_clear()
+    problems.warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):  # vLLM may have raised the root's
         version.check("0.34.0")
         version.check("0.34.0")

@@ -30,6 +30,7 @@ from penstock.cli.models.options import (
     split,
 )
 from penstock.cli.process.failure import fail
+from penstock.cli.version import show_versions
 from penstock.errors import ConfigError, Error
 
 
@@ -196,14 +197,7 @@ def check(
     return report(configs, as_json=as_json)
 
 
-@app.command()
-def version(as_json: Json = False) -> None:
-    """Show the versions of Penstock, its engines and this machine's GPUs, for bug reports."""
-    from penstock.cli.version import show_versions
-
-    show_versions(as_json=as_json)
-
-
+app.command(name="version")(show_versions)
 app.command()(kuberay)
 app.command()(by_fields(bench))
 app.add_typer(batch, name="batch")

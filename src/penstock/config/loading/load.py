@@ -19,7 +19,7 @@ from penstock.config.messages.location import Location
 from penstock.config.messages.problems import ErrorCollector
 from penstock.config.schema.env_vars import layered
 from penstock.config.schema.model import LLMConfig
-from penstock.config.schema.strict import RootConfig, StrictModel, optional
+from penstock.config.schema.strict import RootConfig, StrictModel, optional, setting
 
 One: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | LLMConfig"
 
@@ -52,13 +52,11 @@ class Application:
 class ServeApplication(StrictModel):
     """One entry of `applications:`."""
 
-    name: str = Field(default="default", min_length=1, description="Name of the application.")
+    name: str = setting("default", "Name of the application.", min_length=1)
     import_path: str = Field(description="`penstock.serve.builders:build_openai_app`.")
-    args: dict[str, Any] = Field(
-        default={}, description="Arguments of the builder: `llm_configs`, `gateway`, ..."
-    )
-    runtime_env: dict[str, Any] = Field(default={}, description="Ray's runtime environment of the builder.")
-    deployments: list[Any] = Field(default=[], description="Refused: use `deployment_config` of the model.")
+    args: dict[str, Any] = setting({}, "Arguments of the builder: `llm_configs`, `gateway`, ...")
+    runtime_env: dict[str, Any] = setting({}, "Ray's runtime environment of the builder.")
+    deployments: list[Any] = setting([], "Refused: use `deployment_config` of the model.")
 
     @field_validator("import_path")
     @classmethod

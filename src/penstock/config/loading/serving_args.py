@@ -16,7 +16,7 @@ from penstock.config.schema.gateway import GatewayConfig
 from penstock.config.schema.jobs import JobsConfig
 from penstock.config.schema.model import LLMConfig
 from penstock.config.schema.processing import ClassOrPath
-from penstock.config.schema.strict import RootConfig, StrictModel, optional
+from penstock.config.schema.strict import RootConfig, StrictModel, optional, setting
 from penstock.errors import ConfigError
 
 MODELS, MODEL, PREFILL, DECODE = FORMS = "llm_configs", "llm_config", "prefill_config", "decode_config"
@@ -29,7 +29,7 @@ class IngressClsConfig(StrictModel):
     ingress_cls: ClassOrPath = optional(
         "A subclass of `penstock.serve.ingress.OpenAiIngress`, or its import path `package.module:Class`."
     )
-    ingress_extra_kwargs: dict[str, Any] = Field(default={}, description="More arguments of that class.")
+    ingress_extra_kwargs: dict[str, Any] = setting({}, "More arguments of that class.")
 
     @model_validator(mode="after")
     def _arguments_of_something(self) -> Self:
@@ -48,8 +48,8 @@ class LLMServingArgs(RootConfig):
         min_length=1, description="One entry per model: an LLMConfig, a mapping, or the path of a YAML file."
     )
     gateway: GatewayConfig = Field(default_factory=lambda: GatewayConfig(), description="The gateway.")
-    ingress_deployment_config: Annotated[dict[str, Any], CheckedDict(DeploymentOptions)] = Field(
-        default={}, description="Options of Ray Serve's deployment of the gateway."
+    ingress_deployment_config: Annotated[dict[str, Any], CheckedDict(DeploymentOptions)] = setting(
+        {}, "Options of Ray Serve's deployment of the gateway."
     )
     jobs: JobsConfig | None = Field(
         default_factory=lambda: JobsConfig(),

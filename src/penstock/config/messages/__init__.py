@@ -1,1 +1,1 @@
-"""Errors of a config as sentences: `problems`, with `location`, `type_names`, `redact`; `notices`."""
+"""Errors of a config as sentences: `problems`, with `location`, `type_names`, `redact`."""

@@ -7,11 +7,13 @@ allowed names come from the models.
 from __future__ import annotations
 
 import difflib
+import logging
 import re
 import typing
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -20,6 +22,8 @@ from pydantic_core import ErrorDetails, core_schema
 from penstock.config.messages.location import Location, Path
 from penstock.config.messages.redact import is_secret, masked
 from penstock.errors import ConfigError
+
+_log = logging.getLogger(__name__)
 
 REFUSED = "Refused:"
 """Fields whose description starts with it exist only to be refused with a sentence of their own."""
@@ -234,3 +238,9 @@ def _noun(value: object, shown: str) -> str:
         return "empty"
     noun = nouns.get(type(value), type(value).__name__)
     return f"the {noun}{shown}" if shown else f"a {noun}"
+
+
+@cache
+def warn_once(text: str) -> None:
+    """Logs what users should know of their config although it is no fault: once in a process."""
+    _log.warning("%s", text)

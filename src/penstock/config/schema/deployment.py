@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from penstock.config.messages.location import Location
 from penstock.config.messages.problems import CheckedDict
 from penstock.config.schema.request_router import RequestRouterOptions
-from penstock.config.schema.strict import StrictModel, optional
+from penstock.config.schema.strict import StrictModel, optional, setting
 
 _PLACEMENT = (
     "must not be set in deployment_config; set `placement_group_config` of the LLMConfig, "
@@ -37,25 +37,21 @@ def _auto(value: object) -> object:
 class AutoscalingOptions(StrictModel):
     """Serve's `AutoscalingConfig`."""
 
-    min_replicas: int = Field(
-        default=1, ge=0, description="Replicas that are always there; 0 lets a model sleep."
-    )
+    min_replicas: int = setting(1, "Replicas that are always there; 0 lets a model sleep.", ge=0)
     initial_replicas: int | None = optional("Replicas at the start.", ge=0)
-    max_replicas: int = Field(default=1, gt=0, description="Replicas at most.")
-    target_ongoing_requests: float | None = Field(
-        default=2, gt=0, description="Requests per replica to aim at."
-    )
-    metrics_interval_s: float = Field(default=10.0, gt=0, description="How often replicas report.")
-    look_back_period_s: float = Field(default=30.0, gt=0, description="Time over which reports are averaged.")
-    smoothing_factor: float = Field(default=1.0, gt=0, description="Deprecated by Serve.")
+    max_replicas: int = setting(1, "Replicas at most.", gt=0)
+    target_ongoing_requests: float | None = setting(2, "Requests per replica to aim at.", gt=0)
+    metrics_interval_s: float = setting(10.0, "How often replicas report.", gt=0)
+    look_back_period_s: float = setting(30.0, "Time over which reports are averaged.", gt=0)
+    smoothing_factor: float = setting(1.0, "Deprecated by Serve.", gt=0)
     upscale_smoothing_factor: float | None = optional("Deprecated by Serve.", gt=0)
     downscale_smoothing_factor: float | None = optional("Deprecated by Serve.", gt=0)
     upscaling_factor: float | None = optional("Gain of a decision upwards.", gt=0)
     downscaling_factor: float | None = optional("Gain of a decision downwards.", gt=0)
-    downscale_delay_s: float = Field(default=600.0, ge=0, description="Wait before a replica is taken away.")
+    downscale_delay_s: float = setting(600.0, "Wait before a replica is taken away.", ge=0)
     downscale_to_zero_delay_s: float | None = optional("Wait before the last goes.", ge=0)
-    upscale_delay_s: float = Field(default=30.0, ge=0, description="Wait before a replica is added.")
-    aggregation_function: Literal["mean", "max", "min"] = Field(default="mean", description="Over the time.")
+    upscale_delay_s: float = setting(30.0, "Wait before a replica is added.", ge=0)
+    aggregation_function: Literal["mean", "max", "min"] = setting("mean", "Over the time.")
     policy: Any = optional("Serve's `AutoscalingPolicy`.")
 
     @model_validator(mode="after")
@@ -76,9 +72,9 @@ class AutoscalingOptions(StrictModel):
 class RuntimeEnv(StrictModel):
     """Ray's `runtime_env`: what a node is given before a replica's process starts there."""
 
-    env_vars: dict[str, str] = Field(
-        default={},
-        description="Environment variables; merged key by key. `${NAME}`: the value that NAME has "
+    env_vars: dict[str, str] = setting(
+        {},
+        "Environment variables; merged key by key. `${NAME}`: the value that NAME has "
         "where the config is read.",
     )
     working_dir: str | None = optional(
@@ -107,9 +103,9 @@ class ActorOptions(StrictModel):
     num_cpus: float | None = optional("CPUs of the replica's own actor.", ge=0)
     num_gpus: float | None = optional("GPUs of the replica's own actor.", ge=0)
     memory: float | None = optional("Heap memory, in bytes.", ge=0)
-    resources: dict[str, float] = Field(default={}, description="Custom resources.")
-    runtime_env: Annotated[dict[str, Any], CheckedDict(RuntimeEnv)] = Field(
-        default={}, description="Runs under LLMConfig.runtime_env, which wins key by key."
+    resources: dict[str, float] = setting({}, "Custom resources.")
+    runtime_env: Annotated[dict[str, Any], CheckedDict(RuntimeEnv)] = setting(
+        {}, "Runs under LLMConfig.runtime_env, which wins key by key."
     )
     label_selector: dict[str, str] | None = optional("Labels that a node must have.")
     fallback_strategy: list[dict[str, Any]] | None = optional("Softer label selectors.")
@@ -121,7 +117,7 @@ class ActorOptions(StrictModel):
 class BackpressureOptions(StrictModel):
     """Serve's `BackpressureConfig`."""
 
-    status_code: Literal[503, 429] = Field(default=503, description="Status of a refused request.")
+    status_code: Literal[503, 429] = setting(503, "Status of a refused request.")
     retry_after_s: float | None = optional("Value of Retry-After.", ge=0)
 
 
@@ -129,9 +125,9 @@ class GangOptions(StrictModel):
     """Serve's `GangSchedulingConfig`."""
 
     gang_size: int = Field(ge=1, description="Replicas that start and stop together.")
-    gang_placement_strategy: Literal["PACK", "SPREAD"] = Field(default="PACK", description="Over nodes.")
-    runtime_failure_policy: Literal["RESTART_GANG", "RESTART_REPLICA"] = Field(
-        default="RESTART_GANG", description="What happens when one member dies."
+    gang_placement_strategy: Literal["PACK", "SPREAD"] = setting("PACK", "Over nodes.")
+    runtime_failure_policy: Literal["RESTART_GANG", "RESTART_REPLICA"] = setting(
+        "RESTART_GANG", "What happens when one member dies."
     )
 
 

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_v
 
 from penstock.config.schema.paths import PemFile
 from penstock.config.schema.settings import Settings
-from penstock.config.schema.strict import RootConfig, StrictModel, optional
+from penstock.config.schema.strict import RootConfig, StrictModel, optional, setting
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 
@@ -29,9 +29,9 @@ class CorsConfig(StrictModel):
         description='Origins of these pages, as `https://app.example.com` or `http://localhost:3000`; `"*"` '
         "for all.",
     )
-    credentials: bool = Field(
-        default=False,
-        description="Whether browsers may send cookies along, for a proxy before the gateway that asks for "
+    credentials: bool = setting(
+        False,
+        "Whether browsers may send cookies along, for a proxy before the gateway that asks for "
         "them. API keys do not need it.",
     )
 
@@ -66,7 +66,7 @@ class TlsConfig(StrictModel):
 class GatewayConfig(RootConfig):
     """The OpenAI-compatible gateway to all models."""
 
-    host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on.")
+    host: str = setting("127.0.0.1", "Address to listen on.", min_length=1)
     port: int | None = optional(
         "Own port. Without it the gateway stands behind Ray Serve's HTTP.", ge=1, le=65535
     )
@@ -74,11 +74,11 @@ class GatewayConfig(RootConfig):
     cors: CorsConfig | None = optional(
         "Web pages of other origins that may call the gateway; without it, none."
     )
-    processes: int = Field(
-        default=1,
+    processes: int = setting(
+        1,
+        "Gateway processes. They share the own port; when one dies or hangs, the others go on.",
         ge=1,
         le=64,
-        description="Gateway processes. They share the own port; when one dies or hangs, the others go on.",
     )
     api_key: _Key = Field(
         default_factory=lambda: Settings.read().api_key,
@@ -93,25 +93,21 @@ class GatewayConfig(RootConfig):
     default_model: str | None = optional(
         "Model of requests that name none. With one model, that one.", min_length=1
     )
-    priority_tier: bool = Field(
-        default=False,
-        description="Whether requests with `service_tier: priority` go before all others. Otherwise they are "
+    priority_tier: bool = setting(
+        False,
+        "Whether requests with `service_tier: priority` go before all others. Otherwise they are "
         "`default`, and their answers say so. See docs/operate/one-fleet.md.",
     )
-    request_timeout_s: float = Field(default=600.0, gt=0, description="Time limit of one request.")
-    max_body_bytes: int = Field(default=64 * 2**20, gt=0, description="Size limit of a request's body.")
-    max_bodies_bytes: int = Field(
-        default=2**30,
-        gt=0,
-        description="Size limit of all bodies that wait for their answers to begin, in each gateway process.",
+    request_timeout_s: float = setting(600.0, "Time limit of one request.", gt=0)
+    max_body_bytes: int = setting(64 * 2**20, "Size limit of a request's body.", gt=0)
+    max_bodies_bytes: int = setting(
+        2**30, "Size limit of all bodies that wait for their answers to begin, in each gateway process.", gt=0
     )
-    max_connections_per_address: int = Field(
-        default=4096,
-        gt=0,
-        description="Connections of one address (IPv6: of one /64 network) to the gateway's own port that "
+    max_connections_per_address: int = setting(
+        4096,
+        "Connections of one address (IPv6: of one /64 network) to the gateway's own port that "
         "have no accepted request open. Above it the one that has waited longest is closed.",
+        gt=0,
     )
-    wait_for_replica_s: float = Field(
-        default=30.0, ge=0, description="How long a request waits while no replica is there."
-    )
-    log_format: Literal["text", "json"] = Field(default="text", description="Form of the log lines.")
+    wait_for_replica_s: float = setting(30.0, "How long a request waits while no replica is there.", ge=0)
+    log_format: Literal["text", "json"] = setting("text", "Form of the log lines.")

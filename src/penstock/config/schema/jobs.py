@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import ValidationInfo, field_validator
 
 from penstock.config.schema.paths import from_file
-from penstock.config.schema.strict import StrictModel, optional
+from penstock.config.schema.strict import StrictModel, optional, setting
 
 _MIB = 2**20
 
@@ -22,9 +22,9 @@ class JobsConfig(StrictModel):
     max_storage_bytes: int | None = optional(
         "Size limit of all files together; without it, the disk's.", gt=0
     )
-    max_file_bytes: int = Field(default=512 * _MIB, gt=0, description="Size limit of one uploaded file.")
-    max_batch_bytes: int = Field(default=200 * _MIB, gt=0, description="Size limit of a batch's input file.")
-    max_batch_lines: int = Field(default=50_000, gt=0, description="Limit of a batch's requests.")
+    max_file_bytes: int = setting(512 * _MIB, "Size limit of one uploaded file.", gt=0)
+    max_batch_bytes: int = setting(200 * _MIB, "Size limit of a batch's input file.", gt=0)
+    max_batch_lines: int = setting(50_000, "Limit of a batch's requests.", gt=0)
 
     @field_validator("storage")
     @classmethod

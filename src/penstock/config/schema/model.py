@@ -40,7 +40,7 @@ from penstock.config.schema.sections import (
     PlacementGroupConfig,
     SloConfig,
 )
-from penstock.config.schema.strict import RootConfig, optional
+from penstock.config.schema.strict import RootConfig, optional, setting
 from penstock.errors import ConfigError
 
 _MODEL = "a config does not read the model. Its folder has a config.json; a running service has /v1/models."
@@ -81,29 +81,28 @@ class LLMConfig(RootConfig):
     """
 
     model_loading_config: ModelLoadingConfig = Field(description="Which model.")
-    aliases: list[Annotated[str, Field(min_length=1, max_length=512)]] = Field(
-        default=[], description="More names that clients may use for it. See docs/serve/names.md."
+    aliases: list[Annotated[str, Field(min_length=1, max_length=512)]] = setting(
+        [], "More names that clients may use for it. See docs/serve/names.md."
     )
-    fallbacks: list[Annotated[str, Field(min_length=1)]] = Field(
-        default=[],
-        description="Models behind the same gateway that answer when this one cannot, in this order.",
+    fallbacks: list[Annotated[str, Field(min_length=1)]] = setting(
+        [], "Models behind the same gateway that answer when this one cannot, in this order."
     )
-    llm_engine: str = Field(
-        default="vllm",
-        description="`vllm`, `sglang`, `process` (any program that speaks OpenAI HTTP) or `sim` (a "
+    llm_engine: str = setting(
+        "vllm",
+        "`vllm`, `sglang`, `process` (any program that speaks OpenAI HTTP) or `sim` (a "
         "simulator), see docs/serve/engines.md; case does not matter.",
     )
-    engine_kwargs: Annotated[dict[str, Any], CheckedDict(EngineSizes)] = Field(
-        default={}, description="Arguments of the engine, under the names that the engine gives them."
+    engine_kwargs: Annotated[dict[str, Any], CheckedDict(EngineSizes)] = setting(
+        {}, "Arguments of the engine, under the names that the engine gives them."
     )
     accelerator_type: str | None = optional("Ray's name of the GPU type (A10G, L4, H100, ...).", min_length=1)
     accelerator_config: AcceleratorConfig | None = optional("CPU or GPU.")
-    deployment_config: Annotated[dict[str, Any], CheckedDict(DeploymentOptions)] = Field(
-        default={}, description="Options of Ray Serve's deployment."
+    deployment_config: Annotated[dict[str, Any], CheckedDict(DeploymentOptions)] = setting(
+        {}, "Options of Ray Serve's deployment."
     )
-    routing_policy: Policy = Field(
-        default=DEFAULT_POLICY,
-        description="Which replica gets a request: `prefix_affinity`, `session_affinity`, "
+    routing_policy: Policy = setting(
+        DEFAULT_POLICY,
+        "Which replica gets a request: `prefix_affinity`, `session_affinity`, "
         "`adapter_affinity`, `least_loaded`, `power_of_two`, `round_robin`, or an own class, "
         "`my_module:MyPolicy`.",
     )
@@ -123,7 +122,7 @@ class LLMConfig(RootConfig):
     runtime_env: Annotated[dict[str, Any], CheckedDict(RuntimeEnv)] | None = optional(
         "Ray's runtime environment of the replica."
     )
-    log_engine_metrics: bool = Field(default=True, description="Whether /metrics has the engine's numbers.")
+    log_engine_metrics: bool = setting(True, "Whether /metrics has the engine's numbers.")
     server_cls: ClassOrPath = optional("Own server class, or its import path `package.module:Class`.")
     preprocessor: Hook = optional(
         "Your own code before the engine: a class, a function or its path `my_module:Name`. "
@@ -137,14 +136,14 @@ class LLMConfig(RootConfig):
         "Its arguments."
     )
     callback_config: CallbackConfig | None = optional("Hooks around the start.")
-    experimental_configs: Annotated[dict[str, Any], CheckedDict(ExperimentalConfigs)] = Field(
-        default={}, description="Options that may change."
+    experimental_configs: Annotated[dict[str, Any], CheckedDict(ExperimentalConfigs)] = setting(
+        {}, "Options that may change."
     )
-    engine_start_timeout_s: float = Field(
-        default=1800.0,
-        gt=0,
-        description="Time limit of the engine's start. Half an hour reads 140 GB of weights at 100 MB/s; "
+    engine_start_timeout_s: float = setting(
+        1800.0,
+        "Time limit of the engine's start. Half an hour reads 140 GB of weights at 100 MB/s; "
         "it is there for starts that hang.",
+        gt=0,
     )
 
     _engine: EngineConfig | None = PrivateAttr(default=None)

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Self
 
-from pydantic import Field, field_validator
+from pydantic import field_validator
 
 from penstock.config.messages.problems import CheckedDict
 from penstock.config.schema.deployment import DeploymentOptions, RuntimeEnv
 from penstock.config.schema.sections import AcceleratorConfig, EngineSizes, PlacementGroupConfig
-from penstock.config.schema.strict import RootConfig, optional
+from penstock.config.schema.strict import RootConfig, optional, setting
 
 
 class PrefillConfig(RootConfig):
     """Prefill by replicas of its own. Each field given here replaces the model's own."""
 
-    min_prompt_tokens: int = Field(
-        default=512,
-        ge=1,
-        description="Shorter prompts are computed where they are decoded: the transfer would cost more. "
+    min_prompt_tokens: int = setting(
+        512,
+        "Shorter prompts are computed where they are decoded: the transfer would cost more. "
         "Counted from the request's size, at four bytes a token.",
+        ge=1,
     )
-    engine_kwargs: Annotated[dict[str, Any], CheckedDict(EngineSizes)] = Field(
-        default={}, description="Arguments of the prefill engines, all of them."
+    engine_kwargs: Annotated[dict[str, Any], CheckedDict(EngineSizes)] = setting(
+        {}, "Arguments of the prefill engines, all of them."
     )
     accelerator_type: str | None = optional("Ray's name of the GPU type.", min_length=1)
     accelerator_config: AcceleratorConfig | None = optional("CPU or GPU.")
-    deployment_config: Annotated[dict[str, Any], CheckedDict(DeploymentOptions)] = Field(
-        default={}, description="Options of Ray Serve's deployment, such as `num_replicas`."
+    deployment_config: Annotated[dict[str, Any], CheckedDict(DeploymentOptions)] = setting(
+        {}, "Options of Ray Serve's deployment, such as `num_replicas`."
     )
     placement_group_config: PlacementGroupConfig | None = optional("Workers' resources.")
     runtime_env: Annotated[dict[str, Any], CheckedDict(RuntimeEnv)] | None = optional(

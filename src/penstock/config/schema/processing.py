@@ -9,10 +9,10 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator
 
 from penstock.config.schema.deployment import DeploymentOptions
-from penstock.config.schema.strict import StrictModel
+from penstock.config.schema.strict import StrictModel, setting
 
 _PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -20,18 +20,16 @@ _PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 class PreprocessorOptions(DeploymentOptions):
     """Options of Serve's deployment (as in `deployment_config`), and these."""
 
-    arguments: dict[str, Any] = Field(default={}, description="Arguments of the class.")
-    timeout_s: float = Field(
-        default=60.0,
-        gt=0,
-        description="How long a request waits for the deployment's answer, tries included.",
+    arguments: dict[str, Any] = setting({}, "Arguments of the class.")
+    timeout_s: float = setting(
+        60.0, "How long a request waits for the deployment's answer, tries included.", gt=0
     )
 
 
 class PostprocessorOptions(StrictModel):
     """Options of the code behind the engine."""
 
-    arguments: dict[str, Any] = Field(default={}, description="Arguments of the class.")
+    arguments: dict[str, Any] = setting({}, "Arguments of the class.")
 
 
 def checked_hook(value: Any) -> Any:

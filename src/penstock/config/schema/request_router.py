@@ -10,10 +10,10 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, model_validator
 
 from penstock.config.messages.location import Location
-from penstock.config.schema.strict import StrictModel, optional
+from penstock.config.schema.strict import StrictModel, optional, setting
 
 _OURS = "penstock.serve.request_router"
 """Classes of this module stand for a policy of the gateway."""
@@ -25,19 +25,15 @@ _SERVES_OWN = "PowerOfTwoChoicesRequestRouter"
 class PrefixRouterOptions(StrictModel):
     """`request_router_kwargs` of `penstock.serve.request_router.PrefixCacheAffinityRouter`."""
 
-    imbalanced_threshold: float = Field(
-        default=math.inf,
-        ge=0,
-        description="Requests by which the cache's replica may be busier than another one.",
+    imbalanced_threshold: float = setting(
+        math.inf, "Requests by which the cache's replica may be busier than another one.", ge=0
     )
-    match_rate_threshold: float = Field(
-        default=0.0, ge=0, le=1, description="Share of the prompt below which a cached prefix does not count."
+    match_rate_threshold: float = setting(
+        0.0, "Share of the prompt below which a cached prefix does not count.", ge=0, le=1
     )
-    do_eviction: bool = Field(
-        default=False, description="Whether `eviction_threshold_chars` limits what is remembered."
-    )
-    eviction_threshold_chars: int = Field(
-        default=400_000, gt=0, description="Characters of prompts to remember, of each replica."
+    do_eviction: bool = setting(False, "Whether `eviction_threshold_chars` limits what is remembered.")
+    eviction_threshold_chars: int = setting(
+        400_000, "Characters of prompts to remember, of each replica.", gt=0
     )
     eviction_target_chars: int | None = optional(
         "Characters that are left when more than `eviction_threshold_chars` were remembered; "
@@ -119,7 +115,7 @@ class RequestRouterOptions(StrictModel):
         "A class of Ray Serve's kind, or its import path: it picks the replica of each request, "
         f"by a call. `{_OURS}.PrefixCacheAffinityRouter` stands for `routing_policy: prefix_affinity`."
     )
-    request_router_kwargs: dict[str, Any] = Field(default={}, description="Arguments of that class.")
+    request_router_kwargs: dict[str, Any] = setting({}, "Arguments of that class.")
     request_routing_stats_period_s: float | None = optional(
         "How often replicas tell which adapters they have, for calls by handle.", gt=0
     )

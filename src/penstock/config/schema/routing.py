@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator
 
 from penstock.config.messages.problems import unknown
-from penstock.config.schema.strict import StrictModel
+from penstock.config.schema.strict import StrictModel, setting
 
 POLICIES = (
     "prefix_affinity",
@@ -37,11 +37,11 @@ _TOKEN = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$"
 class RoutingConfig(StrictModel):
     """How requests find their replica."""
 
-    session_header: str = Field(
-        default=SESSION_HEADER,
-        pattern=_TOKEN,
-        description="Request header that names the session, for `session_affinity`. Without it, "
+    session_header: str = setting(
+        SESSION_HEADER,
+        "Request header that names the session, for `session_affinity`. Without it, "
         "`prompt_cache_key` or `user` of the body.",
+        pattern=_TOKEN,
     )
 
 

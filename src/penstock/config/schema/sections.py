@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from penstock.config.messages.problems import BRANCH
 from penstock.config.schema.paths import Source
-from penstock.config.schema.strict import StrictModel, optional
+from penstock.config.schema.strict import StrictModel, optional, setting
 
 ADAPTER_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}$"
 """One folder's name that file systems take; nothing that leads out of the folder of all adapters."""
@@ -34,7 +34,7 @@ class BucketSource(StrictModel):
     """A model from a mirror, with further files."""
 
     bucket_uri: Source = Field(description="Folder of the model: any source.")
-    extra_files: list[ExtraFile] = Field(default=[], description="What is fetched besides.")
+    extra_files: list[ExtraFile] = setting([], "What is fetched besides.")
 
     @property
     def storage_type(self) -> str:
@@ -77,22 +77,16 @@ class LoraConfig(StrictModel):
         "Folder or URL (`s3://`, `gs://`, any that fsspec knows) with a folder for each adapter, "
         "named as the adapter."
     )
-    adapters: dict[AdapterName, Source] = Field(
-        default={}, description="Sources of further adapters by name: hub ids, folders, URLs."
+    adapters: dict[AdapterName, Source] = setting(
+        {}, "Sources of further adapters by name: hub ids, folders, URLs."
     )
-    pinned: list[AdapterName] = Field(
-        default=[], description="Loaded before the replica is ready, and never evicted."
+    pinned: list[AdapterName] = setting([], "Loaded before the replica is ready, and never evicted.")
+    refresh_interval_s: float | None = setting(
+        30.0, "How often sources of loaded adapters are looked at for a change; `null` for never.", gt=0
     )
-    refresh_interval_s: float | None = Field(
-        default=30.0,
-        gt=0,
-        description="How often sources of loaded adapters are looked at for a change; `null` for never.",
-    )
-    max_num_adapters_per_replica: int = Field(
-        default=16, gt=0, description="Adapters in one replica at a time."
-    )
+    max_num_adapters_per_replica: int = setting(16, "Adapters in one replica at a time.", gt=0)
     download_timeout_s: float | None = optional("Time limit of one download.", gt=0)
-    max_download_tries: int = Field(default=3, gt=0, description="Tries of one download.")
+    max_download_tries: int = setting(3, "Tries of one download.", gt=0)
 
     @model_validator(mode="after")
     def _pins_fit(self) -> Self:
@@ -126,9 +120,8 @@ class PlacementGroupConfig(StrictModel):
     bundle_per_worker: dict[str, Annotated[float, Field(ge=0)]] | None = optional(
         "The same for every worker; excludes `bundles`."
     )
-    strategy: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] = Field(
-        default="PACK",
-        description="How bundles lie on nodes. SPREAD and STRICT_SPREAD make the engine span nodes.",
+    strategy: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] = setting(
+        "PACK", "How bundles lie on nodes. SPREAD and STRICT_SPREAD make the engine span nodes."
     )
 
     @model_validator(mode="after")
@@ -144,25 +137,20 @@ class CallbackConfig(StrictModel):
     callback_class: Any = optional(
         "A subclass of `penstock.serve.CallbackBase`, or its import path `package.module:Class`."
     )
-    callback_kwargs: dict[str, Any] = Field(default={}, description="Arguments of the class.")
-    raise_error_on_callback: bool = Field(
-        default=True, description="Whether a failing step stops the start; else it is logged."
+    callback_kwargs: dict[str, Any] = setting({}, "Arguments of the class.")
+    raise_error_on_callback: bool = setting(
+        True, "Whether a failing step stops the start; else it is logged."
     )
 
 
 class ExperimentalConfigs(StrictModel):
     """Options that may change."""
 
-    stream_batching_interval_ms: float = Field(
-        default=0,
-        ge=0,
-        description="Streamed events are joined over this time, in milliseconds; the first is never held.",
+    stream_batching_interval_ms: float = setting(
+        0, "Streamed events are joined over this time, in milliseconds; the first is never held.", ge=0
     )
-    num_ingress_replicas: int = Field(
-        default=1,
-        ge=1,
-        le=64,
-        description="Gateways; the largest number of all models counts, and `gateway.processes`.",
+    num_ingress_replicas: int = setting(
+        1, "Gateways; the largest number of all models counts, and `gateway.processes`.", ge=1, le=64
     )
     dp_size_per_node: int | None = optional(
         "Replicas of a `data_parallel_size` on one node: all of them (PACK), or fewer (SPREAD).", ge=1
@@ -194,24 +182,22 @@ class SloConfig(StrictModel):
 class BatchConfig(StrictModel):
     """Limits of batch requests."""
 
-    min_share: float = Field(
-        default=0.0,
+    min_share: float = setting(
+        0.0,
+        "Share of an engine's seats that batch has even when online requests miss their targets.",
         ge=0,
         le=1,
-        description="Share of an engine's seats that batch has even when online requests miss their targets.",
     )
-    max_queued_requests: int = Field(
-        default=1000,
-        ge=0,
-        description="Batch requests that wait in one gateway for a replica; the next one is a 429.",
+    max_queued_requests: int = setting(
+        1000, "Batch requests that wait in one gateway for a replica; the next one is a 429.", ge=0
     )
 
 
 class OnDemandConfig(StrictModel):
     """Models of a group take turns: a request wakes its model, the one unused for longest goes to sleep."""
 
-    group: str = Field(default="default", min_length=1, description="Models of the same group take turns.")
-    awake: int = Field(default=1, ge=1, description="Models of the group that are awake at the same time.")
-    min_awake_s: float = Field(
-        default=5.0, ge=0, description="How long a model stays awake before another one may take its turn."
+    group: str = setting("default", "Models of the same group take turns.", min_length=1)
+    awake: int = setting(1, "Models of the group that are awake at the same time.", ge=1)
+    min_awake_s: float = setting(
+        5.0, "How long a model stays awake before another one may take its turn.", ge=0
     )

@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic import BeforeValidator, ConfigDict, SecretStr
 
-from penstock.config.messages.notices import warn_once
-from penstock.config.messages.problems import nearest, translated
-from penstock.config.schema.strict import StrictModel, optional
+from penstock.config.messages.problems import nearest, translated, warn_once
+from penstock.config.schema.strict import StrictModel, optional, setting
 
 PREFIX = "PENSTOCK_"
 
@@ -36,12 +35,12 @@ class Settings(StrictModel):
 
     model_config = ConfigDict(alias_generator=_variable)
 
-    accelerator: Literal["auto", "cpu", "gpu"] = Field(
-        default="auto", description="`cpu` runs any config on CPU; `gpu` asks for GPUs; `auto` looks."
+    accelerator: Literal["auto", "cpu", "gpu"] = setting(
+        "auto", "`cpu` runs any config on CPU; `gpu` asks for GPUs; `auto` looks."
     )
-    cluster: Literal["fixed", "growing"] = Field(
-        default="fixed",
-        description="`growing` for an autoscaled cluster, or one whose nodes are still coming: a model waits "
+    cluster: Literal["fixed", "growing"] = setting(
+        "fixed",
+        "`growing` for an autoscaled cluster, or one whose nodes are still coming: a model waits "
         "for GPUs that no node has yet. `fixed` refuses it.",
     )
     api_key: Annotated[SecretStr | None, BeforeValidator(_secret)] = optional(
@@ -54,9 +53,9 @@ class Settings(StrictModel):
         "Import path of the engine class to use for every model, for tests.", min_length=1
     )
 
-    log_format: Literal["text", "json"] = Field(
-        default="text",
-        description="Form of the log lines of every process; `penstock serve --log-format` sets it for all "
+    log_format: Literal["text", "json"] = setting(
+        "text",
+        "Form of the log lines of every process; `penstock serve --log-format` sets it for all "
         "that it starts.",
     )
 
@@ -64,9 +63,9 @@ class Settings(StrictModel):
         "Folder for downloaded models and adapters; by default `~/.cache/penstock`.", min_length=1
     )
 
-    vllm_capabilities_off: str = Field(
-        default="",
-        description="Capabilities of vLLM to do without, by name, separated by commas; `all` for every one. "
+    vllm_capabilities_off: str = setting(
+        "",
+        "Capabilities of vLLM to do without, by name, separated by commas; `all` for every one. "
         "For tests, and to find out which one is at fault; `penstock version` lists those that are off.",
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Iterator
-from typing import Any, Self, TextIO
+from typing import Any, Self, TextIO, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
@@ -13,10 +13,17 @@ from penstock.config.messages.location import Location
 from penstock.config.messages.problems import translated
 from penstock.config.messages.redact import masked
 
+T = TypeVar("T")
+
+
+def setting(default: T, description: str, **limits: Any) -> T:
+    """A field with its default. limits: as pydantic's `Field` takes them."""
+    return Field(default=default, description=description, **limits)
+
 
 def optional(description: str, **limits: Any) -> Any:
-    """A field that need not be given, and then is None. limits: as pydantic's `Field` takes them."""
-    return Field(default=None, description=description, **limits)
+    """A field that is None where nothing is given."""
+    return setting(None, description, **limits)
 
 
 class StrictModel(BaseModel):

@@ -10,7 +10,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from penstock.config import LLMConfig
-from penstock.config.messages.notices import warn_once
+from penstock.config.messages.problems import warn_once
 from penstock.config.schema.sections import PlacementGroupConfig
 from penstock.data.pipeline.configs import EngineProcessorConfig, ProcessorConfig
 from penstock.data.pipeline.ray_stages import (
