@@ -73,13 +73,7 @@ class RequestTiming(msgspec.Struct, frozen=True):
         )
 
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(list[RequestOutcome])
+pack = msgspec.msgpack.Encoder().encode
+"""Bytes of a list of outcomes, for `unpack`."""
 
-
-def pack(outcomes: list[RequestOutcome]) -> bytes:
-    return _encoder.encode(outcomes)
-
-
-def unpack(packed: bytes) -> list[RequestOutcome]:
-    return _decoder.decode(packed)
+unpack = msgspec.msgpack.Decoder(list[RequestOutcome]).decode

@@ -86,10 +86,7 @@ def common_options(context: typer.Context, target: AdminTarget) -> None:
 
 
 @ctl.command(cls=_Command)
-def status(
-    context: typer.Context,
-    as_json: Json = False,
-) -> None:
+def status(context: typer.Context, as_json: Json = False) -> None:
     """Show the desired and the actual state of every replica."""
     target: AdminTarget = context.obj
     if target.replica is not None:
@@ -206,15 +203,9 @@ def _show_status(found: dict[str, Any]) -> None:
             actual = f"{role}{one['actual']}, weights {one['weights']}"
             desired = "" if one["reached"] else f"; desired: {_state(one['desired'])}"
             error = f"; failed: {one['error']}" if "error" in one else ""
-            print(f"  {replica_id}  {actual}{desired}{error}{_batch(one)}")
-
-
-def _batch(replica: dict[str, Any]) -> str:
-    """What its batch may run and has to; nothing while it reports none."""
-    if "batch" not in replica:
-        return ""
-    limit, requests = replica["batch"]["limit"], replica["batch"]["requests"]
-    return f"; batch: {requests} requests, {limit} may run"
+            batch = one.get("batch")
+            shares = f"; batch: {batch['requests']} requests, {batch['limit']} may run" if batch else ""
+            print(f"  {replica_id}  {actual}{desired}{error}{shares}")
 
 
 def _state(desired: dict[str, Any]) -> str:

@@ -5,16 +5,12 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from penstock.cli.models.options import Arguments
-
-if TYPE_CHECKING:
-    from penstock.kuberay.options import Site
 
 _NONE = "none"
 
@@ -77,7 +73,12 @@ def kuberay(
     - `penstock kuberay models.yaml --image registry.example/penstock:gpu --storage-class shared`
     - `penstock kuberay models.yaml --node-selector L4:cloud.google.com/gke-accelerator=nvidia-l4`
     """
+    from penstock.cli.models.faults import faults
+    from penstock.cli.models.plan import make_plan
     from penstock.config import Settings
+    from penstock.config.messages.problems import config_error
+    from penstock.config.schema.env_vars import references_kept
+    from penstock.kuberay.manifest import manifest, notes
     from penstock.kuberay.options import NodeSelector, Site
 
     if accelerator is not None:
@@ -95,21 +96,11 @@ def kuberay(
         ray_version=ray_version or version("ray"),
         redis=redis,
     )
-    _write(configs, site)
-
-
-def _write(files: Sequence[str], site: Site) -> None:
-    from penstock.cli.models.faults import faults
-    from penstock.cli.models.plan import make_plan
-    from penstock.config.messages.problems import config_error
-    from penstock.config.schema.env_vars import references_kept
-    from penstock.kuberay.manifest import manifest, notes
-
     with references_kept():
-        _, problems, notices = faults(files)
+        _, problems, notices = faults(configs)
         if problems:
             raise config_error(dict.fromkeys(problems))
-        plan = make_plan(Arguments(sources=tuple(files)))
+        plan = make_plan(Arguments(sources=tuple(configs)))
         plan.refuse_serve_only()
     print(f"# penstock {shlex.join(sys.argv[1:])}")
     print(manifest(plan.serving, site), end="")
