@@ -6,16 +6,14 @@ Source: OpenAI's Batch API, "input file". Reads line by line, on a thread.
 from __future__ import annotations
 
 import codecs
-import io
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import msgspec
 
 from penstock.config.schema.jobs import JobsConfig
-from penstock.data.storage.paths import StoragePath
+from penstock.data.storage.paths import StoragePath, open_lines
 from penstock.errors import BadRequest, EndpointNotSupported, Error
 from penstock.jobs.records import Fault
 
@@ -109,8 +107,7 @@ def check_input(
 
 def _lines(at: StoragePath, most: int) -> Iterator[tuple[int, bytes | None]]:
     """Each line with its number, without blanks around it; None for one that is longer than `most`."""
-    with closing(at.open()) as opened:
-        file = opened if isinstance(opened, io.BufferedReader) else _buffered(opened)
+    with open_lines(at) as file:
         number = 0
         while line := file.readline(most + 2):
             number += 1
@@ -119,10 +116,6 @@ def _lines(at: StoragePath, most: int) -> Iterator[tuple[int, bytes | None]]:
                 rest = file.readline(_BUFFER_BYTES)
                 whole, line = rest.endswith(b"\n") or not rest, b""
             yield number, line.strip().removeprefix(codecs.BOM_UTF8) if line else None
-
-
-def _buffered(file: Any) -> io.BufferedReader:
-    return io.BufferedReader(file, _BUFFER_BYTES)
 
 
 class _Checker:

@@ -5,18 +5,17 @@ Used by the index, the answer cache, and a driver that recovers the rows of a cr
 
 from __future__ import annotations
 
-import io
 import logging
 from collections.abc import Container, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 import msgspec
 
 from penstock.data.journal.segment import ON_DISK, run_number
-from penstock.data.results.outcome import Failure, Outcome, State
-from penstock.data.storage.paths import LocalPath, StoragePath, unwritable
+from penstock.data.results.outcome import Outcome
+from penstock.data.storage.paths import LocalPath, StoragePath, open_lines, unwritable
 from penstock.errors import Error
 
 log = logging.getLogger(__name__)
@@ -49,27 +48,15 @@ class EntryHead(msgspec.Struct, rename=ON_DISK):
     reused: bool = False
 
 
-class _End(msgspec.Struct):
+class _End(Outcome, frozen=True):
     """An outcome as it is decoded: msgspec does not decode `Raw | None`."""
 
-    state: State
-    attempts: int = 1
-    deaths: int = 0
     body: msgspec.Raw = msgspec.Raw()
-    failure: Failure | None = None
-    waited_s: float = 0.0
-    took_s: float = 0.0
 
     def outcome(self) -> Outcome:
-        return Outcome(
-            state=self.state,
-            attempts=self.attempts,
-            deaths=self.deaths,
-            body=self.body if bytes(self.body) else None,
-            failure=self.failure,
-            waited_s=self.waited_s,
-            took_s=self.took_s,
-        )
+        fields: dict[str, Any] = msgspec.structs.asdict(self)
+        fields["body"] = self.body if bytes(self.body) else None
+        return Outcome(**fields)
 
 
 class EntryLine(msgspec.Struct, rename=ON_DISK):
@@ -115,7 +102,7 @@ def outcomes_in(folder: StoragePath, name: str, rows: Container[int]) -> list[tu
     for file in folder.files():
         if file.name.startswith(f"{name}.") and file.name.endswith(".jsonl"):
             where = folder / file.name
-            with io.BufferedReader(cast("Any", where.open()), 1 << 20) as lines:
+            with open_lines(where) as lines:
                 for head, _, text in _entries(lines, where.url):
                     if (
                         head.outcome is not None

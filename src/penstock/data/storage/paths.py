@@ -8,6 +8,7 @@ All calls block: use them in threads.
 from __future__ import annotations
 
 import glob
+import io
 import os
 import shutil
 import tempfile
@@ -15,7 +16,7 @@ import uuid
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, NoReturn, Protocol, TypeVar
+from typing import IO, Any, NoReturn, TypeVar
 from urllib.parse import unquote
 
 from penstock.errors import SourceNotFound, Unavailable
@@ -25,51 +26,6 @@ from penstock.sources.protocol import File, shown
 _T = TypeVar("_T")
 _TRIES = 4
 _COPY_BYTES = 8 << 20
-
-
-class StoragePath(Protocol):
-    """A file, or a folder or prefix of several."""
-
-    url: str
-    """Without credentials; absolute, so that it means the same in any process."""
-    is_local: bool
-
-    def __truediv__(self, name: str) -> StoragePath: ...
-
-    def with_added_suffix(self, suffix: str) -> StoragePath:
-        """The path with `suffix` added to its name."""
-        ...
-
-    def with_name(self, name: str) -> StoragePath:
-        """Another file in its folder; "" for the folder itself."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """The last component of the path."""
-        ...
-
-    def exists(self) -> bool: ...
-
-    def files(self) -> list[File]:
-        """Every file below it; a file is listed alone, under the name "". Empty when there is nothing."""
-        ...
-
-    def open(self) -> IO[bytes]:
-        """For reading; seekable."""
-        ...
-
-    def read(self) -> bytes: ...
-
-    def write(self, data: bytes) -> None: ...
-
-    def upload(self, file: Path) -> None:
-        """Moves a complete file of this machine there."""
-        ...
-
-    def remove(self) -> None:
-        """Does nothing when it does not exist."""
-        ...
 
 
 def storage_path(url: str | os.PathLike[str]) -> StoragePath:
@@ -126,7 +82,10 @@ def unfinished_files(to: StoragePath) -> Iterable[Path]:
 
 
 class LocalPath:
-    """A path of this machine."""
+    """A file of this machine, or a folder.
+
+    url: absolute, so that it means the same in any process; without credentials.
+    """
 
     is_local = True
 
@@ -138,9 +97,11 @@ class LocalPath:
         return LocalPath(self._path / name)
 
     def with_added_suffix(self, suffix: str) -> LocalPath:
+        """The path with `suffix` added to its name."""
         return LocalPath(self._path.with_name(self._path.name + suffix))
 
     def with_name(self, name: str) -> LocalPath:
+        """Another file in its folder; "" for the folder itself."""
         return LocalPath(self._path.parent / name)
 
     @property
@@ -151,6 +112,7 @@ class LocalPath:
         return self._path.exists()
 
     def files(self) -> list[File]:
+        """Every file below it; a file is listed alone, under the name "". Empty when there is nothing."""
         if self._path.is_file():
             return [self._file(self._path, "")]
         found = [path for path in self._path.rglob("*") if path.is_file()]
@@ -161,6 +123,7 @@ class LocalPath:
         return File(name, status.st_size, str(status.st_mtime_ns))
 
     def open(self) -> IO[bytes]:
+        """For reading; seekable."""
         return self._path.open("rb")
 
     def read(self) -> bytes:
@@ -173,6 +136,7 @@ class LocalPath:
             file.write(data)
 
     def upload(self, file: Path) -> None:
+        """Moves a complete file of this machine there."""
         os.replace(file, self._path)
         folder = os.open(self._path.parent, os.O_RDONLY)
         try:
@@ -181,11 +145,12 @@ class LocalPath:
             os.close(folder)
 
     def remove(self) -> None:
+        """Does nothing when it does not exist."""
         self._path.unlink(missing_ok=True)
 
 
 class RemotePath:
-    """A URL, through Arrow's clients, or fsspec's where Arrow has none."""
+    """As `LocalPath`, at a URL: through Arrow's clients, or fsspec's where Arrow has none."""
 
     is_local = False
 
@@ -300,3 +265,12 @@ class RemotePath:
             raise kind(message, retryable=cause.retryable) from error
 
         return failures.retry(call, _TRIES, give_up)
+
+
+StoragePath = LocalPath | RemotePath
+
+
+def open_lines(where: StoragePath) -> io.BufferedReader:
+    """The file for reading line by line, which Arrow's own files do one byte at a time."""
+    file: Any = where.open()
+    return file if isinstance(file, io.BufferedReader) else io.BufferedReader(file, 1 << 20)

@@ -16,7 +16,7 @@ from typing import IO, Any, Literal, NamedTuple, cast
 
 import msgspec
 
-from penstock.data.storage.paths import StoragePath
+from penstock.data.storage.paths import StoragePath, open_lines
 from penstock.errors import ConfigError, Error, Unavailable
 from penstock.sources import failures
 
@@ -67,7 +67,7 @@ UNREADABLE = (OSError, EOFError, ValueError, NotImplementedError, csv.Error, zli
 def read_rows(where: StoragePath, form: FileFormat, first: int, wanted: Wanted) -> _Read:
     """Rows of one file, of which the first has the number `first`; a number after each row not wanted.
 
-    Where a bucket breaks off, it is opened again and read on after the last row.
+    If the connection to the bucket drops, the file is reopened and reading resumes after the last row.
     Raises: Unavailable, naming the file that cannot be read.
     """
     number, failed = first, 0
@@ -214,8 +214,7 @@ def _check_names(names: Sequence[str], url: str) -> None:
 
 
 def _opened(where: StoragePath) -> IO[bytes]:
-    file = where.open()
-    file = file if isinstance(file, io.BufferedReader) else _buffered(file)
+    file = open_lines(where)
     return cast("IO[bytes]", _Gunzipped(file)) if where.url.lower().endswith(_GZIP) else file
 
 
@@ -229,11 +228,6 @@ class _Gunzipped(gzip.GzipFile):
     def close(self) -> None:
         super().close()
         self._compressed.close()
-
-
-def _buffered(file: Any) -> IO[bytes]:
-    """Arrow's own files read lines one byte at a time."""
-    return io.BufferedReader(file, 1 << 20)
 
 
 _READERS: dict[FileFormat, Callable[[StoragePath, int, Wanted], _Read]] = {
