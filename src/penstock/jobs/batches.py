@@ -54,7 +54,9 @@ class BatchStore:
         self._config, self._storage, self._files = config, storage, files
         self._endpoints = (*ENDPOINTS, *own_endpoints)
         self._records: dict[str, BatchRecord] = {}
+        self._creating: list[BatchRecord] = []
         self._writing = asyncio.Lock()
+        files.reader_of = self._reader_of
         self.progress: dict[str, tuple[int, int]] = {}
 
     def load(self) -> None:
@@ -62,19 +64,19 @@ class BatchStore:
         found = self._storage.read_all(FOLDER, BatchRecord)
         self._records = {batch_id: one for batch_id, one in sorted(found.items()) if one is not None}
         self.progress = {}
-        for one in self.unfinished():
-            self._files.in_use[one.input_file_id] = one.id
+        ended = {batch_id for batch_id, one in self._records.items() if one.ended}
         left = {file.name.split("/")[0] for file in self._storage.at(FOLDER).files() if JOURNAL in file.name}
         for batch_id in left:
-            if batch_id not in found or self._has_ended(batch_id):
+            if batch_id not in found or batch_id in ended:
                 self._storage.remove_tree(f"{FOLDER}/{batch_id}/{JOURNAL}")
-
-    def _has_ended(self, batch_id: str) -> bool:
-        record = self._records.get(batch_id)
-        return record is not None and record.ended
 
     def unfinished(self) -> list[BatchRecord]:
         return [one for one in self._records.values() if not one.ended]
+
+    def _reader_of(self, file_id: str) -> str | None:
+        """The unfinished batch that reads a file, if there is one."""
+        unfinished = [*self._creating, *self.unfinished()]
+        return next((one.id for one in unfinished if one.input_file_id == file_id), None)
 
     def get(self, batch_id: str) -> BatchRecord:
         """Raises: NotFound."""
@@ -124,13 +126,12 @@ class BatchStore:
             output_expires_s=keep_s,
             metadata=asked.metadata,
         )
-        self._files.in_use.setdefault(file.id, record.id)
+        self._creating.append(record)
         try:
             async with self._writing:
                 await self._write(record)
-        except BaseException:
-            self._release(record)
-            raise
+        finally:
+            self._creating.remove(record)
         return record
 
     async def cancel(self, batch_id: str) -> BatchRecord:
@@ -160,15 +161,6 @@ class BatchStore:
         insert(self._records, record)
         if record.ended:
             self.progress.pop(record.id, None)
-            self._release(record)
-
-    def _release(self, ended: BatchRecord) -> None:
-        """Lets its input be deleted, unless another batch reads it."""
-        others = [one.id for one in self.unfinished() if one.input_file_id == ended.input_file_id]
-        if others:
-            self._files.in_use[ended.input_file_id] = others[0]
-        else:
-            self._files.in_use.pop(ended.input_file_id, None)
 
 
 def _read(content: bytes, endpoints: Collection[str]) -> _Create:

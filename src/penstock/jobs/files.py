@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,17 +27,16 @@ _NAME_CHARS = 255
 
 @dataclass(slots=True)
 class FileStore:
-    """in_use: files that a batch reads, by id, with the batch's id; they cannot be deleted."""
+    """reader_of: the unfinished batch that reads a file, by its id; such a file cannot be deleted."""
 
     _config: JobsConfig
     _storage: JobStorage
-    in_use: dict[str, str] = field(default_factory=dict[str, str])
+    reader_of: Callable[[str], str | None] = lambda file_id: None
     _records: dict[str, FileRecord] = field(default_factory=dict[str, FileRecord])
     _uploading: dict[str, Upload] = field(default_factory=dict[str, Upload])
 
     def load(self) -> None:
         """Reads all records, and removes contents without one: uploads that were not finished. Blocks."""
-        self.in_use.clear()
         found = self._storage.read_all(FOLDER, FileRecord)
         self._records = {file_id: one for file_id, one in sorted(found.items()) if one is not None}
         for file in self._storage.at(FOLDER).files():
@@ -47,7 +46,7 @@ class FileStore:
     def get(self, file_id: str) -> FileRecord:
         """Raises: NotFound."""
         record = self._records.get(file_id)
-        if record is None or (record.expired and file_id not in self.in_use):
+        if record is None or (record.expired and self.reader_of(file_id) is None):
             raise NotFound(f"There is no file '{file_id[:80]}'; it may have expired or been deleted.")
         return record
 
@@ -94,14 +93,14 @@ class FileStore:
     async def delete(self, file_id: str) -> dict[str, Any]:
         """Raises: NotFound; Conflict while a batch reads it."""
         record = self.get(file_id)
-        if (batch := self.in_use.get(file_id)) is not None:
+        if (batch := self.reader_of(file_id)) is not None:
             raise Conflict(f"The file is the input of '{batch}', which has not ended; cancel that first.")
         await self._remove(record)
         return {"id": file_id, "object": "file", "deleted": True}
 
     async def remove_expired(self) -> None:
         for record in list(self._records.values()):
-            if record.expired and record.id not in self.in_use:
+            if record.expired and self.reader_of(record.id) is None:
                 await self._remove(record)
 
     async def _remove(self, record: FileRecord) -> None:

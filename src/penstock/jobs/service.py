@@ -125,7 +125,7 @@ class JobService:
         self._runs.pop(batch_id, None)
         self._changed.set()
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("Batch %s was given up until the next start.", batch_id, exc_info=error)
+            log.error("Batch %s crashed; it resumes when the service restarts.", batch_id, exc_info=error)
 
     async def _own(self) -> None:
         while True:

@@ -24,8 +24,8 @@ _MARGIN = 2.0
 @dataclass(slots=True)
 class Standing:
     """A batch's progress in this process. created_at, expires_at: seconds since 1970. left: requests without
-    an outcome. rows, tokens: done, in `ran_s` seconds of turns. start: tokens that it is taken to have had
-    before it came, so that it neither overtakes earlier batches nor waits until they have had as much again.
+    an outcome. rows, tokens: done, in `ran_s` seconds of turns. start: initial credit: the lowest
+    token count of any running batch, so that a new batch gets its fair share at once.
     """
 
     id: str
@@ -161,7 +161,7 @@ class TurnQueue:
             self._grant()
 
     def skip(self, batch_id: str) -> None:
-        """The batch needs not wait: it was stopped."""
+        """The batch need not wait: it was stopped."""
         turn = self._turns.get(batch_id)
         if turn is not None and turn.began is None:
             self._begin(turn)

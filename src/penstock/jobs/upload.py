@@ -83,7 +83,7 @@ class Upload:
     def check(self) -> None:
         """Whether all of the form has come, with a file. Raises: BadRequest."""
         if not self._ended:
-            raise BadRequest("The form breaks off before its end; send the file again.")
+            raise BadRequest("The upload is incomplete; send the file again.")
         if self._file is None:
             raise BadRequest("The form has no part named 'file'.", param="file")
         if not self.size_bytes:

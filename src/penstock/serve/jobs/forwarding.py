@@ -62,7 +62,8 @@ class JobsForwarder:
         except ConnectionError as error:
             self._client.forget()
             raise Unavailable(
-                "Files and batches broke off this request; send it again in a moment.", retry_after_s=1
+                "The connection to the Files and Batches service was lost. Retry the request.",
+                retry_after_s=1,
             ) from error
         finally:
             connection.abort()
