@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,13 +15,13 @@ import msgspec
 
 from penstock.config.schema.jobs import JobsConfig
 from penstock.data.job.job import Job
+from penstock.data.job.manifest import FINISHED
 from penstock.data.job.protocol import WorkerPool
 from penstock.data.job.report import JobReport, Limits, ProgressListener, RunStats
 from penstock.data.job.spec import JobSpec
 from penstock.data.results.outcome import Failure
 from penstock.errors import ConfigError, Error, SourceNotFound
 from penstock.jobs.batches import FOLDER, JOURNAL, BatchStore
-from penstock.jobs.closing import close_unfinished
 from penstock.jobs.files import FileStore
 from penstock.jobs.records import OUTPUT, BatchRecord, Fault, FileRecord, now_s
 from penstock.jobs.storage import JobStorage
@@ -61,8 +61,8 @@ class Means:
     validating: asyncio.Semaphore
 
 
-class RunningBatch:
-    """One batch, until it has ended. `stop` may be called at any moment."""
+class RunningBatch(ProgressListener):
+    """One batch, until it has ended; listens to its job. `stop` may be called at any moment."""
 
     def __init__(self, batch_id: str, means: Means) -> None:
         self._id, self._means = batch_id, means
@@ -107,8 +107,9 @@ class RunningBatch:
                     await self._fail([Fault(error.code, "The input of the batch cannot be read any more.")])
                 except Error as error:
                     tried += 1
-                    log.warning("Batch %s goes on after a pause: %s", self._id, error)
-                    await asyncio.sleep(min(_MOST_PAUSE_S, 0.5 * 2**tried))
+                    pause_s = min(_MOST_PAUSE_S, 0.5 * 2 ** min(tried, 6))
+                    log.warning("Batch %s failed temporarily; retrying in %g s: %s", self._id, pause_s, error)
+                    await asyncio.sleep(pause_s)
         finally:
             timer.cancel()
             self._means.turns.remove(self._id)
@@ -121,18 +122,14 @@ class RunningBatch:
         if self._record().ended:
             return
         if not self._record().total:
-            await self._end_undone(self._reason or "expired")
+            reason = self._reason or "expired"
+            await self._means.batches.change(self._id, lambda record: record.to(reason))
             return
         stopped = self._reason is not None
         async with self._means.turns.turn(self._standing, self._end_turn, stopped=stopped):
             report = await self._run_rows()
-            left = 0
-            if report.ended == _TURN_OVER and self._reason is None:
-                return
-            if self._reason is not None:
-                left = await asyncio.to_thread(close_unfinished, self._spec(), self._left())
-                report = await self._run_rows(closing=True)
-            await self._finish(report, left)
+            if report.ended == FINISHED:
+                await self._finish(report)
 
     async def _validate(self) -> None:
         means, record = self._means, self._record()
@@ -156,30 +153,44 @@ class RunningBatch:
 
         await means.batches.change(self._id, valid)
 
-    async def _run_rows(self, *, closing: bool = False) -> JobReport:
-        """All rows, or until a stop. closing: no row is left to run."""
-        means = self._means
-        job = Job(
-            self._spec(),
-            means.make_pool(self._record().models, self._standing),
-            limits=Limits(grace_s=None),
-            listener=_Listener(self._standing, self._record().total, means.batches, self._finalizing),
+    async def _run_rows(self) -> JobReport:
+        """All rows, or until its turn is over. A batch that was stopped has none left afterwards."""
+        self._counted = 0, 0
+        pool = self._means.make_pool(self._record().models, self._standing)
+        self._job = job = Job(
+            self._spec(), pool, limits=Limits(grace_s=None), listener=self, on_stop=self._unfinished
         )
-        if not closing:
-            self._job = job
-            if self._reason is not None:
-                self._request_stop(job, self._reason)
+        if self._reason is not None:
+            self._request_stop(job, self._reason)
         try:
             return await job.run()
         finally:
             self._job = None
 
-    async def _finalizing(self) -> None:
-        await self._means.batches.change(
-            self._id, lambda record: record.to("finalizing") if record.status == "in_progress" else record
-        )
+    def _unfinished(self) -> Failure | None:
+        """The failure of rows that were not done when the batch was stopped."""
+        if self._reason is None:
+            return None
+        return Failure(code=f"batch_{self._reason}", message=_LEFT[self._reason], stage="engine", attempts=0)
 
-    async def _finish(self, report: JobReport, left: int) -> None:
+    def on_tick(self, stats: RunStats) -> None:
+        done = stats.before - stats.failed_before + stats.ok + stats.skipped
+        failed = stats.failed_before + stats.failed
+        self._means.batches.progress[self._id] = done, failed
+        rows, tokens = stats.completed - self._counted[0], stats.tokens - self._counted[1]
+        self._counted = stats.completed, stats.tokens
+        self._standing.advance(rows, tokens, self._record().total - done - failed)
+
+    def on_writing(self) -> None:
+        def finalizing(record: BatchRecord) -> BatchRecord:
+            return record.to("finalizing") if record.status == "in_progress" else record
+
+        self._finalizing = asyncio.create_task(self._means.batches.change(self._id, finalizing))
+
+    def on_message(self, text: str) -> None:
+        log.info("Batch %s: %s", self._id, text)
+
+    async def _finish(self, report: JobReport) -> None:
         """Its files first, under the ids that were set aside for them; then its state; then its leftovers."""
         means, record = self._means, self._record()
         folder = f"{FOLDER}/{self._id}"
@@ -192,7 +203,7 @@ class RunningBatch:
             status = "completed"
             if record.status == "cancelling":
                 status = "cancelled"
-            elif left:
+            elif "batch_expired" in report.errors:
                 status = "expired"
             return record.to(
                 status, completed=report.ok, failed=report.failed, output_file_id=output, error_file_id=error
@@ -222,16 +233,8 @@ class RunningBatch:
         )
         return file_id
 
-    async def _end_undone(self, reason: Reason) -> None:
-        """It never began."""
-        await self._means.batches.change(self._id, lambda record: record.to(reason))
-
     async def _fail(self, faults: list[Fault]) -> None:
         await self._means.batches.change(self._id, lambda record: record.to("failed", errors=faults))
-
-    def _left(self) -> Failure:
-        reason = self._reason or "expired"
-        return Failure(code=f"batch_{reason}", message=_LEFT[reason], stage="engine", attempts=0)
 
     def _record(self) -> BatchRecord:
         return self._means.batches.get(self._id)
@@ -246,35 +249,3 @@ class RunningBatch:
             read_files=False,
             own_paths=(record.endpoint,) if record.endpoint not in ENDPOINTS else (),
         )
-
-
-class _Listener(ProgressListener):
-    """Passes the progress of one run of a job on to its batch."""
-
-    def __init__(
-        self,
-        standing: Standing,
-        total: int,
-        batches: BatchStore,
-        finalizing: Callable[[], Coroutine[None, None, None]],
-    ) -> None:
-        self._standing, self._total, self._batches = standing, total, batches
-        self._finalizing = finalizing
-        self._rows = self._tokens = 0
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def on_tick(self, stats: RunStats) -> None:
-        done = stats.before - stats.failed_before + stats.ok + stats.skipped
-        failed = stats.failed_before + stats.failed
-        self._batches.progress[self._standing.id] = done, failed
-        rows, tokens = stats.completed - self._rows, stats.tokens - self._tokens
-        self._rows, self._tokens = stats.completed, stats.tokens
-        self._standing.advance(rows, tokens, self._total - done - failed)
-
-    def on_writing(self) -> None:
-        task = asyncio.create_task(self._finalizing())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def on_message(self, text: str) -> None:
-        log.info("Batch %s: %s", self._standing.id, text)

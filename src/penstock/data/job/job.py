@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -38,7 +38,7 @@ from penstock.data.journal import segment
 from penstock.data.journal.index import Index
 from penstock.data.journal.lock import JobLock, acquire_lock
 from penstock.data.results.columns import result_columns
-from penstock.data.results.outcome import Outcome
+from penstock.data.results.outcome import Failure, Outcome, failed
 from penstock.data.storage.source import InputFiles
 from penstock.errors import ConfigError, Error
 from penstock.temporary_folder import temporary_folder
@@ -61,11 +61,13 @@ class Job:
         listener: ProgressListener | None = None,
         prices: Prices | None = None,
         retry_failed: bool = False,
+        on_stop: Callable[[], Failure | None] = lambda: None,
     ) -> None:
+        """on_stop: the failure of rows that a stop leaves without an outcome; None: they run when resumed."""
         self.spec, self.stop = spec, ShutdownRequest()
         self._pool, self._limits = pool, limits or Limits()
         self._listener, self._prices = listener or ProgressListener(), prices
-        self._retry_failed = retry_failed
+        self._retry_failed, self._on_stop = retry_failed, on_stop
         self._journal = spec.journal
         self.stats = RunStats()
 
@@ -164,14 +166,30 @@ class Job:
             )
             await driver.run(rows, group=self.spec.group_prefixes)
             await asyncio.to_thread(index.close)
+            total = rows.total
             if self.stop.reason is not None:
-                return self.stop.reason
-            self.stats.total = rows.total
+                if (failure := self._on_stop()) is None:
+                    return self.stop.reason
+                total = await asyncio.to_thread(self._fail_unfinished, failure)
+            self.stats.total = total
             if self.spec.limit is None:
-                self._manifest = msgspec.structs.replace(self._manifest, total=rows.total)
-            if await self._is_complete(rows.total):
+                self._manifest = msgspec.structs.replace(self._manifest, total=total)
+            if await self._is_complete(total):
                 return FINISHED
         raise Error("The journal still lacks rows after they were run. Check its disk.")
+
+    def _fail_unfinished(self, failure: Failure) -> int:
+        """Gives the failure to each row without an outcome. Returns the number of all rows."""
+        total = self._within_limit(self._manifest.total)
+        total = self._manifest.source.count() if total is None else total
+        index = Index(self._journal, None if self._journal.is_local else self._spool)
+        closing = segment.Segment(self._journal, f"{segment.next_run(self._journal):04d}-closed")
+        for row in range(total):
+            if index.state(row) is None:
+                closing.append(segment.Entry(row, failed(failure)), lambda: None)
+        closing.close()
+        index.close()
+        return total
 
     async def _is_complete(self, rows: int) -> bool:
         self._final = await self._index()
