@@ -12,7 +12,6 @@ from penstock.data.job.output import OutputWriter
 from penstock.data.job.spec import JobSpec
 from penstock.data.journal.index import Index
 from penstock.data.journal.segment import Entry, encode_entry
-from penstock.data.results.columns import result_columns
 from penstock.data.results.outcome import Failure, Outcome
 from penstock.data.storage.paths import storage_path
 from penstock.data.storage.source import find_input
@@ -41,13 +40,7 @@ def written(tmp_path: Path, given: str, output: str, ends: list[Outcome], **spec
     lines = b"".join(encode_entry(Entry(row, end)) for row, end in enumerate(ends))
     (journal / "0001-engine-1.jsonl").write_bytes(lines)
     found = find_input(job_spec.inputs)
-
-    def shown(end: Outcome):
-        return {
-            name: value for name, value in result_columns(job_spec.task(), end).items() if value is not None
-        }
-
-    return OutputWriter(job_spec, found, shown).write(Index(storage_path(journal)))
+    return OutputWriter(job_spec, found).write(Index(storage_path(journal)))
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from penstock.data.execution.retry import RetryPolicy
 from penstock.data.job import manifest
 from penstock.data.job.driver import Driver, ShutdownRequest
 from penstock.data.job.manifest import FINISHED, JobManifest
-from penstock.data.job.output import OutputWriter, ResultColumns, output_format
+from penstock.data.job.output import OutputWriter, output_format
 from penstock.data.job.pending import PendingRows, RequestBuilder
 from penstock.data.job.protocol import WorkerPool
 from penstock.data.job.report import JobReport, Limits, Prices, ProgressListener, RunStats, report
@@ -37,8 +37,7 @@ from penstock.data.job.validation import (
 from penstock.data.journal import segment
 from penstock.data.journal.index import Index
 from penstock.data.journal.lock import JobLock, acquire_lock
-from penstock.data.results.columns import result_columns
-from penstock.data.results.outcome import Failure, Outcome, failed
+from penstock.data.results.outcome import Failure, failed
 from penstock.data.storage.source import InputFiles
 from penstock.errors import ConfigError, Error
 from penstock.temporary_folder import temporary_folder
@@ -204,16 +203,13 @@ class Job:
             await asyncio.to_thread(lock.check)
             self._listener.on_message("Writing the output ...")
             self._listener.on_writing()
-            files = await asyncio.to_thread(self._output_writer().write, index)
+            files = await asyncio.to_thread(OutputWriter(self.spec, self._manifest.source).write, index)
         await asyncio.to_thread(lock.check)
         finished = report(self.spec.output, reason, index, self.stats, files, self._prices)
         last = msgspec.structs.replace(self._manifest, stop_reason=reason, report=finished)
         await asyncio.to_thread(manifest.write, self._journal, last)
         await asyncio.to_thread(index.close)
         return finished
-
-    def _output_writer(self) -> OutputWriter:
-        return OutputWriter(self.spec, self._manifest.source, _result_columns(self.spec))
 
     async def _index(self) -> Index:
         return await asyncio.to_thread(Index, self._journal, None if self._journal.is_local else self._spool)
@@ -227,17 +223,6 @@ class Job:
     def _within_limit(self, total: int | None) -> int | None:
         limit = self.spec.limit
         return total if limit is None or total is None else min(limit, total)
-
-
-def _result_columns(spec: JobSpec) -> ResultColumns:
-    task = spec.task()
-    keep_all = output_format(spec, "jsonl") == "parquet"
-
-    def shown(outcome: Outcome) -> dict[str, object]:
-        found = result_columns(task, outcome)
-        return found if keep_all else {name: value for name, value in found.items() if value is not None}
-
-    return shown
 
 
 def _reused_index(spec: JobSpec, spool: Path) -> Index | None:

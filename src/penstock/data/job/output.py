@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.data.job.spec import JobSpec
 from penstock.data.journal.index import Index
-from penstock.data.results.columns import ERROR, result_schema
+from penstock.data.results.columns import ERROR, result_columns, result_schema
 from penstock.data.results.merge import merge, rename_own
 from penstock.data.results.outcome import Failure, Outcome
 from penstock.data.storage.paths import StoragePath, atomic_write, unfinished_files
@@ -28,19 +28,16 @@ _SUCCESS = "_SUCCESS"
 
 CompletedRow = tuple[InputRow, Outcome]
 MakeRow = Callable[[InputRow, Outcome], Mapping[str, Any]]
-ResultColumns = Callable[[Outcome], Mapping[str, Any]]
-"""The result columns of an outcome."""
 
 
 class OutputWriter:
     """The output files of one job."""
 
-    def __init__(self, spec: JobSpec, source: InputFiles, columns: ResultColumns) -> None:
-        """columns: of rows that are ok; not called for OpenAI's batch format, which has its own."""
-        self._spec, self._source, self._columns = spec, source, columns
+    def __init__(self, spec: JobSpec, source: InputFiles) -> None:
+        self._spec, self._source, self._task = spec, source, spec.task()
         self._format: FileFormat = output_format(spec, source.format)
         self._writer = WRITERS[self._format]
-        self._result_types: dict[str, Any] = {field.name: field.type for field in result_schema(spec.task())}
+        self._result_types: dict[str, Any] = {field.name: field.type for field in result_schema(self._task)}
 
     def write(self, index: Index) -> list[str]:
         """The files, all complete. May be called again. Blocks.
@@ -57,15 +54,12 @@ class OutputWriter:
         return [*self._write_good(index), *failed]
 
     def _write_good(self, index: Index) -> list[str]:
-        spec = self._spec
-        if spec.is_openai_batch:
-            return self._write(
-                spec.output_path, index, ("ok", "skipped"), self._answer_line, {}, spec.is_folder
-            )
-        known = {**self._known(self._result_types), **self._result_types}
-        return self._write(
-            spec.output_path, index, ("ok", "skipped"), self._result_row, known, spec.is_folder
-        )
+        make_row, known = self._answer_line, dict[str, Any]()
+        if not self._spec.is_openai_batch:
+            make_row = self._result_row
+            known = {**self._known(self._result_types), **self._result_types}
+        to, folder = self._spec.output_path, self._spec.is_folder
+        return self._write(to, index, ("ok", "skipped"), make_row, known, folder)
 
     def _write_failed(self, index: Index) -> list[str]:
         failed: list[tuple[StoragePath, MakeRow]] = [
@@ -92,33 +86,29 @@ class OutputWriter:
         folder: bool = False,
     ) -> list[str]:
         """known: Arrow types of columns, as far as they are known."""
-        records = (make_row(*completed) for completed in self._completed(index, states))
-        shape = self._writer.infer_schema(records, known)
+
+        def rows() -> Iterator[tuple[int, Mapping[str, Any]]]:
+            return ((row.number, make_row(row, end)) for row, end in self._completed(index, states))
+
+        shape = self._writer.infer_schema((record for _, record in rows()), known)
         while True:
             try:
-                self._write_files(to, index, states, make_row, shape, folder)
+                if folder:
+                    self._write_parts(to, rows(), shape)
+                else:
+                    self._write_file(to, (record for _, record in rows()), shape)
+                return [to.url]
             except TypeMismatch as mismatch:
                 shape = mismatch.schema
-            else:
-                return [to.url]
 
-    def _write_files(
-        self,
-        to: StoragePath,
-        index: Index,
-        states: Sequence[str],
-        make_row: MakeRow,
-        shape: Any,
-        folder: bool,
+    def _write_parts(
+        self, to: StoragePath, rows: Iterator[tuple[int, Mapping[str, Any]]], shape: Any
     ) -> None:
-        completed = self._completed(index, states)
-        if not folder:
-            self._write_file(to, (make_row(*one) for one in completed), shape)
-            return
+        """rows: with their numbers in the input."""
         (to / _SUCCESS).remove()
-        for number, part in groupby(completed, lambda one: one[0].number // self._spec.part_rows):
+        for number, part in groupby(rows, lambda one: one[0] // self._spec.part_rows):
             name = f"part-{number:05d}.{self._format}"
-            self._write_file(to / name, (make_row(*one) for one in part), shape)
+            self._write_file(to / name, (record for _, record in part), shape)
         (to / _SUCCESS).write(b"")
 
     def _known(self, taken: Iterable[str]) -> dict[str, Any]:
@@ -142,8 +132,10 @@ class OutputWriter:
             )
 
     def _result_row(self, row: InputRow, outcome: Outcome) -> dict[str, Any]:
-        """The user's columns, then the result columns."""
-        return {**rename_own(row.fields or {}, self._result_types), **self._columns(outcome)}
+        """The user's columns, then the result columns that have a value."""
+        results = result_columns(self._task, outcome).items()
+        own = rename_own(row.fields or {}, self._result_types)
+        return {**own, **{name: value for name, value in results if value is not None}}
 
     def _dead_letter(self, row: InputRow, outcome: Outcome) -> dict[str, Any]:
         """The row as it was, so that it can be run again, and why it failed."""

@@ -146,11 +146,7 @@ class JobSpec(
         return self.output_path.with_added_suffix(".journal")
 
     def task(self) -> Task:
-        model, read_files = self.engines.model, self.read_files
+        own_paths = frozenset(self.own_paths)
         return Task(
-            kind=self.kind,
-            model=model,
-            token_ids=False,
-            read_files=read_files,
-            own_paths=frozenset(self.own_paths),
+            self.kind, self.engines.model, token_ids=False, read_files=self.read_files, own_paths=own_paths
         )
