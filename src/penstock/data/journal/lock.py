@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -49,25 +48,6 @@ class Heartbeat(msgspec.Struct):
     host: str
     pid: int
     count: int = 0
-
-
-class JobLock(Protocol):
-    """Held from its construction until `release`.
-
-    version: sorts after those of earlier owners; "" on a disk, where the kernel lets only one owner run.
-    """
-
-    version: str
-
-    def lost(self) -> bool:
-        """Whether another driver has, or may have, taken the output, as of the last heartbeat."""
-        ...
-
-    def check(self) -> None:
-        """Asks the storage now. Raises: OutputLocked when another driver has taken over; Unavailable."""
-        ...
-
-    def release(self) -> None: ...
 
 
 def acquire_lock(journal: StoragePath) -> JobLock:
@@ -121,6 +101,8 @@ def _cannot_lock(path: Path, error: OSError) -> Unavailable:
 
 
 class _FileLock:
+    """Held from its construction until `release`, by a lock of the kernel."""
+
     version = ""
 
     def __init__(self, path: Path) -> None:
@@ -163,6 +145,8 @@ class _FileLock:
 
 
 class _ClaimLock:
+    """Held from its construction until `release`. version: sorts after those of earlier owners."""
+
     def __init__(self, claims: StoragePath) -> None:
         if (other := _live_claim(claims)) is not None:
             raise _locked_by(claims.url, other.heartbeat)
@@ -183,9 +167,11 @@ class _ClaimLock:
         self._thread.start()
 
     def lost(self) -> bool:
+        """Whether another driver has, or may have, taken the output, as of the last heartbeat."""
         return self._lost
 
     def check(self) -> None:
+        """Asks the storage now. Raises: OutputLocked when another driver has taken over; Unavailable."""
         self._lost = self._lost or self._is_outranked()
         if self._lost:
             raise lost_lock(self._claims)
@@ -221,6 +207,9 @@ class _ClaimLock:
     def _write(self) -> None:
         self._own.count += 1
         self._path.write(msgspec.json.encode(self._own))
+
+
+JobLock = _FileLock | _ClaimLock
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping
-from typing import IO, Any, Protocol, cast
+from typing import IO, Any, cast
 
 import msgspec
 
@@ -15,18 +15,6 @@ Record = Mapping[str, Any]
 
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 _BATCH_ROWS, _BATCH_BYTES = 2000, 64 << 20
-
-
-class FileWriter(Protocol):
-    """Of one format. schema: what all files of an output share; to infer it, all rows are read once."""
-
-    def infer_schema(self, rows: Iterable[Record], known_types: Mapping[str, Any]) -> Any:
-        """known_types: Arrow types by column."""
-        ...
-
-    def write(self, file: IO[bytes], rows: Iterable[Record], schema: Any) -> None:
-        """Raises: TypeMismatch, when all rows must be written again with another schema."""
-        ...
 
 
 class TypeMismatch(Exception):
@@ -89,6 +77,7 @@ class Parquet:
         return pa.schema(list(types.items())), mixed
 
     def write(self, file: IO[bytes], rows: Iterable[Record], schema: Any) -> None:
+        """Raises: TypeMismatch, when all rows must be written again with another schema."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -105,7 +94,10 @@ class Parquet:
                 writer.write_table(pa.concat_tables(group))
 
 
-WRITERS: Mapping[FileFormat, FileWriter] = {"jsonl": JsonLines(), "csv": Csv(), "parquet": Parquet()}
+Writer = JsonLines | Csv | Parquet
+"""Of one format. Its schema is shared by all files of an output; to infer it, all rows are read once."""
+
+WRITERS: Mapping[FileFormat, Writer] = {"jsonl": JsonLines(), "csv": Csv(), "parquet": Parquet()}
 
 
 def batched(rows: Iterable[Record]) -> Iterator[list[Record]]:
