@@ -18,10 +18,9 @@ from borrowed import Borrowed, lent
 from enginetest import ALIAS, MODEL_ID, Served, until, vllm_config
 
 from penstock.data.backends.in_process import InProcessEngine
-from penstock.data.backends.json_fields import with_fields
 from penstock.data.backends.protocol import Response
 from penstock.data.backends.replica import ReplicaClient
-from penstock.data.rows.request import RowRequest
+from penstock.data.rows.request import RowRequest, with_fields
 from penstock.engines.vllm.capabilities.state import capabilities
 from penstock.layers.stack import stacked
 from penstock.serve.replica.frontend.listener import Listener

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from penstock.data.backends.json_fields import with_fields
 from penstock.data.backends.queue_depth import QueueDepth
+from penstock.data.rows.request import with_fields
 from penstock.engine import Load
 
 

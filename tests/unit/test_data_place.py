@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from bucket import s3_server
 
-from penstock.data.storage.glob import expand_glob
 from penstock.data.storage.paths import atomic_write, storage_path, unfinished_files
+from penstock.data.storage.source import expand_glob
 from penstock.errors import SourceNotFound, Unavailable
 
 

@@ -5,7 +5,7 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.data.rows.rows_by_key import RowsByKey
+from penstock.data.rows.digest import RowsByKey
 
 LARGEST_ROW = 2**40 - 2
 

@@ -4,10 +4,9 @@ Knows neither Ray nor HTTP nor an engine: replicas, hook deployments and batch c
 """
 
 from penstock.hooks.context import Context
-from penstock.hooks.hook import Hook, fault
+from penstock.hooks.hook import Hook, Threads, fault
 from penstock.hooks.loading import POSTPROCESSOR, PREPROCESSOR, problems, takes_two
 from penstock.hooks.result import Meant, meant
-from penstock.hooks.threads import Threads
 
 __all__ = [
     "POSTPROCESSOR",

@@ -4,14 +4,13 @@ Engines fetch models with it, replicas adapters. `fetch` returns a folder on thi
 once per node, completely or not at all. All calls block: run them in threads.
 
 In the order of a call: `every_node`, `fetch`, `protocol`, the kinds (`folder`, `hub`, `bucket`,
-`fsspec_store`), `cache`, `pin`, `transfer`, `failures`; for models `fetch_model`, `weights`.
+`fsspec_store`), `cache`, `transfer`, `failures`; for models `fetch_model`.
 """
 
+from penstock.sources.cache import pin
 from penstock.sources.fetch import Only, children, fetch, fetch_with_version, version_of
-from penstock.sources.fetch_model import is_here, with_local_sources
+from penstock.sources.fetch_model import is_here, model_files, tokenizer_files, with_local_sources
 from penstock.sources.hub import use_fast_transfers
-from penstock.sources.pin import pin
-from penstock.sources.weights import model_files, tokenizer_files
 
 __all__ = [
     "Only",

@@ -18,13 +18,17 @@ from pathlib import Path
 
 from penstock.config import Settings
 from penstock.errors import DownloadFailed
-from penstock.sources.pin import LOCK, is_pinned, pin_file
 
 _LOOK_S = 0.1
 _GRACE_S = 600.0
 """For which an unpinned version stays: a process may still read what `fetch` returned."""
 
 _PARTIAL = ".partial"
+_LOCK = "lock"
+"""File in each source's cache folder that the downloading process locks."""
+
+_held: dict[Path, int] = {}
+"""A shared lock on a file beside each version that this process uses; the kernel releases them at its end."""
 
 
 class Slot:
@@ -56,7 +60,7 @@ class Slot:
         Raises: DownloadFailed when another one still is at `deadline`.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / LOCK).open("a") as handle:
+        with (self.folder / _LOCK).open("a") as handle:
             while True:
                 with suppress(BlockingIOError):
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -88,10 +92,14 @@ class Slot:
         for unfinished in self.folder.glob(f"*{_PARTIAL}"):
             shutil.rmtree(unfinished, ignore_errors=True)
         for folder in self._versions():
-            if folder != newest and time.time() - folder.stat().st_mtime > _GRACE_S and not is_pinned(folder):
+            if (
+                folder != newest
+                and time.time() - folder.stat().st_mtime > _GRACE_S
+                and not _is_pinned(folder)
+            ):
                 gone = folder.rename(folder.with_name(f"{folder.name}{_PARTIAL}"))  # never half a version
                 shutil.rmtree(gone, ignore_errors=True)
-                pin_file(folder).unlink(missing_ok=True)
+                _pin_file(folder).unlink(missing_ok=True)
 
     def _versions(self) -> list[Path]:
         if not self.folder.is_dir():
@@ -106,3 +114,32 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def pin(folder: Path) -> None:
+    """Keeps what `fetch` returned until this process ends. Unpinned older versions stay for ten minutes."""
+    mark = _pin_file(folder)
+    if mark in _held or not mark.parent.joinpath(_LOCK).exists():
+        return  # pinned already, or not in the cache
+    handle = os.open(mark, os.O_RDWR | os.O_CREAT, 0o666)
+    fcntl.flock(handle, fcntl.LOCK_SH)
+    _held[mark] = handle
+
+
+def _pin_file(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.use")
+
+
+def _is_pinned(folder: Path) -> bool:
+    """Whether any process has pinned it, this one included."""
+    try:
+        handle = os.open(_pin_file(folder), os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False

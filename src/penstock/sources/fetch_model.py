@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import os
 import shutil
-from pathlib import Path
+from collections.abc import Iterable
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from penstock.config.schema.sections import BucketSource
+from penstock.sources.cache import pin
 from penstock.sources.every_node import on_every_node
 from penstock.sources.fetch import Only, fetch
 from penstock.sources.hub import is_hub_id
-from penstock.sources.pin import pin
 from penstock.sources.transfer import Watch, silent
-from penstock.sources.weights import model_files, tokenizer_files
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
@@ -24,6 +25,31 @@ if TYPE_CHECKING:
 _USUAL_FORMATS = (None, "auto", "hf", "safetensors")
 _OWN_WAYS = {"download_dir", "hf_token", "ignore_patterns"}
 """Engine arguments that say how the engine itself downloads."""
+
+
+_NEVER = (
+    "*.h5", "*.msgpack", "*.onnx", "*.onnx_data", "*.tflite", "*.ot", "*.mlmodel", "*.mlpackage/*", "*.ckpt",
+    "onnx/*", "openvino*", "coreml/*", "runs/*", ".git*", ".cache/*", "optimizer.*", "training_args.bin",
+)  # fmt: skip
+_PICKLED = ("pytorch_model*.bin", "model*.bin", "*.pt", "*.pth", "original/*")
+_WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
+
+
+def model_files(names: Iterable[str]) -> list[str]:
+    """Without other frameworks' weights, and without pickled ones where there are safetensors."""
+    found = [name for name in names if not _any(name, _NEVER)]
+    if any(fnmatch(name, "*.safetensors") and "/" not in name for name in found):
+        found = [name for name in found if not _any(name, _PICKLED)]
+    return found
+
+
+def tokenizer_files(names: Iterable[str]) -> list[str]:
+    """All but weights."""
+    return [name for name in names if not _any(name, (*_NEVER, *_PICKLED, *_WEIGHTS))]
+
+
+def _any(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch(name, pattern) or fnmatch(PurePosixPath(name).name, pattern) for pattern in patterns)
 
 
 def is_here(config: LLMConfig) -> bool:

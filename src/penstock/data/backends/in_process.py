@@ -20,10 +20,9 @@ from penstock.asgi import ASGIApp
 from penstock.asgi_client import ask
 from penstock.config.derive import names
 from penstock.data.backends.engine_config import adapter_name, downloader, with_usage_details
-from penstock.data.backends.json_fields import with_fields
 from penstock.data.backends.protocol import Response
 from penstock.data.backends.queue_depth import QueueDepth
-from penstock.data.rows.request import RowRequest
+from penstock.data.rows.request import RowRequest, with_fields
 from penstock.engine import DirectResponder, Engine, Load, Progress, no_progress
 from penstock.engines import engine_class
 from penstock.errors import BadRequest, EngineDead, Error, Unavailable

@@ -19,11 +19,10 @@ import msgspec
 
 from penstock import tiers
 from penstock.data.backends.http_client import Body, ConnectFailed, ConnectionLost, HttpClient
-from penstock.data.backends.json_fields import with_fields
 from penstock.data.backends.protocol import Response
 from penstock.data.backends.rate_limit import AdaptiveConcurrency, RateLimiter
 from penstock.data.rows.form import form_data
-from penstock.data.rows.request import RowRequest
+from penstock.data.rows.request import RowRequest, with_fields
 from penstock.engine import Progress, no_progress
 from penstock.errors import BadRequest, ConfigError, DeadlineExceeded, Error, Unavailable
 from penstock.openai.errors import envelope

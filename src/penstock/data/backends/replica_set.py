@@ -17,10 +17,9 @@ from ray.serve.exceptions import RayServeException
 
 from penstock.data.backends import serve_lookup
 from penstock.data.backends.http_client import ConnectFailed, ConnectionLost, HttpResponse
-from penstock.data.backends.json_fields import with_fields
 from penstock.data.backends.protocol import Response
 from penstock.data.backends.replica import ReplicaClient
-from penstock.data.rows.request import RowRequest
+from penstock.data.rows.request import RowRequest, with_fields
 from penstock.engine import Progress, no_progress
 from penstock.errors import BadRequest, ConfigError, EngineDead, EngineStartFailed, Unavailable
 from penstock.openai.errors import form

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from penstock.data.job.prefix import PendingRow, PrefixGroups
 from penstock.data.job.protocol import RowCompleted, WorkItem
+from penstock.data.rows.digest import RowsByKey
 from penstock.data.rows.request import RowRequest
-from penstock.data.rows.rows_by_key import RowsByKey
 
 LOOK_AHEAD = 4096
 """Rows read ahead. Rows with a common prefix are grouped among them."""

@@ -20,7 +20,7 @@ from penstock.data.journal.segment_reader import (
     segments,
 )
 from penstock.data.results.outcome import Outcome
-from penstock.data.rows.rows_by_key import RowsByKey
+from penstock.data.rows.digest import RowsByKey
 from penstock.data.storage.paths import StoragePath
 
 _NONE, _OK, _FAILED, _SKIPPED = range(4)

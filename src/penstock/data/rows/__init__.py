@@ -3,5 +3,5 @@
 In order: `template` fills in a prompt, `builder` makes a `request`: it takes the request's columns
 (`input_columns`), a line of an OpenAI batch file (`openai_batch`), `messages` with their `media`, and
 `parameters`, all by `coerce` as JSON. `form` is for payloads with files. `digest` says which requests may
-share an answer, `rows_by_key` which row has it.
+share an answer, and which row has it.
 """

@@ -5,6 +5,7 @@ Built from what the user's preprocessing returned; sent by the backends.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -74,3 +75,16 @@ class Task:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ConfigError(f"There is no task {self.kind!r}; there are {', '.join(KINDS)}.")
+
+
+def with_fields(body: bytes, fields: Mapping[str, object]) -> bytes:
+    """Appends `fields` to the JSON object `body` without parsing it, so that nothing of it changes.
+
+    They win over its own: parsers keep the last duplicate. A body that is not an object is returned as it is;
+    the engine refuses it.
+    """
+    text = body.strip()
+    if not (fields and text.startswith(b"{") and text.endswith(b"}")):
+        return body
+    rest = text[1:-1].rstrip()
+    return b"{" + rest + (b"," if rest else b"") + msgspec.json.encode(fields)[1:]
