@@ -9,7 +9,7 @@ LONG = " ".join(f"word{number}" for number in range(200))
 
 
 async def test_a_small_batch_is_not_held_up_by_four_large_ones(jobs: JobsServed):
-    jobs.service._means.turns._slice_s = 0.5
+    jobs.service.turns._slice_s = 0.5
     large = [
         await create(jobs, [line(f"{row}", f"{number} {row} {LONG}", max_tokens=50) for row in range(400)])
         for number in range(4)
@@ -30,7 +30,7 @@ async def test_a_small_batch_is_not_held_up_by_four_large_ones(jobs: JobsServed)
 
 
 async def test_batches_that_take_turns_all_complete(jobs: JobsServed):
-    jobs.service._means.turns._slice_s = 0.1
+    jobs.service.turns._slice_s = 0.1
     made = [
         await create(jobs, [line(f"{row}", f"{number} {row} {LONG}", max_tokens=20) for row in range(40)])
         for number in range(6)

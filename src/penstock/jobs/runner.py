@@ -8,12 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from penstock.config.schema.jobs import JobsConfig
 from penstock.data.job.job import Job
 from penstock.data.job.manifest import FINISHED
 from penstock.data.job.protocol import WorkerPool
@@ -21,12 +19,13 @@ from penstock.data.job.report import JobReport, Limits, ProgressListener, RunSta
 from penstock.data.job.spec import JobSpec
 from penstock.data.results.outcome import Failure
 from penstock.errors import ConfigError, Error, SourceNotFound
-from penstock.jobs.batches import FOLDER, JOURNAL, BatchStore
-from penstock.jobs.files import FileStore
+from penstock.jobs.batches import FOLDER, JOURNAL
 from penstock.jobs.records import OUTPUT, BatchRecord, Fault, FileRecord, now_s
-from penstock.jobs.storage import JobStorage
-from penstock.jobs.turns import Standing, TurnQueue
-from penstock.jobs.validation import ENDPOINTS, OwnEndpoints, Resolve, check_input
+from penstock.jobs.turns import Standing
+from penstock.jobs.validation import ENDPOINTS, check_input
+
+if TYPE_CHECKING:
+    from penstock.jobs.service import JobService
 
 log = logging.getLogger(__name__)
 
@@ -45,27 +44,11 @@ _MOST_PAUSE_S = 30.0
 _TURN_OVER = "turn over"
 
 
-@dataclass(frozen=True, slots=True)
-class Means:
-    """What all batches of a service share. line_bytes: limit of an input's line."""
-
-    config: JobsConfig
-    storage: JobStorage
-    files: FileStore
-    batches: BatchStore
-    resolve: Resolve
-    make_pool: MakePool
-    line_bytes: int
-    own_endpoints: OwnEndpoints
-    turns: TurnQueue
-    validating: asyncio.Semaphore
-
-
 class RunningBatch(ProgressListener):
     """One batch, until it has ended; listens to its job. `stop` may be called at any moment."""
 
-    def __init__(self, batch_id: str, means: Means) -> None:
-        self._id, self._means = batch_id, means
+    def __init__(self, batch_id: str, service: JobService) -> None:
+        self._id, self._service = batch_id, service
         self._reason: Reason | None = None
         self._job: Job | None = None
         record = self._record()
@@ -75,7 +58,7 @@ class RunningBatch(ProgressListener):
         """Lets running requests end, for a while, and ends the batch with what was done."""
         if self._reason is None:
             self._reason = reason
-            self._means.turns.skip(self._id)
+            self._service.turns.skip(self._id)
             if self._job is not None:
                 self._request_stop(self._job, reason)
 
@@ -96,7 +79,7 @@ class RunningBatch(ProgressListener):
             self.stop("cancelled")
         left_s = max(0, record.expires_at - now_s())
         timer = asyncio.get_running_loop().call_later(left_s, self.stop, "expired")
-        self._means.turns.add(self._standing)
+        self._service.turns.add(self._standing)
         tried = 0
         try:
             while not self._record().ended:
@@ -112,36 +95,36 @@ class RunningBatch(ProgressListener):
                     await asyncio.sleep(pause_s)
         finally:
             timer.cancel()
-            self._means.turns.remove(self._id)
+            self._service.turns.remove(self._id)
 
     async def _advance(self) -> None:
         """Raises: Error, when it is to be tried again."""
         if self._record().status == "validating" and self._reason is None:
-            async with self._means.validating:
+            async with self._service.validating:
                 await self._validate()
         if self._record().ended:
             return
         if not self._record().total:
             reason = self._reason or "expired"
-            await self._means.batches.change(self._id, lambda record: record.to(reason))
+            await self._service.batches.change(self._id, lambda record: record.to(reason))
             return
         stopped = self._reason is not None
-        async with self._means.turns.turn(self._standing, self._end_turn, stopped=stopped):
+        async with self._service.turns.turn(self._standing, self._end_turn, stopped=stopped):
             report = await self._run_rows()
             if report.ended == FINISHED:
                 await self._finish(report)
 
     async def _validate(self) -> None:
-        means, record = self._means, self._record()
-        at = means.storage.at(means.files.get(record.input_file_id).path)
+        service, record = self._service, self._record()
+        at = service.storage.at(service.files.get(record.input_file_id).path)
         found = await asyncio.to_thread(
             check_input,
             at,
             record.endpoint,
-            means.resolve,
-            means.config,
-            means.line_bytes,
-            means.own_endpoints.get(record.endpoint),
+            service.resolve,
+            service.config,
+            service.line_bytes,
+            service.own_endpoints.get(record.endpoint),
         )
         if found.faults:
             await self._fail(found.faults)
@@ -151,12 +134,12 @@ class RunningBatch(ProgressListener):
             known = msgspec.structs.replace(record, total=found.lines, models=sorted(found.models))
             return known.to("in_progress") if record.status == "validating" else known
 
-        await means.batches.change(self._id, valid)
+        await service.batches.change(self._id, valid)
 
     async def _run_rows(self) -> JobReport:
         """All rows, or until its turn is over. A batch that was stopped has none left afterwards."""
         self._counted = 0, 0
-        pool = self._means.make_pool(self._record().models, self._standing)
+        pool = self._service.make_pool(self._record().models, self._standing)
         self._job = job = Job(
             self._spec(), pool, limits=Limits(grace_s=None), listener=self, on_stop=self._unfinished
         )
@@ -176,7 +159,7 @@ class RunningBatch(ProgressListener):
     def on_tick(self, stats: RunStats) -> None:
         done = stats.before - stats.failed_before + stats.ok + stats.skipped
         failed = stats.failed_before + stats.failed
-        self._means.batches.progress[self._id] = done, failed
+        self._service.batches.progress[self._id] = done, failed
         rows, tokens = stats.completed - self._counted[0], stats.tokens - self._counted[1]
         self._counted = stats.completed, stats.tokens
         self._standing.advance(rows, tokens, self._record().total - done - failed)
@@ -185,14 +168,14 @@ class RunningBatch(ProgressListener):
         def finalizing(record: BatchRecord) -> BatchRecord:
             return record.to("finalizing") if record.status == "in_progress" else record
 
-        self._finalizing = asyncio.create_task(self._means.batches.change(self._id, finalizing))
+        self._finalizing = asyncio.create_task(self._service.batches.change(self._id, finalizing))
 
     def on_message(self, text: str) -> None:
         log.info("Batch %s: %s", self._id, text)
 
     async def _finish(self, report: JobReport) -> None:
         """Its files first, under the ids that were set aside for them; then its state; then its leftovers."""
-        means, record = self._means, self._record()
+        service, record = self._service, self._record()
         folder = f"{FOLDER}/{self._id}"
         output = await self._file(record, record.output_file, f"{folder}/output.jsonl", "output", report.ok)
         error = await self._file(
@@ -209,18 +192,18 @@ class RunningBatch(ProgressListener):
                 status, completed=report.ok, failed=report.failed, output_file_id=output, error_file_id=error
             )
 
-        await means.batches.change(self._id, ended)
-        await asyncio.to_thread(means.storage.remove_tree, f"{folder}/{JOURNAL}")
+        await service.batches.change(self._id, ended)
+        await asyncio.to_thread(service.storage.remove_tree, f"{folder}/{JOURNAL}")
         unwanted = ["output.failed.jsonl", *([] if output else ["output.jsonl"])]
         for name in unwanted:
-            await asyncio.to_thread(means.storage.at(f"{folder}/{name}").remove)
+            await asyncio.to_thread(service.storage.at(f"{folder}/{name}").remove)
 
     async def _file(self, record: BatchRecord, file_id: str, path: str, kind: str, rows: int) -> str | None:
         """The id of a file that the batch has written; None for one without lines."""
         if not rows:
             return None
-        size = await asyncio.to_thread(self._means.storage.size_bytes, path)
-        await self._means.files.add(
+        size = await asyncio.to_thread(self._service.storage.size_bytes, path)
+        await self._service.files.add(
             FileRecord(
                 id=file_id,
                 bytes=size or 0,
@@ -234,15 +217,15 @@ class RunningBatch(ProgressListener):
         return file_id
 
     async def _fail(self, faults: list[Fault]) -> None:
-        await self._means.batches.change(self._id, lambda record: record.to("failed", errors=faults))
+        await self._service.batches.change(self._id, lambda record: record.to("failed", errors=faults))
 
     def _record(self) -> BatchRecord:
-        return self._means.batches.get(self._id)
+        return self._service.batches.get(self._id)
 
     def _spec(self) -> JobSpec:
-        record, storage = self._record(), self._means.storage
+        record, storage = self._record(), self._service.storage
         return JobSpec(
-            inputs=(storage.at(self._means.files.get(record.input_file_id).path).url,),
+            inputs=(storage.at(self._service.files.get(record.input_file_id).path).url,),
             output=storage.at(f"{FOLDER}/{record.id}/output.jsonl").url,
             input_form="jsonl",
             reuse="off",

@@ -16,7 +16,7 @@ from penstock.errors import Error, Unavailable
 from penstock.jobs.batches import BatchStore
 from penstock.jobs.files import FileStore
 from penstock.jobs.records import BatchRecord
-from penstock.jobs.runner import MakePool, Means, RunningBatch
+from penstock.jobs.runner import MakePool, RunningBatch
 from penstock.jobs.storage import JobStorage
 from penstock.jobs.turns import TurnQueue
 from penstock.jobs.validation import OwnEndpoints, Resolve
@@ -47,23 +47,12 @@ class JobService:
 
         Raises: Unavailable for a URL without a client.
         """
+        self.config, self.resolve, self.make_pool = config, resolve, make_pool
+        self.line_bytes, self.own_endpoints = line_bytes, own_endpoints or {}
         self.storage = JobStorage(url)
         self.files = FileStore(config, self.storage)
-        own_endpoints = own_endpoints or {}
-        self.batches = BatchStore(config, self.storage, self.files, own_endpoints)
-        turns, validating = TurnQueue(_RUNNING), asyncio.Semaphore(1)
-        self._means = Means(
-            config,
-            self.storage,
-            self.files,
-            self.batches,
-            resolve,
-            make_pool,
-            line_bytes,
-            own_endpoints,
-            turns,
-            validating,
-        )
+        self.batches = BatchStore(config, self.storage, self.files, self.own_endpoints)
+        self.turns, self.validating = TurnQueue(_RUNNING), asyncio.Semaphore(1)
         self._runs: dict[str, tuple[RunningBatch, asyncio.Task[None]]] = {}
         self._owns = False
         self._ready = asyncio.Event()
@@ -115,7 +104,7 @@ class JobService:
             await self._changed.wait()
 
     def _run(self, record: BatchRecord) -> None:
-        run = RunningBatch(record.id, self._means)
+        run = RunningBatch(record.id, self)
         task = asyncio.create_task(run.run())
         self._runs[record.id] = run, task
         self._changed.set()
@@ -169,7 +158,7 @@ class JobService:
                 sweep_at = loop.time() + _SWEEP_S
                 with suppress(Error):
                     await self.files.remove_expired()
-            self._means.turns.look()
+            self.turns.look()
             await asyncio.sleep(_LOOK_S)
 
     async def _stop_runs(self) -> None:

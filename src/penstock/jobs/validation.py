@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import msgspec
@@ -58,15 +57,6 @@ _line = msgspec.json.Decoder(_Line).decode
 _body = msgspec.json.Decoder(_Body).decode
 
 
-@dataclass(slots=True)
-class Checked:
-    """What an input holds. lines: requests. models: ids of those that they name."""
-
-    lines: int = 0
-    models: set[str] = field(default_factory=set[str])
-    faults: list[Fault] = field(default_factory=list[Fault])
-
-
 def check_input(
     at: StoragePath,
     endpoint: str,
@@ -74,13 +64,12 @@ def check_input(
     config: JobsConfig,
     line_bytes: int,
     having: frozenset[str] | None = None,
-) -> Checked:
+) -> CheckedInput:
     """Blocks. line_bytes: limit of a line. having: models that have the endpoint; None for all.
 
     Raises: Unavailable, SourceNotFound, OSError.
     """
-    checker = _Checker(endpoint, resolve, having)
-    found = checker.found
+    found = CheckedInput(endpoint, resolve, having)
     for number, line in _lines(at, line_bytes):
         if line is not None and not line:
             continue
@@ -89,18 +78,17 @@ def check_input(
             text = f"The file has more than {config.max_batch_lines:,} requests, the limit for one batch."
             found.faults.append(Fault("too_many_requests", text))
             break
-        fault = checker.fault(number, line, line_bytes)
-        if fault is not None and len(found.faults) == _MOST_FAULTS:
-            found.faults.append(
-                Fault("more_faults", "More lines are at fault; correct these first.", line=number)
-            )
+        if (fault := found.fault(number, line, line_bytes)) is None:
+            continue
+        if len(found.faults) == _MOST_FAULTS:
+            text = "More lines are at fault; correct these first."
+            found.faults.append(Fault("more_faults", text, line=number))
             break
-        if fault is not None:
-            found.faults.append(fault)
+        found.faults.append(fault)
     if not found.lines:
         found.faults.append(Fault("empty_file", "The file has no requests."))
-    if checker.inputs > _MOST_INPUTS:
-        text = f"The file has {checker.inputs:,} inputs; a batch of embeddings may have {_MOST_INPUTS:,}."
+    if found.inputs > _MOST_INPUTS:
+        text = f"The file has {found.inputs:,} inputs; a batch of embeddings may have {_MOST_INPUTS:,}."
         found.faults.append(Fault("too_many_inputs", text))
     return found
 
@@ -118,10 +106,13 @@ def _lines(at: StoragePath, most: int) -> Iterator[tuple[int, bytes | None]]:
             yield number, line.strip().removeprefix(codecs.BOM_UTF8) if line else None
 
 
-class _Checker:
+class CheckedInput:
+    """What an input holds. lines: requests. inputs: of embeddings. models: ids of those that they name."""
+
     def __init__(self, endpoint: str, resolve: Resolve, having: frozenset[str] | None) -> None:
-        self.found = Checked()
-        self.inputs = 0
+        self.lines = self.inputs = 0
+        self.models: set[str] = set()
+        self.faults: list[Fault] = []
         self._endpoint, self._resolve, self._having = endpoint, resolve, having
         self._known: dict[str | None, Error | None] = {}
         self._first: dict[bytes, int] = {}
@@ -175,7 +166,7 @@ class _Checker:
     def _check_model(self, name: str | None) -> None:
         if name not in self._known:
             try:
-                self.found.models.add(self._model(name))
+                self.models.add(self._model(name))
                 self._known[name] = None
             except Error as error:
                 self._known[name] = error
