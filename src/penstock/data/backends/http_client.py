@@ -6,12 +6,8 @@ Uses the environment's proxies. A service may close an idle connection at the mo
 from __future__ import annotations
 
 import asyncio
-import email.utils
-import math
 import socket
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,19 +25,6 @@ _LOST_ERRORS = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, Conne
 
 Body = bytes | Callable[[], aiohttp.FormData]
 """JSON, or what makes a form for each try."""
-
-
-@dataclass(frozen=True, slots=True)
-class HttpResponse:
-    """headers: by names in lower case; where they come from aiohttp, in any case."""
-
-    status: int
-    body: bytes
-    headers: Mapping[str, str]
-
-    def to_response(self) -> Response:
-        """For the window."""
-        return Response(self.status, self.body, _retry_after_s(self.headers))
 
 
 class ConnectFailed(Exception):
@@ -73,20 +56,18 @@ class HttpClient:
         tracer.freeze()
         self._session.trace_configs.append(tracer)
 
-    async def get(self, url: str) -> HttpResponse:
+    async def get(self, url: str) -> Response:
         """Raises: ConnectFailed, ConnectionLost, TimeoutError."""
         return await self._send("GET", url, None, {})
 
-    async def post(self, url: str, body: Body, headers: Mapping[str, str] | None = None) -> HttpResponse:
+    async def post(self, url: str, body: Body, headers: Mapping[str, str] | None = None) -> Response:
         """Raises: ConnectFailed, ConnectionLost; TimeoutError after `timeout_s`."""
         return await self._send("POST", url, body, headers or {})
 
     async def close(self) -> None:
         await self._session.close()
 
-    async def _send(
-        self, method: str, url: str, body: Body | None, headers: Mapping[str, str]
-    ) -> HttpResponse:
+    async def _send(self, method: str, url: str, body: Body | None, headers: Mapping[str, str]) -> Response:
         was_lost = False
         while True:
             trace = SimpleNamespace(reused=False)
@@ -101,7 +82,7 @@ class HttpClient:
 
     async def _try(
         self, method: str, url: str, body: Body | None, headers: Mapping[str, str], trace: SimpleNamespace
-    ) -> HttpResponse:
+    ) -> Response:
         form = body() if callable(body) else None
         own = {name: self._headers[name] for name in self._headers if form is None or name != "content-type"}
         request = self._session.request(
@@ -114,7 +95,7 @@ class HttpClient:
         )
         async with request as answer:
             trace.reused = False  # the service has answered
-            return HttpResponse(answer.status, await answer.read(), answer.headers)
+            return Response(answer.status, await answer.read(), answer.headers)
 
 
 def _session(timeout_s: float | None) -> aiohttp.ClientSession:
@@ -151,27 +132,6 @@ def _reuse_tracer() -> aiohttp.TraceConfig:
     config = aiohttp.TraceConfig()
     config.on_connection_reuseconn.append(reused)
     return config
-
-
-def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """From seconds or a date, HTTP's own, or from milliseconds, OpenAI's."""
-    if (milliseconds := _number(headers.get("retry-after-ms"))) is not None:
-        return milliseconds / 1e3
-    given = headers.get("retry-after", "")
-    if (seconds := _number(given)) is not None:
-        return seconds
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(given).timestamp() - time.time())
-    except (ValueError, TypeError):  # neither
-        return None
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        value = float(text or "none")
-    except ValueError:
-        return None
-    return value if math.isfinite(value) and value >= 0 else None
 
 
 def _why(error: BaseException) -> str:

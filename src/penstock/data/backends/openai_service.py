@@ -134,7 +134,7 @@ class OpenAIService:
             )
         url, body = self._url_and_body(request)
         try:
-            response = (await client.post(url, body)).to_response()
+            response = await client.post(url, body)
         except ConnectFailed as error:
             raise Unavailable(f"{self._shown} cannot be reached: {error}.") from error
         except ConnectionLost as error:

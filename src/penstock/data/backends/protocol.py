@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import email.utils
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.data.rows.request import RowRequest
@@ -11,11 +15,32 @@ from penstock.engine import Progress, no_progress
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """body: JSON. retry_after_s: how long the service asked to wait."""
+    """body: JSON. headers: names in lower case; those from aiohttp are found in any case."""
 
     status: int
     body: bytes
-    retry_after_s: float | None = None
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """How long the service asked to wait: seconds or a date, HTTP's own, or milliseconds, OpenAI's."""
+        if (milliseconds := _number(self.headers.get("retry-after-ms"))) is not None:
+            return milliseconds / 1e3
+        given = self.headers.get("retry-after", "")
+        if (seconds := _number(given)) is not None:
+            return seconds
+        try:
+            return max(0.0, email.utils.parsedate_to_datetime(given).timestamp() - time.time())
+        except (ValueError, TypeError):  # neither
+            return None
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text or "none")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value >= 0 else None
 
 
 class Backend(Protocol):

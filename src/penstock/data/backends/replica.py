@@ -13,7 +13,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from penstock.data.backends.http_client import ConnectFailed, ConnectionLost, HttpResponse
+from penstock.data.backends.http_client import ConnectFailed, ConnectionLost
+from penstock.data.backends.protocol import Response
 from penstock.data.backends.queue_depth import QueueDepth
 from penstock.engine import Load
 from penstock.tiers import FLEX
@@ -75,7 +76,7 @@ class ReplicaClient:
         sent_since = self.in_flight - self._reported
         return self._queue_depth.available_slots(load, load.running + load.waiting + sent_since)
 
-    async def send(self, path: str, body: bytes, adapter: str | None) -> HttpResponse:
+    async def send(self, path: str, body: bytes, adapter: str | None) -> Response:
         """Raises: ConnectFailed when it was not sent; ConnectionLost when the replica died with it."""
         self.in_flight += 1
         try:
@@ -85,7 +86,7 @@ class ReplicaClient:
         self._queue_depth.on_response(self.load())
         return response
 
-    async def _send(self, path: str, body: bytes, adapter: str | None) -> HttpResponse:
+    async def _send(self, path: str, body: bytes, adapter: str | None) -> Response:
         """Raises: as `send`."""
         rows = await self._rows()
         if rows is None:
@@ -94,7 +95,7 @@ class ReplicaClient:
             response = await rows.send(path, body, adapter or "")
         except OSError as error:
             raise ConnectionLost(str(error)) from error
-        return HttpResponse(response.status, response.body, response.headers)
+        return Response(response.status, response.body, response.headers)
 
     async def _rows(self) -> RowSender | None:
         """The connection for rows, opened by the first of them; None for a replica that has none.
@@ -121,7 +122,7 @@ class ReplicaClient:
     def _on_rows_lost(self) -> None:
         self._opening = None
 
-    async def _send_by_http(self, path: str, body: bytes, adapter: str | None) -> HttpResponse:
+    async def _send_by_http(self, path: str, body: bytes, adapter: str | None) -> Response:
         """A request of its own. Raises: as `send`."""
         connection = await _reached(self._pool.acquire())
         try:
@@ -190,7 +191,7 @@ async def _reached(connecting: Awaitable[_Reached]) -> _Reached:
         raise ConnectFailed(str(error) or "no connection in time") from error
 
 
-async def _exchange(connection: ReplicaConnection, head: bytes, body: bytes) -> HttpResponse:
+async def _exchange(connection: ReplicaConnection, head: bytes, body: bytes) -> Response:
     """Raises: ConnectionError."""
     connection.request(head, body)
     answer = await connection.head()
@@ -198,4 +199,4 @@ async def _exchange(connection: ReplicaConnection, head: bytes, body: bytes) -> 
     while piece := await connection.read():
         pieces.append(piece)
     fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in answer.headers}
-    return HttpResponse(answer.status, b"".join(pieces), fields)
+    return Response(answer.status, b"".join(pieces), fields)

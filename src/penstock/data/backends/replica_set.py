@@ -16,7 +16,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
 from penstock.data.backends import serve_lookup
-from penstock.data.backends.http_client import ConnectFailed, ConnectionLost, HttpResponse
+from penstock.data.backends.http_client import ConnectFailed, ConnectionLost
 from penstock.data.backends.protocol import Response
 from penstock.data.backends.replica import ReplicaClient
 from penstock.data.rows.request import RowRequest, with_fields
@@ -103,7 +103,7 @@ class ReplicaSet:
                 raise EngineDead("The replica died while it ran this request.") from error
             retry = response.headers.get(_RETRY_HEADER)
             if retry is None:
-                return response.to_response()
+                return response
             if retry != _UNTOUCHED:
                 raise EngineDead("The replica's engine died while it ran this request.")
             excluded.add(replica.id)
@@ -143,7 +143,7 @@ class ReplicaSet:
                         return candidates
         raise Unavailable(f"No replica of application '{self._app_name}' took the request in {_WAIT_S:g} s.")
 
-    async def _send(self, replica: ReplicaClient, request: RowRequest) -> HttpResponse:
+    async def _send(self, replica: ReplicaClient, request: RowRequest) -> Response:
         """Raises: ConnectFailed, ConnectionLost; BadRequest for requests that no replica takes."""
         assert replica.hello is not None
         own = replica.hello.model_id

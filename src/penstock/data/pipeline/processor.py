@@ -145,15 +145,7 @@ class Processor:
             batch_size=engine_rows,
             zero_copy_batch=True,
             **_pool(self.config, calls),
-            fn_constructor_args=(
-                self._stage.make_backend,
-                self.config.retry_policy,
-                self._stage.exclusive,
-                self._stage.run_row,
-                self.config.journal,
-                self._stage.max_in_flight,
-                self._stage.identity,
-            ),
+            fn_constructor_args=(self._stage, self.config.retry_policy, self.config.journal),
             **self._stage.resources() | self._actor_options(),
         )
         args = (
