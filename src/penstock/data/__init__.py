@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
     from penstock.data.job.api import batch
-    from penstock.data.pipeline.build import build_llm_processor, build_processor
     from penstock.data.pipeline.configs import (
         EngineProcessorConfig,
         HttpRequestProcessorConfig,
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
         ServeDeploymentProcessorConfig,
     )
     from penstock.data.pipeline.model_configs import SGLangEngineProcessorConfig, vLLMEngineProcessorConfig
-    from penstock.data.pipeline.processor import Processor
+    from penstock.data.pipeline.processor import Processor, build_llm_processor, build_processor
     from penstock.data.pipeline.ray_stages import (
         ChatTemplateStageConfig,
         DetokenizeStageConfig,
@@ -46,8 +45,8 @@ _MODULES = {
     "TokenizerStageConfig": "pipeline.ray_stages",
     "batch": "job.api",
     "batched": "pipeline.user_function",
-    "build_llm_processor": "pipeline.build",
-    "build_processor": "pipeline.build",
+    "build_llm_processor": "pipeline.processor",
+    "build_processor": "pipeline.processor",
     "shared_engine": "pipeline.shared_engine",
     "vLLMEngineProcessorConfig": "pipeline.model_configs",
 }

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from penstock.config import LLMConfig
 from penstock.config.schema.strict import RootConfig
 from penstock.data.execution.retry import RetryPolicy
-from penstock.data.pipeline.ray_stages import Concurrency, HttpStage
+from penstock.data.pipeline.ray_stages import Concurrency, HttpRequestStageConfig
 
 TaskName = Literal["generate", "embed", "classify", "score"]
 
@@ -159,7 +159,7 @@ class HttpRequestProcessorConfig(ProcessorConfig):
         description="Makes the `aiohttp.ClientSession` of an actor: proxies, certificates, a connector of "
         "your own. Its own timeout, headers and cookies count; `timeout_s` does not.",
     )
-    http_request_stage: HttpStage | None = Field(
+    http_request_stage: HttpRequestStageConfig | None = Field(
         default=None,
         description="`concurrency`, `batch_size` and resources of the actors that send requests.",
     )

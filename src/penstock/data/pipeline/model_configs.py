@@ -14,11 +14,9 @@ from penstock.config.messages.problems import warn_once
 from penstock.config.schema.sections import PlacementGroupConfig
 from penstock.data.pipeline.configs import EngineProcessorConfig, ProcessorConfig
 from penstock.data.pipeline.ray_stages import (
-    MediaStage,
-    PlainStage,
+    ChatTemplateStageConfig,
+    PrepareMultimodalStageConfig,
     StageConfig,
-    TemplateStage,
-    TextStage,
     TokenizerStageConfig,
     engine_arguments,
 )
@@ -52,14 +50,14 @@ class ModelProcessorConfig(ProcessorConfig):
     )
     max_concurrent_batches: int | None = Field(default=None, ge=1, description=_ROW_BY_ROW)
     max_tasks_in_flight_per_actor: int | None = Field(default=None, ge=1, description=_ROW_BY_ROW)
-    chat_template_stage: TemplateStage | None = Field(
+    chat_template_stage: ChatTemplateStageConfig | None = Field(
         default=None,
         description="`chat_template` and `chat_template_kwargs` of all rows. False: a `prompt` wins over "
         "`messages` beside it.",
     )
-    tokenize_stage: TextStage | None = Field(default=None, description=_IN_ENGINE)
-    detokenize_stage: TextStage | None = Field(default=None, description=_IN_ENGINE)
-    prepare_multimodal_stage: MediaStage | None = Field(
+    tokenize_stage: TokenizerStageConfig | None = Field(default=None, description=_IN_ENGINE)
+    detokenize_stage: TokenizerStageConfig | None = Field(default=None, description=_IN_ENGINE)
+    prepare_multimodal_stage: PrepareMultimodalStageConfig | None = Field(
         default=None,
         description="`chat_template_content_format` and `model_config_kwargs` of the engine; the rest has no "
         "effect.",
@@ -145,7 +143,7 @@ class vLLMEngineProcessorConfig(ModelProcessorConfig):
         "Without it, and with `enable_lora` in engine_kwargs, rows name ids on the hub.",
     )
     log_engine_metrics: bool = Field(default=True, description="Whether the engine records its metrics.")
-    prepare_image_stage: PlainStage | None = Field(default=None, description=_IN_ENGINE)
+    prepare_image_stage: StageConfig | None = Field(default=None, description=_IN_ENGINE)
     has_image: bool | None = Field(default=None, description=_IN_ENGINE)
 
 

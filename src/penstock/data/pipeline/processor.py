@@ -21,6 +21,7 @@ from ray.data import ActorPoolStrategy, Dataset
 from penstock.data.pipeline.batch_columns import ROW
 from penstock.data.pipeline.configs import ProcessorConfig
 from penstock.data.pipeline.engine_stage import EngineStage
+from penstock.data.pipeline.model_configs import ModelProcessorConfig
 from penstock.data.pipeline.postprocess import CastEmptyColumns, Postprocess
 from penstock.data.pipeline.preprocess import Preprocess
 from penstock.data.pipeline.row_program import Program
@@ -88,11 +89,21 @@ class Processor:
         config: ProcessorConfig,
         preprocess: UserStep | None = None,
         postprocess: UserStep | None = None,
+        preprocess_map_kwargs: Mapping[str, Any] | None = None,
+        postprocess_map_kwargs: Mapping[str, Any] | None = None,
+        builder_kwargs: Mapping[str, Any] | None = None,
+        *,
         program: Program | None = None,
-        preprocess_options: Mapping[str, Any] | None = None,
-        postprocess_options: Mapping[str, Any] | None = None,
     ) -> None:
-        before, after = dict(preprocess_options or {}), dict(postprocess_options or {})
+        """preprocess: row -> request fields; without it, the row itself is the request.
+        postprocess: row with the result columns -> output row; without it, all columns are the output.
+        program: `async def program(row, llm)` makes many requests for one row and returns its output.
+        *_map_kwargs: Ray Data's options of these stages (`num_cpus`, `concurrency`, `memory`, ...).
+        builder_kwargs: `chat_template_kwargs`, variables of the chat template, for vLLM and SGLang.
+        Raises: ConfigError.
+        """
+        config = _with_builder_kwargs(config, builder_kwargs or {})
+        before, after = dict(preprocess_map_kwargs or {}), dict(postprocess_map_kwargs or {})
         _check_step("preprocess", preprocess)
         _check_step("postprocess", postprocess)
         _check_options("preprocess_map_kwargs", before)
@@ -178,6 +189,27 @@ class Processor:
     def _in_order(self, dataset: Dataset) -> list[dict[str, Any]]:
         dataset.context.execution_options.preserve_order = True
         return dataset.take_all()
+
+
+build_processor = Processor
+build_llm_processor = Processor
+"""The older name."""
+
+
+def _with_builder_kwargs(config: ProcessorConfig, kwargs: Mapping[str, Any]) -> ProcessorConfig:
+    """Raises: ConfigError for what is not `chat_template_kwargs` of an engine."""
+    if not kwargs:
+        return config
+    if not isinstance(config, ModelProcessorConfig):
+        raise ConfigError(
+            f"builder_kwargs: {', '.join(kwargs)}: without effect with {type(config).__name__}; leave it out."
+        )
+    if unknown := sorted(kwargs.keys() - {"chat_template_kwargs"}):
+        raise ConfigError(
+            f"builder_kwargs: {', '.join(unknown)} is not known; it takes `chat_template_kwargs`. Functions "
+            "and their options are arguments of build_processor itself."
+        )
+    return config.with_template_kwargs(dict(kwargs["chat_template_kwargs"]))
 
 
 def _check_step(name: str, step: object) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from penstock.config.schema.strict import RootConfig
 
@@ -39,6 +39,14 @@ class StageConfig(RootConfig):
     memory: float | None = Field(
         default=None, ge=0, description="Bytes of heap memory that one actor reserves."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _values(cls, given: object) -> object:
+        """Ray's configs accept a bool, a dict, or an object of a stage's class."""
+        if isinstance(given, bool):
+            return {"enabled": given}
+        return given.model_dump(exclude_unset=True) if isinstance(given, BaseModel) else given
 
     def get(self, name: str, default: Any = None) -> Any:
         """The option by its name, as from the dict that a config may have been given."""
@@ -94,20 +102,6 @@ class HttpRequestStageConfig(StageConfig):
         """Ray's options of one actor."""
         given = {"runtime_env": self.runtime_env, "num_cpus": self.num_cpus, "memory": self.memory}
         return {name: value for name, value in given.items() if value is not None}
-
-
-def _values(given: object) -> object:
-    """Ray's configs accept a bool, a dict, or an object of the stage's class."""
-    if isinstance(given, bool):
-        return {"enabled": given}
-    return given.model_dump(exclude_unset=True) if isinstance(given, BaseModel) else given
-
-
-TextStage = Annotated[TokenizerStageConfig, BeforeValidator(_values)]
-TemplateStage = Annotated[ChatTemplateStageConfig, BeforeValidator(_values)]
-MediaStage = Annotated[PrepareMultimodalStageConfig, BeforeValidator(_values)]
-HttpStage = Annotated[HttpRequestStageConfig, BeforeValidator(_values)]
-PlainStage = Annotated[StageConfig, BeforeValidator(_values)]
 
 
 def engine_arguments(

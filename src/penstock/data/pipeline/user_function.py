@@ -25,7 +25,7 @@ _logged: set[tuple[Stage, type[Exception]]] = set()
 
 
 class Batched:
-    """Marks a function of many rows, `(list of rows) -> list of as many results`."""
+    """Decorator: this preprocessing or postprocessing takes a list of rows and returns a list as long."""
 
     def __init__(self, function: Callable[[list[Row]], Sequence[Any]]) -> None:
         self.function = function
@@ -34,9 +34,7 @@ class Batched:
         return self.function(rows)
 
 
-def batched(function: Callable[[list[Row]], Sequence[Any]]) -> Batched:
-    """Decorator: this preprocessing or postprocessing takes a list of rows and returns a list as long."""
-    return Batched(function)
+batched = Batched
 
 
 class UserFunction:
