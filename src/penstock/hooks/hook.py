@@ -41,8 +41,8 @@ class Hook:
         """
         try:
             if self._waits:
-                return await self._call(value, context)
-            answer = await self._threads.run(self._call, value, context)
+                return await self.now(value, context)
+            answer = await self._threads.run(self.now, value, context)
             return await answer if inspect.isawaitable(answer) else answer
         except Exception as error:
             raise self.fault(error, context) from error
@@ -52,15 +52,12 @@ class Hook:
 
         Raises: what the user's code raises.
         """
-        return self._call(value, context)
+        return self._ask(value, context) if self._takes_context else self._ask(value)
 
     def fault(self, error: Exception, context: Context) -> Error:
         """`error` of the user's code as an answer."""
         clients = self._field == loading.PREPROCESSOR
         return fault(f"The {self._field} of this model", error, context.request_id, clients=clients)
-
-    def _call(self, value: Any, context: Context) -> Any:
-        return self._ask(value, context) if self._takes_context else self._ask(value)
 
 
 def fault(what: str, error: Exception, request_id: str, *, clients: bool = True) -> Error:

@@ -36,7 +36,7 @@ class Fleet:
         self._sets = {model: ReplicaSet(app_name, name) for model, name in deployments.items()}
         self._starting = {model: asyncio.Lock() for model in deployments}
         self._resolve = resolve
-        self._views: set[_View] = set()
+        self.views: set[_View] = set()
 
     def pool(self, models: Sequence[str], standing: Standing) -> WorkerPool:
         """For one batch, whose rows name these models."""
@@ -50,12 +50,6 @@ class Fleet:
     async def close(self) -> None:
         await asyncio.gather(*(one.stop() for one in self._sets.values()))
 
-    def add(self, view: _View) -> None:
-        self._views.add(view)
-
-    def remove(self, view: _View) -> None:
-        self._views.discard(view)
-
     def resolve(self, request: RowRequest) -> tuple[str, RowRequest]:
         """The id of its model, and the request under the name that its replicas know. Raises: Error."""
         model, adapter = self._resolve(request.model)
@@ -64,13 +58,13 @@ class Fleet:
 
     def free_slots(self, model: str) -> int:
         """How many more requests the model's replicas take now, from all batches together."""
-        claimed = sum(view.claimed_of(model) for view in self._views)
+        claimed = sum(view.claimed_of(model) for view in self.views)
         return self._sets[model].available_slots(claimed)
 
     def share(self, model: str, view: _View) -> int:
         """Slots of one model for a batch: its share while others wait, else all that are free."""
         free = self.free_slots(model)
-        others = [one for one in self._views if one is not view and one.is_hungry(model)]
+        others = [one for one in self.views if one is not view and one.is_hungry(model)]
         if not others or not free:
             return free
         return share(free, view.claim(model), [one.claim(model) for one in others], time.time())
@@ -90,10 +84,10 @@ class _View:
             await asyncio.gather(*(self._fleet.start(model, progress) for model in self._sets))
         except ConfigError as error:  # these are models of our application, which is still being deployed
             raise Unavailable(str(error)) from error
-        self._fleet.add(self)
+        self._fleet.views.add(self)
 
     async def stop(self) -> None:
-        self._fleet.remove(self)
+        self._fleet.views.discard(self)
 
     async def send(self, request: RowRequest) -> Response:
         try:

@@ -116,8 +116,9 @@ class NoBucket(FileNotFoundError):
 def _s3(bucket: str) -> Any:  # pyarrow has no types
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     url = urlsplit(endpoint) if endpoint else None
+    named = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     return fs.S3FileSystem(
-        region=_region_named() or (_region(bucket) if url is None else "us-east-1"),
+        region=named or (_region(bucket) if url is None else "us-east-1"),
         scheme=url.scheme if url else None,
         endpoint_override=url.netloc if url else None,
         connect_timeout=_CONNECT_S,
@@ -132,10 +133,6 @@ def _region(bucket: str) -> str | None:
         return fs.resolve_s3_region(bucket)
     except OSError:  # the first real call fails with the reason
         return None
-
-
-def _region_named() -> str | None:
-    return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
 
 
 def _gcs() -> Any:  # pyarrow has no types

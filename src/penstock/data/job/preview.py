@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,14 +34,11 @@ class Preview:
     skipped: int = 0
     prompts: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     faults: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
-    kinds: Counter[str] = field(default_factory=Counter[str])
     note: str = ""
 
     def fault(self, row: int, error: Exception) -> None:
-        failure = Failure.from_error(error, "preprocess")
-        self.kinds[failure.code] += 1
         if len(self.faults) < _SHOWN_FAULTS:
-            self.faults.append((row, failure.message))
+            self.faults.append((row, Failure.from_error(error, "preprocess").message))
 
 
 def preview(spec: JobSpec, config: LLMConfig | None = None) -> Preview:
