@@ -14,11 +14,12 @@ import msgspec
 
 from penstock.data.backends.protocol import Response
 from penstock.data.backends.replica_set import ReplicaSet
-from penstock.data.backends.serve_handle import ServeHandle, build_argument
+from penstock.data.backends.serve_handle import as_columns, as_response, build_argument, call_by_handle
+from penstock.data.backends.serve_lookup import FoundDeployment, find_deployment
 from penstock.data.rows.coerce import to_json
 from penstock.data.rows.request import RowRequest
 from penstock.engine import Progress, no_progress
-from penstock.errors import BadRequest, ConfigError, DeadlineExceeded, Error
+from penstock.errors import BadRequest, ConfigError, DeadlineExceeded, EngineDead, Error, Unavailable
 from penstock.openai.errors import envelope
 
 _PATHS = {
@@ -49,17 +50,22 @@ class ServeDeployment:
         app_name: str,
         deployment_name: str | None = None,
         *,
-        dtypes: Mapping[str, Any],
+        dtypes: Mapping[str, Any] | None = None,
         max_concurrency: int = 256,
         timeout_s: float | None = None,
     ) -> None:
-        self._dtypes = dtypes
-        self._timeout_s = timeout_s
+        self._names = app_name, deployment_name
+        self._dtypes = dtypes or {}
+        self._max_concurrency, self._timeout_s = max_concurrency, timeout_s
         self._replicas: ReplicaSet | None = ReplicaSet(app_name, deployment_name)
-        self._handle = ServeHandle(app_name, deployment_name, dtypes=dtypes, max_concurrency=max_concurrency)
+        self._deployment: FoundDeployment | None = None
+        self._streams: set[str] = set()
 
     async def start(self, progress: Progress = no_progress) -> None:
-        await self._handle.start(progress)
+        """Raises: Unavailable; ConfigError for unknown names; EngineStartFailed."""
+        if self._deployment is None:
+            self._deployment = await asyncio.to_thread(find_deployment, *self._names)
+        await self._deployment.check()
         if self._replicas is not None:
             try:
                 await self._replicas.start(progress)
@@ -67,11 +73,11 @@ class ServeDeployment:
                 self._replicas = None
 
     async def stop(self) -> None:
-        await self._handle.stop()
         if self._replicas is not None:
             await self._replicas.stop()
 
     async def send(self, request: RowRequest) -> Response:
+        """request: of a model's endpoint, or from `method_call`; then the body is the result as JSON."""
         limit = asyncio.timeout(self._timeout_s)
         try:
             async with limit:
@@ -79,27 +85,42 @@ class ServeDeployment:
         except TimeoutError:
             if not limit.expired():
                 raise
-            return _refused(DeadlineExceeded(f"No answer within request_timeout_s, {self._timeout_s:g} s."))
+            late = DeadlineExceeded(f"No answer within request_timeout_s, {self._timeout_s:g} s.")
+            return Response(late.status, envelope(late))
+        except (EngineDead, Unavailable):
+            raise
+        except Error as error:
+            return Response(error.status, envelope(error))
 
     async def _send(self, request: RowRequest) -> Response:
         is_call = not request.path.startswith("/")
-        if self._replicas is None:
-            return await self._handle.send(request) if is_call else _refused(_NOT_A_MODEL)
-        if not is_call:
+        if self._replicas is not None and not is_call:
             return await self._replicas.send(request)
-        if request.path not in _PATHS:
-            return await self._handle.send(request)
-        try:
+        if self._replicas is not None and request.path in _PATHS:
             return await self._replicas.send(self._as_request(request))
-        except BadRequest as error:
-            return _refused(error)
+        if not is_call:
+            raise BadRequest(
+                "The deployment is not a Penstock model: each row must name a `method`, with "
+                "`request_kwargs`."
+            )
+        dtype, kwargs = pickle.loads(request.prompt or b"")
+        return as_response(await self.call(request.path, kwargs, dtype))
+
+    async def call(self, method: str, kwargs: Mapping[str, Any], dtype: str | None = None) -> dict[str, Any]:
+        """The result as columns, with native types; an engine's error unchanged: `{"error": {...}}`.
+
+        Raises: BadRequest; EngineDead when the replica died during the call; Unavailable; Overloaded;
+        OwnCodeFailed with what the method raised.
+        """
+        if self._deployment is None:
+            raise Unavailable(f"Call `start` before calling application '{self._names[0]}'.")
+        given = build_argument(dtype, kwargs, self._dtypes)
+        return as_columns(await call_by_handle(self._deployment, method, given, self._streams))
 
     def available_slots(self, in_flight: int) -> int:
-        return (
-            self._handle.available_slots(in_flight)
-            if self._replicas is None
-            else self._replicas.available_slots(in_flight)
-        )
+        if self._replicas is not None:
+            return self._replicas.available_slots(in_flight)
+        return max(0, self._max_concurrency - in_flight)
 
     def _as_request(self, call: RowRequest) -> RowRequest:
         """Raises: BadRequest."""
@@ -111,12 +132,3 @@ class ServeDeployment:
         if body.pop("stream", None):
             raise BadRequest("Rows do not stream; leave `stream` out.", param="stream")
         return RowRequest(path=_PATHS[call.path], body=msgspec.json.encode(body), model=model)
-
-
-_NOT_A_MODEL = BadRequest(
-    "The deployment is not a Penstock model: each row must name a `method`, with `request_kwargs`."
-)
-
-
-def _refused(error: Error) -> Response:
-    return Response(error.status, envelope(error))

@@ -1,6 +1,6 @@
 """Methods of any deployment of Ray Serve, called by handle: one call per row, native types in and out.
 
-Between the window and a handle. Penstock models are reached faster through `replica_set`, without a handle.
+Used by `serve_deployment`. Penstock models are reached faster through `replica_set`, without a handle.
 """
 
 from __future__ import annotations
@@ -25,91 +25,36 @@ from penstock.data.backends import serve_lookup
 from penstock.data.backends.protocol import Response
 from penstock.data.results.outcome import BY_CODE
 from penstock.data.rows.request import RowRequest
-from penstock.engine import Progress, no_progress
 from penstock.errors import BadRequest, EngineDead, Error, Overloaded, OwnCodeFailed, Unavailable
-from penstock.openai.errors import envelope
 
 _SHOWN_CHARS = 500
 _IS_STREAM = "returned a generator"
 
 
-class ServeHandle:
-    """The methods of one deployment. The result of a stream is its only item, or all of them (`results`).
+def method_call(method: str, kwargs: Mapping[str, Any], dtype: str | None = None) -> RowRequest:
+    """A row's call as a request, for `ServeDeployment.send`."""
+    return RowRequest(path=method, body=b"{}", prompt=pickle.dumps((dtype, dict(kwargs))))
 
-    dtypes: classes by the names that rows give. max_concurrency: calls at a time.
+
+async def call_by_handle(
+    deployment: serve_lookup.FoundDeployment, method: str, given: Any, streams: set[str]
+) -> Sequence[Any]:
+    """What the method returned or streamed. streams: methods that are known to stream; learns others.
+
+    Serve must know whether a method streams; a wrong guess fails before the method runs.
+    Raises: as `ServeDeployment.call`.
     """
-
-    def __init__(
-        self,
-        app_name: str,
-        deployment_name: str | None = None,
-        *,
-        dtypes: Mapping[str, Any] | None = None,
-        max_concurrency: int = 256,
-    ) -> None:
-        self._app_name = app_name
-        self._deployment_name = deployment_name
-        self._dtypes = dtypes or {}
-        self._max_concurrency = max_concurrency
-        self._deployment: serve_lookup.FoundDeployment | None = None
-        self._streams: set[str] = set()
-
-    async def start(self, progress: Progress = no_progress) -> None:
-        """Raises: Unavailable; ConfigError for unknown names; EngineStartFailed."""
-        if self._deployment is None:
-            self._deployment = await asyncio.to_thread(
-                serve_lookup.find_deployment, self._app_name, self._deployment_name
-            )
-        await self._deployment.check()
-
-    async def stop(self) -> None:
-        """Holds nothing."""
-
-    async def send(self, request: RowRequest) -> Response:
-        """request: from `method_call`. The response's body is the result as JSON."""
-        dtype, kwargs = pickle.loads(request.prompt or b"")
-        try:
-            found = await self.call(request.path, kwargs, dtype)
-            return _answer(found)
-        except (EngineDead, Unavailable):
-            raise
-        except Error as error:
-            return Response(error.status, envelope(error))
-
-    async def call(self, method: str, kwargs: Mapping[str, Any], dtype: str | None = None) -> dict[str, Any]:
-        """The result as columns, with native types; an engine's error unchanged: `{"error": {...}}`.
-
-        Raises: BadRequest; EngineDead when the replica died during the call; Unavailable; Overloaded;
-        OwnCodeFailed with what the method raised.
-        """
-        if self._deployment is None:
-            raise Unavailable(f"Call `start` before calling application '{self._app_name}'.")
-        given = build_argument(dtype, kwargs, self._dtypes)
-        try:
-            return as_columns(await self._items(self._deployment, method, given))
-        except (RayError, *_SERVE_ERRORS) as error:
-            raise _translated(error, method, self._deployment) from error
-
-    def available_slots(self, in_flight: int) -> int:
-        return max(0, self._max_concurrency - in_flight)
-
-    async def _items(
-        self, deployment: serve_lookup.FoundDeployment, method: str, given: Any
-    ) -> Sequence[Any]:
-        """Serve must know whether a method streams; a wrong guess fails before the method runs."""
-        if method not in self._streams:
+    try:
+        if method not in streams:
             try:
                 return await _called(deployment, method, given, stream=False)
             except RayTaskError as error:
                 if not (isinstance(error.cause, TypeError) and _IS_STREAM in str(error.cause)):
                     raise
-                self._streams.add(method)
+                streams.add(method)
         return await _called(deployment, method, given, stream=True)
-
-
-def method_call(method: str, kwargs: Mapping[str, Any], dtype: str | None = None) -> RowRequest:
-    """A row's call as a request, for `ServeHandle.send`."""
-    return RowRequest(path=method, body=b"{}", prompt=pickle.dumps((dtype, dict(kwargs))))
+    except (RayError, *_SERVE_ERRORS) as error:
+        raise _translated(error, method, deployment) from error
 
 
 async def _called(
@@ -125,7 +70,8 @@ async def _called(
         raise
 
 
-def _answer(found: dict[str, Any]) -> Response:
+def as_response(found: dict[str, Any]) -> Response:
+    """Of a result as columns, which may be an engine's error. Raises: BadRequest."""
     refused = error_in(found)
     status, value = (200, found) if refused is None else refused
     try:
