@@ -25,15 +25,12 @@ def made(config: LLMConfig, field: str) -> Callable[..., Any]:
 
     Raises: ConfigError with its place when it cannot be imported or created.
     """
-    where = config.location / field
-    named = getattr(config, field)
     try:
-        found = _imported(named) if isinstance(named, str) else named
-        given = _given(found, _arguments(config, field), config)
-        _check(found, given)
+        found, given = _resolved(config, field)
         return found(**given) if isinstance(found, type) else found
     except Exception as error:  # runs the user's code
-        raise ConfigError(where.says(f"{_shown(named)} cannot be made: {_why(error)}.")) from error
+        fault = f"{_shown(getattr(config, field))} cannot be made: {_why(error)}."
+        raise ConfigError((config.location / field).says(fault)) from error
 
 
 def problems(config: LLMConfig) -> list[str]:
@@ -46,8 +43,7 @@ def problems(config: LLMConfig) -> list[str]:
         if (named := getattr(config, field)) is None:
             continue
         try:
-            hook = _imported(named) if isinstance(named, str) else named
-            _check(hook, _given(hook, _arguments(config, field), config))
+            _resolved(config, field)
         except Exception as error:  # runs the user's code
             if isinstance(error, ImportError) and _brings_code(config, field):
                 continue  # it may exist when the replica starts; if not, that is reported then
@@ -70,14 +66,16 @@ def _brings_code(config: LLMConfig, field: str) -> bool:
     return not _CODE.isdisjoint({**runtime_env(config), **(actor.get("runtime_env") or {})})
 
 
-def _imported(path: str) -> Any:
-    module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
-def _arguments(config: LLMConfig, field: str) -> Mapping[str, Any]:
+def _resolved(config: LLMConfig, field: str) -> tuple[Any, dict[str, Any]]:
+    """The hook of `field`, and the constructor arguments of a class. Raises: what is wrong with it."""
+    found = getattr(config, field)
+    if isinstance(found, str):
+        module, _, name = found.partition(":")
+        found = getattr(importlib.import_module(module), name)
     options: Mapping[str, Any] = getattr(config, f"{field}_options") or {}
-    return options.get("arguments", {})
+    given = _given(found, options.get("arguments", {}), config)
+    _check(found, given)
+    return found, given
 
 
 def _given(found: Any, arguments: Mapping[str, Any], config: LLMConfig) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Coroutine, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 from penstock.data.execution.retry import RetryPolicy
@@ -75,26 +76,21 @@ async def _run_together(works: Iterable[Coroutine[None, None, None]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@dataclass(eq=False)
 class Driver:
     """One pass. run_number: prefix of the names of its segments."""
 
-    def __init__(
-        self,
-        pool: WorkerPool,
-        journal: StoragePath,
-        run_number: int,
-        retry_policy: RetryPolicy,
-        *,
-        listener: ProgressListener,
-        stats: RunStats,
-        stop: ShutdownRequest,
-        limits: Limits,
-        lock: JobLock,
-    ) -> None:
-        self._pool, self._journal, self._run_number = pool, journal, run_number
-        self._retry_policy = retry_policy
-        self._listener, self._stats, self._stop = listener, stats, stop
-        self._limits, self._lock = limits, lock
+    pool: WorkerPool
+    journal: StoragePath
+    run_number: int
+    retry_policy: RetryPolicy
+    listener: ProgressListener
+    stats: RunStats
+    stop: ShutdownRequest
+    limits: Limits
+    lock: JobLock
+
+    def __post_init__(self) -> None:
         self._writing = threading.Lock()
         self._errors: list[Error] = []
         self._completed_by = Counter[str]()
@@ -108,28 +104,28 @@ class Driver:
         """
         self._loop = asyncio.get_running_loop()
         self._segment = await asyncio.to_thread(
-            Segment, self._journal, f"{self._run_number:04d}-driver", self._on_journal_broken
+            Segment, self.journal, f"{self.run_number:04d}-driver", self._on_journal_broken
         )
         self._queue = Queue(self._pending(rows), group=group, on_reused=self._write_reused)
         filling = asyncio.create_task(self._queue.read_ahead())
         beside = [asyncio.create_task(self._monitor()), asyncio.create_task(self._watch_the_clock())]
         try:
             if await self._has_work():
-                await self._pool.open()
-                await _run_together(self._run_worker(number) for number in range(1, self._pool.size + 1))
+                await self.pool.open()
+                await _run_together(self._run_worker(number) for number in range(1, self.pool.size + 1))
         finally:
             for task in beside:
                 task.cancel()
             self._queue.close()
             await asyncio.gather(*beside, filling, return_exceptions=True)
-            await self._pool.close()
+            await self.pool.close()
             await asyncio.to_thread(self._segment.close)
             await asyncio.sleep(0)
         if self._queue.error is not None:
             raise self._queue.error
-        if self._lock.lost():
-            raise lost_lock(self._journal)
-        if self._errors and not self._queue.complete and not self._stop.requested:
+        if self.lock.lost():
+            raise lost_lock(self.journal)
+        if self._errors and not self._queue.complete and not self.stop.requested:
             raise self._errors[-1]
 
     async def _has_work(self) -> bool:
@@ -171,8 +167,8 @@ class Driver:
 
     def _count(self, done: RowCompleted, *, reused: bool) -> None:
         def count() -> None:
-            self._stats.add(RowCompleted(done.row, done.state, done.code, message=done.message))
-            self._stats.reused += reused
+            self.stats.add(RowCompleted(done.row, done.state, done.code, message=done.message))
+            self.stats.reused += reused
             self._check_limits()
 
         self._loop.call_soon_threadsafe(count)
@@ -182,8 +178,8 @@ class Driver:
         losses, born = 0, 0
         while not self._done():
             born += 1
-            name = f"{self._run_number:04d}-engine-{number}" + (f"-{born}" if born > 1 else "")
-            worker = self._pool.make_worker(self._journal, name, self._retry_policy)
+            name = f"{self.run_number:04d}-engine-{number}" + (f"-{born}" if born > 1 else "")
+            worker = self.pool.make_worker(self.journal, name, self.retry_policy)
             try:
                 await self._feed(worker, name, f"engine {number}")
                 break
@@ -199,11 +195,11 @@ class Driver:
             finally:
                 self._record_completed(name, await worker.stop())
                 self._queue.release(name)
-                self._listener.on_phase(f"engine {number}", "gone")
+                self.listener.on_phase(f"engine {number}", "gone")
 
     async def _feed(self, worker: WorkerHandle, name: str, label: str) -> None:
-        starting = asyncio.create_task(worker.start(partial(self._listener.on_phase, label)))
-        stopping = asyncio.create_task(self._stop.wait())
+        starting = asyncio.create_task(worker.start(partial(self.listener.on_phase, label)))
+        stopping = asyncio.create_task(self.stop.wait())
         try:
             await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not starting.done():
@@ -212,34 +208,34 @@ class Driver:
         finally:
             stopping.cancel()
             starting.cancel()
-        self._listener.on_phase(label, "ready")
-        self._stats.ready()
+        self.listener.on_phase(label, "ready")
+        self.stats.ready()
         self._queue.register(name, label)
         room = 1
         while not self._done():
-            items = [] if self._stop.requested else self._queue.take(name, room)
+            items = [] if self.stop.requested else self._queue.take(name, room)
             if not items and not self._queue.running(name):
                 await self._queue.changed()
                 continue
-            step = await worker.step(items, len(items) == room and not self._stop.requested)
+            step = await worker.step(items, len(items) == room and not self.stop.requested)
             self._record_completed(name, step.done)
             room = max(step.room, 0 if self._queue.running(name) else 1)
 
     def _record_completed(self, name: str, done: Iterable[RowCompleted]) -> None:
         for one in self._queue.record_completed(name, done):
             self._completed_by[name] += 1
-            self._stats.add(one)
+            self.stats.add(one)
         self._check_limits()
 
     def _check_limits(self) -> None:
-        if (reason := self._limits.reached(self._stats)) is not None:
+        if (reason := self.limits.reached(self.stats)) is not None:
             self._request_stop(reason)
 
     async def _recover_from_crash(self, name: str, lost: WorkerLost) -> None:
         """Counts rows that the crashed worker journaled; its other rows run again, with one more death."""
-        self._stats.worker_deaths += 1
-        self._listener.on_message(f"{lost} Its rows are run again.")
-        recovered = await asyncio.to_thread(outcomes_in, self._journal, name, self._queue.rows_of(name))
+        self.stats.worker_deaths += 1
+        self.listener.on_message(f"{lost} Its rows are run again.")
+        recovered = await asyncio.to_thread(outcomes_in, self.journal, name, self._queue.rows_of(name))
         self._record_completed(name, [row_completed(row, outcome) for row, outcome in recovered])
         for row in self._queue.requeue_crashed(name):
             with self._writing:
@@ -247,41 +243,41 @@ class Driver:
 
     def _retire_worker(self, error: Error) -> None:
         self._errors.append(error)
-        if len(self._errors) < self._pool.size:
-            self._listener.on_message(f"Continuing without one worker: {error}")
+        if len(self._errors) < self.pool.size:
+            self.listener.on_message(f"Continuing without one worker: {error}")
 
     def _done(self) -> bool:
         if self._cancelled.is_set() or self._queue.error is not None:
             return True
-        if self._stop.requested:
+        if self.stop.requested:
             return not self._queue.in_progress
         return self._queue.drained
 
     def _request_stop(self, reason: str) -> None:
-        if not self._stop.requested:
-            self._stop.request(reason)
+        if not self.stop.requested:
+            self.stop.request(reason)
 
     async def _monitor(self) -> None:
         """Reports progress, and stops when the lock is lost."""
         while True:
             await asyncio.sleep(_LOOK_S)
-            self._stats.running = self._queue.in_progress
-            self._listener.on_tick(self._stats)
-            if self._lock.lost():
-                self._stop.request("another driver has taken over")
-                self._stop.force()
+            self.stats.running = self._queue.in_progress
+            self.listener.on_tick(self.stats)
+            if self.lock.lost():
+                self.stop.request("another driver has taken over")
+                self.stop.force()
 
     async def _watch_the_clock(self) -> None:
         """Enforces the time limit, and wakes waiting workers after any stop."""
         timer = None
-        if self._limits.seconds is not None:
-            left = self._limits.seconds - (time.monotonic() - self._stats.started)
-            reason = f"{BUDGET}: the limit of {self._limits.seconds:g} s is reached"
+        if self.limits.seconds is not None:
+            left = self.limits.seconds - (time.monotonic() - self.stats.started)
+            reason = f"{BUDGET}: the limit of {self.limits.seconds:g} s is reached"
             timer = self._loop.call_later(max(0.0, left), self._request_stop, reason)
         try:
-            await self._stop.wait()
+            await self.stop.wait()
             self._queue.wake()
-            await self._stop.wait_forced(self._limits.grace_s)
+            await self.stop.wait_forced(self.limits.grace_s)
             self._cancelled.set()
             self._queue.wake()
         finally:

@@ -10,6 +10,7 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -51,22 +52,16 @@ _decode_step = msgspec.msgpack.Decoder(WorkerUpdate).decode
 _decode_done = msgspec.msgpack.Decoder(list[RowCompleted]).decode
 
 
+@dataclass(eq=False)
 class RayActorPool:
     """`size` engines of one config on a Ray cluster, started here if there is none."""
 
-    def __init__(
-        self,
-        config: LLMConfig,
-        size: int,
-        *,
-        address: str | None = None,
-        verbose: bool = False,
-        on_message: Callable[[str], None] | None = None,
-    ) -> None:
-        self.size = size
-        self._config, self._address, self._verbose = config, address, verbose
-        self._on_message = on_message
-        self._cluster: RayCluster | None = None
+    config: LLMConfig
+    size: int
+    address: str | None = None
+    verbose: bool = False
+    on_message: Callable[[str], None] | None = None
+    _cluster: RayCluster | None = None
 
     async def open(self) -> None:
         """Blocks the loop while Ray starts, since Ray stops with the thread that started it.
@@ -76,14 +71,14 @@ class RayActorPool:
         if self._cluster is None:
             cpus = self.size * max(1.0, self._options()[1].get("num_cpus", 1))
             self._cluster = RayCluster(
-                self._address, cpus=int(cpus) + 1, verbose=self._verbose, on_message=self._on_message
+                self.address, cpus=int(cpus) + 1, verbose=self.verbose, on_message=self.on_message
             )
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        self._config = resolved(self._config, nodes)
+        self.config = resolved(self.config, nodes)
 
     def make_worker(self, journal: StoragePath, segment: str, retry_policy: RetryPolicy) -> WorkerHandle:
         bundles, options = self._options()
-        return _RayWorkerHandle(self._config, bundles, options, (journal.url, segment, retry_policy))
+        return _RayWorkerHandle(self.config, bundles, options, (journal.url, segment, retry_policy))
 
     async def close(self) -> None:
         if self._cluster is not None:
@@ -92,9 +87,9 @@ class RayActorPool:
 
     def _options(self) -> tuple[tuple[list[dict[str, float]], str], dict[str, Any]]:
         """The placement group's bundles and strategy, and the actor's options."""
-        placement = placement_of(self._config)
+        placement = placement_of(self.config)
         bundles = [dict(bundle) for bundle in placement.bundles]
-        return (bundles, placement.strategy), actor_options(self._config, placement)
+        return (bundles, placement.strategy), actor_options(self.config, placement)
 
 
 class _WorkerActor:

@@ -7,6 +7,7 @@ user's columns, with `error`; so does a row that postprocessing itself breaks.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
@@ -37,45 +38,42 @@ class RowFailed(Error):
     code = "row_failed"
 
 
+@dataclass(eq=False)
 class Postprocess:
-    """Batch with FIELDS and OUTCOME -> the pipeline's output."""
+    """Batch with FIELDS and OUTCOME -> the pipeline's output.
 
-    def __init__(
-        self,
-        function: Any,
-        columns: ResultColumns,
-        request_fields: RequestFields,
-        continue_on_error: bool,
-        is_packed: bool = False,
-        names_failures: bool = False,
-    ) -> None:
-        """names_failures: whether each row gets INFERENCE_ERROR."""
-        self._function = UserFunction(function, "postprocess") if function is not None else None
-        self._columns = columns
-        self._request_fields = request_fields
-        self._continue_on_error = continue_on_error
-        self._is_packed = is_packed
-        self._names_failures = names_failures
+    names_failures: whether each row gets INFERENCE_ERROR.
+    """
+
+    function: Any
+    columns: ResultColumns
+    request_fields: RequestFields
+    continue_on_error: bool
+    is_packed: bool = False
+    names_failures: bool = False
+
+    def __post_init__(self) -> None:
+        self._function = UserFunction(self.function, "postprocess") if self.function is not None else None
 
     def __call__(self, batch: Table) -> dict[str, Any]:
-        rows, outcomes = user_rows(batch, self._is_packed), unpack(batch, OUTCOME)
+        rows, outcomes = user_rows(batch, self.is_packed), unpack(batch, OUTCOME)
         views = [self._view(*one) for one in zip(rows, unpack(batch, FIELDS), outcomes, strict=True)]
         results = self._processed(views, outcomes)
         output = [self._output(*one) for one in zip(rows, views, outcomes, results, strict=True)]
-        if not self._continue_on_error:
+        if not self.continue_on_error:
             _check_all_ok(output)
-        if self._names_failures:
+        if self.names_failures:
             output = [{**row, INFERENCE_ERROR: (row[ERROR] or {}).get("message", "")} for row in output]
-        if self._is_packed:
+        if self.is_packed:
             return {ROW: np.array([cloudpickle.dumps(row) for row in output], dtype=object)}
         return _as_columns(output)
 
     def _view(self, row: Row, returned: Row | None, outcome: Outcome) -> Row:
         fields = returned or {}
-        names = self._request_fields(fields)
+        names = self.request_fields(fields)
         extras = {name: value for name, value in fields.items() if name not in names}
         request = {name: fields[name] for name in names}
-        return row_view(row, extras, request, self._columns(outcome, fields))
+        return row_view(row, extras, request, self.columns(outcome, fields))
 
     def _processed(self, views: list[Row], outcomes: list[Outcome]) -> list[Any]:
         """What postprocessing made of each row that is ok; None for the others."""
@@ -103,12 +101,12 @@ class Postprocess:
         """With a postprocess function other rows lack the result columns, all empty here: drop them."""
         if self._function is None:
             return {**view}
-        columns = self._columns(outcome, {}).items()
+        columns = self.columns(outcome, {}).items()
         dropped = {name for name, value in columns if value is None or outcome.state == "failed"} - {ERROR}
         return {name: value for name, value in view.items() if name not in dropped}
 
     def _failed(self, row: Row, outcome: Outcome) -> Row:
-        return {**row_view(row, {}, {}, {ERROR: self._columns(outcome, {})[ERROR]})}
+        return {**row_view(row, {}, {}, {ERROR: self.columns(outcome, {})[ERROR]})}
 
 
 class CastEmptyColumns:
