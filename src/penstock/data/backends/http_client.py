@@ -56,23 +56,16 @@ class HttpClient:
         tracer.freeze()
         self._session.trace_configs.append(tracer)
 
-    async def get(self, url: str) -> Response:
-        """Raises: ConnectFailed, ConnectionLost, TimeoutError."""
-        return await self._send("GET", url, None, {})
-
-    async def post(self, url: str, body: Body, headers: Mapping[str, str] | None = None) -> Response:
-        """Raises: ConnectFailed, ConnectionLost; TimeoutError after `timeout_s`."""
-        return await self._send("POST", url, body, headers or {})
-
     async def close(self) -> None:
         await self._session.close()
 
-    async def _send(self, method: str, url: str, body: Body | None, headers: Mapping[str, str]) -> Response:
+    async def send(self, method: str, url: str, body: Body | None = None) -> Response:
+        """Raises: ConnectFailed, ConnectionLost; TimeoutError after `timeout_s`."""
         was_lost = False
         while True:
             trace = SimpleNamespace(reused=False)
             try:
-                return await self._try(method, url, body, headers, trace)
+                return await self._try(method, url, body, trace)
             except _CONNECT_ERRORS as error:
                 raise (ConnectionLost if was_lost else ConnectFailed)(_why(error)) from error
             except _LOST_ERRORS as error:
@@ -80,16 +73,14 @@ class HttpClient:
                     raise ConnectionLost(_why(error)) from error
                 was_lost = True  # maybe closed while idle: try other connections, until one is new
 
-    async def _try(
-        self, method: str, url: str, body: Body | None, headers: Mapping[str, str], trace: SimpleNamespace
-    ) -> Response:
+    async def _try(self, method: str, url: str, body: Body | None, trace: SimpleNamespace) -> Response:
         form = body() if callable(body) else None
         own = {name: self._headers[name] for name in self._headers if form is None or name != "content-type"}
         request = self._session.request(
             method,
             url,
             data=body if form is None else form,
-            headers={**own, **headers},
+            headers=own,
             allow_redirects=False,
             trace_request_ctx=trace,
         )

@@ -134,7 +134,7 @@ class OpenAIService:
             )
         url, body = self._url_and_body(request)
         try:
-            response = await client.post(url, body)
+            response = await client.send("POST", url, body)
         except ConnectFailed as error:
             raise Unavailable(f"{self._shown} cannot be reached: {error}.") from error
         except ConnectionLost as error:
@@ -170,7 +170,7 @@ class OpenAIService:
 
     async def _only_model(self, client: HttpClient) -> str | None:
         try:
-            response = await client.get(_endpoint(self._url, _MODELS))
+            response = await client.send("GET", _endpoint(self._url, _MODELS))
         except (ConnectFailed, ConnectionLost, TimeoutError) as error:
             why = str(error) or "it does not answer"
             raise Unavailable(

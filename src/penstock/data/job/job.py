@@ -156,7 +156,7 @@ class Job:
                 self._pool,
                 self._journal,
                 await asyncio.to_thread(segment.next_run, self._journal),
-                self._retry_policy(),
+                RetryPolicy(self.spec.max_attempts, self.spec.max_deaths, self.spec.deadline_s),
                 listener=self._listener,
                 stats=self.stats,
                 stop=self.stop,
@@ -213,12 +213,6 @@ class Job:
 
     async def _index(self) -> Index:
         return await asyncio.to_thread(Index, self._journal, None if self._journal.is_local else self._spool)
-
-    def _retry_policy(self) -> RetryPolicy:
-        spec = self.spec
-        return RetryPolicy(
-            max_attempts=spec.max_attempts, max_deaths=spec.max_deaths, deadline_s=spec.deadline_s
-        )
 
     def _within_limit(self, total: int | None) -> int | None:
         limit = self.spec.limit

@@ -100,19 +100,18 @@ class Queue:
 
     def requeue_crashed(self, worker: str) -> list[PendingRow]:
         """The worker crashed: its rows wait again, with one more death. Returns them."""
-        rows = list(self._running.pop(worker, {}).values())
-        self._groups.release(worker)
+        rows = self.release(worker)
         for row in rows:
             row.deaths += 1
             row.crashed_in = self._engine_of.get(worker)
-        self._requeue(rows)
         return rows
 
-    def release(self, worker: str) -> None:
-        """The worker was stopped: its rows wait again, without a death."""
+    def release(self, worker: str) -> list[PendingRow]:
+        """The worker was stopped: its rows wait again, without a death. Returns them."""
         rows = list(self._running.pop(worker, {}).values())
         self._groups.release(worker)
         self._requeue(rows)
+        return rows
 
     def rows_of(self, worker: str) -> set[int]:
         """Numbers of the rows that `worker` runs."""

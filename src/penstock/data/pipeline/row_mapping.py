@@ -48,10 +48,6 @@ def prompt_request(
     return model_request(task, fields, row, defaults)
 
 
-def model_columns(task: Task, outcome: Outcome, fields: Fields) -> dict[str, Any]:
-    return result_columns(task, outcome)
-
-
 def call_or_request(task: Task, fields: Fields, row: Fields) -> RowRequest:
     """A row with a `method` calls it. Raises: BadRequest."""
     if not _is_call(fields):

@@ -37,7 +37,7 @@ from penstock.data.pipeline.model_configs import (
     llm_config,
 )
 from penstock.data.pipeline.row_program import Program, program_columns, program_schema, run_program
-from penstock.data.results.columns import result_schema
+from penstock.data.results.columns import result_columns, result_schema
 from penstock.data.results.outcome import Outcome
 from penstock.data.rows.input_columns import request_columns
 from penstock.data.rows.request import Task
@@ -125,7 +125,7 @@ def _in_process(
         task=task,
         make_backend=partial(in_process_engine, model),
         build_request=partial(request, task),
-        columns=partial(row_mapping.model_columns, task),
+        columns=lambda outcome, fields: result_columns(task, outcome),
         request_fields=partial(request_columns, task=task),
         schema=result_schema(task),
         resources=partial(_engine_resources, model),

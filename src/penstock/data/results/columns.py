@@ -14,14 +14,15 @@ import pyarrow as pa
 from penstock.data.results.outcome import Outcome, bad_answer
 from penstock.data.results.responses import (
     DECODERS,
-    ClassificationResult,
-    EmbeddingResult,
+    Classification,
+    Embedding,
     GenerationResult,
     Logprobs,
+    PairScore,
+    PooledResult,
     PromptToken,
     ResponseChoice,
     ResponseUsage,
-    ScoreResult,
 )
 from penstock.data.rows.request import Kind, Task
 
@@ -237,11 +238,11 @@ def _prompt_tokens(usage: ResponseUsage | None) -> int | None:
     return usage.counts()[0] if usage else None
 
 
-def _embedded(response: EmbeddingResult) -> Columns:
+def _embedded(response: PooledResult[Embedding]) -> Columns:
     return {"embeddings": response.data[0].numbers(), "num_input_tokens": _prompt_tokens(response.usage)}
 
 
-def _classified(response: ClassificationResult) -> Columns:
+def _classified(response: PooledResult[Classification]) -> Columns:
     first = response.data[0]
     return {
         "label": first.label,
@@ -251,7 +252,7 @@ def _classified(response: ClassificationResult) -> Columns:
     }
 
 
-def _scored(response: ScoreResult) -> Columns:
+def _scored(response: PooledResult[PairScore]) -> Columns:
     scores = [pair.score for pair in response.data]
     return {"score": scores[0], "scores": scores, "num_input_tokens": _prompt_tokens(response.usage)}
 

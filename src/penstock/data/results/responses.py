@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import base64
 from array import array
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct, field
 
 from penstock.data.rows.request import CHAT, COMPLETIONS, POOLING_PATHS
+
+Item = TypeVar("Item")
 
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 """An integer that a column can hold."""
@@ -102,6 +104,11 @@ class GenerationResult(Struct):
     prompt_logprobs: list[dict[Int64, PromptToken] | None] | None = None
 
 
+class PooledResult(Struct, Generic[Item]):
+    data: list[Item]
+    usage: ResponseUsage | None = None
+
+
 class Embedding(Struct):
     embedding: list[float] | str
 
@@ -113,35 +120,20 @@ class Embedding(Struct):
         return found.tolist()
 
 
-class EmbeddingResult(Struct):
-    data: list[Embedding]
-    usage: ResponseUsage | None = None
-
-
 class Classification(Struct):
     label: str | None = None
     probs: list[float] = field(default_factory=list[float])
-
-
-class ClassificationResult(Struct):
-    data: list[Classification]
-    usage: ResponseUsage | None = None
 
 
 class PairScore(Struct):
     score: float
 
 
-class ScoreResult(Struct):
-    data: list[PairScore]
-    usage: ResponseUsage | None = None
-
-
 DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
     "generate": msgspec.json.Decoder(GenerationResult),
-    "embed": msgspec.json.Decoder(EmbeddingResult),
-    "classify": msgspec.json.Decoder(ClassificationResult),
-    "score": msgspec.json.Decoder(ScoreResult),
+    "embed": msgspec.json.Decoder(PooledResult[Embedding]),
+    "classify": msgspec.json.Decoder(PooledResult[Classification]),
+    "score": msgspec.json.Decoder(PooledResult[PairScore]),
 }
 """By task. Raises: msgspec.DecodeError, also for a response of another kind."""
 

@@ -9,8 +9,8 @@ import io
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import IO, Any, Literal, NamedTuple, cast
 
@@ -108,7 +108,7 @@ def _why(error: Exception) -> str:
 
 
 def _jsonl(where: StoragePath, number: int, wanted: Wanted) -> _Read:
-    with closing(_opened(where)) as file:
+    with _opened(where) as file:
         for line in file:
             line = line.strip().removeprefix(codecs.BOM_UTF8)
             if not line:
@@ -132,7 +132,7 @@ def _parsed(line: bytes, number: int) -> InputRow:
 
 def _csv(where: StoragePath, number: int, wanted: Wanted) -> _Read:
     csv.field_size_limit(min(_LONGEST_FIELD, sys.maxsize))
-    with closing(_opened(where)) as file:
+    with _opened(where) as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
         reader = csv.reader(text, delimiter=",")
         names = next(reader, [])
@@ -213,21 +213,15 @@ def _check_names(names: Sequence[str], url: str) -> None:
             raise ConfigError(f"'{url}' has two columns named {name!r}; rename one of them.")
 
 
-def _opened(where: StoragePath) -> IO[bytes]:
-    file = open_lines(where)
-    return cast("IO[bytes]", _Gunzipped(file)) if where.url.lower().endswith(_GZIP) else file
-
-
-class _Gunzipped(gzip.GzipFile):
-    """Closes the compressed file, too."""
-
-    def __init__(self, compressed: IO[bytes]) -> None:
-        super().__init__(fileobj=compressed, mode="rb")
-        self._compressed = compressed
-
-    def close(self) -> None:
-        super().close()
-        self._compressed.close()
+@contextmanager
+def _opened(where: StoragePath) -> Generator[IO[bytes]]:
+    """The file, unzipped where its name says so."""
+    with open_lines(where) as file:
+        if not where.url.lower().endswith(_GZIP):
+            yield file
+            return
+        with gzip.GzipFile(fileobj=file) as unzipped:
+            yield cast("IO[bytes]", unzipped)
 
 
 _READERS: dict[FileFormat, Callable[[StoragePath, int, Wanted], _Read]] = {
