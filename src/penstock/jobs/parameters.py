@@ -7,9 +7,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from penstock.errors import BadRequest
+from penstock.jobs.records import BatchRecord, FileRecord
 
 _HOUR_S, _DAY_S = 3600, 86_400
 KEEP_S = 30 * _DAY_S
@@ -20,12 +21,7 @@ _WINDOW = re.compile(r"([1-9][0-9]{0,5})([mhd])")
 _UNITS = {"m": 60, "h": _HOUR_S, "d": _DAY_S}
 
 
-class _Identified(Protocol):
-    @property
-    def id(self) -> str: ...
-
-
-_Listed = TypeVar("_Listed", bound=_Identified)
+_Listed = TypeVar("_Listed", FileRecord, BatchRecord)
 
 
 @dataclass(frozen=True, slots=True)

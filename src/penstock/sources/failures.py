@@ -94,7 +94,10 @@ def classify(error: BaseException) -> FailureCause:
         )
     if isinstance(error, ImportError):
         return FailureCause(f"a package for it is not installed ({error})")
-    return _by_class(error) or _by_status(error) or _by_text(error) or _other(error)
+    if found := _by_class(error) or _by_status(error) or _by_text(error):
+        return found
+    what = f"unexpected {type(error).__name__}, see the log"  # its text may hold anything
+    return FailureCause(what, retryable=isinstance(error, OSError))
 
 
 def pause_s(attempt: int) -> float:
@@ -147,13 +150,6 @@ def _by_status(error: BaseException) -> FailureCause | None:
 
 def _by_text(error: BaseException) -> FailureCause | None:
     return next((found for pattern, found in _TEXTS if re.search(pattern, str(error))), None)
-
-
-def _other(error: BaseException) -> FailureCause:
-    """Its text may hold anything, and goes to the log as the cause."""
-    return FailureCause(
-        f"unexpected {type(error).__name__}, see the log", retryable=isinstance(error, OSError)
-    )
 
 
 class ShortFile(OSError):

@@ -158,11 +158,12 @@ def _names(only: Only | None, names: list[str]) -> list[str]:
         return names
     if callable(only):
         return list(only(names))
-    return [name for name in names if any(fnmatch(one, p) for p in only for one in (name, _last(name)))]
+    return [name for name in names if matches(name, only)]
 
 
-def _last(name: str) -> str:
-    return name.rpartition("/")[2]
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a path, or its last component, matches any of the patterns."""
+    return any(fnmatch(one, pattern) for pattern in patterns for one in (name, PurePosixPath(name).name))
 
 
 def _wanted(store: FileSource, extra: Sequence[Extra], only: Only | None, tries: int) -> list[Wanted]:

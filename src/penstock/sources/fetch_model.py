@@ -9,13 +9,13 @@ import os
 import shutil
 from collections.abc import Iterable
 from fnmatch import fnmatch
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.config.schema.sections import BucketSource
 from penstock.sources.cache import pin
 from penstock.sources.every_node import on_every_node
-from penstock.sources.fetch import Only, fetch
+from penstock.sources.fetch import Only, fetch, matches
 from penstock.sources.hub import is_hub_id
 from penstock.sources.transfer import Watch, silent
 
@@ -37,19 +37,15 @@ _WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 
 def model_files(names: Iterable[str]) -> list[str]:
     """Without other frameworks' weights, and without pickled ones where there are safetensors."""
-    found = [name for name in names if not _any(name, _NEVER)]
+    found = [name for name in names if not matches(name, _NEVER)]
     if any(fnmatch(name, "*.safetensors") and "/" not in name for name in found):
-        found = [name for name in found if not _any(name, _PICKLED)]
+        found = [name for name in found if not matches(name, _PICKLED)]
     return found
 
 
 def tokenizer_files(names: Iterable[str]) -> list[str]:
     """All but weights."""
-    return [name for name in names if not _any(name, (*_NEVER, *_PICKLED, *_WEIGHTS))]
-
-
-def _any(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatch(name, pattern) or fnmatch(PurePosixPath(name).name, pattern) for pattern in patterns)
+    return [name for name in names if not matches(name, (*_NEVER, *_PICKLED, *_WEIGHTS))]
 
 
 def is_here(config: LLMConfig) -> bool:

@@ -5,6 +5,7 @@ Files lie in the hub client's own cache, which other programs share: it is resum
 
 from __future__ import annotations
 
+import glob
 import logging
 import os
 import re
@@ -83,7 +84,7 @@ class Hub:
         folder = snapshot_download(
             self.repository,
             revision=self.revision,
-            allow_patterns=None if names is None else [f"{self._below}{_escaped(name)}" for name in names],
+            allow_patterns=None if names is None else [f"{self._below}{glob.escape(name)}" for name in names],
             endpoint=os.environ.get("HF_ENDPOINT"),
             max_workers=_WORKERS,
             **options,
@@ -100,11 +101,6 @@ class Hub:
             for entry in info.siblings or ()
             if entry.rfilename.startswith(self._below)
         )
-
-
-def _escaped(name: str) -> str:
-    """As a pattern that means this name only."""
-    return re.sub(r"([*?\[])", r"[\1]", name)
 
 
 def _bar(count: Count) -> Callable[..., Any]:

@@ -83,7 +83,7 @@ class InProcessEngine:
         try:
             return await task
         except asyncio.CancelledError:
-            if _is_cancelled():
+            if (this := asyncio.current_task()) is not None and this.cancelling():
                 raise
             raise EngineDead(self._dead or _STOPPED) from None  # by `_fail`; `stop` may be over already
         finally:
@@ -202,8 +202,3 @@ class StartedEngine:
         if self.adapters is not None:
             await self.adapters.stop()
         await self.engine.stop()
-
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

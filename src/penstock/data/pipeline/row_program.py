@@ -148,6 +148,10 @@ class CallTotals:
         self.cached_tokens += found.get("num_cached_tokens") or 0
         self.generated_tokens += found.get("num_generated_tokens") or 0
 
+    def outcome(self, **end: Any) -> Outcome:
+        """The row's outcome, with what its calls took."""
+        return Outcome(attempts=self.attempts, deaths=self.deaths, waited_s=self.waited_s, **end)
+
 
 class _Ran(msgspec.Struct):
     """The body of a program's outcome."""
@@ -182,14 +186,8 @@ async def run_program(
         return _failed(_user_code_failure(f"The program raised {type(error).__name__}: {error}"), llm.totals)
     total = llm.totals
     ran = _Ran(output, total.calls, total.prompt_tokens, total.cached_tokens, total.generated_tokens)
-    return Outcome(
-        state="ok",
-        attempts=total.attempts,
-        deaths=total.deaths,
-        body=msgspec.Raw(msgspec.json.encode(ran)),
-        waited_s=total.waited_s,
-        took_s=time.monotonic() - began_s,
-    )
+    body = msgspec.Raw(msgspec.json.encode(ran))
+    return total.outcome(state="ok", body=body, took_s=time.monotonic() - began_s)
 
 
 _COUNTS = ("calls", "num_input_tokens", "num_cached_tokens", "num_generated_tokens")
@@ -234,13 +232,7 @@ def _user_code_failure(message: str) -> Failure:
 
 
 def _failed(failure: Failure, total: CallTotals) -> Outcome:
-    return Outcome(
-        state="skipped" if total.skipped else "failed",
-        failure=None if total.skipped else failure,
-        attempts=total.attempts,
-        deaths=total.deaths,
-        waited_s=total.waited_s,
-    )
+    return total.outcome(state="skipped") if total.skipped else total.outcome(state="failed", failure=failure)
 
 
 def _response(found: Mapping[str, Any]) -> LLMResponse:

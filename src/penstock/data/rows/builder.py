@@ -59,7 +59,7 @@ def build_request(
     extra = to_dict(default_fields.get("extra_body"), "extra_body") | to_dict(
         fields.get("extra_body"), "extra_body"
     )
-    given = {**{name: value for name, value in default_fields.items() if value is not None}, **_set(fields)}
+    given = {name: item for one in (default_fields, fields) for name, item in one.items() if item is not None}
     path, body, prompt = _path_and_input(given, own, task)
     body |= for_endpoint(read_parameters(default_fields, task.kind) | own, path, prompt is not None)
     if task.kind == "generate":
@@ -71,10 +71,6 @@ def build_request(
     if body.get("stream"):
         raise invalid_field("extra_body.stream", "asks for a stream, but rows do not stream")
     return RowRequest(path=path, body=_encode(body), model=_model(given, task), prompt=prompt)
-
-
-def _set(fields: Mapping[str, Any]) -> Fields:
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _path_and_input(given: Fields, own: Fields, task: Task) -> tuple[str, Fields, bytes | None]:

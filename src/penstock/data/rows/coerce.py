@@ -48,7 +48,8 @@ def to_json(value: Any, where: str, depth: int = 0) -> Any:
         items = cast("Mapping[Any, Any]", value).items()
         return {_key(key, where): to_json(item, f"{where}.{key}", depth + 1) for key, item in items}
     if isinstance(value, list | tuple):
-        return _list(cast("Iterable[Any]", value), where, depth)
+        items = enumerate(cast("Iterable[Any]", value))
+        return [to_json(item, f"{where}[{index}]", depth + 1) for index, item in items]
     return _other(value, where, depth)
 
 
@@ -149,10 +150,6 @@ def _key(key: Any, where: str) -> str:
     if isinstance(key, int) and not isinstance(key, bool):  # of logit_bias
         return str(key)
     raise invalid_field(where, f"has the key {truncate(repr(key))}, {type_name(key)}; keys must be strings")
-
-
-def _list(values: Iterable[Any], where: str, depth: int) -> list[Any]:
-    return [to_json(item, f"{where}[{index}]", depth + 1) for index, item in enumerate(values)]
 
 
 def _other(value: Any, where: str, depth: int) -> Any:

@@ -13,7 +13,6 @@ from penstock.serve.gateway.request import ClientRequest
 from penstock.serve.gateway.response import ClientResponse
 from penstock.serve.http.private_listener import ListenerClient
 from penstock.transport import headers
-from penstock.transport.address import Address
 from penstock.transport.connection import ReplicaConnection
 
 _START_S = 30.0
@@ -58,7 +57,15 @@ class JobsForwarder:
                 "Files and batches do not answer now; try again in a moment.", retry_after_s=5
             ) from error
         try:
-            await self._exchange(address, connection, request, reply)
+            length = request.content_length
+            chunked = length is None and b"transfer-encoding" in request.fields
+            own = headers.own(address.secret, _GATEWAY, request.id)
+            size = None if chunked else length or 0
+            connection.request(headers.to_replica(request.method, request.target, request.headers, own, size))
+            await _send_body(connection, request, chunked=chunked)
+            await request.while_connected(_relay(connection, request, reply))
+            if (await connection.head()).status >= 400:  # it may be another process's
+                self._client.forget()
         except ConnectionError as error:
             self._client.forget()
             raise Unavailable(
@@ -67,23 +74,6 @@ class JobsForwarder:
             ) from error
         finally:
             connection.abort()
-
-    async def _exchange(
-        self,
-        address: Address,
-        connection: ReplicaConnection,
-        request: ClientRequest,
-        reply: ClientResponse,
-    ) -> None:
-        length = request.content_length
-        chunked = length is None and b"transfer-encoding" in request.fields
-        own = headers.own(address.secret, _GATEWAY, request.id)
-        size = None if chunked else length or 0
-        connection.request(headers.to_replica(request.method, request.target, request.headers, own, size))
-        await _send_body(connection, request, chunked=chunked)
-        await request.while_connected(_relay(connection, request, reply))
-        if (await connection.head()).status >= 400:  # it may be another process's
-            self._client.forget()
 
 
 async def _send_body(connection: ReplicaConnection, request: ClientRequest, *, chunked: bool) -> None:
