@@ -81,7 +81,7 @@ async def test_validation_names_each_fault_with_its_line(jobs):
     ],
 )
 async def test_a_file_without_lines_or_with_too_many_fails(jobs, config, content, code):
-    jobs.service.config.__dict__.update(config)
+    jobs.service.batches._config.__dict__.update(config)
     batch = await ended(jobs, (await create(jobs, content)).id)
     assert [one.code for one in batch.errors.data] == [code]
 

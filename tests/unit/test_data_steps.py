@@ -105,7 +105,13 @@ def sim(**options):
 def outcomes(config, journal, rows, program=None):
     """Of rows, through an engine of their own with a journal."""
     found = stage_spec(EngineProcessorConfig(llm_config=config), program)
-    stage = EngineStage(found, RetryPolicy(), str(journal))
+    stage = EngineStage(
+        found.make_backend,
+        RetryPolicy(),
+        journal=str(journal),
+        identity=found.identity,
+        run_row=found.run_row,
+    )
     return unpack(stage(Preprocess(None, found.build_request)(pa.Table.from_pylist(rows))), OUTCOME)
 
 

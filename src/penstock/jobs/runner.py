@@ -1,6 +1,6 @@
 """Runs one batch from validation to its files, by the jobs of `penstock batch`; again after any crash.
 
-What has been done is in the job's journal; what the batch is, in its record. Above it: the service.
+What has been done is in the job's journal; what the batch is, in its record. Above it: the context.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
@@ -18,14 +19,14 @@ from penstock.data.job.protocol import WorkerPool
 from penstock.data.job.report import JobReport, Limits, ProgressListener, RunStats
 from penstock.data.job.spec import JobSpec
 from penstock.data.results.outcome import Failure
+from penstock.data.storage.paths import StoragePath
 from penstock.errors import ConfigError, Error, SourceNotFound
-from penstock.jobs.batches import FOLDER, JOURNAL
+from penstock.jobs.batches import FOLDER, JOURNAL, BatchStore
+from penstock.jobs.files import FileStore
 from penstock.jobs.records import OUTPUT, BatchRecord, Fault, FileRecord, now_s
-from penstock.jobs.turns import Standing
-from penstock.jobs.validation import ENDPOINTS, check_input
-
-if TYPE_CHECKING:
-    from penstock.jobs.service import JobService
+from penstock.jobs.storage import JobStorage
+from penstock.jobs.turns import Standing, TurnQueue
+from penstock.jobs.validation import ENDPOINTS, CheckedInput
 
 log = logging.getLogger(__name__)
 
@@ -44,11 +45,24 @@ _MOST_PAUSE_S = 30.0
 _TURN_OVER = "turn over"
 
 
+@dataclass(frozen=True, slots=True)
+class BatchContext:
+    """What all batches of a service share. check: the input of a batch for an endpoint, on a thread."""
+
+    storage: JobStorage
+    files: FileStore
+    batches: BatchStore
+    make_pool: MakePool
+    check: Callable[[StoragePath, str], CheckedInput]
+    turns: TurnQueue
+    validating: asyncio.Semaphore
+
+
 class RunningBatch(ProgressListener):
     """One batch, until it has ended; listens to its job. `stop` may be called at any moment."""
 
-    def __init__(self, batch_id: str, service: JobService) -> None:
-        self._id, self._service = batch_id, service
+    def __init__(self, batch_id: str, context: BatchContext) -> None:
+        self._id, self._context = batch_id, context
         self._reason: Reason | None = None
         self._job: Job | None = None
         record = self._record()
@@ -58,7 +72,7 @@ class RunningBatch(ProgressListener):
         """Lets running requests end, for a while, and ends the batch with what was done."""
         if self._reason is None:
             self._reason = reason
-            self._service.turns.skip(self._id)
+            self._context.turns.skip(self._id)
             if self._job is not None:
                 self._request_stop(self._job, reason)
 
@@ -79,7 +93,7 @@ class RunningBatch(ProgressListener):
             self.stop("cancelled")
         left_s = max(0, record.expires_at - now_s())
         timer = asyncio.get_running_loop().call_later(left_s, self.stop, "expired")
-        self._service.turns.add(self._standing)
+        self._context.turns.add(self._standing)
         tried = 0
         try:
             while not self._record().ended:
@@ -95,37 +109,29 @@ class RunningBatch(ProgressListener):
                     await asyncio.sleep(pause_s)
         finally:
             timer.cancel()
-            self._service.turns.remove(self._id)
+            self._context.turns.remove(self._id)
 
     async def _advance(self) -> None:
         """Raises: Error, when it is to be tried again."""
         if self._record().status == "validating" and self._reason is None:
-            async with self._service.validating:
+            async with self._context.validating:
                 await self._validate()
         if self._record().ended:
             return
         if not self._record().total:
             reason = self._reason or "expired"
-            await self._service.batches.change(self._id, lambda record: record.to(reason))
+            await self._context.batches.change(self._id, lambda record: record.to(reason))
             return
         stopped = self._reason is not None
-        async with self._service.turns.turn(self._standing, self._end_turn, stopped=stopped):
+        async with self._context.turns.turn(self._standing, self._end_turn, stopped=stopped):
             report = await self._run_rows()
             if report.ended == FINISHED:
                 await self._finish(report)
 
     async def _validate(self) -> None:
-        service, record = self._service, self._record()
-        at = service.storage.at(service.files.get(record.input_file_id).path)
-        found = await asyncio.to_thread(
-            check_input,
-            at,
-            record.endpoint,
-            service.resolve,
-            service.config,
-            service.line_bytes,
-            service.own_endpoints.get(record.endpoint),
-        )
+        context, record = self._context, self._record()
+        at = context.storage.at(context.files.get(record.input_file_id).path)
+        found = await asyncio.to_thread(context.check, at, record.endpoint)
         if found.faults:
             await self._fail(found.faults)
             return
@@ -134,12 +140,12 @@ class RunningBatch(ProgressListener):
             known = msgspec.structs.replace(record, total=found.lines, models=sorted(found.models))
             return known.to("in_progress") if record.status == "validating" else known
 
-        await service.batches.change(self._id, valid)
+        await context.batches.change(self._id, valid)
 
     async def _run_rows(self) -> JobReport:
         """All rows, or until its turn is over. A batch that was stopped has none left afterwards."""
         self._counted = 0, 0
-        pool = self._service.make_pool(self._record().models, self._standing)
+        pool = self._context.make_pool(self._record().models, self._standing)
         self._job = job = Job(
             self._spec(), pool, limits=Limits(grace_s=None), listener=self, on_stop=self._unfinished
         )
@@ -159,7 +165,7 @@ class RunningBatch(ProgressListener):
     def on_tick(self, stats: RunStats) -> None:
         done = stats.before - stats.failed_before + stats.ok + stats.skipped
         failed = stats.failed_before + stats.failed
-        self._service.batches.progress[self._id] = done, failed
+        self._context.batches.progress[self._id] = done, failed
         rows, tokens = stats.completed - self._counted[0], stats.tokens - self._counted[1]
         self._counted = stats.completed, stats.tokens
         self._standing.advance(rows, tokens, self._record().total - done - failed)
@@ -168,14 +174,14 @@ class RunningBatch(ProgressListener):
         def finalizing(record: BatchRecord) -> BatchRecord:
             return record.to("finalizing") if record.status == "in_progress" else record
 
-        self._finalizing = asyncio.create_task(self._service.batches.change(self._id, finalizing))
+        self._finalizing = asyncio.create_task(self._context.batches.change(self._id, finalizing))
 
     def on_message(self, text: str) -> None:
         log.info("Batch %s: %s", self._id, text)
 
     async def _finish(self, report: JobReport) -> None:
         """Its files first, under the ids that were set aside for them; then its state; then its leftovers."""
-        service, record = self._service, self._record()
+        context, record = self._context, self._record()
         folder = f"{FOLDER}/{self._id}"
         output = await self._file(record, record.output_file, f"{folder}/output.jsonl", "output", report.ok)
         error = await self._file(
@@ -192,18 +198,18 @@ class RunningBatch(ProgressListener):
                 status, completed=report.ok, failed=report.failed, output_file_id=output, error_file_id=error
             )
 
-        await service.batches.change(self._id, ended)
-        await asyncio.to_thread(service.storage.remove_tree, f"{folder}/{JOURNAL}")
+        await context.batches.change(self._id, ended)
+        await asyncio.to_thread(context.storage.remove_tree, f"{folder}/{JOURNAL}")
         unwanted = ["output.failed.jsonl", *([] if output else ["output.jsonl"])]
         for name in unwanted:
-            await asyncio.to_thread(service.storage.at(f"{folder}/{name}").remove)
+            await asyncio.to_thread(context.storage.at(f"{folder}/{name}").remove)
 
     async def _file(self, record: BatchRecord, file_id: str, path: str, kind: str, rows: int) -> str | None:
         """The id of a file that the batch has written; None for one without lines."""
         if not rows:
             return None
-        size = await asyncio.to_thread(self._service.storage.size_bytes, path)
-        await self._service.files.add(
+        size = await asyncio.to_thread(self._context.storage.size_bytes, path)
+        await self._context.files.add(
             FileRecord(
                 id=file_id,
                 bytes=size or 0,
@@ -217,15 +223,15 @@ class RunningBatch(ProgressListener):
         return file_id
 
     async def _fail(self, faults: list[Fault]) -> None:
-        await self._service.batches.change(self._id, lambda record: record.to("failed", errors=faults))
+        await self._context.batches.change(self._id, lambda record: record.to("failed", errors=faults))
 
     def _record(self) -> BatchRecord:
-        return self._service.batches.get(self._id)
+        return self._context.batches.get(self._id)
 
     def _spec(self) -> JobSpec:
-        record, storage = self._record(), self._service.storage
+        record, storage = self._record(), self._context.storage
         return JobSpec(
-            inputs=(storage.at(self._service.files.get(record.input_file_id).path).url,),
+            inputs=(storage.at(self._context.files.get(record.input_file_id).path).url,),
             output=storage.at(f"{FOLDER}/{record.id}/output.jsonl").url,
             input_form="jsonl",
             reuse="off",

@@ -12,14 +12,15 @@ from typing import Self
 
 from penstock.config.schema.jobs import JobsConfig
 from penstock.data.journal.lock import JobLock, OutputLocked
+from penstock.data.storage.paths import StoragePath
 from penstock.errors import Error, Unavailable
 from penstock.jobs.batches import BatchStore
 from penstock.jobs.files import FileStore
 from penstock.jobs.records import BatchRecord
-from penstock.jobs.runner import MakePool, RunningBatch
+from penstock.jobs.runner import BatchContext, MakePool, RunningBatch
 from penstock.jobs.storage import JobStorage
 from penstock.jobs.turns import TurnQueue
-from penstock.jobs.validation import OwnEndpoints, Resolve
+from penstock.jobs.validation import CheckedInput, OwnEndpoints, Resolve, check_input
 
 log = logging.getLogger(__name__)
 
@@ -47,12 +48,18 @@ class JobService:
 
         Raises: Unavailable for a URL without a client.
         """
-        self.config, self.resolve, self.make_pool = config, resolve, make_pool
-        self.line_bytes, self.own_endpoints = line_bytes, own_endpoints or {}
+        own = own_endpoints or {}
         self.storage = JobStorage(url)
         self.files = FileStore(config, self.storage)
-        self.batches = BatchStore(config, self.storage, self.files, self.own_endpoints)
-        self.turns, self.validating = TurnQueue(_RUNNING), asyncio.Semaphore(1)
+        self.batches = BatchStore(config, self.storage, self.files, own)
+        self.turns = TurnQueue(_RUNNING)
+
+        def check(at: StoragePath, endpoint: str) -> CheckedInput:
+            return check_input(at, endpoint, resolve, config, line_bytes, own.get(endpoint))
+
+        self._context = BatchContext(
+            self.storage, self.files, self.batches, make_pool, check, self.turns, asyncio.Semaphore(1)
+        )
         self._runs: dict[str, tuple[RunningBatch, asyncio.Task[None]]] = {}
         self._owns = False
         self._ready = asyncio.Event()
@@ -104,7 +111,7 @@ class JobService:
             await self._changed.wait()
 
     def _run(self, record: BatchRecord) -> None:
-        run = RunningBatch(record.id, self)
+        run = RunningBatch(record.id, self._context)
         task = asyncio.create_task(run.run())
         self._runs[record.id] = run, task
         self._changed.set()
@@ -120,7 +127,8 @@ class JobService:
         while True:
             lock = await self._acquire()
             try:
-                await self._load()
+                await asyncio.to_thread(self.files.load)
+                await asyncio.to_thread(self.batches.load)
                 for record in self.batches.unfinished():
                     self._run(record)
                 self._owns = True
@@ -144,10 +152,6 @@ class JobService:
                     log.warning("Waiting for the storage of files and batches: %s", error)
                 said = True
             await asyncio.sleep(_RETRY_S)
-
-    async def _load(self) -> None:
-        await asyncio.to_thread(self.files.load)
-        await asyncio.to_thread(self.batches.load)
 
     async def _hold(self, lock: JobLock) -> None:
         """Until another process has taken over."""

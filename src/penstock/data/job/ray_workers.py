@@ -105,7 +105,16 @@ class _WorkerActor:
         Raises: ConfigError when the journal is not there; what the engine raises.
         """
         yield f"process {os.getpid()}"
-        self._worker = self._make_worker(*self._given)
+        config, journal, segment, retry_policy = self._given
+        where = storage_path(journal)
+        if where.is_local and not where.exists():
+            node = ray.util.get_node_ip_address()
+            raise ConfigError(
+                f"'{journal}' does not exist on the node {node}, where an engine runs. Write the output to a "
+                "bucket, or to a folder that all nodes share."
+            )
+        engine = in_process_engine(config)
+        self._worker = BatchWorker(engine, partial(Segment, where, segment), retry_policy)
         phases: asyncio.Queue[str] = asyncio.Queue()
         starting = asyncio.create_task(self._worker.start(phases.put_nowait))
         while not starting.done() or not phases.empty():
@@ -121,18 +130,6 @@ class _WorkerActor:
 
     async def stop(self) -> bytes:
         return _encode(await self._worker.stop())
-
-    def _make_worker(
-        self, config: LLMConfig, journal: str, segment: str, retry_policy: RetryPolicy
-    ) -> BatchWorker:
-        where = storage_path(journal)
-        if where.is_local and not where.exists():
-            node = ray.util.get_node_ip_address()
-            raise ConfigError(
-                f"'{journal}' does not exist on the node {node}, where an engine runs. Write the output to a "
-                "bucket, or to a folder that all nodes share."
-            )
-        return BatchWorker(in_process_engine(config), partial(Segment, where, segment), retry_policy)
 
 
 class _RayWorkerHandle:

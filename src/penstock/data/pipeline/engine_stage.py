@@ -11,19 +11,17 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvloop
 
+from penstock.data.backends.protocol import Backend
 from penstock.data.execution.retry import RetryPolicy
 from penstock.data.execution.window import Window
 from penstock.data.journal.answer_cache import AnswerCache, cache_key
 from penstock.data.pipeline.batch_columns import OUTCOME, REQUEST, Table, pack, unpack, user_columns
 from penstock.data.results.outcome import Outcome
 from penstock.processes import cpu_turns
-
-if TYPE_CHECKING:
-    from penstock.data.pipeline.stage_spec import StageSpec
 
 RunRow = Callable[[Any, Window], Coroutine[Any, Any, Any]]
 """Runs what REQUEST holds for one row, through the window."""
@@ -37,13 +35,32 @@ async def send_request(request: Any, window: Window) -> Outcome:
 class EngineStage:
     """Batch with REQUEST -> batch with OUTCOME."""
 
-    def __init__(self, spec: StageSpec, retry_policy: RetryPolicy, journal: str | None = None) -> None:
-        """Returns when the backend is ready. Raises: what the backend's `start` raises."""
-        self._run_row, self._identity = spec.run_row, spec.identity
+    def __init__(
+        self,
+        make_backend: Callable[[], Backend],
+        retry_policy: RetryPolicy,
+        exclusive: bool = True,
+        run_row: RunRow = send_request,
+        journal: str | None = None,
+        max_in_flight: int | None = None,
+        identity: bytes = b"",
+    ) -> None:
+        """Returns when the backend is ready. identity: of the model, part of each key in the journal.
+
+        Raises: what the backend's `start` raises.
+        """
+
+        async def start() -> Window:
+            cpu_turns.wait()
+            backend = make_backend()
+            await backend.start()
+            return Window(backend, retry_policy, exclusive=exclusive, max_in_flight=max_in_flight)
+
+        self._run_row, self._identity = run_row, identity
         self._answers = AnswerCache(journal) if journal is not None else None
         self._loop = uvloop.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True, name="rows").start()
-        self._window = self._wait(_started(spec, retry_policy))
+        self._window = self._wait(start())
 
     def __call__(self, batch: Table) -> Table:
         rows = [None] * len(batch) if self._answers is None else user_columns(batch).to_pylist()
@@ -75,10 +92,3 @@ class EngineStage:
 
     def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-
-async def _started(spec: StageSpec, retry_policy: RetryPolicy) -> Window:
-    cpu_turns.wait()
-    backend = spec.make_backend()
-    await backend.start()
-    return Window(backend, retry_policy, exclusive=spec.exclusive, max_in_flight=spec.max_in_flight)

@@ -122,10 +122,9 @@ class Processor:
         packed = [{ROW: pickle.dumps(row)} for row in rows]
         if not packed:
             return []
-        return [
-            pickle.loads(row[ROW])
-            for row in self._in_order(self._pipeline(ray.data.from_items(packed), is_packed=True))
-        ]
+        answered = self._pipeline(ray.data.from_items(packed), is_packed=True)
+        answered.context.execution_options.preserve_order = True
+        return [pickle.loads(row[ROW]) for row in answered.take_all()]
 
     def list_stage_names(self) -> list[str]:
         """One name: chat templates, tokenizing and media have no stages of their own here."""
@@ -156,7 +155,15 @@ class Processor:
             batch_size=engine_rows,
             zero_copy_batch=True,
             **_pool(self.config, calls),
-            fn_constructor_args=(self._stage, self.config.retry_policy, self.config.journal),
+            fn_constructor_args=(
+                self._stage.make_backend,
+                self.config.retry_policy,
+                self._stage.exclusive,
+                self._stage.run_row,
+                self.config.journal,
+                self._stage.max_in_flight,
+                self._stage.identity,
+            ),
             **self._stage.resources() | self._actor_options(),
         )
         args = (
@@ -185,10 +192,6 @@ class Processor:
             return rows.copy()
         names = [name for name in self._stage.schema.names if name not in rows.columns]
         return rows.reindex(columns=[*rows.columns, *names])
-
-    def _in_order(self, dataset: Dataset) -> list[dict[str, Any]]:
-        dataset.context.execution_options.preserve_order = True
-        return dataset.take_all()
 
 
 build_processor = Processor

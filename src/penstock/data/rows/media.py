@@ -126,17 +126,13 @@ def _of_dataset(value: Mapping[str, Any], kind: MediaKind, where: str, read_file
 
 
 def _data_url(content: bytes, kind: MediaKind, where: str) -> str:
-    mime = _mime(content)
+    mime = next((mime for at, start, mime in _SIGNATURES if content.startswith(start, at)), None)
     if mime is None or not (mime.startswith(kind) or (kind != "image" and mime in _AUDIO_OR_VIDEO)):
         what = (
             f"{mime}" if mime else f"bytes that begin with {content[:8]!r}" if content else "no bytes at all"
         )
         raise invalid_field(where, f"has {what}, which is not a known {kind} format; use {_KNOWN[kind]}")
     return f"data:{mime};base64,{base64.b64encode(content).decode()}"
-
-
-def _mime(content: bytes) -> str | None:
-    return next((mime for at, start, mime in _SIGNATURES if content.startswith(start, at)), None)
 
 
 def _as_png(value: Any, where: str) -> bytes | None:
