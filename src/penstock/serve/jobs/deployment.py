@@ -147,18 +147,15 @@ class LLMJobs:
             if not self._open:
                 self._unused.set()
 
-    async def stop(self) -> None:
-        """Unfinished batches go on in the next process."""
+    async def __del__(self) -> None:
+        """Serve's shutdown hook. Unfinished batches go on in the next process."""
+        if "_listener" not in self.__dict__:
+            return
         if self._staying is not None:
             self._staying.cancel()
         await self._listener.close(grace_s=5.0)
         await self._service.close()
         await self._fleet.close()
-
-    async def __del__(self) -> None:
-        """Serve's shutdown hook."""
-        if "_listener" in self.__dict__:
-            await self.stop()
 
 
 def own_endpoints(cards: Sequence[ServedModel]) -> dict[str, frozenset[str]]:
