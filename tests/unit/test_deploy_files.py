@@ -14,7 +14,7 @@ import pytest
 from scripts.image_steps import instructions
 
 from penstock.cli.serve.run import STOP_S
-from penstock.kuberay import pods
+from penstock.kuberay import template
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILES = [ROOT / "Dockerfile", ROOT / "Dockerfile.gpu"]
@@ -44,7 +44,7 @@ def test_images_have_a_build_stage_and_bases_of_a_full_version(steps):
 
 def test_images_run_as_the_user_of_the_manifests(steps):
     names = [name for name, _ in steps]
-    assert dict(steps)["USER"] == str(pods.USER)
+    assert dict(steps)["USER"] == str(template.part("user"))
     assert names.index("USER") < names.index("ENTRYPOINT")
 
 

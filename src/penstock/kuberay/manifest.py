@@ -16,13 +16,13 @@ from penstock.config.derive.placement import resolved
 from penstock.errors import ConfigError
 from penstock.kuberay import pods, secrets
 from penstock.kuberay.options import CPU_IMAGE, GPU_IMAGE, Site
+from penstock.kuberay.template import part
 from penstock.kuberay.worker_groups import WorkerGroup, worker_groups
 
 DEFAULT_PORT = 8000
 _HEAD = "node:__internal_head__"  # Ray's resource of the head's node
 _SHARE = 0.001
 _PATHS = ("/", "./", "../", "~")
-_IDLE_S = 300  # a pod of a model costs minutes to get back
 
 
 def manifest(serving: LLMServingArgs, site: Site) -> str:
@@ -36,7 +36,8 @@ def manifest(serving: LLMServingArgs, site: Site) -> str:
     site.refuse_unused(group.accelerator_type for group in groups)
     documents = [_ray_service(serving, site, groups)]
     if site.storage:
-        documents.insert(0, _volume(site))
+        volume = {"storage": site.storage, "storage_class": site.storage_class}
+        documents.insert(0, part("volume", name=site.name, component="data", **volume))
     if site.redis is None:  # else a head may be evicted: what runs goes on without it
         documents.append(_disruption_budget(site, f"{site.name}-head", "head", 1))
     if (base := sum(group.least for group in groups)) > 1:
@@ -45,47 +46,28 @@ def manifest(serving: LLMServingArgs, site: Site) -> str:
 
 
 def _ray_service(serving: LLMServingArgs, site: Site, groups: Sequence[WorkerGroup]) -> dict[str, Any]:
-    names = secrets.referenced(serving.llm_configs)
-    variables = pods.environment(
-        site, secrets.variables_of_pods(names, site.secret), log_format=serving.gateway.log_format
+    port, log_format = serving.gateway.port or DEFAULT_PORT, serving.gateway.log_format
+    environment = part(
+        "environment",
+        accelerator="cpu" if site.accelerator == "cpu" else None,
+        log_format=log_format if log_format != "text" else None,
     )
-    port = serving.gateway.port or DEFAULT_PORT
-    cpu, gpu = site.image or CPU_IMAGE, site.image or GPU_IMAGE
-    scales = any(group.most > group.least for group in groups)
-    base = gpu if any(group.gpus for group in groups) else cpu  # Ray's nodes must have one Python and one Ray
-    cluster: dict[str, Any] = {
-        "rayVersion": site.ray_version,
-        "authOptions": {"mode": "token"},
-        **(_external_storage(site) if site.redis else {}),
-        **(_autoscaler() if scales else {}),
-        "headGroupSpec": pods.head(site, base, variables, port),
-        "workerGroupSpecs": [pods.workers(site, group, base, variables, port) for group in groups],
-    }
-    gateways = 1 + sum(group.least for group in groups)
-    return {
-        "apiVersion": "ray.io/v1",
-        "kind": "RayService",
-        "metadata": {"name": site.name, "labels": pods.labels(site, "service")},
-        "spec": {
-            "serveConfigV2": yaml.safe_dump(
-                _serve_config(serving, site, port, gateways), sort_keys=False, width=110
-            ),
-            "rayClusterConfig": cluster,
-        },
-    }
-
-
-def _external_storage(site: Site) -> dict[str, Any]:
-    """KubeRay also lets workers wait for a new head, for ten minutes."""
-    password = {"valueFrom": {"secretKeyRef": {"name": site.secret, "key": secrets.REDIS_PASSWORD}}}
-    return {"gcsFaultToleranceOptions": {"redisAddress": site.redis, "redisPassword": password}}
-
-
-def _autoscaler() -> dict[str, Any]:
-    return {
-        "enableInTreeAutoscaling": True,
-        "autoscalerOptions": {"version": "v2", "idleTimeoutSeconds": _IDLE_S},
-    }
+    environment += secrets.variables_of_pods(secrets.referenced(serving.llm_configs), site.secret)
+    # Ray's nodes must have one Python and one Ray.
+    image = site.image or (GPU_IMAGE if any(group.gpus for group in groups) else CPU_IMAGE)
+    shared = {"image": image, "env": environment, "port": port}
+    config = _serve_config(serving, site, port, 1 + sum(group.least for group in groups))
+    return part(
+        "service",
+        name=site.name,
+        component="service",
+        serve_config=yaml.safe_dump(config, sort_keys=False, width=110),
+        ray_version=site.ray_version,
+        redis=site.redis,
+        scales=any(group.most > group.least for group in groups) or None,
+        head=pods.head(site, **shared),
+        workers=[pods.workers(site, group, **shared) for group in groups],
+    )
 
 
 def _serve_config(serving: LLMServingArgs, site: Site, port: int, gateways: int) -> dict[str, Any]:
@@ -139,32 +121,9 @@ def _as_data(config: LLMConfig | GatewayConfig) -> dict[str, Any]:
     return config.model_dump(mode="json", exclude_unset=True, warnings=False)
 
 
-def _volume(site: Site) -> dict[str, Any]:
-    storage_class = {"storageClassName": site.storage_class} if site.storage_class else {}
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": site.claim, "labels": pods.labels(site, "data")},
-        "spec": {
-            "accessModes": ["ReadWriteMany"],
-            **storage_class,
-            "resources": {"requests": {"storage": site.storage}},
-        },
-    }
-
-
-def _disruption_budget(site: Site, name: str, component: str, least: int) -> dict[str, Any]:
-    """A number: Kubernetes takes no other form for pods of a RayCluster. least: pods that must stay."""
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": {"name": name, "labels": pods.labels(site, component)},
-        "spec": {
-            "minAvailable": least,
-            "unhealthyPodEvictionPolicy": "AlwaysAllow",
-            "selector": {"matchLabels": pods.labels(site, component)},
-        },
-    }
+def _disruption_budget(site: Site, budget: str, component: str, least: int) -> dict[str, Any]:
+    """least: pods that must stay."""
+    return part("disruption_budget", name=site.name, component=component, budget=budget, least=least)
 
 
 class _Dumper(yaml.SafeDumper):

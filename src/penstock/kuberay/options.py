@@ -79,11 +79,6 @@ class Site:
         """Name of the Secret that holds keys and tokens."""
         return f"{self.name}-secrets"
 
-    @property
-    def claim(self) -> str:
-        """Name of the PersistentVolumeClaim."""
-        return f"{self.name}-data"
-
     def node_selector(self, accelerator_type: str | None) -> dict[str, str]:
         """Labels of the nodes for a pod with GPUs of this type."""
         return {each.key: each.value for each in self.selectors if each.type in (None, accelerator_type)}
