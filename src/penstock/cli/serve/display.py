@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from rich.console import Console
 from rich.live import Live as RichLive
@@ -32,6 +32,13 @@ class Row:
     phases: list[tuple[str, float]]
     ended: float | None = None
     failed: bool = False
+
+    @property
+    def phase(self) -> str:
+        """The phase that it is in, or how it ended."""
+        if self.ended is None:
+            return self.phases[-1][0]
+        return "failed" if self.failed else "ready"
 
     def seconds(self, now: float) -> float:
         return (self.ended if self.ended is not None else now) - self.phases[0][1]
@@ -73,26 +80,8 @@ class Timeline:
         return [row for row in self.rows.values() if row.ended is None]
 
 
-class Display(Protocol):
-    """Where parts are announced. `at` is in seconds of the monotonic clock; None is now."""
-
-    def enter(self, label: str, phase: str, at: float | None = None) -> None: ...
-    def end(self, label: str, at: float | None = None, *, failed: bool = False) -> None: ...
-    def say(self, text: str) -> None: ...
-    def close(self, *, failed: bool = False) -> None:
-        """No part changes any more. failed: those that were not done did not get there."""
-        ...
-
-
-def display_on(out: TextIO, begin: float, *, as_json: bool = False, clock: Clock = time.monotonic) -> Display:
-    """A table that is redrawn where `out` is a terminal, else a line for each change; or JSON lines."""
-    if as_json:
-        return JSONDisplay(out, begin, clock)
-    return Live(out, begin, clock) if out.isatty() else Plain(out, begin, clock)
-
-
-class Plain:
-    """One line for each change, with the second at which it happened. For logs and pipes."""
+class Display:
+    """Where parts are announced: keeps the rows. `at` is in seconds of the monotonic clock; None is now."""
 
     def __init__(self, out: TextIO, begin: float, clock: Clock = time.monotonic) -> None:
         self._out, self._clock = out, clock
@@ -100,63 +89,63 @@ class Plain:
 
     def enter(self, label: str, phase: str, at: float | None = None) -> None:
         at = self._clock() if at is None else at
-        self._timeline.enter(label, phase, at)
-        self._line(at, f"{label}: {phase}")
+        self._show(self._timeline.enter(label, phase, at), at)
 
     def end(self, label: str, at: float | None = None, *, failed: bool = False) -> None:
         at = self._clock() if at is None else at
-        row = self._timeline.end(label, at, failed)
-        spans = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in row.spans(at))
-        outcome = f"{'failed' if failed else 'ready'} after {row.seconds(at):.1f} s"
-        self._line(at, f"{label}: {outcome}{f' ({spans})' if len(row.phases) > 1 else ''}")
+        self._show(self._timeline.end(label, at, failed), at)
+
+    def close(self, *, failed: bool = False) -> None:
+        """No part changes any more. failed: those that were not done did not get there."""
+        for row in self._timeline.running() if failed else []:
+            self.end(row.label, failed=True)
 
     def say(self, text: str) -> None:
         print(text, file=self._out, flush=True)
 
-    def close(self, *, failed: bool = False) -> None:
-        for row in self._timeline.running() if failed else []:
-            self.end(row.label, failed=True)
-
-    def _line(self, at: float, text: str) -> None:
-        self.say(f"{at - self._timeline.begin:6.1f} s  {text}")
+    def _show(self, row: Row, at: float) -> None:
+        """A row that has entered a phase, or ended."""
 
 
-class JSONDisplay:
+def display_on(out: TextIO, begin: float, *, as_json: bool = False, clock: Clock = time.monotonic) -> Display:
+    """A table that is redrawn where `out` is a terminal, else a line for each change; or JSON lines."""
+    kind = JSONDisplay if as_json else Live if out.isatty() else Plain
+    return kind(out, begin, clock)
+
+
+class Plain(Display):
+    """One line for each change, with the second at which it happened. For logs and pipes."""
+
+    def _show(self, row: Row, at: float) -> None:
+        text = f"{at - self._timeline.begin:6.1f} s  {row.label}: {row.phase}"
+        if row.ended is not None:
+            text += f" after {row.seconds(at):.1f} s"
+            if len(row.phases) > 1:
+                text += f" ({', '.join(f'{phase} {seconds:.1f}' for phase, seconds in row.spans(at))})"
+        self.say(text)
+
+
+class JSONDisplay(Display):
     """One JSON object for each change and each text, of the form of log lines."""
-
-    def __init__(self, out: TextIO, begin: float, clock: Clock = time.monotonic) -> None:
-        self._out, self._clock = out, clock
-        self._timeline = Timeline(begin)
-
-    def enter(self, label: str, phase: str, at: float | None = None) -> None:
-        self._timeline.enter(label, phase, self._clock() if at is None else at)
-        self._line(f"{label}: {phase}", part=label, phase=phase)
-
-    def end(self, label: str, at: float | None = None, *, failed: bool = False) -> None:
-        at = self._clock() if at is None else at
-        seconds = round(self._timeline.end(label, at, failed).seconds(at), 1)
-        outcome = "failed" if failed else "ready"
-        self._line(f"{label}: {outcome}", part=label, phase=outcome, seconds=seconds)
 
     def say(self, text: str) -> None:
         self._line(text.strip())
 
-    def close(self, *, failed: bool = False) -> None:
-        for row in self._timeline.running() if failed else []:
-            self.end(row.label, failed=True)
+    def _show(self, row: Row, at: float) -> None:
+        took = {} if row.ended is None else {"seconds": round(row.seconds(at), 1)}
+        self._line(f"{row.label}: {row.phase}", part=row.label, phase=row.phase, **took)
 
     def _line(self, message: str, **facts: str | float) -> None:
         line = entry(message, "INFO", _LOGGER, time.time()) | facts
         print(json.dumps(line, ensure_ascii=False), file=self._out, flush=True)
 
 
-class Live:
+class Live(Display):
     """A table with a spinner in each row that is not done; what is said stands above it, or after `close`."""
 
     def __init__(self, out: TextIO, begin: float, clock: Clock = time.monotonic) -> None:
-        self._clock = clock
+        super().__init__(out, begin, clock)
         self._console = Console(file=out, highlight=False)
-        self._timeline = Timeline(begin)
         self._spinner = Spinner("dots", style="cyan")
         self._live = RichLive(
             console=self._console,
@@ -167,18 +156,11 @@ class Live:
         )
         self._live.start()
 
-    def enter(self, label: str, phase: str, at: float | None = None) -> None:
-        self._timeline.enter(label, phase, self._clock() if at is None else at)
-
-    def end(self, label: str, at: float | None = None, *, failed: bool = False) -> None:
-        self._timeline.end(label, self._clock() if at is None else at, failed)
-
     def say(self, text: str) -> None:
         self._console.print(text, markup=False, soft_wrap=True)
 
     def close(self, *, failed: bool = False) -> None:
-        for row in self._timeline.running() if failed else []:
-            self.end(row.label, failed=True)
+        super().close(failed=failed)
         self._live.stop()
 
     def _table(self) -> Table:
