@@ -158,7 +158,7 @@ def test_the_rest_of_a_router_config_reaches_serve(given, where):
     config = deployed(**(options if where == "config" else {}))
     deployment = LLMServer.as_deployment(options if where == "options" else {})
     router = deployment.bind(config)._bound_deployment._deployment_config.request_router_config
-    assert (router.max_backoff_s, router.request_router_kwargs) == (2.0, {"model_id": "m"})
+    assert (router.max_backoff_s, router.request_router_kwargs) == (2.0, {"penstock_model_id": "m"})
 
 
 @pytest.mark.parametrize(

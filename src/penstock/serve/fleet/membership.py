@@ -1,6 +1,6 @@
 """Membership: Serve's list of running replicas, passed to this process's gateway.
 
-Serve pushes it to the router of every deployment handle. `FleetRouter` passes it to the watcher of the model,
+Serve pushes it to the router of every deployment handle. `Publishing` passes it to the watcher of the model,
 on the watcher's event loop.
 """
 
@@ -73,25 +73,27 @@ def announce(model_id: str, application: str, replicas: Sequence[RunningReplica]
     publish(model_id, application, {address.replica_id: address for address in addresses})
 
 
-class FleetRouter(FIFOMixin, MultiplexMixin, RequestRouter):
-    """For calls by handle, the less busy of two replicas. For the gateway, the source of membership.
+class Publishing(RequestRouter):
+    """Has a router pass on the replicas that Serve names to it: for gateways, the source of membership.
 
-    Serve pickles this class by value and runs it on the router's thread, so `publish` is imported where it
-    is called: module globals would be copies.
+    Serve may pickle this class by value and runs it on the router's thread, so `announce` is imported where
+    it is called: module globals would be copies.
     """
 
-    model_id = ""
-
-    def initialize_state(self, model_id: str = "", **_: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """`model_id` comes from `request_router_kwargs`."""
-        self.model_id = model_id
+    def initialize_state(self, **kwargs: Any) -> None:
+        self._published = kwargs.pop(_MODEL)
+        super().initialize_state(**kwargs)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Called by Serve whenever a replica comes or goes."""
         super().update_replicas(replicas)
         from penstock.serve.fleet.membership import announce
 
-        announce(self.model_id, self._deployment_id.app_name, replicas)
+        announce(self._published, self._deployment_id.app_name, replicas)
+
+
+class FleetRouter(FIFOMixin, MultiplexMixin, RequestRouter):
+    """For calls by handle, the less busy of two replicas."""
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -114,23 +116,26 @@ def _with_adapter(wanted: str, replicas: list[RunningReplica]) -> list[RunningRe
 
 
 def router_config(model_id: str, given: Any, options: Mapping[str, Any]) -> RequestRouterConfig:
-    """Serve's config of a user's router class, which publishes membership, too.
+    """Serve's config of a router class, which publishes membership, too.
 
-    given: the class or its path. options: others of Serve's, and the class's own `request_router_kwargs`.
+    given: as for `imported_router`. options: others of Serve's, and the class's own `request_router_kwargs`.
     Raises: ConfigError.
     """
     router = imported_router(given)
+
+    class Published(Publishing, router):
+        """What Serve runs."""
+
     kwargs = {**options.get("request_router_kwargs", {}), _MODEL: model_id}
     with _by_value(router.__module__):
-        serialized = cloudpickle.dumps(_publishing(router))  # pyright: ignore[reportPrivateImportUsage]
-    config = {**options, "request_router_class": _path(router), "request_router_kwargs": kwargs}
+        serialized = cloudpickle.dumps(Published)  # pyright: ignore[reportPrivateImportUsage]
+    path = f"{router.__module__}.{router.__name__}"
+    config = {**options, "request_router_class": path, "request_router_kwargs": kwargs}
     return RequestRouterConfig.from_serialized_request_router_cls(config, serialized)
 
 
 def is_published(router: Any) -> bool:
     """Whether Serve's `request_router_config` is one that publishes membership already."""
-    if isinstance(router, Mapping):
-        return router.get("request_router_class") is FleetRouter
     return isinstance(router, RequestRouterConfig) and _MODEL in router.request_router_kwargs
 
 
@@ -149,27 +154,6 @@ def imported_router(given: Any) -> type[RequestRouter]:
             "goes into `routing_policy`."
         )
     return found
-
-
-def _publishing(router: type[RequestRouter]) -> type[RequestRouter]:
-    """A subclass that passes on the replicas that it is told of."""
-
-    class Publishing(router):
-        def initialize_state(self, **kwargs: Any) -> None:
-            self._published = kwargs.pop(_MODEL)
-            super().initialize_state(**kwargs)
-
-        def update_replicas(self, replicas: list[RunningReplica]) -> None:
-            super().update_replicas(replicas)
-            from penstock.serve.fleet.membership import announce
-
-            announce(self._published, self._deployment_id.app_name, replicas)
-
-    return Publishing
-
-
-def _path(router: type[RequestRouter]) -> str:
-    return f"{router.__module__}.{router.__name__}"
 
 
 @contextmanager

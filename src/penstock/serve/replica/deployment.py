@@ -18,7 +18,7 @@ from penstock.config.derive.prefill import halves, prefill_name
 from penstock.config.derive.serve_options import for_replicas, runtime_env, without_secrets
 from penstock.config.schema.request_router import is_ours, router_class, router_options
 from penstock.errors import ConfigError
-from penstock.serve.fleet.membership import FleetRouter, is_published, router_config
+from penstock.serve.fleet.membership import is_published, router_config
 from penstock.serve.replica import environment, preprocessor, version
 
 
@@ -114,10 +114,7 @@ def membership_router(published: str, given: Any) -> Any:
     given: the user's. Raises: ConfigError.
     """
     options, router = router_options(given), router_class(given)
-    if router is None or is_ours(router):
-        own = {"request_router_class": FleetRouter, "request_router_kwargs": {"model_id": published}}
-        return {**options, **own}
-    return router_config(published, router, options)
+    return router_config(published, None if router is None or is_ours(router) else router, options)
 
 
 def model_of(application: Application) -> Model:
