@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Literal
 from urllib.parse import quote
 
@@ -119,24 +120,37 @@ async def listen(
     quoted = ",".join(quote(alias, safe="") for alias in aliases).encode()
     more = (ALIASES, quoted) if quoted else None
     connection.request(request_head("GET", PATH, secret, gateway_id, more))
-    async with asyncio.timeout(None) as limit:
-        silence = Silence(limit, SILENCE_S)
-        try:
-            head = await connection.head()
-            if head.status != 200:
-                raise ConnectionAbortedError(f"the replica refused the link with status {head.status}")
-            rest = b""
-            while piece := await connection.read():
-                silence.ended()
-                *lines, rest = (rest + piece).split(b"\n")
-                for text in lines:
-                    received(_decode(text))
-        finally:
-            silence.stop()
+    await read_lines(partial(read, connection), lambda text: received(_decode(text)), SILENCE_S)
     raise ConnectionResetError("the replica ended the link")
 
 
-class Silence:
+async def read(connection: ReplicaConnection) -> bytes:
+    """More of the response. Raises: ConnectionError, also when its status is not 200."""
+    if (head := await connection.head()).status != 200:
+        raise ConnectionAbortedError(f"it refused the link with status {head.status}")
+    return await connection.read()
+
+
+async def read_lines(
+    read: Callable[[], Awaitable[bytes]], received: Callable[[bytes], None], silence_s: float
+) -> None:
+    """Calls `received` for every line, until `read` returns nothing.
+
+    Raises: TimeoutError after silence; what `read` and `received` raise.
+    """
+    async with asyncio.timeout(None) as limit:
+        silence, rest = _Silence(limit, silence_s), b""
+        try:
+            while piece := await read():
+                silence.ended()
+                *lines, rest = (rest + piece).split(b"\n")
+                for line in lines:
+                    received(line)
+        finally:
+            silence.stop()
+
+
+class _Silence:
     """Lets `limit` expire after `silence_s`, or a look later, in which `ended` was not called.
 
     Not by the clock: a process that was stopped finds its timers due before it reads what came meanwhile.

@@ -42,7 +42,8 @@ class Signal:
         """Returns once `condition` is true, or at `deadline`. Looks after each signal, and each `often_s`."""
         while not condition() and (now := time.monotonic()) < deadline:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._event.wait(), min(deadline - now, often_s))
+                async with asyncio.timeout(min(deadline - now, often_s)):
+                    await self._event.wait()
 
 
 class DesiredStates:

@@ -12,8 +12,9 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -26,7 +27,7 @@ from penstock.serve.http import direct_writer
 from penstock.serve.http.private_listener import ListenerClient
 from penstock.transport import headers
 from penstock.transport.connection import ReplicaConnection
-from penstock.transport.link import Silence
+from penstock.transport.link import read, read_lines
 
 log = logging.getLogger(__name__)
 
@@ -63,15 +64,13 @@ async def serve(
     hear: called with each message. updates: called after the first status, for what is sent. Raises: what
     they do.
     """
-    sending: asyncio.Task[None] | None = None
+    first = asyncio.get_running_loop().create_future()
 
     def received(line: bytes) -> None:
-        nonlocal sending
         message = _decode(line)
         hear(message)
-        if sending is None and not isinstance(message, Done):
-            sending = asyncio.create_task(_send(send, updates(message)))
-            sending.add_done_callback(lambda _: reading.cancel())
+        if not isinstance(message, Done) and not first.done():
+            first.set_result(message)
 
     async def read() -> bytes:
         while (message := await receive())["type"] == "http.request":
@@ -79,47 +78,33 @@ async def serve(
                 return piece
         return b""
 
+    async def talk() -> None:
+        async with aclosing(updates(await first)) as due:
+            async for update in due:
+                line = _encode(update) + b"\n"
+                await send({"type": "http.response.body", "body": line, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
     await send({"type": "http.response.start", "status": 200, "headers": []})
-    reading = asyncio.create_task(_read_lines(read, received))
     try:
-        await asyncio.wait({reading})
+        await _until_one_ends(talk(), read_lines(read, received, GONE_S))
+    except TimeoutError:
+        log.info("A follower's link ends: it is silent")
+        if (writer := direct_writer.of(scope)) is not None:
+            writer.abort()
+
+
+async def _until_one_ends(*works: Coroutine[Any, Any, None]) -> None:
+    """Runs them at the same time and ends the others with the first. Raises: what that raises."""
+    tasks = list(map(asyncio.create_task, works))
+    try:
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        reading.cancel()
-        if sending is not None:
-            sending.cancel()
-    if sending is not None:
-        await asyncio.wait({sending})
-        if not sending.cancelled():
-            sending.result()
-    if not reading.cancelled():
-        try:
-            reading.result()
-        except TimeoutError:
-            log.info("A follower's link ends: it is silent")
-            if (writer := direct_writer.of(scope)) is not None:
-                writer.abort()
-
-
-async def _send(send: Send, updates: AsyncGenerator[Update | Routes]) -> None:
-    async with aclosing(updates):
-        async for update in updates:
-            line = _encode(update) + b"\n"
-            await send({"type": "http.response.body", "body": line, "more_body": True})
-    await send({"type": "http.response.body", "body": b""})
-
-
-async def _read_lines(read: Callable[[], Awaitable[bytes]], received: Callable[[bytes], None]) -> None:
-    """Until `read` returns nothing. Raises: TimeoutError after `GONE_S` of silence; what `read` raises."""
-    async with asyncio.timeout(None) as limit:
-        silence, rest = Silence(limit, GONE_S), b""
-        try:
-            while piece := await read():
-                silence.ended()
-                *lines, rest = (rest + piece).split(b"\n")
-                for line in lines:
-                    received(line)
-        finally:
-            silence.stop()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in ended:
+        task.result()
 
 
 class ControlLink:
@@ -198,21 +183,10 @@ class ControlLink:
         self, status: Callable[[], ReplicaStatus | GatewayStatus], heard: Callable[[bytes], None]
     ) -> None:
         connection = await self._open(PATH)
-
-        async def read() -> bytes:
-            if (head := await connection.head()).status != 200:
-                raise ConnectionAbortedError(f"it refused the link with status {head.status}")
-            return await connection.read()
-
-        sending = asyncio.create_task(self._report(connection, status))
-        reading = asyncio.create_task(_read_lines(read, heard))
         try:
-            ended, _ = await asyncio.wait({sending, reading}, return_when=asyncio.FIRST_COMPLETED)
-            for task in ended:
-                task.result()
+            listening = read_lines(partial(read, connection), heard, GONE_S)
+            await _until_one_ends(self._report(connection, status), listening)
         finally:
-            sending.cancel()
-            reading.cancel()
             connection.abort()
             self._client.forget()  # another process may listen there by now
 
@@ -226,7 +200,8 @@ class ControlLink:
             self._outbox.clear()
             connection.write(b"%x\r\n%b\r\n" % (len(lines), lines))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), now.next_s)
+                async with asyncio.timeout(now.next_s):  # `wait_for` can lose a cancellation
+                    await self._changed.wait()
 
     async def _open(self, path: str, body: bytes | None = None) -> ReplicaConnection:
         """A connection on which the request was sent; without a body, that follows in chunks."""
