@@ -48,14 +48,14 @@ class Faulty:
         await send({"type": "http.response.body", "body": self.text})
 
     def refuse_connections(self) -> None:
-        for port in self.listener._ports:
+        for port in self.listener._sockets._ports:
             for server in port._server.servers:
                 server.close()
 
     def die(self) -> None:
         """As a process that ends: the listener and all connections."""
         self.refuse_connections()
-        for port in self.listener._ports:
+        for port in self.listener._sockets._ports:
             for protocol in list(port._server.server_state.connections):
                 protocol.transport.abort()
 
@@ -196,7 +196,9 @@ async def test_a_replica_that_did_not_take_the_request_costs_nothing(
 async def test_a_full_backlog_costs_nothing(served: Served, network: bool):
     await served.gateway("m")
     one = await replica(served, network)
-    listening = socket.socket(fileno=os.dup(one.listener._ports[-1]._server.servers[0]._socket.fileno()))
+    listening = socket.socket(
+        fileno=os.dup(one.listener._sockets._ports[-1]._server.servers[0]._socket.fileno())
+    )
     listening.listen(1)
     async with served.http(limits=httpx.Limits(max_connections=None)) as http:
         answers = await asyncio.gather(*(http.post(CHAT, json=chat()) for _ in range(20)))

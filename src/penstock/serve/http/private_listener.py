@@ -1,6 +1,6 @@
 """A listener for Penstock's own processes alone, and how they find and reach it.
 
-It knows neither Ray nor clients. Replicas have one of their own, which also drains.
+It knows neither Ray nor clients.
 """
 
 from __future__ import annotations
@@ -26,36 +26,65 @@ _PAUSE_S = 0.2
 
 
 class PrivateListener:
-    """A Unix socket, and a network port once another node asks. Made by `open`, ended by `close`."""
+    """A Unix socket, and a network port once another node asks. `listen` begins, `close` ends it."""
 
-    def __init__(self, app: ASGIApp, address: Address, network: socket.socket) -> None:
-        self._app = app
-        self._address = address
-        self._network: socket.socket | None = network
+    def __init__(self, name: str, node_id: str, node_host: str | None) -> None:
+        """node_host: the node's own address; None for no network."""
+        self._network = bind(node_host, 0) if node_host is not None else None
+        self._unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._unix.bind(f"\0penstock-{secrets.token_hex(8)}")
         self._ports: list[Port] = []
+        self.own_address = Address(
+            replica_id=name,
+            node_id=node_id,
+            unix=self._unix.getsockname().decode(),
+            host=node_host,
+            port=self._network.getsockname()[1] if self._network else None,
+            secret=secrets.token_urlsafe(32),
+        )
 
     @classmethod
     async def open(cls, app: ASGIApp, name: str, node_id: str, node_host: str) -> PrivateListener:
-        """Passes `app` the requests that carry the address's secret. node_host: the node's own address."""
-        unix, network = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), bind(node_host, 0)
-        unix.bind(f"\0penstock-{secrets.token_hex(8)}")
-        host, port = network.getsockname()[:2]
-        secret = secrets.token_urlsafe(32)
-        address = Address(name, node_id, unix.getsockname().decode(), host, port, secret)
-        listener = cls(app, address, network)
-        listener._ports.append(await Port.open(listener._serve, unix))
+        """Passes `app` the requests that carry the address's secret."""
+        listener = cls(name, node_id, node_host)
+        secret = listener.own_address.secret.encode()
+
+        async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+            if not hmac.compare_digest(dict(scope["headers"]).get(link.SECRET, b""), secret):
+                await send_error(send, Unavailable("Only Penstock itself may ask here."), scope["path"])
+                return
+            if (writer := direct_writer.of(scope)) is not None:
+                writer.accept()
+            await app(scope, receive, send)
+
+        await listener.listen(checked)
         return listener
+
+    async def listen(self, app: ASGIApp, requests_per_turn: int | None = None) -> None:
+        """app: must refuse requests without the address's secret. requests_per_turn: as for `Port.open`."""
+        self._app, self._requests_per_turn = app, requests_per_turn
+        self._ports.append(await Port.open(app, self._unix, requests_per_turn=requests_per_turn))
+
+    async def listen_on_network(self) -> None:
+        """For processes on other nodes. Safe to call twice."""
+        sock, self._network = self._network, None
+        if sock is None:
+            return
+        try:
+            self._ports.append(
+                await Port.open(
+                    self._app, sock, connections=Connections(), requests_per_turn=self._requests_per_turn
+                )
+            )
+        except BaseException:  # also when cancelled: the next call can try again
+            self._network = sock
+            raise
 
     async def address(self, node_id: str) -> dict[str, str | int | None]:
         """The address, for a process on `node_id`: the network port listens only if that is another node."""
-        if not self._address.is_local(node_id) and self._network is not None:
-            sock, self._network = self._network, None
-            try:
-                self._ports.append(await Port.open(self._serve, sock, connections=Connections()))
-            except BaseException:  # also when cancelled: the next call can try again
-                self._network = sock
-                raise
-        return self._address.to_metadata()
+        if not self.own_address.is_local(node_id):
+            await self.listen_on_network()
+        return self.own_address.to_metadata()
 
     def check(self) -> None:
         """Raises: Unavailable when a socket does not listen any more."""
@@ -68,15 +97,6 @@ class PrivateListener:
             self._network.close()
         ports, self._ports = self._ports, []
         await asyncio.gather(*(port.close(grace_s) for port in ports))
-
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = dict(scope["headers"]).get(link.SECRET, b"")
-        if not hmac.compare_digest(given, self._address.secret.encode()):
-            await send_error(send, Unavailable("Only Penstock itself may ask here."), scope["path"])
-            return
-        if (writer := direct_writer.of(scope)) is not None:
-            writer.accept()
-        await self._app(scope, receive, send)
 
 
 class ListenerClient:

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import socket
 import time
 from collections.abc import Awaitable, Callable
 
 from penstock.asgi import ASGIApp
 from penstock.errors import Unavailable
-from penstock.serve.http.connection_limits import Connections
-from penstock.serve.http.server import Port
-from penstock.serve.http.sockets import bind
+from penstock.serve.http.private_listener import PrivateListener
 from penstock.serve.replica.frontend.guard import Guard
 from penstock.serve.replica.frontend.status_link import StatusSource
-from penstock.transport.address import Address
 
 _REQUESTS_PER_TURN = 4  # to prepare a request takes about a millisecond, while the tokens of all others wait
 _DRAIN_S = 0.5  # gateways know within milliseconds; requests already on their way are still served
@@ -28,11 +24,10 @@ _DRAIN_S = 0.5  # gateways know within milliseconds; requests already on their w
 class Listener:
     """One replica's listener. Made by `open`; ended by `drain` and `close`."""
 
-    def __init__(self, address: Address, guard: Guard, network: socket.socket | None) -> None:
-        self.address = address
+    def __init__(self, sockets: PrivateListener, guard: Guard) -> None:
+        self.address = sockets.own_address
+        self._sockets = sockets
         self._guard = guard
-        self._network = network
-        self._ports: list[Port] = []
         self._watch: asyncio.Task[None] | None = None
         self._dead = False
 
@@ -51,37 +46,16 @@ class Listener:
 
         wait_dead: returns once the engine has died. replica_id: random unless given.
         """
-        network = bind(node_host, 0) if node_host is not None else None
-        unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        unix.bind(f"\0penstock-{secrets.token_hex(8)}")
-        address = Address(
-            replica_id=replica_id or secrets.token_hex(8),
-            node_id=node_id,
-            unix=unix.getsockname().decode(),
-            host=node_host,
-            port=network.getsockname()[1] if network else None,
-            secret=secrets.token_urlsafe(32),
-        )
-        listener = cls(address, Guard(app, source, address), network)
-        listener._ports.append(await Port.open(listener._guard, unix, requests_per_turn=_REQUESTS_PER_TURN))
+        sockets = PrivateListener(replica_id or secrets.token_hex(8), node_id, node_host)
+        listener = cls(sockets, Guard(app, source, sockets.own_address))
+        await sockets.listen(listener._guard, _REQUESTS_PER_TURN)
         if wait_dead is not None:
             listener._watch = asyncio.create_task(listener._die_with(wait_dead))
         return listener
 
     async def listen_on_network(self) -> None:
         """Listens on the reserved port, for gateways on other nodes. Safe to call twice."""
-        sock, self._network = self._network, None
-        if sock is None:
-            return
-        try:
-            self._ports.append(
-                await Port.open(
-                    self._guard, sock, connections=Connections(), requests_per_turn=_REQUESTS_PER_TURN
-                )
-            )
-        except BaseException:  # also when cancelled: the next call can try again
-            self._network = sock
-            raise
+        await self._sockets.listen_on_network()
 
     def notify_links(self) -> None:
         """Reports changes on every link at once."""
@@ -113,10 +87,7 @@ class Listener:
         self._guard.end_links()
         if self._watch is not None:
             self._watch.cancel()
-        if self._network is not None:
-            self._network.close()
-        ports, self._ports = self._ports, []
-        await asyncio.gather(*(port.close(grace_s=0.5) for port in ports))
+        await self._sockets.close(grace_s=0.5)
 
 
 def _left_s(deadline: float) -> float:
