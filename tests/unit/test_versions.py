@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from ray.serve import Application, Deployment
 
 from penstock.config import GatewayConfig, LLMConfig
 from penstock.serve import LLMRouter, LLMServer, build_openai_app
+from penstock.serve.replica import version
 from penstock.serve.replica.version import versioned
 
 A, B, CONTROL, ROUTER = "LLMServer:a", "LLMServer:b", "LLMControl", "LLMRouter"
@@ -154,3 +157,27 @@ def test_replicas_that_send_prompts_to_prefill_replicas_restart_as_gateways_do()
     assert changed(aliases=["x"]) == {ROUTER}
     assert changed(deployment_config={"num_replicas": 2}) == set()
     assert changed(routing_policy="round_robin") == {ROUTER, A}
+
+
+def test_a_build_asks_serve_once_for_what_has_failed(monkeypatch: pytest.MonkeyPatch):
+    asked: list[int] = []
+
+    def status() -> Any:
+        asked.append(1)
+        failed = SimpleNamespace(status="DEPLOY_FAILED")
+        return SimpleNamespace(applications={"app": SimpleNamespace(deployments={A: failed})})
+
+    monkeypatch.setattr(version, "ray", SimpleNamespace(is_initialized=lambda: True))
+    monkeypatch.setattr(serve, "status", status)
+    monkeypatch.setattr(time, "monotonic", lambda: 0.5)
+    version._failed.cache_clear()
+    try:
+        application = LLMRouter.as_deployment().bind([model("a"), model("b")])
+        made = deployments(application)
+        assert (
+            made[A]._deployment_config.health_check_timeout_s
+            > made[B]._deployment_config.health_check_timeout_s
+        )
+        assert len(asked) == 1
+    finally:
+        version._failed.cache_clear()

@@ -7,6 +7,7 @@ versions of all deployments by a hash of the application's arguments.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import importlib.util
 import inspect
@@ -14,6 +15,7 @@ import json
 import logging
 import random
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from types import FunctionType
@@ -69,12 +71,18 @@ def retrying(options: Mapping[str, Any]) -> Mapping[str, Any]:
     """The options of a deployment; if one of its name has failed, with an insignificant difference, because
     Serve would not try an equal one again.
     """
-    applications = serve.status().applications.values() if ray.is_initialized() else ()
-    known = [application.deployments.get(options.get("name", "")) for application in applications]
-    if not any(one is not None and one.status == "DEPLOY_FAILED" for one in known):
+    if options.get("name") not in _failed(int(time.monotonic())):
         return options
     timeout_s = (options.get("health_check_timeout_s") or 30.0) * (1 + random.random() * 1e-6)
     return {**options, "health_check_timeout_s": timeout_s}
+
+
+@functools.lru_cache(maxsize=1)
+def _failed(second: int) -> frozenset[str]:
+    """Names of deployments that have failed. second: the current one, so that a build asks Serve once."""
+    applications = serve.status().applications.values() if ray.is_initialized() else ()
+    known = (named for application in applications for named in application.deployments.items())
+    return frozenset(name for name, one in known if one.status == "DEPLOY_FAILED")
 
 
 def named_code(config: LLMConfig) -> list[str]:
