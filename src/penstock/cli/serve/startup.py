@@ -220,9 +220,8 @@ def end_streams(port: int) -> None:
     gateways = [process for process in processes if _connections(process, port, psutil.CONN_LISTEN)]
     for process in processes:
         with suppress(psutil.NoSuchProcess):
-            if (
-                process not in gateways and process.name() not in _RAY_PROCESSES
-            ):  # workers end with the raylet
+            # With the raylet all workers would end, gateways too.
+            if process not in gateways and process.name() not in _RAY_PROCESSES:
                 process.kill()
     deadline = time.monotonic() + _STREAMS_S
     while time.monotonic() < deadline and any(
