@@ -208,12 +208,13 @@ async def test_a_full_backlog_costs_nothing(served: Served, network: bool):
         await nothing_is_left(served, http, [], 20)
 
 
-async def test_a_replica_that_cannot_be_reached_now_is_asked_again_once_it_reports(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("stored", [False, True], ids=["new", "stored"])
+async def test_a_replica_that_cannot_be_reached_now_is_asked_again(
+    served: Served, monkeypatch: pytest.MonkeyPatch, stored: bool
 ):
-    """It is not taken for dead: its link stays, and brings no new hello."""
+    """It is not taken for dead: its link stays, and brings no new hello; nothing that it stores is lost."""
     await served.gateway("m", wait_for_replica_s=20)
-    await replica(served)
+    one = await replica(served)
     (member,) = served.table.members("m")
     pool, failures = served._gateway._links.pool(member), [TimeoutError()]
     connect = pool.connect
@@ -226,36 +227,24 @@ async def test_a_replica_that_cannot_be_reached_now_is_asked_again_once_it_repor
     monkeypatch.setattr(pool, "connect", busy)
     hellos = member.hellos
     async with served.http() as http:
-        assert (await http.post(CHAT, json=chat())).status_code == 200
-        assert member.hellos == hellos
+        path = f"/v1/responses/{new_id(one.listener.address.replica_id)}"
+        answer = await (http.get(path) if stored else http.post(CHAT, json=chat()))
+        assert answer.status_code == 200
+        assert (failures, member.hellos) == ([], hellos)
         await nothing_is_left(served, http, [member], 1)
 
 
-async def test_what_a_replica_stores_is_not_lost_while_it_cannot_be_reached(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-):
+async def test_what_a_replica_stores_is_lost_when_it_has_left(served: Served):
     await served.gateway("m")
     one = await replica(served)
-    (member,) = served.table.members("m")
-    pool, failures = served._gateway._links.pool(member), [TimeoutError()]
-    connect = pool.connect
-
-    async def busy() -> Any:
-        if failures:
-            raise failures.pop()
-        return await connect()
-
-    monkeypatch.setattr(pool, "connect", busy)
+    one.fault = die
     async with served.http() as http:
         path = f"/v1/responses/{new_id(one.listener.address.replica_id)}"
-        assert (await http.get(path)).status_code == 200
-        assert not failures
-        one.fault = die
         asking = asyncio.create_task(http.get(path))
         await until(lambda: len(served.line("m")))
         served.remove("m", one.listener.address)
         assert (await asking).status_code == 404
-        await nothing_is_left(served, http, [member], 2)
+        await nothing_is_left(served, http, [], 1)
 
 
 @pytest.mark.parametrize(("network", "kept"), [(False, False), (True, True)], ids=["unix-new", "tcp-kept"])
