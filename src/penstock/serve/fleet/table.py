@@ -7,6 +7,7 @@ only this: no I/O, no remote call, the same few microseconds among two replicas 
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -46,7 +47,7 @@ class Table:
         self.node_id = node_id
         self.wanted: dict[str, int] = {}
         """Replicas that Serve should run, by model, where control knows."""
-        self._models: dict[str, _ModelReplicas] = {}
+        self._models: defaultdict[str, _ModelReplicas] = defaultdict(_ModelReplicas)
         self._joined = self._left = self._reported = _ignore
 
     def watch(
@@ -68,7 +69,7 @@ class Table:
 
     def set_members(self, model_id: str, members: Mapping[str, Address]) -> None:
         """All replicas of `model_id` that Serve runs, by id. A new one is not picked before its hello."""
-        model = self._models.setdefault(model_id, _ModelReplicas())
+        model = self._models[model_id]
         for replica_id in [known for known in model.members if known not in members]:
             replica = model.members.pop(replica_id)
             self._set_state(replica, "gone")
@@ -118,7 +119,7 @@ class Table:
 
     def limit(self, model_id: str, requests: int, adapter_slots: int = 0) -> None:
         """Sets how many open requests one replica may have, from all gateways, and how many adapters."""
-        model = self._models.setdefault(model_id, _ModelReplicas())
+        model = self._models[model_id]
         model.limit = requests
         model.candidates.adapter_slots = adapter_slots
         for replica in model.members.values():
@@ -177,10 +178,8 @@ class Table:
 
     def candidates(self, model_id: str, tried: Tried | None = None) -> Candidates:
         """Replicas that may take a request that `tried` ones have failed. A live view: do not keep it."""
-        model = self._models.get(model_id)
-        if model is None:  # `setdefault` would make a new one for every request
-            model = self._models[model_id] = _ModelReplicas()
-        return model.candidates.without(tried) if tried else model.candidates
+        found = self._models[model_id].candidates
+        return found.without(tried) if tried else found
 
     def candidates_for_batch(self, model_id: str, tried: Tried | None = None) -> Candidates:
         """Those that may take a batch request: some of their slots stay free for online ones. A live view."""
@@ -190,23 +189,19 @@ class Table:
 
     def ready(self, model_id: str) -> Sequence[Replica]:
         """Replicas that may be picked if they have room."""
-        model = self._models.get(model_id)
-        return list(model.ready) if model else ()
+        return list(self._models[model_id].ready)
 
     def any_ready(self, model_id: str) -> bool:
         """Whether there are such replicas."""
-        model = self._models.get(model_id)
-        return model is not None and bool(model.ready)
+        return bool(self._models[model_id].ready)
 
     def leases(self, model_id: str) -> int:
         """Open requests at the model's replicas, also at those that have left and finish what they have."""
-        model = self._models.get(model_id)
-        return model.leases if model else 0
+        return self._models[model_id].leases
 
     def members(self, model_id: str) -> Sequence[Replica]:
         """Replicas in Serve's list, in any state."""
-        model = self._models.get(model_id)
-        return list(model.members.values()) if model else ()
+        return list(self._models[model_id].members.values())
 
     def find(self, replica_id: str) -> Replica | None:
         """The member of any model with this id."""
@@ -215,8 +210,7 @@ class Table:
 
     def max_model_len(self, model_id: str) -> int | None:
         """The context window in tokens, as a replica reported it; None before the first hello."""
-        model = self._models.get(model_id)
-        return model.max_model_len if model else None
+        return self._models[model_id].max_model_len
 
     def __iter__(self) -> Iterator[Replica]:
         for model in self._models.values():
