@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import ssl
+from contextlib import suppress
 from pathlib import Path
 
 from penstock.errors import ConfigError
 
 log = logging.getLogger(__name__)
-
-_State = tuple[tuple[int, int, int], ...]
 
 
 class Certificate:
@@ -20,14 +19,14 @@ class Certificate:
     def __init__(self, cert: str, key: str) -> None:
         """Raises: ConfigError that says what is wrong with which file."""
         self._files = cert, key
-        self._state = self._read_state()
+        self._state = _state(self._files)
         self.context = _context(cert, key)
 
     def refresh(self) -> None:
         """Reads the files again if they have changed. A pair that does not fit, as between the writing of
         one and of the other, is logged, and the last good one stays.
         """
-        state = self._read_state()
+        state = _state(self._files)
         if state == self._state:
             return
         self._state = state
@@ -38,17 +37,15 @@ class Certificate:
         else:
             log.info("The certificate %s has been read again.", self._files[0])
 
-    def _read_state(self) -> _State:
-        """What changes when a file does, or the link to it."""
-        found: list[tuple[int, int, int]] = []
-        for file in self._files:
-            try:
-                stat = os.stat(file)
-            except OSError:
-                found.append((0, 0, 0))
-            else:
-                found.append((stat.st_mtime_ns, stat.st_ino, stat.st_size))
-        return tuple(found)
+
+def _state(files: tuple[str, ...]) -> list[tuple[int, int, int]]:
+    """What changes when one of the files does, or the link to it."""
+    found: list[tuple[int, int, int]] = []
+    for file in files:
+        with suppress(OSError):
+            stat = os.stat(file)
+            found.append((stat.st_mtime_ns, stat.st_ino, stat.st_size))
+    return found
 
 
 class _Passphrase(Exception):
