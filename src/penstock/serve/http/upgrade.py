@@ -5,6 +5,9 @@ The parser stops there. A new one is fed a head with the same framing, so that i
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
+
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -13,7 +16,26 @@ _FRAMING = (b"content-length", b"transfer-encoding")
 
 def parser_after_head(protocol: HttpToolsProtocol) -> httptools.HttpRequestParser:
     """A parser for `protocol`, which has read a head already: feed it the `framing` of that first."""
-    parser = httptools.HttpRequestParser(_AfterHead(protocol))
+    is_known = True
+
+    def unless_known(callback: Callable[..., None]) -> Callable[..., None]:
+        return lambda *part: None if is_known else callback(*part)
+
+    def headers_complete() -> None:
+        nonlocal is_known
+        if not is_known:
+            protocol.on_headers_complete()
+        is_known = False
+
+    callbacks = SimpleNamespace(
+        on_message_begin=unless_known(protocol.on_message_begin),
+        on_url=unless_known(protocol.on_url),
+        on_header=unless_known(protocol.on_header),
+        on_headers_complete=headers_complete,
+        on_body=protocol.on_body,
+        on_message_complete=protocol.on_message_complete,
+    )
+    parser = httptools.HttpRequestParser(callbacks)
     parser.set_dangerous_leniencies(lenient_data_after_close=True)
     return parser
 
@@ -22,34 +44,3 @@ def framing(headers: list[tuple[bytes, bytes]]) -> bytes:
     """A head with nothing but the framing of the body in `headers`."""
     fields = [b"%b: %b\r\n" % field for field in headers if field[0] in _FRAMING]
     return b"".join([b"POST / HTTP/1.1\r\n", *fields, b"\r\n"])
-
-
-class _AfterHead:
-    """Parser callbacks after a head that is parsed again for its framing alone."""
-
-    def __init__(self, protocol: HttpToolsProtocol) -> None:
-        self._protocol = protocol
-        self._known = True
-
-    def on_message_begin(self) -> None:
-        if not self._known:
-            self._protocol.on_message_begin()
-
-    def on_url(self, url: bytes) -> None:
-        if not self._known:
-            self._protocol.on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._known:
-            self._protocol.on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        if not self._known:
-            self._protocol.on_headers_complete()
-        self._known = False
-
-    def on_body(self, body: bytes) -> None:
-        self._protocol.on_body(body)
-
-    def on_message_complete(self) -> None:
-        self._protocol.on_message_complete()
