@@ -98,10 +98,10 @@ async def test_new_files_are_shown_to_new_connections_while_open_ones_go_on(
     reader, writer = await connect(served, pair)
     new, old_serial = write_pair(tmp_path, "new"), pair.serial
     pair.cert.write_bytes(new.cert.read_bytes())  # for a moment the pair does not fit
-    served.port._certificate.refresh()
+    served.port._config.certificate.refresh()
     assert await shown_serial(served) == old_serial
     new.key.replace(pair.key)
-    served.port._certificate.refresh()  # the port does so every second
+    served.port._config.certificate.refresh()  # the port does so every second
     assert await shown_serial(served) == new.serial
     writer.write(b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
     assert (await reader.read()).startswith(b"HTTP/1.1 200 ")

@@ -139,13 +139,6 @@ class WorkLimiter:
             heapq.heappop(self._later)[2]()
 
 
-def expire(connections: list[WaitingConnection], before: float) -> None:
-    """Ends those that wait since `before` or earlier for what must come in time."""
-    for connection in connections:
-        if connection.since <= before:
-            connection.cut("timeout")
-
-
 def _key(address: str) -> str:
     """The network of an IPv6 address: a host has all 2**64 addresses of it."""
     if ":" not in address:

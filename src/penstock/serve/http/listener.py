@@ -19,8 +19,8 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.serve.http import limits
-from penstock.serve.http.connection_limits import Connections, WorkLimiter
-from penstock.serve.http.tls import Certificate
+from penstock.serve.http.connection_limits import Connections
+from penstock.serve.http.protocol import Config
 
 log = logging.getLogger(__name__)
 
@@ -33,25 +33,14 @@ _NO_FILES_S = 0.2  # before the next try to accept a connection when this proces
 class SocketListener:
     """Has the methods of asyncio's `Server` that uvicorn's server uses."""
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        protocol: Callable[[], asyncio.Protocol],
-        connections: Connections,
-        work: WorkLimiter,
-        certificate: Certificate | None,
-        is_shared: bool,
-    ) -> None:
-        """connections: counts handshakes, so only with a `certificate`. is_shared: with other processes."""
+    def __init__(self, sock: socket.socket, protocol: Callable[[], asyncio.Protocol], config: Config) -> None:
         sock.setblocking(False)
         self._socket = sock
         self._protocol = protocol
-        self._connections = connections
-        self._work = work
-        self._certificate = certificate
+        self._config = config
+        self._connections = config.connections or Connections()  # counts handshakes, too
         self._under_way = Connections(limits.HANDSHAKES_PER_ADDRESS, limits.HANDSHAKES)
         self._loop = asyncio.get_running_loop()
-        self._is_shared = is_shared
         self._connecting: set[asyncio.Task[None]] = set()
         self._listen()
 
@@ -86,15 +75,15 @@ class SocketListener:
         task = self._loop.create_task(self._connect(client, address))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
-        if self._is_shared:  # else the one that is awake takes a burst before others have woken up
+        if self._config.is_shared:  # else the one that is awake takes a burst before others have woken up
             os.sched_yield()
 
     async def _connect(self, client: socket.socket, address: Any) -> None:
         with contextlib.suppress(OSError):  # the client has gone, as probes of load balancers do
-            if self._certificate is None:
+            if self._config.certificate is None:
                 await self._loop.connect_accepted_socket(self._protocol, client)
             else:
-                await self._shake(client, address[0], self._certificate.context)
+                await self._shake(client, address[0], self._config.certificate.context)
 
     async def _shake(self, client: socket.socket, address: str, context: ssl.SSLContext) -> None:
         task = asyncio.current_task()
@@ -105,7 +94,7 @@ class SocketListener:
             try:
                 async with asyncio.timeout(limits.HEAD_S):
                     await _first_message(client)
-                    await self._work.room()
+                    await self._config.work.room()
             except BaseException:
                 client.close()
                 raise

@@ -20,6 +20,7 @@ from penstock.serve.http import limits, upgrade
 from penstock.serve.http.connection_limits import Connections, Peer, WorkLimiter
 from penstock.serve.http.direct_writer import EXTENSION, DirectWriter
 from penstock.serve.http.sockets import UNSENT_BYTES, is_own
+from penstock.serve.http.tls import Certificate
 
 _LINE_BYTES, _FIELD_BYTES, _CHUNK_BYTES = 12, 4, 12  # about what stands around an URL, a field, a chunk
 _SLICE_BYTES = 64 * 1024  # of a plain body, which the parser hands on in one piece
@@ -35,8 +36,10 @@ _TOO_LARGE = f"The request's headers are larger than {limits.HEAD_BYTES} bytes, 
 
 
 class Config(uvicorn.Config):
-    draining = is_shared = False
+    draining = False
+    is_shared = False  # several processes listen to the socket
     connections: Connections | None = None  # None where clients are trusted
+    certificate: Certificate | None = None
     work: WorkLimiter
 
 

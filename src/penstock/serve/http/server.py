@@ -14,7 +14,7 @@ import uvicorn
 from penstock.asgi import ASGIApp
 from penstock.errors import Unavailable
 from penstock.serve.http import limits
-from penstock.serve.http.connection_limits import Connections, WorkLimiter, expire
+from penstock.serve.http.connection_limits import Connections, WorkLimiter
 from penstock.serve.http.listener import SocketListener
 from penstock.serve.http.port_sharing import PortClaim, claim
 from penstock.serve.http.protocol import BoundedProtocol, Config
@@ -30,9 +30,8 @@ _SWEEP_S = 1.0
 class _Uvicorn(uvicorn.Server):
     """Leaves signals to the process that embeds it, and accepting to `SocketListener`."""
 
-    def __init__(self, config: Config, certificate: Certificate | None) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self._certificate = certificate
         self._ending = asyncio.Event()
 
     def end(self) -> None:
@@ -48,15 +47,8 @@ class _Uvicorn(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])
-        config = cast(Config, self.config)
-        connections, work = config.connections or Connections(), config.work
-        self.servers = [
-            cast(
-                Any,
-                SocketListener(sock, self._protocol, connections, work, self._certificate, config.is_shared),
-            )
-            for sock in sockets or ()
-        ]
+        listeners = [SocketListener(s, self._protocol, cast(Config, self.config)) for s in sockets or ()]
+        self.servers = cast(Any, listeners)
 
     def _protocol(self) -> BoundedProtocol:
         return BoundedProtocol(self.config, self.server_state, self.lifespan.state)
@@ -69,20 +61,13 @@ class _Uvicorn(uvicorn.Server):
 class Port:
     """A listening socket with an app behind it, on the running event loop."""
 
-    def __init__(
-        self,
-        config: Config,
-        sock: socket.socket,
-        claim: PortClaim | None,
-        certificate: Certificate | None,
-    ) -> None:
+    def __init__(self, config: Config, sock: socket.socket, claim: PortClaim | None) -> None:
         self._config = config
-        self._certificate = certificate
-        self._server = server = _Uvicorn(config, certificate)
+        self._server = server = _Uvicorn(config)
         self._claim = claim
         self._name = sock.getsockname()
         self._task = asyncio.create_task(server.serve(sockets=[sock]))
-        public = config.connections is not None or certificate is not None
+        public = config.connections is not None or config.certificate is not None
         self._sweeps = asyncio.create_task(self._sweep()) if public else None
 
     @classmethod
@@ -117,11 +102,11 @@ class Port:
             timeout_keep_alive=KEEP_ALIVE_S,
             backlog=BACKLOG,
         )
-        config.connections = connections
+        config.connections, config.certificate = connections, certificate
         config.work = WorkLimiter(requests_per_turn or limits.REQUESTS_PER_TURN)
         config.is_shared = is_shared
         sock.listen(BACKLOG)  # connections wait in the backlog from here on, none is refused
-        port = cls(config, sock, claim, certificate)
+        port = cls(config, sock, claim)
         try:
             while not port._server.started:
                 port.check()
@@ -164,9 +149,12 @@ class Port:
         connections = cast("set[BoundedProtocol]", self._server.server_state.connections)
         while True:
             await asyncio.sleep(_SWEEP_S)
-            if self._certificate is not None:
-                self._certificate.refresh()
-            expire(list(connections), asyncio.get_running_loop().time() - limits.HEAD_S)
+            if self._config.certificate is not None:
+                self._config.certificate.refresh()
+            before = asyncio.get_running_loop().time() - limits.HEAD_S
+            for connection in list(connections):
+                if connection.since <= before:
+                    connection.cut("timeout")
 
     async def _linger(self, linger_s: float, deadline: float) -> None:
         connections = cast("set[BoundedProtocol]", self._server.server_state.connections)
