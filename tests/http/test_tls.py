@@ -16,7 +16,7 @@ from served import Served, chat, until
 
 from penstock.cli.client.service import Service
 from penstock.errors import ConfigError, Unavailable
-from penstock.serve.http import limits
+from penstock.serve.http import limits, listener
 from penstock.serve.http.tls import Certificate
 
 pytestmark = pytest.mark.parity("X21")
@@ -207,6 +207,7 @@ async def test_of_too_many_handshakes_the_one_that_takes_longest_is_cut(
     served: Served, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(limits, "HANDSHAKES_PER_ADDRESS", 2)
+    monkeypatch.setattr(listener, "_LONG_S", 0.0)
     gateway = await served.gateway("m", tls=pair.config)
     loop, counts = asyncio.get_running_loop(), gateway.connections.counts
     half_open = [await hello(served) for _ in range(2)]
@@ -223,6 +224,23 @@ async def test_of_too_many_handshakes_the_one_that_takes_longest_is_cut(
     for _, writer in silent:
         writer.close()
     await until(lambda: gateway.connections.open == 0)
+
+
+async def test_a_handshake_waits_for_those_before_it(
+    served: Served, pair: Pair, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(limits, "HANDSHAKES_PER_ADDRESS", 1)
+    monkeypatch.setattr(listener, "_LONG_S", 60.0)
+    gateway = await served.gateway("m", tls=pair.config)
+    before = await hello(served)
+    assert await asyncio.get_running_loop().sock_recv(before, 65536)  # the certificate
+    connecting = [asyncio.create_task(connect(served, pair)) for _ in range(5)]
+    await until(lambda: gateway.connections.open == 6)
+    before.close()
+    writers = [writer for _, writer in await asyncio.gather(*connecting)]
+    assert set(gateway.connections.counts) <= {"tls"}  # of the one that left
+    for writer in writers:
+        writer.close()
 
 
 async def test_a_first_message_may_come_in_parts(served: Served, pair: Pair):

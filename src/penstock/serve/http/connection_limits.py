@@ -73,6 +73,11 @@ class Connections:
             next(iter(fullest.waiting)).cut("too_many_connections")
         return peer
 
+    def oldest(self, address: str) -> WaitingConnection | None:
+        """The one that the next of this address would end; None while the address has room."""
+        peer = self._peers.get(_key(address))
+        return next(iter(peer.waiting)) if peer and len(peer.waiting) >= self._per_address else None
+
     def leave(self, peer: Peer, connection: WaitingConnection) -> None:
         """It has ended."""
         self.accept(peer, connection)

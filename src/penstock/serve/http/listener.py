@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 
 _HANDSHAKE = 22  # the type of a record. RFC 8446, 5.1
 _RECORD_BYTES = 5 + 2**14  # with its header
-_AGAIN_S, _MOST_AGAIN_S = 0.01, 1.0  # between looks whether the rest of the first message has come
+_AGAIN_S, _MOST_AGAIN_S = 0.01, 1.0  # between looks for the rest of the first message, and for a place
+_LONG_S = 2.0  # after which a handshake may be cut for another one of its address
 _NO_FILES_S = 0.2  # before the next try to accept a connection when this process has no files left
 
 
@@ -95,6 +96,7 @@ class SocketListener:
                 async with asyncio.timeout(limits.HEAD_S):
                     await _first_message(client)
                     await self._config.work.room()
+                    await self._place(address)
             except BaseException:
                 client.close()
                 raise
@@ -106,10 +108,18 @@ class SocketListener:
         finally:
             self._connections.leave(peer, handshake)
 
+    async def _place(self, address: str) -> None:
+        """Waits while this address has all of its handshakes under way, and none of them takes long."""
+        again_s = _AGAIN_S
+        while (oldest := self._under_way.oldest(address)) and oldest.since + _LONG_S > self._loop.time():
+            await asyncio.sleep(again_s)
+            again_s = min(2 * again_s, _MOST_AGAIN_S)
+
     async def _protect(
         self, client: socket.socket, address: str, handshake: _Handshake, context: ssl.SSLContext
     ) -> None:
         """Performs the handshake. Raises: OSError, ssl.SSLError among them."""
+        handshake.since = self._loop.time()
         peer = self._under_way.join(address, handshake)
         try:
             await self._loop.connect_accepted_socket(
@@ -126,7 +136,7 @@ class SocketListener:
 class _Handshake:
     """A connection on which nothing has been asked yet, as its address is charged for it."""
 
-    since = math.inf  # the event loop limits its time
+    since = math.inf  # when it began; the event loop limits its time
 
     def __init__(self, task: asyncio.Task[None], connections: Connections) -> None:
         self._task = task
