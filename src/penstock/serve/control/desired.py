@@ -36,13 +36,12 @@ class Signal:
         self._event.set()
         self._event = asyncio.Event()
 
-    async def wait_for(
-        self, condition: Callable[[], Any], deadline: float, often_s: float = FOLLOW_S
-    ) -> None:
-        """Returns once `condition` is true, or at `deadline`. Looks after each signal, and each `often_s`."""
+    async def wait_for(self, condition: Callable[[], Any], limit_s: float) -> None:
+        """Returns once `condition` is true, or after `limit_s`. Looks at each signal, and each `FOLLOW_S`."""
+        deadline = time.monotonic() + limit_s
         while not condition() and (now := time.monotonic()) < deadline:
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(deadline - now, often_s)):
+                async with asyncio.timeout(min(deadline - now, FOLLOW_S)):
                     await self._event.wait()
 
 

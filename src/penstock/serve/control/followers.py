@@ -8,9 +8,8 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -27,6 +26,7 @@ from penstock.serve.control.state import (
 )
 
 _FIRST_S = 5.0  # for replicas to report after control was restarted
+_T = TypeVar("_T")
 _GONE = "The replica is gone. Its replacement starts in the desired state."
 
 
@@ -41,13 +41,25 @@ class Presence:
     def gone(self) -> bool:
         return self._link is None and time.monotonic() - self.heard_at > GONE_S
 
-    @contextmanager
-    def link(self, changed: Signal) -> Generator[Callable[[], bool]]:
-        """Around a link. Yields whether it goes on: it is the newest, and control does not end."""
+    async def updates(
+        self, changed: Signal, due: Callable[[], _T], sending: Callable[[_T], None] = lambda update: None
+    ) -> AsyncGenerator[_T]:
+        """What is due: at once, at every change, and each `FOLLOW_S`. sending: called with each before.
+
+        Ends when there is a newer link, or control ends.
+        """
         mine = self._link = object()
         changed.send()
         try:
-            yield lambda: self._link is mine and not changed.closed
+            while self._link is mine and not changed.closed:
+                sent = due()
+                sending(sent)
+                yield sent
+
+                def is_due(sent: _T = sent) -> bool:
+                    return due() != sent or self._link is not mine or changed.closed
+
+                await changed.wait_for(is_due, FOLLOW_S)
         finally:
             if self._link is mine:
                 self._link, self.heard_at = None, time.monotonic()
@@ -99,21 +111,18 @@ class Followers:
             self._changed.send()
         self._desired.recover(status.model, status.replica, status.desired)
 
-    async def updates(self, model: str, replica: str) -> AsyncGenerator[Update]:
-        """For a replica that was heard: at once, at every change, and each `FOLLOW_S`."""
+    def updates(self, model: str, replica: str) -> AsyncGenerator[Update]:
+        """For a replica that was heard."""
         follower = self._models[model][replica]
-        with follower.link(self._changed) as goes_on:
-            while goes_on():
-                desired, commands = self._due(model, follower.status), tuple(follower.commands)
-                follower.commands.clear()
-                follower.sent_version = desired.version
-                yield Update(desired, commands)
 
-                def is_due(sent: int = desired.version) -> bool:
-                    due = self._due(model, follower.status).version != sent
-                    return due or bool(follower.commands) or not goes_on()
+        def due() -> Update:
+            return Update(self._due(model, follower.status), tuple(follower.commands))
 
-                await self._changed.wait_for(is_due, time.monotonic() + FOLLOW_S)
+        def sending(update: Update) -> None:
+            follower.commands.clear()
+            follower.sent_version = update.desired.version
+
+        return follower.updates(self._changed, due, sending)
 
     def _due(self, model: str, status: ReplicaStatus) -> DesiredState:
         others = (self._models[model][one] for one in self.living(model) if one != status.replica)
@@ -122,7 +131,7 @@ class Followers:
 
     async def wait_for_first(self) -> None:
         """After a restart of control, replicas report within a second."""
-        await self._changed.wait_for(lambda: self._models, time.monotonic() + _FIRST_S)
+        await self._changed.wait_for(lambda: self._models, _FIRST_S)
 
     def forget(self, model: str) -> None:
         """For a model that has left the application, and has no replica."""
@@ -206,7 +215,7 @@ class Followers:
                     found[one] = outcome(one) or {"error": _GONE}
             return len(found) == len(ids)
 
-        await self._changed.wait_for(is_complete, time.monotonic() + timeout_s)
+        await self._changed.wait_for(is_complete, timeout_s)
         missing = {"error": f"No answer within {timeout_s:g} s. {late}"}
         return {one: found.get(one, missing) for one in ids}
 

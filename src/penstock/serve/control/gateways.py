@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, Callable
 
 from penstock.serve.control.desired import DesiredStates, Signal
 from penstock.serve.control.followers import Presence
 from penstock.serve.control.operations import SHIFT, Shift
-from penstock.serve.control.state import FOLLOW_S, GatewayStatus, Outcome, Routes, RouteStatus
+from penstock.serve.control.state import GatewayStatus, Outcome, Routes, RouteStatus
 
 _LATER = "The change continues; ask again."
 
@@ -51,20 +50,11 @@ class Gateways:
         """The models of all gateways."""
         return {model for one in self._gateways.values() for model in one.status.routes}
 
-    async def updates(self, gateway: str) -> AsyncGenerator[Routes]:
-        """For a gateway that was heard: at once, at every change, and each `FOLLOW_S`."""
-
-        def due() -> Routes:
-            return Routes(self._desired.routes(), self._wanted())
-
-        with self._gateways[gateway].link(self._changed) as goes_on:
-            while goes_on():
-                yield (sent := due())
-
-                def is_due(sent: Routes = sent) -> bool:
-                    return due() != sent or not goes_on()
-
-                await self._changed.wait_for(is_due, time.monotonic() + FOLLOW_S)
+    def updates(self, gateway: str) -> AsyncGenerator[Routes]:
+        """For a gateway that was heard."""
+        return self._gateways[gateway].updates(
+            self._changed, lambda: Routes(self._desired.routes(), self._wanted())
+        )
 
     async def shift(self, model: str, application: str, timeout_s: float) -> dict[str, Outcome]:
         """Moves a model to an application, "" for the gateways' own; outcomes by gateway."""
@@ -75,6 +65,6 @@ class Gateways:
             return {one: each.outcome(model, application) for one, each in living.items()}
 
         await self._changed.wait_for(
-            lambda: all("result" in outcome for outcome in outcomes().values()), time.monotonic() + timeout_s
+            lambda: all("result" in outcome for outcome in outcomes().values()), timeout_s
         )
         return outcomes()

@@ -22,7 +22,7 @@ import msgspec
 from penstock.asgi import Receive, Scope, Send
 from penstock.errors import Unavailable
 from penstock.openai import errors
-from penstock.serve.control.state import GONE_S, Done, GatewayStatus, ReplicaStatus, Routes, Update
+from penstock.serve.control.state import FOLLOW_S, GONE_S, Done, GatewayStatus, ReplicaStatus, Routes, Update
 from penstock.serve.http import direct_writer
 from penstock.serve.http.private_listener import ListenerClient
 from penstock.transport import headers
@@ -36,6 +36,7 @@ PATH = "/_penstock/control"
 
 _FIND_S = 5.0
 _AGAIN_S = 1.0
+_SHIFTING_S = 0.2  # between two reports of a gateway that moves a model
 _WARN_S = 30.0  # without control before a warning is logged: a restart of control takes less
 
 FromFollower = ReplicaStatus | GatewayStatus | Done
@@ -199,8 +200,9 @@ class ControlLink:
             lines = b"".join(message + b"\n" for message in (*self._outbox, _encode(now)))
             self._outbox.clear()
             connection.write(b"%x\r\n%b\r\n" % (len(lines), lines))
+            often_s = _SHIFTING_S if isinstance(now, GatewayStatus) and now.shifting else FOLLOW_S
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(now.next_s):  # `wait_for` can lose a cancellation
+                async with asyncio.timeout(often_s):  # `wait_for` can lose a cancellation
                     await self._changed.wait()
 
     async def _open(self, path: str, body: bytes | None = None) -> ReplicaConnection:

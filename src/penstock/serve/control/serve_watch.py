@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping
 
 from ray import serve
@@ -49,8 +48,7 @@ class ServeWatch:
                     forget({name for one in found.values() for name in one.deployments})
             except Exception:  # Serve's and Ray's: its controller is restarted
                 log.info("Serve's status cannot be read now", exc_info=True)
-            deadline = time.monotonic() + _LOOK_S
-            await self._changed.wait_for(lambda sent=sent: self._changed.sent != sent, deadline)
+            await self._changed.wait_for(lambda sent=sent: self._changed.sent != sent, _LOOK_S)
             await asyncio.sleep(_GAP_S)
 
     async def is_ending(self) -> bool:

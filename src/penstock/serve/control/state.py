@@ -21,8 +21,6 @@ GONE_S = 3 * FOLLOW_S
 TIMEOUT_S = 300.0
 """Limit of an operation that gives none."""
 
-_SHIFTING_S = 0.2  # between two reports of a gateway that moves a model
-
 Actual = Literal["starting", "ready", "asleep", "paused"]
 
 Outcome = dict[str, Any]
@@ -83,11 +81,6 @@ class ReplicaStatus(msgspec.Struct, frozen=True, tag="replica"):
     in_transition: bool = False
     model: str = ""
 
-    @property
-    def next_s(self) -> float:
-        """Seconds to the next report, unless something changes before."""
-        return FOLLOW_S
-
 
 class RouteStatus(msgspec.Struct, frozen=True):
     """Where a gateway sends a model's requests. open: requests that the previous replicas still answer."""
@@ -102,11 +95,6 @@ class GatewayStatus(msgspec.Struct, frozen=True, tag="gateway"):
     gateway: str
     routes: Mapping[str, RouteStatus]
     shifting: bool = False
-
-    @property
-    def next_s(self) -> float:
-        """Seconds to the next report, unless something changes before."""
-        return _SHIFTING_S if self.shifting else FOLLOW_S
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
