@@ -96,6 +96,7 @@ class LLMRouter:
         node_id = ray.get_runtime_context().get_node_id()
         self._table = table = Table(node_id)
         self._control = ControlLink(control, node_id) if control is not None else None
+        self._shifts = TrafficShifts(table, handles, serve.get_deployment_handle, self._control)
         self._drain_s = drain_s
         self._jobs = JobsForwarder(ListenerClient(jobs[1], node_id)) if jobs else None
         self.gateway = Gateway(
@@ -107,7 +108,7 @@ class LLMRouter:
             wake=self._wake,
             routers={
                 card.id: HandleRouter(
-                    functools.partial(self._handle, card.id),
+                    functools.partial(self._shifts.handle, card.id),
                     max(gateway.wait_for_replica_s, card.start_s or 0.0),
                 )
                 for card in cards
@@ -117,7 +118,6 @@ class LLMRouter:
             jobs=self._jobs,
         )
         await self.gateway.start()
-        self._shifts = TrafficShifts(table, handles, serve.get_deployment_handle, self._control)
         self._shifts.start()
         for name, handle in self._prefill.items():
             membership.follow(name, handle, functools.partial(table.set_members, name))
@@ -150,9 +150,6 @@ class LLMRouter:
         prefill = self._prefill.get(model_id)
         for handle in [prefill] if prefill is not None else self._shifts.handles(model_id):
             await handle.broadcast("listen_on_network").results_async()
-
-    def _handle(self, model_id: str) -> DeploymentHandle[Any]:
-        return self._shifts.handle(model_id)
 
     async def _wake(self, model_id: str) -> None:
         """Serve starts a replica for a call by handle if there is none, and answers when it has started."""
