@@ -9,6 +9,7 @@ body, nothing looks inside. It knows neither tables nor clients.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
@@ -91,6 +92,15 @@ class ReplicaConnection(asyncio.Protocol):
         piece = self._unread()
         self.resume()
         return piece
+
+    async def whole(self, most_bytes: int = sys.maxsize) -> tuple[int, bytes]:
+        """The response's status and body. Raises: ConnectionAbortedError when that is larger."""
+        status, body = (await self.head()).status, b""
+        while piece := await self.read():
+            body += piece
+            if len(body) > most_bytes:
+                raise ConnectionAbortedError(f"its response is larger than {most_bytes} bytes")
+        return status, body
 
     async def read_into(self, sink: Callable[[bytes], bool]) -> None:
         """Calls `sink` with body bytes as they arrive, until the end; the last ones are left for `read`.

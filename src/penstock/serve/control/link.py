@@ -164,9 +164,7 @@ class ControlLink:
         try:
             async with asyncio.timeout(limit_s):
                 connection = await self._open(f"{PATH}/{call}", body)
-                head, answer = await connection.head(), b""
-                while piece := await connection.read():
-                    answer += piece
+                status, answer = await connection.whole()
         except (OSError, TimeoutError) as error:
             self._client.forget()
             raise Unavailable(
@@ -175,7 +173,7 @@ class ControlLink:
         finally:
             if connection is not None:
                 connection.abort()
-        if head.status != 200:
+        if status != 200:
             self._client.forget()
             raise errors.parsed(answer)
         return msgspec.json.decode(answer)

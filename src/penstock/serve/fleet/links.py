@@ -81,11 +81,7 @@ class ReplicaLinks:
             connection = await pool.acquire()
             try:
                 connection.request(head)
-                status, body = (await connection.head()).status, b""
-                while piece := await connection.read():
-                    body += piece
-                    if len(body) > _MOST_BYTES:
-                        raise ConnectionAbortedError(f"its response is larger than {_MOST_BYTES} bytes")
+                status, body = await connection.whole(_MOST_BYTES)
             finally:
                 pool.release(connection)
         if status != 200:
