@@ -46,19 +46,16 @@ def lean_start(*, shows_output: bool) -> Generator[None]:
         services.removeFilter(_is_of_use)
 
 
-def _end_until(unused: tuple[str, ...], done: threading.Event) -> None:
-    while not done.wait(_LOOK_S):
-        _end(unused)
-    _end(unused)
-
-
-def _end(scripts: tuple[str, ...]) -> None:
-    """Ends the children that run one of `scripts`."""
-    for child in psutil.Process().children():
-        with suppress(psutil.Error):
-            if any(word.endswith(scripts) for word in child.cmdline()):
-                child.kill()
-                child.wait(_END_S)
+def _end_until(scripts: tuple[str, ...], done: threading.Event) -> None:
+    """Ends the children that run one of `scripts`; once more when the start is done."""
+    is_done = False
+    while not is_done:
+        is_done = done.wait(_LOOK_S)
+        for child in psutil.Process().children():
+            with suppress(psutil.Error):
+                if any(word.endswith(scripts) for word in child.cmdline()):
+                    child.kill()
+                    child.wait(_END_S)
 
 
 def _is_of_use(record: logging.LogRecord) -> bool:

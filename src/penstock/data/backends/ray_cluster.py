@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import psutil
@@ -13,6 +12,7 @@ from penstock import ray_version
 from penstock.errors import Unavailable
 from penstock.processes import cpu_turns
 from penstock.processes.lean_ray import lean_start
+from penstock.processes.tree import end
 
 _OBJECT_STORE_BYTES = 80 << 20  # Ray's minimum is 75 MiB; little passes through it
 _LONGEST_TMPDIR = 40  # Ray adds 66 characters to it, and a socket's address has 107 bytes
@@ -59,7 +59,7 @@ def init_ray(on_message: Callable[[str], None] | None = None, **options: Any) ->
             if _TIMED_OUT not in str(error):
                 raise
             ray.shutdown()
-            _kill([child for child in this.children() if child not in before])
+            end([child for child in this.children() if child not in before], 0.0, _KILL_S)
             if is_last:
                 raise Unavailable(
                     "Ray did not start within 30 s, twice: this machine is too busy. Try again, or start a "
@@ -102,14 +102,6 @@ def connection_options(address: str | None, *, cpus: int, verbose: bool) -> dict
         if len(os.environ.get("TMPDIR", "")) > _LONGEST_TMPDIR:
             os.environ.setdefault("RAY_TMPDIR", "/tmp")
     return options
-
-
-def _kill(processes: list[psutil.Process]) -> None:
-    """Kills what an abandoned start has left."""
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(processes, _KILL_S)
 
 
 class RayCluster:
