@@ -25,12 +25,11 @@ def greeting(gateway: GatewayConfig, configs: Sequence[LLMConfig], seconds: floa
     """Units: seconds since the command was started."""
     url, key = base_url(gateway), _key_variable(gateway)
     ids = ", ".join(config.model_id for config in configs)
-    request = _embeddings if _pools(configs[0]) else _chat
     opened = "" if gateway.host not in _EVERYWHERE else f" (listening on {gateway.host}: every network)"
     return "\n\n".join(
         [
             f"Serving {ids} at {url}{opened} after {seconds:.1f} s. Ctrl-C stops.",
-            _curl(url, key, *request(configs[0].model_id)),
+            _curl(url, key, configs[0]),
             _python(url, key, configs[0]),
             f"penstock chat{'' if url == 'http://127.0.0.1:8000' else f' --url {url}'}",
         ]
@@ -45,21 +44,16 @@ def _key_variable(gateway: GatewayConfig) -> str | None:
     return next((name for name in API_KEY_NAMES if os.environ.get(name) == key), API_KEY_NAMES[0])
 
 
-def _chat(model_id: str) -> tuple[str, dict[str, object]]:
-    return "chat/completions", {"model": model_id, "messages": [{"role": "user", "content": _QUESTION}]}
-
-
-def _embeddings(model_id: str) -> tuple[str, dict[str, object]]:
-    return "embeddings", {"model": model_id, "input": _QUESTION}
-
-
 def _pools(config: LLMConfig) -> bool:
     return config.engine_kwargs.get("runner") == "pooling"
 
 
-def _curl(url: str, key: str | None, path: str, body: dict[str, object]) -> str:
+def _curl(url: str, key: str | None, config: LLMConfig) -> str:
+    path, asked = "chat/completions", {"messages": [{"role": "user", "content": _QUESTION}]}
+    if _pools(config):
+        path, asked = "embeddings", {"input": _QUESTION}
     bearer = f' -H "Authorization: Bearer ${key}"' if key else ""
-    data = shlex.quote(json.dumps(body, ensure_ascii=False))
+    data = shlex.quote(json.dumps({"model": config.model_id, **asked}, ensure_ascii=False))
     return f"curl {url}/v1/{path} -H 'Content-Type: application/json'{bearer} -d {data}"
 
 
