@@ -56,9 +56,9 @@ async def test_a_model_that_did_not_fall_asleep_keeps_its_memory_from_others():
     fleet.obeys = False
     for _ in range(2):  # the gateway asks again
         with pytest.raises(Unavailable, match="'a' did not go to sleep"):
-            await fleet.turns.wake("b")
+            await fleet.turns.wake("b", {})
     fleet.obeys = True
-    await fleet.turns.wake("b")
+    await fleet.turns.wake("b", {})
     assert fleet.asked[1:] == [("sleep", "a")] * 3 + [("wakeup", "b")]
 
 
@@ -70,10 +70,10 @@ async def test_a_model_that_is_falling_asleep_keeps_its_memory_until_it_sleeps()
     fleet.in_transition.add("a")
     await fleet.perform("sleep", "a")
     with pytest.raises(Unavailable, match="'a' did not go to sleep"):
-        await fleet.turns.wake("b")
+        await fleet.turns.wake("b", {})
     fleet.obeys = True
     fleet.in_transition.clear()
-    await fleet.turns.wake("b")
+    await fleet.turns.wake("b", {})
     assert fleet.asked[-1] == ("wakeup", "b")
 
 
@@ -84,10 +84,10 @@ async def test_a_model_that_still_loads_keeps_its_memory_until_it_sleeps():
     fleet.actual["a"] = "starting"
     await fleet.perform("sleep", "a")
     with pytest.raises(Unavailable, match="'a' did not go to sleep"):
-        await fleet.turns.wake("b")
+        await fleet.turns.wake("b", {})
     fleet.obeys = True
     fleet.actual["a"] = "asleep"
-    await fleet.turns.wake("b")
+    await fleet.turns.wake("b", {})
     assert fleet.asked[-1] == ("wakeup", "b")
 
 

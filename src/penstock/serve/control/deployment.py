@@ -90,7 +90,7 @@ class LLMControl:
         path = scope["path"]
         if path == link.PATH:
             return await link.serve(scope, receive, send, self._hear, self._updates)
-        calls = {"perform": self.perform, "status": self.status, "wake": self._wake}
+        calls = {"perform": self.perform, "status": self.status, "wake": self._time_sharing.wake}
         call = calls.get(path.removeprefix(f"{link.PATH}/"))
         try:
             if call is None:
@@ -114,14 +114,6 @@ class LLMControl:
         if isinstance(first, GatewayStatus):
             return self._gateways.updates(first.gateway)
         return self._followers.updates(first.model, first.replica)
-
-    async def _wake(self, model: str, idle_s: Mapping[str, float]) -> None:
-        """For a request to a model that shares memory: returns once it is awake.
-
-        idle_s: seconds since that gateway's last request to each model.
-        """
-        self._time_sharing.note_idle(idle_s)
-        await self._time_sharing.wake(model)
 
     # -- what operators call
 

@@ -55,14 +55,14 @@ class TimeSharing:
         """For a model that has left the application."""
         self._models.pop(model, None)
 
-    def note_idle(self, idle_s: Mapping[str, float]) -> None:
-        """A gateway's report, which is newer than those of replicas. Unit: seconds without a request."""
-        now = time.monotonic()
-        for model, seconds in idle_s.items():
-            self._used[model] = max(self._used.get(model, 0.0), now - seconds)
+    async def wake(self, model: str, idle_s: Mapping[str, float]) -> None:
+        """For a request: makes room and wakes the model. Raises: Unavailable when either fails.
 
-    async def wake(self, model: str) -> None:
-        """Makes room and wakes the model. Raises: Unavailable when either fails."""
+        idle_s: seconds since that gateway's last request to each model; newer than what replicas report.
+        """
+        now = time.monotonic()
+        for each, seconds in idle_s.items():
+            self._used[each] = max(self._used.get(each, 0.0), now - seconds)
         name = self._models.get(model)
         if name is None:
             raise Unavailable(f"No replica of model '{model}' has reported yet.")
