@@ -114,7 +114,10 @@ def membership_router(published: str, given: Any) -> Any:
     given: the user's. Raises: ConfigError.
     """
     options, router = router_options(given), router_class(given)
-    return router_config(published, None if router is None or is_ours(router) else router, options)
+    if router is not None and is_ours(router):  # it stands for a policy, whose arguments the gateway has
+        router = None
+        options.pop("request_router_kwargs", None)
+    return router_config(published, router, options)
 
 
 def model_of(application: Application) -> Model:
