@@ -178,6 +178,19 @@ async def test_input_items_are_those_that_the_response_was_made_from(client: ope
             await client.responses.input_items.list(second.id, **wrong)
 
 
+async def test_assistant_turns_are_read_whole_in_every_form(assistant: Served):
+    async def tokens(content: Any, **fields: Any) -> int:
+        turns = [{"role": "assistant", "content": content, **fields}, {"role": "user", "content": "x"}]
+        return (await ask(assistant, f"{RESPONSES}/input_tokens", input=turns))["input_tokens"]
+
+    one, two = {"type": "output_text", "text": "one"}, {"type": "output_text", "text": " two three four"}
+    whole = await tokens("one two three four")
+    assert await tokens([one, two]) == whole
+    assert await tokens([one, two], type="message", id="m", status="completed") == whole
+    assert await tokens([one, {"type": "refusal", "refusal": " two three four"}]) == whole
+    assert await tokens([one]) < whole
+
+
 async def test_tokens_are_counted_as_the_response_would_use_them(client: openai.AsyncOpenAI):
     asked = {"model": MODEL_ID, "input": PARIS, "tools": [WEATHER]}
     first = await client.responses.create(**asked, temperature=0)
@@ -232,6 +245,8 @@ async def test_one_in_the_background_is_ready_later(client: openai.AsyncOpenAI):
         ({"input": 7}, "input"),
         ({"temperature": -1}, "temperature"),
         ({"tools": [{"type": "function"}]}, "name"),
+        ({"tools": [{"type": "web_search"}]}, "web_search"),
+        ({"conversation": "conv_1"}, "previous_response_id"),
         ({"previous_response_id": "resp_0"}, "resp_0"),
     ],
 )

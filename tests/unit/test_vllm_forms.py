@@ -20,6 +20,7 @@ from vllm.entrypoints.serve.tokenize.api_router import tokenize as create_tokeni
 
 from penstock.engines.vllm.frontend import request_models
 from penstock.errors import BadRequest
+from penstock.openai import requests
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 IMAGE = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image", "source": 5}]}
@@ -61,6 +62,29 @@ def test_a_list_fails_at_its_first_wrong_item(endpoint: Any, body: dict[str, Any
     with pytest.raises(ValidationError) as refused:
         request_models.of(endpoint).validate_python({"model": "m", "max_tokens": 3} | body)
     assert refused.value.error_count() < 500
+
+
+PARTS = [{"type": "output_text", "text": "a", "annotations": None}, {"type": "refusal", "refusal": "b"}]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "path", "body"),
+    [
+        (create_responses, "/v1/responses", {"input": [{"role": "assistant", "content": PARTS}]}),
+        (create_responses, "/v1/responses", {"input": [{"role": "assistant", "content": []}]}),
+        (create_responses, "/v1/responses", {"input": [{"type": "reasoning", "id": None, "summary": []}]}),
+        (create_responses, "/v1/responses", {"input": "x", "tools": None, "tool_choice": None}),
+        (create_completion, "/v1/completions", {"prompt": "x", "n": None}),
+        (create_embedding, "/v1/embeddings", {"input": "x", "encoding_format": None}),
+    ],
+)
+def test_what_clients_of_openai_send_is_read(endpoint: Any, path: str, body: dict[str, Any]):
+    request_models.of(endpoint).validate_python(requests.prepared(path, body))
+
+
+def test_a_null_that_the_answer_repeats_is_the_default():
+    asked = requests.prepared("/v1/responses", {"input": "x", "background": None})
+    assert ResponsesRequest.model_validate(asked).background is False
 
 
 def test_models_that_the_openai_client_has_built_fail_there_too():

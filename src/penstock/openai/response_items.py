@@ -6,7 +6,12 @@ An item is a dict as a client sent it, or a pydantic model that an engine parsed
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
+
+REFERENCE = "item_reference"
+
+_TEXTS = ("output_text", "input_text", "text", "refusal")
+"""Kinds of parts of an assistant's message that have a text."""
 
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
 
@@ -18,6 +23,51 @@ def items(given: str | Sequence[Any], response_id: str) -> list[Item]:
     """The items of one request's `input`, each with an id. A text is a message of the user."""
     listed = [{"role": "user", "content": given}] if isinstance(given, str) else given
     return [_item(one, f"{response_id.removeprefix('resp_')}_{i}") for i, one in enumerate(listed)]
+
+
+def as_read(given: Any) -> Any:
+    """An input item in the form that vLLM reads; itself if it has that form, or is not an item.
+
+    An item with a role is a message unless it says otherwise. vLLM reads only the first part of a message of
+    the assistant, and of reasoning: their parts become one.
+    """
+    if not isinstance(given, dict):
+        return given
+    item = cast("Item", given)
+    if "type" not in item and ("role" in item or item.keys() == {"id"}):
+        item = {**item, "type": "message" if "role" in item else REFERENCE}
+    names: tuple[tuple[str, str], ...] = ()
+    if item.get("type") == "message" and item.get("role") == "assistant":
+        names = (("content", "output_text"),)
+    elif item.get("type") == "reasoning":
+        names = (("content", "reasoning_text"), ("summary", "summary_text"))
+    for name, kind in names:
+        if (joined := _joined(item.get(name), kind)) is not None:
+            item = {**item, name: joined}
+    return item
+
+
+def _joined(parts: Any, kind: str) -> list[Item] | None:
+    """One part with the text of all; None where nothing is to be joined, or not all is text."""
+    if not isinstance(parts, list) or (not parts and kind != "output_text"):
+        return None
+    parts = cast("list[Any]", parts)
+    if len(parts) == 1 and isinstance(parts[0], dict) and cast("Item", parts[0]).get("type") == kind:
+        return None
+    texts = [text for part in parts if (text := _text(part, kind)) is not None]
+    if len(texts) < len(parts):
+        return None
+    whole: Item = {"type": kind, "text": ("\n" if kind == "summary_text" else "").join(texts)}
+    return [{**whole, "annotations": []} if kind == "output_text" else whole]
+
+
+def _text(part: Any, kind: str) -> str | None:
+    """The text of a part of this kind, or of another that has one."""
+    if not isinstance(part, dict) or cast("Item", part).get("type") not in (kind, *_TEXTS):
+        return None
+    found = cast("Item", part)
+    text = found.get("refusal" if found["type"] == "refusal" else "text")
+    return text if isinstance(text, str) else None
 
 
 def page(found: Sequence[Item], after: str | None, limit: int, order: Order) -> Item | None:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -25,6 +25,7 @@ from penstock.asgi import TRUSTED, ASGIApp, Message, Receive, Scope, Send
 from penstock.engines.vllm.frontend import limits, request_models
 from penstock.engines.vllm.tokenizing import turns
 from penstock.errors import BadRequest
+from penstock.openai import requests
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,8 @@ class DirectRoutes:
                 "Requests take the long way through vLLM's app, for the sake of %s", ", ".join(others)
             )
             endpoints = {}
+        responses = getattr(app.state, "openai_serving_responses", None)
+        self._hosted_tools = getattr(responses, "tool_server", None) is not None
         self._forms = {path: request_models.of(endpoint) for path, endpoint in endpoints.items()}
         self._short = Starlette(
             routes=[
@@ -90,6 +93,11 @@ class DirectRoutes:
             raise BadRequest(f"The request body is not valid JSON: {error}.") from None
         if len(body) > 2 * limits.MOST_ITEMS:  # each takes two bytes at least
             limits.check_items(scope["path"], request)
+        if isinstance(request, dict):
+            given = cast("requests.Request", request)
+            request = requests.prepared(scope["path"], given, nulls=b"null" in body)
+            requests.refuse_not_done(scope["path"], request, hosted_tools=self._hosted_tools)
+            body = body if request is given else to_json(request, inf_nan_mode="constants")
         turns.account.set(turns.Account())
         form = self._forms.get(scope["path"]) if _is_ours(scope) else None
         if form is not None:

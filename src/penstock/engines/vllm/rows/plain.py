@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -22,29 +22,29 @@ Seed = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class _Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The fields of both endpoints; null only where vLLM takes it."""
+    """The fields of both endpoints. null is unset, as in `openai.requests`."""
 
     model: str | None = None
     user: str | None = None
-    n: Literal[1] | UnsetType = UNSET
-    max_tokens: Whole | UnsetType | None = UNSET
-    min_tokens: Whole | UnsetType = UNSET
-    temperature: float | UnsetType | None = UNSET
-    top_p: float | UnsetType | None = UNSET
-    top_k: Whole | UnsetType | None = UNSET
-    min_p: float | UnsetType | None = UNSET
-    presence_penalty: float | UnsetType | None = UNSET
-    frequency_penalty: float | UnsetType | None = UNSET
-    repetition_penalty: float | UnsetType | None = UNSET
-    seed: Seed | UnsetType | None = UNSET
-    logit_bias: dict[str, float] | UnsetType | None = UNSET
-    allowed_token_ids: list[TokenId] | UnsetType | None = UNSET
-    bad_words: list[str] | UnsetType = UNSET
-    stop_token_ids: list[TokenId] | UnsetType | None = UNSET
-    ignore_eos: bool | UnsetType = UNSET
-    skip_special_tokens: bool | UnsetType = UNSET
-    add_special_tokens: bool | UnsetType = UNSET
-    return_token_ids: bool | UnsetType | None = UNSET
+    n: Literal[1] | None = None
+    max_tokens: Whole | None = None
+    min_tokens: Whole | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Whole | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: Seed | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[TokenId] | None = None
+    bad_words: list[str] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True):
@@ -58,7 +58,7 @@ class PlainChat(_Request):
     """A chat without tools."""
 
     messages: Annotated[list[Message], Meta(min_length=1)]
-    max_completion_tokens: Whole | UnsetType | None = UNSET
+    max_completion_tokens: Whole | None = None
 
 
 class PlainCompletion(_Request):
@@ -90,4 +90,4 @@ def read(path: str, body: bytes) -> Plain | None:
 def parameters(request: Plain) -> dict[str, Any]:
     """The fields that it sets, without its input."""
     found = {name: getattr(request, name) for name in request.__struct_fields__ if name not in _INPUTS}
-    return {name: value for name, value in found.items() if value is not UNSET}
+    return {name: value for name, value in found.items() if value is not None}

@@ -58,8 +58,6 @@ class CompletionPrompts:
     def render(self, plain: PlainCompletion) -> Prompt:
         """Raises: what vLLM raises for a request that it refuses."""
         given = parameters(plain)
-        if given.get("max_tokens", 0) is None:
-            del given["max_tokens"]  # null is vLLM's default here
         request = self._blank.model_copy(update=given)
         config = self._serving.model_config
         prompt = parse_model_prompt(config, plain.prompt)
