@@ -93,6 +93,9 @@ tier: ContextVar[Tier] = ContextVar("tier", default=DEFAULT)
 current_replica: ContextVar[str] = ContextVar("current_replica", default="")
 """Set in a request's context by a replica, to its id: part of the ids of responses that its engine stores."""
 
+response_id: ContextVar[str] = ContextVar("response_id", default="")
+"""The id of the response to the running request, if that is one to the Responses endpoint."""
+
 
 @dataclass(frozen=True, slots=True)
 class Gang:

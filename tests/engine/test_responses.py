@@ -178,6 +178,30 @@ async def test_input_items_are_those_that_the_response_was_made_from(client: ope
             await client.responses.input_items.list(second.id, **wrong)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_items_are_referred_to_by_their_ids(client: openai.AsyncOpenAI, stream: bool):
+    asked = {"model": MODEL_ID, "tools": [WEATHER], "temperature": 0}
+    question = {"role": "user", "content": PARIS}
+    first = await client.responses.create(**asked, input=[question], stream=stream)
+    if stream:
+        first = [event async for event in first][-1].response
+    (call,) = [item for item in first.output if item.type == "function_call"]
+    references = [{"type": "item_reference", "id": item.id} for item in first.output]
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "foggy"}
+    second = {"input": [question, *references, result]}
+    counted = await client.responses.input_tokens.count(model=MODEL_ID, tools=[WEATHER], **second)
+    answer = await client.responses.create(**asked, **second)
+    assert answer.output_text == "It is foggy in Paris."
+    assert answer.usage.input_tokens == counted.input_tokens
+    listed = [item async for item in client.responses.input_items.list(answer.id, order="asc")]
+    assert [item.id for item in listed[1:-1]] == [item.id for item in first.output]
+    sent = [{"type": "item_reference", "id": item.id} for item in listed]
+    assert (await client.responses.create(**asked, input=sent)).output_text == answer.output_text
+    await client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError, match="Send the items themselves"):
+        await client.responses.create(**asked, **second)
+
+
 async def test_assistant_turns_are_read_whole_in_every_form(assistant: Served):
     async def tokens(content: Any, **fields: Any) -> int:
         turns = [{"role": "assistant", "content": content, **fields}, {"role": "user", "content": "x"}]
@@ -247,6 +271,7 @@ async def test_one_in_the_background_is_ready_later(client: openai.AsyncOpenAI):
         ({"tools": [{"type": "function"}]}, "name"),
         ({"tools": [{"type": "web_search"}]}, "web_search"),
         ({"conversation": "conv_1"}, "previous_response_id"),
+        ({"input": [{"type": "item_reference", "id": "fc_1"}]}, "fc_1"),
         ({"previous_response_id": "resp_0"}, "resp_0"),
     ],
 )

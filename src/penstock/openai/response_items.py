@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, cast
 
+from penstock.openai.response_ids import item_number
+
 REFERENCE = "item_reference"
 
 _TEXTS = ("output_text", "input_text", "text", "refusal")
@@ -22,7 +24,7 @@ Order = Literal["asc", "desc"]
 def items(given: str | Sequence[Any], response_id: str) -> list[Item]:
     """The items of one request's `input`, each with an id. A text is a message of the user."""
     listed = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    return [_item(one, f"{response_id.removeprefix('resp_')}_{i}") for i, one in enumerate(listed)]
+    return [_item(one, item_number(response_id, i)) for i, one in enumerate(listed)]
 
 
 def as_read(given: Any) -> Any:

@@ -1,20 +1,30 @@
 """Requests that only one replica can answer, because it stores the response that they refer to.
 
-The response's id names that replica, so every gateway knows it, also after a restart.
+The response's id names that replica, and so do the ids of its items: every gateway knows it, also after a
+restart.
 """
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from penstock.errors import NotFound
-from penstock.openai.response_ids import keeper_of
+from penstock.openai.response_ids import keeper_of, response_of
+from penstock.openai.response_items import REFERENCE
 from penstock.serve.fleet.replica import Replica
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway.body import Fields
 from penstock.serve.gateway.routes import Route
 
 _RESPONSES = "/v1/responses"
+_REFERENCE = re.compile(rb'"%b"' % REFERENCE.encode())
+
+
+class _Item(msgspec.Struct):
+    type: str | None = None
+    id: str | None = None
 
 
 def keeper(table: Table, route: Route, fields: Fields) -> Replica | None:
@@ -24,13 +34,18 @@ def keeper(table: Table, route: Route, fields: Fields) -> Replica | None:
     """
     if not route.path.startswith(_RESPONSES):
         return None
-    replica_id = keeper_of(route.argument or _previous(fields))
+    replica_id = keeper_of(route.argument or _previous(fields) or _referred_to(fields))
     if replica_id is None:
         return None  # not one of our ids: the engine decides
     replica = table.find(replica_id)
     if replica is None:
         raise lost()
     return replica
+
+
+def unknown(response_id: str) -> NotFound:
+    """The error for an id that names no replica, where no model is the default that could know it."""
+    return NotFound(f"There is no response with the id '{response_id[:200]}'.", param="response_id")
 
 
 def lost() -> NotFound:
@@ -48,3 +63,15 @@ def _previous(fields: Fields) -> str:
         return msgspec.json.decode(raw, type=str) if raw else ""
     except msgspec.DecodeError:
         return ""  # null, or nonsense that the engine refuses
+
+
+def _referred_to(fields: Fields) -> str:
+    """The response of the first stored item that the input refers to by its id."""
+    if not _REFERENCE.search(fields.input):
+        return ""
+    try:
+        items = msgspec.json.decode(fields.input, type=list[_Item])
+    except msgspec.DecodeError:
+        return ""  # as above
+    found = (response_of(item.id or "") for item in items if item.type == REFERENCE)
+    return next((response for response in found if response is not None), "")

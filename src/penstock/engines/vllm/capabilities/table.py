@@ -396,6 +396,15 @@ CAPABILITIES: dict[str, Capability] = {
         ),
         on=("structure_errors",),
     ),
+    "item_references": Capability(
+        "input items of Responses cannot be sent as references to stored items",
+        (
+            has("entrypoints.openai.responses.harmony:random_uuid"),
+            has("entrypoints.openai.responses.streaming_events:random_uuid"),
+            has("entrypoints.openai.responses.utils:random_uuid"),
+        ),
+        on=("response_store", "direct_routes"),
+    ),
     "response_calls": Capability(
         "stored responses can be neither deleted nor asked for their input, and tokens are not counted",
         (

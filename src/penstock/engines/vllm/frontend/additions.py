@@ -102,6 +102,12 @@ def _keep_responses(app: FastAPI, llm: AsyncLLM) -> None:
     keep_responses(app.state)
 
 
+def _name_items(app: FastAPI, llm: AsyncLLM) -> None:
+    from penstock.engines.vllm.frontend.response_store import name_items
+
+    name_items()
+
+
 def _add_calls(app: FastAPI, llm: AsyncLLM) -> None:
     from penstock.engines.vllm.frontend.response_store import add_calls
 
@@ -130,6 +136,7 @@ _CHANGES: dict[str, Callable[[FastAPI, Any], None]] = {
     "fast_stream": _stream,
     "fast_stream_beside_tools": _stream_beside_tools,
     "response_store": _keep_responses,
+    "item_references": _name_items,
     "response_calls": _add_calls,
     "request_limits": _limit,
     "text_limits": _limit_texts,

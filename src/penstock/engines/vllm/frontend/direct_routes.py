@@ -26,6 +26,8 @@ from penstock.engines.vllm.frontend import limits, request_models
 from penstock.engines.vllm.tokenizing import turns
 from penstock.errors import BadRequest
 from penstock.openai import requests
+from penstock.openai.response_ids import new_id
+from penstock.request_context import current_replica, response_id
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +39,8 @@ _PATHS = (
     "/score",
 )
 """The busy endpoints: JSON in, a `Response` out."""
+
+_RESPONSES = "/v1/responses"
 
 _HTTP_ONLY = {
     "starlette.middleware.cors.CORSMiddleware",
@@ -99,6 +103,8 @@ class DirectRoutes:
             requests.refuse_not_done(scope["path"], request, hosted_tools=self._hosted_tools)
             body = body if request is given else to_json(request, inf_nan_mode="constants")
         turns.account.set(turns.Account())
+        if scope["path"] == _RESPONSES:
+            response_id.set(new_id(current_replica.get()))
         form = self._forms.get(scope["path"]) if _is_ours(scope) else None
         if form is not None:
             try:

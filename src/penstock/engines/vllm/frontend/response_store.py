@@ -7,7 +7,9 @@ OpenAI's clients expect, and the oldest responses are evicted. Importing this fi
 from __future__ import annotations
 
 import asyncio
+import uuid
 from contextlib import suppress
+from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query
@@ -16,8 +18,8 @@ from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 
 from penstock.engines.vllm.frontend import structured_output
 from penstock.openai import response_items
-from penstock.openai.response_ids import new_id
-from penstock.request_context import current_replica
+from penstock.openai.response_ids import item_number, new_id, response_of
+from penstock.request_context import current_replica, response_id
 
 MOST_RESPONSES = 1000
 MOST_BYTES = 256 << 20
@@ -25,6 +27,21 @@ MOST_BYTES = 256 << 20
 
 
 _ITEMS = 100  # of one page, as OpenAI's
+_UNIQUE = 8  # hexadecimal digits of an item's id, beside those of its response
+
+
+def name_items() -> None:
+    """Makes the ids of output items name their response, by which references to them are resolved."""
+    from vllm.entrypoints.openai.responses import harmony, streaming_events, utils
+
+    modules: tuple[Any, ...] = (harmony, streaming_events, utils)
+    for module in modules:
+        module.random_uuid = _item_number
+
+
+def _item_number() -> str:
+    of, unique = response_id.get(), uuid.uuid4().hex
+    return item_number(of, unique[:_UNIQUE]) if of else unique
 
 
 def keep_responses(state: Any) -> None:
@@ -87,7 +104,9 @@ class BoundedStore:
         if request.stream or request.background:
             # vLLM checks it only after the response has begun.
             structured_output.verify(self._serving, request)
-        request.request_id = new_id(current_replica.get())
+        request.request_id = response_id.get() or new_id(current_replica.get())
+        if (error := self._resolve(request)) is not None:
+            return error
         if request.store:
             sent = response_items.items(request.input, request.request_id)
             self._inputs[request.request_id] = request.previous_response_id, sent
@@ -138,9 +157,41 @@ class BoundedStore:
         previous = serving.response_store.get(before)
         if before is not None and previous is None:
             return serving._make_not_found_error(before)
+        if (error := self._resolve(request)) is not None:
+            return error
         self._recall(request)
         found = await serving._render_resolved_response_inputs(request, previous)
         return len(found.engine_input["prompt_token_ids"]) if hasattr(found, "engine_input") else found
+
+    def _resolve(self, request: Any) -> Any:
+        """Puts stored items in place of references to them. Returns the error for one that is not stored."""
+        if isinstance(request.input, str):
+            return None
+        for i, item in enumerate(request.input):
+            if _kind(item) != response_items.REFERENCE:
+                continue
+            found = self._item(item["id"])
+            if found is None:
+                return self._serving.create_error_response(
+                    f"Item '{item['id'][:200]}' is not stored here, or not any more. Send the items "
+                    "themselves instead of references to them; clients do so with `store: false`.",
+                    status_code=HTTPStatus.NOT_FOUND,
+                    param="input",
+                )
+            request.input[i] = found
+        return None
+
+    def _item(self, item_id: str) -> Any:
+        """An item of a stored response, or of what it was made from, as the endpoint reads items."""
+        of = response_of(item_id)
+        response = self._serving.response_store.get(of)
+        for item in response.output if response is not None else ():
+            if item.id == item_id:
+                return item
+        for item in self._inputs.get(of or "", (None, []))[1]:
+            if item["id"] == item_id:
+                return ResponsesRequest.model_validate({"input": [item]}).input[0]
+        return None
 
     def _recall(self, request: Any) -> None:
         """Puts the previous response's tool calls before their results: vLLM passes on only its text."""
