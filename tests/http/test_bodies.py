@@ -1,6 +1,7 @@
 """Request bodies in the gateway's memory: bounded over all requests, and let go when the answer begins."""
 
 import asyncio
+import json
 
 import pytest
 from served import Served, chat, until
@@ -46,6 +47,34 @@ async def test_a_body_without_room_is_turned_away_until_another_is_answered(serv
         assert (await first).status_code == (await small).status_code == 200
         assert (await http.post("/v1/chat/completions", json=chat("x" * 600))).status_code == 200
     assert gateway._bodies.used == 0
+
+
+async def echo(scope, receive, send):
+    content = (await receive())["body"]
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
+    await send({"type": "http.response.body", "body": content})
+
+
+async def test_a_byte_order_mark_is_dropped_and_utf_16_named(served: Served):
+    await served.gateway("m")
+    await served.app(echo)
+    text = json.dumps(chat("x"))
+    headers = {"content-type": "application/json"}
+    async with served.http() as http:
+        answer = await http.post("/v1/chat/completions", content=text.encode("utf-8-sig"), headers=headers)
+        assert answer.content == text.encode()
+        answer = await http.post("/v1/chat/completions", content=text.encode("utf-16"), headers=headers)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"] == "The request body is UTF-16; send it as UTF-8."
+
+
+async def test_an_empty_name_of_the_model_is_that_of_the_default(served: Served):
+    await served.gateway("m")
+    await served.app(echo)
+    async with served.http() as http:
+        for name, given in (("", "m"), (None, None), ("m", "m")):
+            answer = await http.post("/v1/chat/completions", json={**chat("x"), "model": name})
+            assert answer.json()["model"] == given
 
 
 async def test_a_body_is_let_go_when_its_answer_begins(served: Served):

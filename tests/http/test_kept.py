@@ -7,7 +7,7 @@ import pytest
 from served import Served, until
 
 from penstock.engine import Load
-from penstock.openai.response_ids import new_id
+from penstock.openai.response_ids import item_number, new_id
 from penstock.request_context import current_replica
 from penstock.serve.gateway.catalogue import ServedModel
 
@@ -27,7 +27,7 @@ class Keeper:
         if scope["path"] == "/v1/responses":
             known = self.kept.get(said.get("previous_response_id") or "", "")
             key = new_id(current_replica.get())
-            self.kept[key] = known + said["input"]
+            self.kept[key] = known + str(said["input"])
         else:
             key = scope["path"].split("/")[3]
         body = json.dumps({"id": key, "text": self.kept[key]}).encode()
@@ -144,3 +144,32 @@ async def test_ids_of_other_engines_pass(served: Served):
     await served.gateway("m")
     async with served.http() as http:
         assert (await http.get("/v1/responses/resp_of-its-own")).json()["text"] == "x"
+
+
+async def test_an_id_that_names_no_replica_is_unknown_where_no_model_is_the_default(served: Served):
+    await two(served)
+    await served.gateway("m", "other")
+    async with served.http() as http:
+        for answer in (
+            await http.get("/v1/responses/resp_1"),
+            await http.delete("/v1/responses/resp_1"),
+            await http.post("/v1/responses/resp_1/cancel"),
+        ):
+            assert answer.status_code == 404
+            assert answer.json()["error"]["message"] == "There is no response with the id 'resp_1'."
+        assert (await http.post("/v1/responses", json={"input": "x"})).status_code == 400
+
+
+async def test_references_to_items_go_where_their_response_was_made(served: Served):
+    keepers = await two(served)
+    await served.gateway("m")
+    async with served.http() as http:
+        for _ in range(4):
+            made = (await http.post("/v1/responses", json={"input": "x"})).json()
+            keeper = next(keeper for keeper in keepers if made["id"] in keeper.kept)
+            known = [{"type": "item_reference", "id": f"fc_{item_number(made['id'], '0a')}"}]
+            for _ in range(4):
+                told = len(keeper.asked)
+                asked = {"input": [{"role": "user", "content": "y"}, {"type": "item_reference"}, *known]}
+                assert (await http.post("/v1/responses", json=asked)).status_code == 200
+                assert len(keeper.asked) == told + 1

@@ -257,9 +257,13 @@ class Gateway:
     ) -> None:
         named = content.fields.model or request.queried("model")
         keeper = stored_responses.keeper(self._table, route, content.fields)
+        if route.argument and keeper is None and not named and self._catalogue.default is None:
+            raise stored_responses.unknown(route.argument)
         model, adapter = self._resolve(route, named or (keeper.model_id if keeper else None))
         if keeper is not None and keeper.model_id != model.id:
             raise stored_responses.lost()
+        if content.fields.model == "":
+            content.name_model(model.id)  # engines know no empty name
         request.metrics = self._dispatch.metrics.model(model.id).on(route.path)
         reply.gaps = request.metrics.inter_token
         tier = self._tier(request, route, content)

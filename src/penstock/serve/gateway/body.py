@@ -7,6 +7,7 @@ own client. It is held until the response has begun, in case another replica mus
 from __future__ import annotations
 
 import asyncio
+import codecs
 import re
 import time
 from collections import OrderedDict
@@ -33,6 +34,7 @@ _SLOW_S = 5.0
 _MOST_LOOKED_AT = 1024  # bodies, when one of those that wait has to give up its memory
 
 
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _NONE = msgspec.Raw()
 _taken = attrgetter("taken")
 
@@ -221,6 +223,8 @@ class RequestBody:
             self._model_at = at = await _form_model(self.content, content_type)
             self.fields = Fields(self.content[at].decode(errors="replace") or None if at else None)
         else:
+            if not free and self.content.startswith(codecs.BOM_UTF8):
+                self.content = self.content.removeprefix(codecs.BOM_UTF8)
             self.fields = await look(self.content, content_type, free)
             self.is_object = not free and bool(self.content)
 
@@ -291,6 +295,8 @@ def _parsed(decode: Callable[[bytes | bytearray], T], body: bytes | bytearray) -
     except msgspec.ValidationError as error:
         raise BadRequest(f"The request body does not fit: {error}.", param="model") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if body.startswith(_UTF_16):
+            raise BadRequest("The request body is UTF-16; send it as UTF-8.") from None
         raise BadRequest(f"The request body is not valid JSON: {error}.") from None
     except RecursionError:
         raise BadRequest("The request body is nested too deeply.") from None

@@ -112,7 +112,8 @@ class Catalogue:
         if default_model is not None and default_model not in self._named:
             raise ConfigError(f"The default model '{default_model}' is none of {self._known()}.")
         only = models[0].id if len(models) == 1 else None
-        self._default = default_model or only
+        self.default = default_model or only
+        """The name of the model of requests that name none; None where they must."""
 
     def resolve(self, name: str | None) -> tuple[ServedModel, str]:
         """The model and the adapter that `name` means: an id or alias, or `id:adapter`, longest id first.
@@ -122,9 +123,9 @@ class Catalogue:
         takes no adapters.
         """
         if not name:
-            if self._default is None:
+            if self.default is None:
                 raise BadRequest(f"The request names no model; name one of {self._known()}.", param="model")
-            return self._named[self._default], ""
+            return self._named[self.default], ""
         model, adapter = self.find(name)
         if adapter and not model.adapter_slots:
             raise BadRequest(
