@@ -207,3 +207,32 @@ def test_outputs_of_one_prompt_are_bounded(monkeypatch: pytest.MonkeyPatch):
     SamplingParams(n=128)
     with pytest.raises(VLLMValidationError, match="128"):
         SamplingParams(n=129)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"allowed_token_ids": list(range(1025))}, "allowed_token_ids has 1,025 tokens; 1,024"),
+        ({"logit_bias": {str(number): 1 for number in range(1025)}}, "logit_bias has 1,025 tokens; 1,024"),
+        ({"stop_token_ids": list(range(129)), "min_tokens": 1}, "stop_token_ids has 129 tokens; 128"),
+        ({"bad_words": ["a" * number for number in range(1, 60)]}, "bad_words has 1,770 tokens; 1,024"),
+        ({"stop_token_ids": list(range(129))}, None),
+        ({"allowed_token_ids": list(range(1024))}, None),
+    ],
+)
+def test_lists_are_as_long_as_the_installed_runner_has_room_for(fields: dict[str, Any], said: str | None):
+    tokenizer: Any = SimpleNamespace(encode=lambda text, **_: [1] * len(text), max_token_id=9)  # pyright: ignore
+    params = SamplingParams.from_optional(**fields)
+    params.update_from_tokenizer(tokenizer)
+    limits.hold_to_runner(SimpleNamespace(use_v2_model_runner=False))
+    limits.check_sizes(params)
+    limits.hold_to_runner(SimpleNamespace(use_v2_model_runner=True))
+    limits.check_sizes(None)
+    try:
+        if said is None:
+            limits.check_sizes(params)
+        else:
+            with pytest.raises(VLLMValidationError, match=said):
+                limits.check_sizes(params)
+    finally:
+        limits.hold_to_runner(SimpleNamespace(use_v2_model_runner=False))

@@ -245,6 +245,17 @@ CAPABILITIES: dict[str, Capability] = {
             exactly(f"{_TOKENS}.create_detokenize", "request", "raw_request"),
         ),
     ),
+    "runner_limits": Capability(
+        "on a GPU a request with more token ids in a list than the runner has room for ends the engine",
+        (
+            has("config.vllm:VllmConfig.use_v2_model_runner", "envs:VLLM_MAX_BAD_WORDS_TOTAL_TOKENS"),
+            has("v1.worker.gpu.sample.logit_bias:MAX_NUM_ALLOWED_TOKEN_IDS"),
+            has("v1.worker.gpu.sample.logit_bias:MAX_NUM_LOGIT_BIAS_TOKENS"),
+            has("v1.worker.gpu.sample.logit_bias:MAX_NUM_STOP_TOKEN_IDS"),
+            has("sampling_params:SamplingParams.all_stop_token_ids"),
+            has("sampling_params:SamplingParams.bad_words_token_ids"),
+        ),
+    ),
     "text_limits": Capability(
         "a prompt to truncate is tokenized whole, and every prompt waits for those before it",
         (

@@ -81,6 +81,12 @@ def _limit(app: FastAPI, llm: AsyncLLM) -> None:
     limits.hold(app.state)
 
 
+def _limit_lists(app: FastAPI, llm: AsyncLLM) -> None:
+    from penstock.engines.vllm.frontend import limits
+
+    limits.hold_to_runner(llm.vllm_config)
+
+
 def _limit_texts(app: FastAPI, llm: AsyncLLM) -> None:
     from penstock.engines.vllm.tokenizing import texts
 
@@ -139,6 +145,7 @@ _CHANGES: dict[str, Callable[[FastAPI, Any], None]] = {
     "item_references": _name_items,
     "response_calls": _add_calls,
     "request_limits": _limit,
+    "runner_limits": _limit_lists,
     "text_limits": _limit_texts,
     "structure_errors": _tell_reasons,
     "strict_tools": _hold_arguments,

@@ -63,6 +63,9 @@ _IDS = frozenset({"prompt", "prompt_token_ids", "tokens", "input"})
 _ITEMS_ONLY = ("/v1/chat/", "/v1/responses", "/v1/messages")
 """Endpoints whose fields hold no token ids."""
 
+_runner: dict[str, int] = {}
+"""Tokens that vLLM's model runner has room for in each list of a request; empty for one without limits."""
+
 Answer = Callable[..., Awaitable[Any]]
 
 
@@ -93,6 +96,33 @@ def check_words(params: Any) -> None:
         words: list[str] = getattr(params, name, None) or []
         _refuse(f"The list {name}", len(words), MOST_WORDS, "texts")
         _refuse(f"The list {name}", sum(map(len, words)), MOST_GRAMMAR, "characters")
+
+
+def hold_to_runner(config: Any) -> None:
+    """Applies the limits of the model runner that vLLM's `config` chooses: beyond them it ends the engine."""
+    _runner.clear()
+    if config.use_v2_model_runner:
+        from vllm import envs
+        from vllm.v1.worker.gpu.sample import logit_bias
+
+        _runner["allowed_token_ids"] = logit_bias.MAX_NUM_ALLOWED_TOKEN_IDS
+        _runner["logit_bias"] = logit_bias.MAX_NUM_LOGIT_BIAS_TOKENS
+        _runner["stop_token_ids"] = logit_bias.MAX_NUM_STOP_TOKEN_IDS
+        _runner["bad_words"] = envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS
+
+
+def check_sizes(params: Any) -> None:
+    """params: vLLM's `SamplingParams` with the model's own tokens, or None. Raises: VLLMValidationError."""
+    if params is None or not _runner:
+        return
+    counts = {
+        "allowed_token_ids": len(params.allowed_token_ids or ()),
+        "logit_bias": len(params.logit_bias or ()),
+        "stop_token_ids": len(params.all_stop_token_ids) if params.min_tokens else 0,
+        "bad_words": sum(map(len, params.bad_words_token_ids or ())),
+    }
+    for name, count in counts.items():
+        _refuse(f"The list {name}", count, _runner[name], "tokens")
 
 
 def check_items(path: str, request: Any) -> None:

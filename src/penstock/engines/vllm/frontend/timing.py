@@ -90,6 +90,7 @@ class TimedLLM(AsyncLLM):
     async def _add_request(self, request: EngineCoreRequest, *args: Any, **kwargs: Any) -> None:
         """The base registers a request before encoding it: one that cannot be sent would stay for ever."""
         try:
+            limits.check_sizes(request.sampling_params)
             await super()._add_request(request, *args, **kwargs)
         except BaseException:
             await self.abort(request.request_id, internal=True)
