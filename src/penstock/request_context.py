@@ -6,6 +6,7 @@ Those who call an engine set them; engines read them.
 from __future__ import annotations
 
 import re
+import threading
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
@@ -95,6 +96,24 @@ current_replica: ContextVar[str] = ContextVar("current_replica", default="")
 
 response_id: ContextVar[str] = ContextVar("response_id", default="")
 """The id of the response to the running request, if that is one to the Responses endpoint."""
+
+
+class Pixels:
+    """Counts the pixels of all pictures of one request, which several threads load."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+
+    def add(self, count: int) -> int:
+        """Returns how many they are now."""
+        with self._lock:
+            self._count += count
+            return self._count
+
+
+pixels: ContextVar[Pixels | None] = ContextVar("pixels", default=None)
+"""Of the running request's pictures, counted by engines that read them."""
 
 
 @dataclass(frozen=True, slots=True)

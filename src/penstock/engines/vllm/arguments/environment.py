@@ -17,6 +17,7 @@ _ALWAYS = {
     "VLLM_NO_USAGE_STATS": "1",  # our users' servers do not report to third parties
     "HF_HUB_DISABLE_TELEMETRY": "1",  # the same of the hub's client
     "VLLM_MAX_AUDIO_DECODE_DURATION_S": "3600",  # vLLM's 600 would refuse 25 MB of plain WAV, 13 minutes
+    "VLLM_MAX_IMAGE_PIXELS": str(1 << 25),  # an 8K picture; vLLM's 179 million take 2 GB, from 20 kB of PNG
     "VLLM_LOGGING_LEVEL": "WARNING",  # we show the phases of a start
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a forked child of a Ray actor hides the actor's death from Ray
 }

@@ -471,6 +471,8 @@ CAPABILITIES: dict[str, Capability] = {
                 "multimodal.media:MediaConnector.load_from_url_async", "url", "media_io", "fetch_timeout"
             ),
             exactly("multimodal.media:MediaConnector.load_from_url", "url", "media_io", "fetch_timeout"),
+            has("multimodal.media:ImageMediaIO.load_bytes", "multimodal.media:VideoMediaIO"),
+            has("multimodal.image:open_image", "envs:VLLM_MAX_IMAGE_PIXELS"),
             exactly(
                 "connections:HTTPConnection.async_get_bytes",
                 *("url", "timeout", "allow_redirects", "max_bytes"),

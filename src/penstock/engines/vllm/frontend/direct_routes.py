@@ -27,7 +27,7 @@ from penstock.engines.vllm.tokenizing import turns
 from penstock.errors import BadRequest
 from penstock.openai import requests
 from penstock.openai.response_ids import new_id
-from penstock.request_context import current_replica, response_id
+from penstock.request_context import Pixels, current_replica, pixels, response_id
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +103,7 @@ class DirectRoutes:
             requests.refuse_not_done(scope["path"], request, hosted_tools=self._hosted_tools)
             body = body if request is given else to_json(request, inf_nan_mode="constants")
         turns.account.set(turns.Account())
+        pixels.set(Pixels())
         if scope["path"] == _RESPONSES:
             response_id.set(new_id(current_replica.get()))
         form = self._forms.get(scope["path"]) if _is_ours(scope) else None
