@@ -129,7 +129,11 @@ async def test_openais_batch_lines_are_answered_with_their_ids(served: Served, t
     assert found["a"]["body"]["choices"][0]["message"]["content"] == "hello"
     assert len(found["b"]["body"]["data"]) == 1
     (error,) = lines(tmp_path / "out.errors.jsonl")
-    assert (error["custom_id"], error["response"]["status_code"]) == ("c", 404)
+    async with served.http() as http:
+        alike = await http.post("/v1/chat/completions", json=requests[2][2])
+    assert (error["custom_id"], error["response"]["status_code"]) == ("c", alike.status_code)
+    assert error["response"]["body"] == alike.json()
+    assert alike.json()["error"]["param"] == "model"
 
 
 def test_a_service_that_is_not_there_is_one_sentence(rows: Path, free_port: int):

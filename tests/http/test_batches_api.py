@@ -54,6 +54,7 @@ async def test_validation_names_each_fault_with_its_line(jobs):
         line("f", "x" * (2 << 20)),
         json.dumps({"custom_id": "g", "method": "POST", "url": CHAT, "body": 1}),
         line("h"),
+        line("i", background=True),
     ]
     batch = await ended(jobs, (await create(jobs, rows)).id)
     assert (batch.status, batch.output_file_id) == ("failed", None)
@@ -69,6 +70,7 @@ async def test_validation_names_each_fault_with_its_line(jobs):
         (9, "stream", "body.stream"),
         (11, "line_too_long", None),
         (12, "invalid_body", "body"),
+        (14, "background", "body.background"),
     ]
     assert "line 1" in batch.errors.data[2].message
 

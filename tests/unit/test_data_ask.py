@@ -513,6 +513,7 @@ def test_a_line_of_a_batch_file_goes_as_it_is():
         ({"body": None}, "body is None; it must be a JSON object"),
         ({"body": {"model": 1}}, "body.model is an int; it must be a string."),
         ({"body": {"stream": True}}, "body.stream asks for a stream"),
+        ({"body": {"background": True}}, "body.background asks to answer later"),
     ],
 )
 @pytest.mark.parity("D15")

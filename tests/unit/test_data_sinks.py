@@ -150,6 +150,7 @@ def test_openais_lines_are_answered_in_openais_form(tmp_path: Path):
     assert error["custom_id"] == "r1"
     assert error["response"]["status_code"] == 400
     assert error["error"] == {"code": "poison_row", "message": "No."}
+    assert error["response"]["body"]["error"]["type"] == "invalid_request_error"
     assert read(tmp_path / "out.failed.jsonl") == [lines[1]]
 
 

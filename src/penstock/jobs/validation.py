@@ -43,6 +43,7 @@ _BUFFER_BYTES = 1 << 20
 class _Body(msgspec.Struct):
     model: Any = None
     stream: Any = None
+    background: Any = None
     input: msgspec.Raw = msgspec.Raw(b"null")
 
 
@@ -146,6 +147,9 @@ class CheckedInput:
             raise _invalid("body", "body must be a JSON object: the request.", "invalid_body") from error
         if body.stream:
             raise _invalid("body.stream", "Requests of a batch do not stream; leave stream out.", "stream")
+        if body.background:
+            text = "Requests of a batch are answered in it; leave background out."
+            raise _invalid("body.background", text, "background")
         if body.model is not None and not isinstance(body.model, str):
             raise _invalid("body.model", "model must be a string.", "invalid_model")
         self._check_model(body.model)

@@ -23,6 +23,7 @@ BUSY_STATUSES = frozenset({429, 503})
 
 _MAX_BACKOFF_S = 30.0
 _SHOWN_CHARS = 2_000
+_MOST_ERROR = 1 << 16  # bytes of a body that is kept
 _USER_CODE_FAILED = OwnCodeFailed.code.encode()
 _NOT_JSON = (ValueError, RecursionError)
 """msgspec's errors, with those about UTF-8 and about depth."""
@@ -72,7 +73,7 @@ def is_retryable(response: Response) -> bool:
 def classify_response(response: Response, attempts: int) -> Outcome:
     """`ok` with the body, or `failed` with what the body says."""
     if response.status != 200:
-        return failed(_failure(response, attempts))
+        return failed(_failure(response, attempts), _envelope(response.body))
     try:
         response.body.decode()
         body = msgspec.json.decode(response.body, type=msgspec.Raw)
@@ -89,6 +90,12 @@ def _failure(response: Response, attempts: int) -> Failure:
         code = str(error.get("type") or f"http_{status}")
     message = error.get("message") or error.get("detail") or _shown(response.body) or f"Status {status}."
     return Failure(code=code, message=str(message), stage="engine", attempts=attempts, status=status)
+
+
+def _envelope(body: bytes) -> msgspec.Raw | None:
+    """The body itself if it is an error in OpenAI's form, of a usual size."""
+    known = len(body) <= _MOST_ERROR and isinstance(_error(body).get("type"), str)
+    return msgspec.Raw(body) if known and body.startswith(b'{"error"') else None
 
 
 def _error(body: bytes) -> dict[str, Any]:

@@ -151,7 +151,7 @@ class OutputWriter:
         error = {"code": failure.code, "message": failure.message} if failure is not None else None
         if failure is None or failure.status is None:
             return _line(row, None, error)
-        body = {"error": {**(error or {}), "type": failure.code, "param": None}}
+        body = outcome.body or {"error": {**(error or {}), "type": failure.to_error().type, "param": None}}
         return _line(row, {"status_code": failure.status, "request_id": _id(None, row), "body": body}, error)
 
     def _remove_unfinished(self) -> None:

@@ -121,7 +121,9 @@ class BatchWorker:
         """Raises: Penstock's errors, since then no row can run; any other exception fails only its row."""
         try:
             outcome = await self._window.run(item.request, item.deaths)
-            if outcome.body is None or (fault := invalid_reason(item.request.path, outcome.body)) is None:
+            if outcome.state != "ok" or outcome.body is None:
+                return outcome
+            if (fault := invalid_reason(item.request.path, outcome.body)) is None:
                 return outcome
             failure = bad_answer(fault, outcome.attempts)
             return msgspec.structs.replace(outcome, state="failed", body=None, failure=failure)
@@ -176,7 +178,7 @@ _SHOWN_CHARS = 300
 
 
 def _usage(outcome: Outcome) -> ResponseUsage:
-    if outcome.body is not None:
+    if outcome.state == "ok" and outcome.body is not None:
         try:
             return _used(outcome.body).usage or ResponseUsage()
         except (msgspec.DecodeError, msgspec.ValidationError):

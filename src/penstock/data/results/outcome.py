@@ -54,7 +54,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`ok` with a body, `failed` with a failure, or `skipped`.
 
-    body: the engine's JSON response, untouched.
+    body: the engine's JSON response, untouched; of a failure only where it is an error in OpenAI's form.
     deaths: of engines, while they ran this row.
     Units: waited_s from the first try to the start of the last one, took_s from there to the response.
     """
@@ -77,8 +77,9 @@ def bad_answer(message: str, attempts: int) -> Failure:
     return Failure(code="bad_answer", message=message, stage="engine", attempts=attempts)
 
 
-def failed(failure: Failure) -> Outcome:
-    return Outcome(state="failed", attempts=failure.attempts, failure=failure)
+def failed(failure: Failure, body: msgspec.Raw | None = None) -> Outcome:
+    """body: that of the error's response, as lines of OpenAI's error file repeat it."""
+    return Outcome(state="failed", attempts=failure.attempts, failure=failure, body=body)
 
 
 def _kinds(of: type[Error] = Error) -> Iterator[type[Error]]:

@@ -39,4 +39,8 @@ def parse_batch_line(line: Mapping[str, Any], own_paths: Collection[str] = ()) -
         raise invalid_field("body.model", f"is {type_name(model)}; it must be a string")
     if fields.pop("stream", None):
         raise invalid_field("body.stream", "asks for a stream, but batch lines do not stream; leave it out")
+    if fields.get("background"):
+        raise invalid_field(
+            "body.background", "asks to answer later, which a batch does anyway; leave it out"
+        )
     return RowRequest(path=url, body=_encode(fields), model=model)
