@@ -6,8 +6,10 @@ import pytest
 
 from penstock.config import LLMConfig
 from penstock.engines.check import check_arguments
+from penstock.engines.process import media_urls
 from penstock.engines.process.gauges import Gauges, read
 from penstock.engines.process.options import filled
+from penstock.errors import BadRequest
 
 VLLM = """# TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0",model_name="a"} 3.0
@@ -38,6 +40,51 @@ llamacpp:requests_deferred 0
 )
 def test_gauges_are_known_by_the_names_of_their_engines(text: str, gauges: Gauges | None):
     assert read(text) == gauges
+
+
+def chat(*parts: object) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": list(parts)}]}
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        chat({"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest"}}),
+        chat({"type": "image_url", "image_url": " HTTPS://internal/x"}),
+        chat({"type": "video_url", "video_url": {"url": "file:///etc/passwd"}}),
+        chat({"type": "image_url", "image_url": {"url": "secret.png"}}),
+        chat({"type": "image", "source": {"type": "url", "url": "http://internal/"}}),
+        chat({"type": "tool_result", "content": [{"type": "image", "source": {"url": "http://internal/"}}]}),
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://internal/"}]}]},
+        {
+            "input": [
+                {"type": "function_call_output", "output": [{"type": "input_file", "file_url": "ftp://a"}]}
+            ]
+        },
+        {"input": [{"image": "http://internal/a.png"}], "model": "m"},
+        {"data_1": {"content": [{"type": "audio_url", "audio_url": {"url": "http://allowed.com.evil/"}}]}},
+    ],
+)
+def test_an_address_that_the_config_does_not_name_is_not_fetched(request_: dict[str, object]):
+    for allowed in ([], ["allowed.com"]):
+        with pytest.raises(BadRequest, match="allowed_media_domains"):
+            media_urls.check(request_, allowed)
+    media_urls.check(request_, [media_urls.ANY])
+
+
+def test_data_and_hosts_that_the_config_names_pass():
+    media_urls.check(
+        chat({"type": "image_url", "image_url": {"url": "https://allowed.com:1/a"}}), ["allowed.com"]
+    )
+    for part in (
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,/9j/4A==", "detail": "auto"}},
+        {"type": "input_audio", "input_audio": {"data": "//uQx+AA", "format": "wav"}},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "/9j/4A=="}},
+        {"type": "document", "source": {"type": "text", "data": "See http://a. And b.txt, too."}},
+        {"type": "text", "text": "http://internal/a.png"},
+        {"type": "tool_use", "input": {"image": "http://internal/"}},
+    ):
+        media_urls.check(chat(part) | {"tools": [{"image": "http://a/"}], "prompt": "http://a/"}, [])
 
 
 def problems(**engine_kwargs: object) -> str:

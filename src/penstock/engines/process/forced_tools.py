@@ -6,12 +6,9 @@ any JSON, where clients expect an object, and fail. Other servers enforce it by 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any, cast
-
-import msgspec
-
-from penstock import asgi
 
 _ENFORCED = frozenset(
     {"type", "properties", "required", "items", "enum", "const", "anyOf", "additionalProperties"}
@@ -23,30 +20,20 @@ _SCHEMAS = ("parameters", "input_schema")
 _OPEN = ("auto", "none", "allowed_tools")
 
 
-def strict(body: bytes) -> bytes:
-    """The body of a chat, a response or a message, with `set_strict` done to it."""
-    if b'"tool_choice"' not in body:
-        return body
-    fields = asgi.parsed(body)
-    if fields is None or not _is_forced(fields.get("tool_choice")):
-        return body
-    set_strict(fields)
-    return msgspec.json.encode(fields)
-
-
-def set_strict(fields: dict[str, Any]) -> None:
-    """Where a call is forced, tools are `strict`, unless they say otherwise or their schema may be refused.
-
-    fields: of a chat, a response or a message; changed in place.
+def strict(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a chat, a response or a message; where a call is forced, a copy whose tools are `strict`,
+    unless they say otherwise or their schema may be refused.
     """
     if not _is_forced(fields.get("tool_choice")):
-        return
+        return fields
+    fields = {**fields, "tools": copy.deepcopy(fields.get("tools"))}
     for function in _functions(fields.get("tools")):
         schema = next((function[name] for name in _SCHEMAS if function.get(name)), None)
         if schema is None:
             schema = function["parameters"] = {"type": "object", "properties": {}}
         if function.get("strict") is None and _is_enforced(schema):
             function["strict"] = True
+    return fields
 
 
 def _is_forced(choice: Any) -> bool:

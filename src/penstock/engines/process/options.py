@@ -49,6 +49,10 @@ class ProcessOptions(StrictModel):
         pattern="^/",
         description="Where its gauges are, of vLLM's, SGLang's or llama.cpp's names.",
     )
+    allowed_media_domains: list[str] = Field(
+        default=[],
+        description="Hosts from which it may fetch what requests name by URL, or `*`.",
+    )
     stop_grace_s: float = Field(default=5.0, ge=0, description="Seconds from SIGTERM to SIGKILL.")
 
     @property

@@ -1,7 +1,6 @@
-"""Relays the child's HTTP as an ASGI app: requests unchanged, responses as the child sends them.
+"""Relays the child's HTTP as an ASGI app: requests in one form, responses as the child sends them.
 
-Bodies are not parsed, unless the child knows the model by another name, a preprocessor made the prompt, or
-vLLM is asked for a tool call.
+A body goes to the child byte for byte, unless something in it has to be changed.
 `engines.edge`, which wraps this app, turns the child's errors into our envelope.
 """
 
@@ -18,9 +17,11 @@ import msgspec
 
 from penstock import asgi
 from penstock.asgi import Receive, Scope, Send
-from penstock.engines.process import completion, forced_tools
+from penstock.engines.process import completion, forced_tools, media_urls
+from penstock.engines.process.options import ProcessOptions
 from penstock.engines.process.wire import Wire, lines
 from penstock.errors import Unsupported
+from penstock.openai import requests
 from penstock.request_context import PreparedPrompt, prepared_prompt, using_adapter
 
 _HOP_BY_HOP = frozenset(
@@ -52,9 +53,12 @@ class ModelNames:
 
 
 class RelayTarget(Protocol):
-    """What the relay needs from the engine. is_vllm: whether the child is vLLM's server."""
+    """What the relay needs from the engine. is_vllm: whether the child is vLLM's server. options: what may be
+    fetched.
+    """
 
     is_vllm: bool
+    options: ProcessOptions
 
     def at_work(self, *, waits: bool) -> AbstractAsyncContextManager[Wire]: ...
 
@@ -86,8 +90,15 @@ class Relay:
             return await send({"type": "http.response.body", "body": b""})
         adapter = using_adapter.get()
         names = self._engine.names(adapter)
-        body, names = _asked(body, names, adapter is not None, prepared_prompt.get())
-        body = forced_tools.strict(body) if self._engine.is_vllm else body
+        fields = _fields(scope, body)
+        if fields is not None:
+            media_urls.check(fields, self._engine.options.allowed_media_domains)
+            sent = requests.prepared(scope["path"], fields, nulls=b"null" in body)
+            if self._engine.is_vllm:
+                requests.refuse_not_done(scope["path"], sent, hosted_tools=True)
+                sent = forced_tools.strict(sent)
+            sent, names = _named(sent, names, adapter is not None, prepared_prompt.get())
+            body = body if sent is fields else msgspec.json.encode(sent)
         async with (
             self._engine.at_work(waits=scope["method"] == "POST") as wire,
             wire.request(scope["method"], _target(scope), body, _for_child(scope["headers"])) as answer,
@@ -128,31 +139,31 @@ async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
             yield piece[error.end() :]
 
 
-def _asked(
-    body: bytes, names: ModelNames, adapted: bool, ours: PreparedPrompt | None
-) -> tuple[bytes, ModelNames]:
-    """The body to send to the child, and the names with the alias that it has.
+def _fields(scope: Scope, body: bytes) -> dict[str, Any] | None:
+    """The request as JSON; None for an upload, or what the child refuses itself."""
+    kind = dict(scope["headers"]).get(b"content-type", b"")
+    return None if not body or kind.lower().startswith(b"multipart/") else asgi.parsed(body)
+
+
+def _named(
+    fields: dict[str, Any], names: ModelNames, adapted: bool, ours: PreparedPrompt | None
+) -> tuple[dict[str, Any], ModelNames]:
+    """The request with the child's name of the model and the prepared prompt, and the alias that it has.
 
     Raises: Unsupported for a prepared prompt that the child cannot take.
     """
-    if names.ours == names.childs and not names.aliases and ours is None:
-        return body, names
-    try:
-        fields = msgspec.json.decode(body, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return body, names  # an upload, or invalid: the child reports that itself
     if fields.get("model") in names.aliases:
         names = replace(names, ours=fields["model"])
-    if adapted or fields.get("model") == names.ours:
-        fields["model"] = names.childs
+    if names.ours != names.childs and (adapted or fields.get("model") == names.ours):
+        fields = {**fields, "model": names.childs}
     if ours is not None:
         if fields.get("prompt") != ours.placeholder:
             raise Unsupported(
                 "An engine in a process of its own makes the prompts of chats itself, and takes no prepared "
                 f"ones; {completion.PATH} does."
             )
-        fields |= completion.prompt_fields(ours.take())
-    return msgspec.json.encode(fields), names
+        fields = {**fields, **completion.prompt_fields(ours.take())}
+    return fields, names
 
 
 def _target(scope: Scope) -> str:

@@ -56,6 +56,9 @@ class SGLangOptions(StrictModel):
     environment: dict[str, str] = Field(
         default={}, description="Variables for its process, beside those of the replica."
     )
+    allowed_media_domains: list[str] = Field(
+        default=[], description="Hosts from which it may fetch what requests name by URL, or `*`."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -97,6 +100,7 @@ def as_process(config: LLMConfig, options: SGLangOptions) -> LLMConfig:
         "command": [options.python or "{python}", "-m", "sglang.launch_server", *flags(arguments)],
         "environment": {**({"SGLANG_USE_CPU_ENGINE": "1"} if on_cpu else {}), **options.environment},
         "ready_path": "/ready",
+        "allowed_media_domains": options.allowed_media_domains,
         "served_model_name": name,
     }
     return config.model_copy(update={"llm_engine": "process", "engine_kwargs": process})

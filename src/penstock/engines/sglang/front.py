@@ -17,6 +17,7 @@ from penstock import asgi
 from penstock.asgi import ASGIApp, Message, Receive, Scope, Send
 from penstock.engines.process import completion, forced_tools
 from penstock.errors import NotFound
+from penstock.openai import requests
 from penstock.openai.asgi_response import send_json
 from penstock.request_context import PreparedPrompt, prepared_prompt, using_adapter
 
@@ -71,6 +72,8 @@ class SGLangFront:
         fields = asgi.parsed(body)
         if fields is None:  # an upload, or what SGLang refuses in its own words
             return await self._app(*asgi.with_body(scope, receive, body), send)
+        fields = requests.prepared(path, fields, nulls=b"null" in body)
+        requests.refuse_not_done(path, fields, hosted_tools=True)
         adapter = using_adapter.get()
         if isinstance(model := fields.get("model"), str):
             adapter = self._engine.adapter_of(model)
@@ -98,8 +101,7 @@ class SGLangFront:
             ours = prepared_prompt.get()
             if path == _CHAT and ours is not None:
                 fields = await self._with_prompt(fields, ours)
-            forced_tools.set_strict(fields)
-            fields = self._engine.obeyed(path, fields)
+            fields = self._engine.obeyed(path, forced_tools.strict(fields))
             ids = [f"{_IDS[path]}{uuid.uuid4().hex}" for _ in range(_prompts(fields))]
             fields["rid"] = ids[0] if len(ids) == 1 else ids
         try:
