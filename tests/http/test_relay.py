@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -31,7 +31,7 @@ class Target:
         self._wire = wire
 
     @asynccontextmanager
-    async def at_work(self, *, waits: bool) -> AsyncIterator[Wire]:
+    async def at_work(self, *, waits: bool) -> AsyncGenerator[Wire]:
         yield self._wire
 
     def names(self, adapter: str | None) -> ModelNames:
