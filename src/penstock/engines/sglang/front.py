@@ -72,7 +72,6 @@ class SGLangFront:
         fields = asgi.parsed(body)
         if fields is None:  # an upload, or what SGLang refuses in its own words
             return await self._app(*asgi.with_body(scope, receive, body), send)
-        fields = requests.prepared(path, fields, nulls=b"null" in body)
         requests.refuse_not_done(path, fields, hosted_tools=True)
         adapter = using_adapter.get()
         if isinstance(model := fields.get("model"), str):

@@ -90,7 +90,7 @@ class DirectRoutes:
         except asgi.ClientGone:
             return None
         if not body:
-            return await self._long(scope, asgi.replay(body, receive), send)
+            return await self._long(*asgi.with_body(scope, receive, body), send)
         try:
             request = from_json(body)
         except ValueError as error:  # includes lone surrogates, which Python's own parser accepts
@@ -113,7 +113,7 @@ class DirectRoutes:
             except Exception:  # whatever vLLM's validators raise
                 form = None
         if form is None:
-            return await self._long(scope, asgi.replay(body, receive), send)
+            return await self._long(*asgi.with_body(scope, receive, body), send)
         return await self._short(scope, receive, send)
 
     async def _long(self, scope: Scope, receive: Receive, send: Send) -> None:
