@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import httpx
 import pytest
-from fastapi import Body
+from fastapi import Body, FastAPI, Request
 from openai.types.responses import ResponseInputFile, ResponseOutputMessage
 from openai.types.responses.response_reasoning_item import ResponseReasoningItem
 from pydantic import TypeAdapter, ValidationError
@@ -19,6 +20,7 @@ from vllm.entrypoints.pooling.embed.api_router import create_embedding
 from vllm.entrypoints.serve.tokenize.api_router import tokenize as create_tokenize
 
 from penstock.engines.vllm.frontend import request_models
+from penstock.engines.vllm.frontend.direct_routes import DirectRoutes
 from penstock.errors import BadRequest
 from penstock.openai import requests
 
@@ -97,3 +99,23 @@ def test_models_that_the_openai_client_has_built_fail_there_too():
         with pytest.raises(ValidationError) as refused:
             TypeAdapter(form).validate_python({"model": "m", "input": content})
         assert refused.value.error_count() < 500
+
+
+async def test_vllm_is_sent_a_changed_request_with_its_own_length():
+    app = FastAPI()
+
+    @app.post("/v1/responses")
+    async def echo(sent: Request) -> dict[str, Any]:  # pyright: ignore[reportUnusedFunction]
+        return {"body": (await sent.body()).decode(), "length": sent.headers["content-length"]}
+
+    given = '{"input": "x", "tools": null, "temperature": NaN, "seed": 123456789012345678901234567890}'
+    sent = '{"input":"x","temperature":NaN,"seed":123456789012345678901234567890}'
+    transport = httpx.ASGITransport(DirectRoutes(app))
+    async with httpx.AsyncClient(transport=transport, base_url="http://engine") as http:
+        for text, body in ((given, sent), ('{"input":  "x"}', '{"input":  "x"}')):
+            answer = await http.post(
+                "/v1/responses", content=text, headers={"content-type": "application/json"}
+            )
+            assert answer.json() == {"body": body, "length": str(len(body))}
+        with pytest.raises(BadRequest, match="`conversation` is not supported"):
+            await http.post("/v1/responses", json={"input": "x", "conversation": "conv_1"})
