@@ -262,11 +262,11 @@ class Gateway:
         model, adapter = self._resolve(route, named or (keeper.model_id if keeper else None))
         if keeper is not None and keeper.model_id != model.id:
             raise stored_responses.lost()
-        if content.fields.model == "":
-            content.name_model(model.id)  # engines know no empty name
         request.metrics = self._dispatch.metrics.model(model.id).on(route.path)
         reply.gaps = request.metrics.inter_token
         tier = self._tier(request, route, content)
+        if content.fields.model == "":
+            content.name_model(model.id)  # engines know no empty name
         method = "GET" if request.method == "HEAD" else request.method
         upstream = UpstreamRequest(
             request.id, method, request.target, passing, content, adapter, keeper, tier
