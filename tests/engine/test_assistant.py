@@ -55,7 +55,46 @@ async def test_streamed_thoughts_come_before_the_answer(assistant: Served):
     assert kinds == sorted(kinds, reverse=True)
 
 
+@pytest.mark.parity("S11")
+@pytest.mark.parametrize(
+    ("stop", "content"),
+    [
+        (["@"], "The sum is 5."),
+        (["Observation:", "@" * 40], "The sum is 5."),
+        (["plus", "makes"], "The sum is 5."),
+        ([">zz", "5.zz", "5.The"], "The sum is 5."),
+        ([" is"], "The sum"),
+        (["sum is 5.", "um"], "The s"),
+    ],
+)
+async def test_stop_strings_end_the_answer_and_not_the_thoughts(
+    assistant: Served, stop: list[str], content: str
+):
+    choice = await said(assistant, SUM, stop=stop, logprobs=True)
+    assert (choice["message"]["reasoning"], choice["message"]["content"]) == ("2 plus 3 makes 5.", content)
+    chunks = await events(assistant, CHAT, messages=SUM, stop=stop, logprobs=True)
+    assert (joined(chunks, "reasoning"), joined(chunks, "content")) == ("2 plus 3 makes 5.", content)
+    ends = [one["choices"][0] for one in chunks if one["choices"] and one["choices"][0].get("finish_reason")]
+    assert [(one["finish_reason"], one["stop_reason"]) for one in ends] == [("stop", choice["stop_reason"])]
+    tokens = [
+        token["token"]
+        for one in chunks
+        if one["choices"]
+        for token in (one["choices"][0].get("logprobs") or {"content": []})["content"]
+    ]
+    assert tokens == [token["token"] for token in choice["logprobs"]["content"]]
+
+
 # -- tools
+
+
+@pytest.mark.parity("S11")
+@pytest.mark.parametrize("stop", [["}"], ['"'], ["@"]])
+async def test_stop_strings_do_not_cut_a_forced_call(assistant: Served, stop: list[str]):
+    asked = {"messages": PARIS, "tools": [WEATHER], "tool_choice": "required", "stop": stop}
+    (choice,) = (await ask(assistant, CHAT, **asked))["choices"]
+    assert (calls(choice), choice["finish_reason"]) == ([("get_weather", {"city": "Paris"})], "tool_calls")
+    assert "<tool_call>" not in (choice["message"]["content"] or "")
 
 
 @pytest.mark.parity("S11")

@@ -165,7 +165,7 @@ def _one(request_id: str, *token_ids: int, **more: Any) -> EngineCoreOutput:
 async def _waited(*messages: EngineCoreOutputs) -> list[list[tuple[str, list[int]]]]:
     """What the front-end takes when all of them came while it was busy."""
     queue = asyncio.Queue[Any]()
-    WaitingOutputs(queue, lambda request_id: request_id != "stops")
+    WaitingOutputs(queue)
     for message in messages:
         queue.put_nowait(message)
     taken = [queue.get_nowait() for _ in messages]
@@ -194,9 +194,7 @@ async def test_what_holds_more_than_tokens_is_joined_with_nothing() -> None:
     assert taken == [[("a", [1])], [("a", [2])], [("a", [3])]]
 
 
-async def test_neither_requests_with_stop_strings_nor_two_versions_of_weights_are_joined() -> None:
-    taken = await _waited(_message(_one("stops", 1)), _message(_one("stops", 2)))
-    assert taken == [[("stops", [1])], [("stops", [2])]]
+async def test_two_versions_of_weights_are_not_joined() -> None:
     taken = await _waited(_message(_one("a", 1), version="1"), _message(_one("a", 2), version="2"))
     assert taken == [[("a", [1])], [("a", [2])]]
 
@@ -204,7 +202,7 @@ async def test_neither_requests_with_stop_strings_nor_two_versions_of_weights_ar
 async def test_no_token_is_added_to_a_message_that_was_taken() -> None:
     """A front-end that is in the middle of one message, while others wait."""
     queue = asyncio.Queue[Any]()
-    WaitingOutputs(queue, lambda _: True)
+    WaitingOutputs(queue)
     queue.put_nowait(_message(_one("a", 1)))
     queue.put_nowait(_message(_one("b", 11)))
     first = queue.get_nowait()
@@ -219,11 +217,11 @@ async def test_300_random_runs_lose_no_token_and_keep_their_order() -> None:
     for seed in range(300):
         draw = random.Random(seed)
         queue = asyncio.Queue[Any]()
-        WaitingOutputs(queue, lambda request_id: request_id != "stops")
+        WaitingOutputs(queue)
         sent, taken = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
         for number in range(60):
             if draw.random() < 0.6:
-                outputs = [_one(name, number) for name in ("a", "b", "stops") if draw.random() < 0.7]
+                outputs = [_one(name, number) for name in ("a", "b", "c") if draw.random() < 0.7]
                 for output in outputs:
                     sent[output.request_id].append(number)
                     output.events = draw.choice([None, None, None, []])
@@ -236,7 +234,7 @@ async def test_300_random_runs_lose_no_token_and_keep_their_order() -> None:
 
 async def test_a_message_that_finds_none_waiting_passes_as_it_is() -> None:
     queue = asyncio.Queue[Any]()
-    WaitingOutputs(queue, lambda _: True)
+    WaitingOutputs(queue)
     for n in range(3):
         message = _message(_one("a", n))
         queue.put_nowait(message)

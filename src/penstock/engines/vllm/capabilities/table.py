@@ -23,6 +23,8 @@ _LLM = "v1.engine.async_llm:AsyncLLM"
 _CLIENT = "v1.engine.core_client:AsyncMPClient"
 _CORE = "v1.engine.core:EngineCoreProc"
 _OUTPUTS = "v1.engine.output_processor"
+_DETOKENIZER = "v1.engine.detokenizer"
+_PARSER = "parser.abstract_parser:DelegatingParser"
 _CHAT = "entrypoints.openai.chat_completion.serving:OpenAIServingChat"
 _COMPLETION = "entrypoints.openai.completion.serving:OpenAIServingCompletion"
 _RESPONSES = "entrypoints.openai.responses.serving:OpenAIServingResponses"
@@ -38,6 +40,16 @@ _COMPLETION_REQUEST = "entrypoints.openai.completion.protocol:CompletionRequest"
 _XGRAMMAR = "v1.structured_output.backend_xgrammar"
 _ARGUMENTS = ("FrontendArgs", "make_arg_parser", "validate_parsed_serve_args")
 _UNTOUCHED = "return (DeltaMessage(content=delta_text) if delta_text else None), False"
+_MADE = (
+    "request",
+    "sampling_params",
+    "result_generator",
+    "context",
+    "model_name",
+    "tokenizer",
+    "request_metadata",
+)
+_DELTA = ("delta_text", "delta_token_ids", "request", "prompt_token_ids", "finished")
 _TIMES = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
 
 FLOOR: tuple[Need, ...] = (
@@ -218,11 +230,45 @@ CAPABILITIES: dict[str, Capability] = {
     "fast_stream_beside_tools": Capability(
         "of a model with a tool parser, streams without tools are made by vLLM's response classes, too",
         (
-            has("parser.abstract_parser:DelegatingParser.parse_delta"),
+            has(f"{_PARSER}.parse_delta"),
             has("tool_parsers.abstract_tool_parser:ToolParser.engine_based_streaming"),
             says("parser.abstract_parser", _UNTOUCHED),
         ),
         on=("fast_stream",),
+    ),
+    "stop_strings": Capability(
+        "stop strings also end the reasoning, and spoil how streams are parsed",
+        (
+            exactly(
+                f"{_OUTPUTS}:RequestState.from_new_request",
+                *("cls", "tokenizer", "request", "prompt", "parent_req", "request_index", "queue"),
+                *("log_stats", "stream_interval"),
+            ),
+            exactly(
+                f"{_OUTPUTS}:RequestState._new_completion_output", "token_ids", "finish_reason", "stop_reason"
+            ),
+            exactly(f"{_DETOKENIZER}:BaseIncrementalDetokenizer.update", "new_token_ids", "stop_terminated"),
+            has(f"{_DETOKENIZER}:BaseIncrementalDetokenizer.get_next_output_text"),
+            exactly(
+                f"{_DETOKENIZER}:check_stop_strings",
+                *("output_text", "new_char_count", "stop", "include_in_output"),
+            ),
+            has("v1.engine:EngineCoreRequest.reasoning_parser_kwargs", "parser.parser_manager:ParserManager"),
+            takes(
+                "parser.parser_manager:ParserManager.get_parser", "cls", "reasoning_parser_name", "is_harmony"
+            ),
+            takes(f"{_PARSER}.parse_delta", *_DELTA),
+        ),
+    ),
+    "single_tokens": Capability(
+        "a busy engine's streams may have broken tool calls, and markers in their reasoning",
+        (
+            has(f"{_PARSER}.reasoning_parser_cls", f"{_PARSER}.tool_parser_cls"),
+            has("tool_parsers.abstract_tool_parser:ToolParser.engine_based_streaming"),
+            has("reasoning:ReasoningParser.engine_based_streaming"),
+            has(f"{_CHAT}.create_chat_completion", f"{_RESPONSES}.responses_stream_generator"),
+        ),
+        on=("stop_strings",),
     ),
     "waiting_outputs": Capability(
         "tokens that wait while the front-end is busy cost it as much as those that do not",
@@ -232,9 +278,8 @@ CAPABILITIES: dict[str, Capability] = {
             ),
             has(f"{_CLIENT}.outputs_queue", f"{_LLM}.output_processor", f"{_LLM}.engine_core"),
             has("v1.engine:EngineCoreOutput.new_token_ids", "v1.engine:EngineCoreOutputs.outputs"),
-            has(f"{_OUTPUTS}:OutputProcessor.request_states", f"{_OUTPUTS}:RequestState.detokenizer"),
-            has("v1.engine.detokenizer:BaseIncrementalDetokenizer.stop"),
         ),
+        on=("stop_strings",),
     ),
     "request_limits": Capability(
         "a request may ask for more than the limits of docs/reference/limits.md",
@@ -398,12 +443,16 @@ CAPABILITIES: dict[str, Capability] = {
         on=("request_limits",),
     ),
     "response_store": Capability(
-        "Responses are not stored: none can be fetched, or continued by its id",
+        "Responses are not stored: none can be fetched or continued; streams that were cut off say completed",
         (
             exactly(f"{_RESPONSES}.create_responses", "request", "raw_request"),
             has(f"{_RESPONSES}.enable_store", f"{_RESPONSES}.response_store", f"{_RESPONSES}.msg_store"),
-            has(f"{_RESPONSES}.event_store", f"{_RESPONSES}.use_harmony"),
+            has(f"{_RESPONSES}.event_store", f"{_RESPONSES}.use_harmony", f"{_RESPONSES}.background_tasks"),
             has("entrypoints.openai.responses.protocol:ResponsesRequest"),
+            has("entrypoints.openai.responses.protocol:ResponseCompletedEvent.response"),
+            takes(f"{_RESPONSES}.responses_full_generator", *_MADE),
+            takes(f"{_RESPONSES}.responses_stream_generator", *_MADE),
+            exactly(f"{_RESPONSES}.responses_background_stream_generator", "response_id", "starting_after"),
         ),
         on=("structure_errors",),
     ),
@@ -420,7 +469,7 @@ CAPABILITIES: dict[str, Capability] = {
         "stored responses can be neither deleted nor asked for their input, and tokens are not counted",
         (
             takes(f"{_RESPONSES}._render_resolved_response_inputs", "request", "prev_response"),
-            has(f"{_RESPONSES}._make_not_found_error", f"{_RESPONSES}.background_tasks"),
+            has(f"{_RESPONSES}._make_not_found_error"),
         ),
         on=("response_store",),
     ),
@@ -444,19 +493,6 @@ CAPABILITIES: dict[str, Capability] = {
                 "entrypoints.speech_to_text.translation.serving:OpenAIServingTranslation.create_translation",
                 *("audio_data", "request", "raw_request"),
             ),
-        ),
-    ),
-    "reasoning_stream": Capability(
-        "a busy engine's streams may show markers of reasoning",
-        (
-            exactly(
-                "reasoning.abs_reasoning_parsers:ReasoningParser.extract_reasoning_streaming",
-                *("previous_text", "current_text", "delta_text"),
-                *("previous_token_ids", "current_token_ids", "delta_token_ids"),
-            ),
-            has("reasoning:ReasoningParser.reasoning_start_str"),
-            has("reasoning:ReasoningParserManager.register_module"),
-            has("entrypoints.generate.base.protocol:DeltaMessage.reasoning"),
         ),
     ),
     "media_rules": Capability(

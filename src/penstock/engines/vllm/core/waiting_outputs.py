@@ -8,7 +8,6 @@ Importing this file imports vLLM.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from operator import attrgetter, is_
 from typing import Any
 
@@ -22,11 +21,9 @@ _NOTHING_MORE = _MORE(_SAMPLE)
 class WaitingOutputs:
     """Joins messages in `queue`, from which vLLM's output handler takes them."""
 
-    def __init__(self, queue: asyncio.Queue[Any], may_join: Callable[[str], bool]) -> None:
-        """may_join: whether several tokens of that request may come at once."""
+    def __init__(self, queue: asyncio.Queue[Any]) -> None:
         self._queue = queue
         self._put = queue.put_nowait
-        self._may_join = may_join
         self._latest: EngineCoreOutputs | None = None
         self._count = 0  # of messages so far
         self._waiting: dict[str, tuple[int, EngineCoreOutput]] | None = None  # by request, with its message's
@@ -52,7 +49,7 @@ class WaitingOutputs:
     def _joins(self, output: EngineCoreOutput, number: int) -> bool:
         assert self._waiting is not None
         found, earlier = self._waiting.pop(output.request_id, (-1, output))
-        if not all(map(is_, _MORE(output), _NOTHING_MORE)) or not self._may_join(output.request_id):
+        if not all(map(is_, _MORE(output), _NOTHING_MORE)):
             return False  # what follows it must not come before it
         if found < self._count - self._queue.qsize():  # there is none, or its message has been taken
             self._waiting[output.request_id] = number, output

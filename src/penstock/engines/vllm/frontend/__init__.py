@@ -2,6 +2,6 @@
 
 `app` builds it, with the `additions` whose capabilities are on. A request meets `direct_routes`,
 `request_models`, `limits`, `structured_output`, `forced_tools`, `prepared_prompts`, `response_store`; its
-response `timing`, `fast_stream`, `reasoning_stream`, `transcript_text`. `stats` hears the scheduler's numbers
+response `timing`, `token_text`, `fast_stream`, `transcript_text`. `stats` hears the scheduler's numbers
 and `load` reads them.
 """

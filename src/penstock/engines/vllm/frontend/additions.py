@@ -23,12 +23,8 @@ if TYPE_CHECKING:
 GAUGE = "penstock_engine_capability"
 
 
-def prepare(capabilities: Capabilities, reasoning_parser: str | None) -> None:
+def prepare(capabilities: Capabilities) -> None:
     """Changes what vLLM's application is built from. Call it before that."""
-    if reasoning_parser and capabilities.has("reasoning_stream"):
-        from penstock.engines.vllm.frontend.reasoning_stream import read_alone
-
-        read_alone(reasoning_parser)
     if capabilities.has("request_models"):
         from penstock.engines.vllm.frontend.request_models import fail_at_first_item
 
@@ -95,6 +91,18 @@ def _limit_texts(app: FastAPI, llm: AsyncLLM) -> None:
         texts.limit_scores(scores)
 
 
+def _hold_stops(app: FastAPI, llm: AsyncLLM) -> None:
+    from penstock.engines.vllm.frontend.token_text import hold_stops
+
+    hold_stops(llm.vllm_config)
+
+
+def _cut_for_parsers(app: FastAPI, llm: Any) -> None:
+    from penstock.engines.vllm.frontend.token_text import cut_for_parsers
+
+    cut_for_parsers(app.state, llm)
+
+
 def _tell_reasons(app: FastAPI, llm: AsyncLLM) -> None:
     from penstock.engines.vllm.frontend.structured_output import tell_reasons, verify_messages
 
@@ -141,6 +149,8 @@ def _take_prepared(app: FastAPI, llm: AsyncLLM) -> None:
 _CHANGES: dict[str, Callable[[FastAPI, Any], None]] = {
     "fast_stream": _stream,
     "fast_stream_beside_tools": _stream_beside_tools,
+    "stop_strings": _hold_stops,
+    "single_tokens": _cut_for_parsers,
     "response_store": _keep_responses,
     "item_references": _name_items,
     "response_calls": _add_calls,

@@ -105,7 +105,7 @@ def connect(
     if capabilities.has("waiting_outputs"):
         from penstock.engines.vllm.core.waiting_outputs import WaitingOutputs
 
-        WaitingOutputs(llm.engine_core.outputs_queue, llm.may_get_several)
+        WaitingOutputs(llm.engine_core.outputs_queue)
     return llm
 
 
@@ -123,7 +123,7 @@ async def build_app(llm: AsyncLLM, plan: Plan, capabilities: Capabilities) -> Fa
     args = _namespace(plan.engine_args, plan.frontend_args)
     args.api_key = [""]  # None would be VLLM_API_KEY, the gateway's key, which replicas are not sent
     args.structured_outputs_config = plan.vllm_config.structured_outputs_config
-    additions.prepare(capabilities, args.structured_outputs_config.reasoning_parser)
+    additions.prepare(capabilities)
     tasks = await llm.get_supported_tasks()
     app = vllm_app.build_app(args, tasks, llm.model_config)
     await init_app_state(llm, app.state, args, tasks)

@@ -203,6 +203,8 @@ class _Tap:
         self._taken = state.queue
         self._next_text = state.detokenizer.get_next_output_text
         self._make = state.make_request_output
+        self._whole = not hasattr(state.detokenizer, "released")  # as a `StoppableText` has
+        self._sends_empty = fed.sends_empty and self._whole
         self._fed = fed
         self._frame = frame
         self._way = way
@@ -227,10 +229,11 @@ class _Tap:
         """In place of the state's own: the output for the collector; None when its text was sent."""
         if finish_reason is not None or not self._flows or self._taken.output is not None:
             return self._make(new_token_ids, pooling_output, finish_reason, *args, **kwargs)
-        self._fed.count(new_token_ids)
+        if self._whole:  # else the output that comes next has their ids, too
+            self._fed.count(new_token_ids)
         try:
             text = self._next_text(False, True)
-            if text or self._fed.sends_empty:
+            if text or self._sends_empty:
                 self._flows = self._way.push(self._frame, _quoted(text))
         except Exception as error:  # raised here, it would end all requests' outputs
             log.exception("A piece of %s cannot be sent past its task", self._state.external_req_id)

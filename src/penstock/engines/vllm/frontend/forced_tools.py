@@ -32,12 +32,14 @@ def hold_arguments(state: Any) -> None:
 
 
 def be_strict(request: Any) -> None:
-    """Sets `strict` where a call is forced, on tools that leave it open and allow it.
+    """Sets `strict` where a call is forced, on tools that leave it open and allow it, and drops stop strings,
+    which would cut the call.
 
     A tool without parameters takes none, as in OpenAI's API.
     """
     if request.tool_choice in (None, "none", "auto"):
         return
+    request.stop = []
     functions = list(_functions(request))
     for function in functions:
         function.parameters = function.parameters or dict(_NO_ARGUMENTS)

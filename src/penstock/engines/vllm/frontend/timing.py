@@ -7,7 +7,7 @@ when the request is added. Importing this file imports vLLM.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, cast
@@ -43,6 +43,8 @@ class TimedLLM(AsyncLLM):
         """Requests that have passed the gate and are not counted as unfinished yet."""
         self.held = 0
         """Requests at the gate."""
+        self.cut: Callable[[AsyncGenerator[Any, None], Any], AsyncGenerator[Any, None]] | None = None
+        """Changes a request's outputs; given with its sampling parameters."""
 
     async def add_request(self, *args: Any, **kwargs: Any) -> RequestOutputCollector:
         _refuse_unprepared()
@@ -69,16 +71,11 @@ class TimedLLM(AsyncLLM):
     ) -> AsyncGenerator[Any, None]:
         """As vLLM's. Raises, besides: VLLMValidationError if the core cannot compile the request's form."""
         outputs = super().generate(prompt, sampling_params, *args, **kwargs)
+        if self.cut is not None:
+            outputs = self.cut(outputs, sampling_params)
         if sampling_params.structured_outputs is None or _may_fail(self.vllm_config, prompt):
             return outputs
         return _compiled(outputs)
-
-    def may_get_several(self, request_id: str) -> bool:
-        """Whether tokens of several steps may come as one output: without stop strings, which are looked for
-        in each output.
-        """
-        state = self.output_processor.request_states.get(request_id)
-        return state is not None and not getattr(state.detokenizer, "stop", True)
 
     async def _pass_gate(self) -> None:
         self.held += 1
