@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
@@ -91,6 +92,35 @@ async def test_a_limit_makes_it_incomplete(assistant: Served):
     assert response["status"] == "incomplete"
     assert response["incomplete_details"]["reason"] == "max_output_tokens"
     assert response["usage"]["output_tokens"] == 3
+
+
+@pytest.mark.parametrize(("asked", "most"), [(SUM, 5), ("Hello!", 12), (PARIS, 36)])
+async def test_a_limit_makes_a_stream_incomplete_and_its_replay(
+    client: openai.AsyncOpenAI, asked: str, most: int
+):
+    """While the model reasons, answers, and writes the arguments of a call."""
+    given = {
+        "model": MODEL_ID,
+        "input": asked,
+        "tools": [WEATHER],
+        "temperature": 0,
+        "max_output_tokens": most,
+    }
+    events = [event async for event in await client.responses.create(**given, stream=True)]
+    last = events[-1]
+    assert (last.type, last.response.status) == ("response.incomplete", "incomplete")
+    assert last.response.incomplete_details.reason == "max_output_tokens"
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    assert [item.status for item in done if item.status] == [
+        *("completed" for item in done[:-1] if item.status),
+        "incomplete",
+    ]
+    assert (await client.responses.retrieve(last.response.id)).output[-1].status == "incomplete"
+    begun = [e async for e in await client.responses.create(**given, stream=True, background=True)]
+    async with asyncio.timeout(60):
+        again = [e async for e in await client.responses.retrieve(begun[0].response.id, stream=True)]
+    assert [event.type for event in again] == [event.type for event in begun]
+    assert again[-1].type == "response.incomplete"
 
 
 async def test_a_tools_result_is_said_in_the_next_response(client: openai.AsyncOpenAI):

@@ -1,20 +1,28 @@
 """A bounded store for vLLM's Responses endpoint, with ids that name the replica.
 
 vLLM's own store is off unless an environment variable is set, and then grows without limit. Here it is on, as
-OpenAI's clients expect, and the oldest responses are evicted. Importing this file imports vLLM.
+OpenAI's clients expect, and the oldest responses are evicted. A response's status, its last item and the last
+event of its streams and replays say alike how it ended: vLLM ends all streams with `response.completed`.
+Importing this file imports vLLM.
 """
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Generator
+from contextlib import aclosing, contextmanager, suppress
 from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query
 from fastapi.responses import JSONResponse
-from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from openai.types.responses import ResponseOutputItemDoneEvent
+from vllm.entrypoints.openai.responses.protocol import (
+    ResponseCompletedEvent,
+    ResponsesRequest,
+)
+from vllm.exceptions import VLLMValidationError
 
 from penstock.engines.vllm.frontend import structured_output
 from penstock.openai import response_items
@@ -43,11 +51,23 @@ def _item_number() -> str:
     of, unique = response_id.get(), uuid.uuid4().hex
     return item_number(of, unique[:_UNIQUE]) if of else unique
 
+_STATUSES: dict[str, Any] = {"length": "incomplete", "repetition": "incomplete", "abort": "cancelled"}
+"""Status of a response by vLLM's reason for the end of its generation; all others complete it."""
+
+_EVENTS = {"completed": "response.completed", "incomplete": "response.incomplete"}
+"""Last event of a stream by the response's status; `response.failed` for all others."""
+
+
+class _Ended(ResponseCompletedEvent):
+    type: Any  # one of three
+
 
 def keep_responses(state: Any) -> None:
     """Installs the store in the Responses endpoint of vLLM's app, when the model has that endpoint."""
     serving = getattr(state, "openai_serving_responses", None)
     state.penstock_responses = BoundedStore(serving) if serving is not None else None
+    if serving is not None:
+        _tell_ends(serving)
 
 
 def add_calls(app: FastAPI) -> None:
@@ -226,3 +246,81 @@ def _call_id(item: Any) -> Any:
 def _size(raw_request: Any) -> int:
     length = raw_request.headers.get("content-length", "") if raw_request is not None else ""
     return int(length) if length.isdigit() else 0
+
+
+def _tell_ends(serving: Any) -> None:
+    """Has responses tell how they ended. serving: vLLM's OpenAIServingResponses."""
+    complete, stream = serving.responses_full_generator, serving.responses_stream_generator
+
+    async def responses_full_generator(
+        request: Any, params: Any, results: Any, context: Any, *more: Any, **named: Any
+    ) -> Any:
+        with _failing(serving, request):
+            response = await complete(request, params, results, context, *more, **named)
+        status = _STATUSES.get(_reason(context) or "")
+        if status is not None and hasattr(response, "output"):
+            response.status = status
+            last: list[Any] = response.output[-1:]
+            for item in last:
+                item.status = "incomplete"
+        return response
+
+    async def responses_stream_generator(
+        request: Any, params: Any, results: Any, context: Any, *more: Any, **named: Any
+    ) -> AsyncGenerator[Any, None]:
+        last = None  # item, whose status is known once the response is made
+        with _failing(serving, request):
+            async with aclosing(stream(request, params, results, context, *more, **named)) as events:
+                async for event in events:
+                    if last is not None:
+                        yield last
+                        last = None
+                    if isinstance(event, ResponseCompletedEvent):
+                        kind = _EVENTS.get(event.response.status, "response.failed")
+                        event = _Ended(
+                            type=kind, sequence_number=event.sequence_number, response=event.response
+                        )
+                    if isinstance(event, ResponseOutputItemDoneEvent) and _reason(context):
+                        last = event
+                    else:
+                        yield event
+
+    async def responses_background_stream_generator(
+        response_id: str, starting_after: int | None = None
+    ) -> AsyncGenerator[Any, None]:
+        if response_id not in serving.event_store:
+            raise VLLMValidationError(f"Unknown response_id: {response_id}", parameter="response_id")
+        events, more = serving.event_store[response_id]
+        sent = 0 if starting_after is None else starting_after + 1
+        while True:
+            more.clear()
+            task = serving.background_tasks.get(response_id)
+            ended = task is None or task.done()
+            while sent < len(events):
+                yield events[sent]
+                sent += 1
+            if ended:
+                return
+            await more.wait()
+
+    serving.responses_full_generator = responses_full_generator
+    serving.responses_stream_generator = responses_stream_generator
+    serving.responses_background_stream_generator = responses_background_stream_generator
+
+
+def _reason(context: Any) -> str | None:
+    """Why generation ended; None while it runs."""
+    output = getattr(context, "last_output", None)
+    return getattr(output.outputs[0] if output and output.outputs else context, "finish_reason", None)
+
+
+@contextmanager
+def _failing(serving: Any, request: Any) -> Generator[None]:
+    """Sets the status of a stored response whose generation raises."""
+    try:
+        yield
+    except Exception:
+        stored = serving.response_store.get(request.request_id)
+        if stored is not None and stored.status in ("queued", "in_progress"):
+            stored.status = "failed"
+        raise
