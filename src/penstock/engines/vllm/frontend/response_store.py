@@ -51,6 +51,7 @@ def _item_number() -> str:
     of, unique = response_id.get(), uuid.uuid4().hex
     return item_number(of, unique[:_UNIQUE]) if of else unique
 
+
 _STATUSES: dict[str, Any] = {"length": "incomplete", "repetition": "incomplete", "abort": "cancelled"}
 """Status of a response by vLLM's reason for the end of its generation; all others complete it."""
 
