@@ -152,7 +152,10 @@ class Unavailable(Error):
 
 
 class EngineDead(Unavailable):
-    """The engine behind this replica is gone; the replica will be restarted."""
+    """The engine behind this replica is gone; the replica will be restarted.
+
+    Fact `should_retry`, "false" where the request may be the cause, becomes the X-Should-Retry header.
+    """
 
     code = "engine_dead"
 

@@ -36,8 +36,9 @@ from penstock.data.pipeline.configs import HttpRequestProcessorConfig
 from penstock.data.pipeline.stage_spec import http_service, stage_spec
 from penstock.data.rows.request import RowRequest
 from penstock.engines.sim.engine import SimEngine
-from penstock.errors import ConfigError, Unavailable
+from penstock.errors import ConfigError, EngineDead, Unavailable
 from penstock.layers.stack import stacked
+from penstock.openai.errors import envelope, headers
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -276,6 +277,35 @@ async def test_a_refusal_leaves_room_for_half_as_many():
         assert asked.available_slots(0) == 10
         await asked.send(row())
         assert (asked.available_slots(0), asked.available_slots(4), asked.available_slots(9)) == (5, 1, 0)
+
+
+async def test_a_row_that_may_have_ended_engines_is_tried_again_alone():
+    """As a row of an own engine: sent at once with others, it would end the engines under them, too."""
+    alone: list[bool] = []
+    running = 0
+
+    async def chat(request: web.Request) -> web.Response:
+        nonlocal running
+        running += 1
+        try:
+            poisonous = b"poison" in await request.read()
+            alone.extend([running == 1] * poisonous)
+            await asyncio.sleep(0.05)
+        finally:
+            running -= 1
+        if poisonous:
+            dead = EngineDead("Two died.", should_retry="false")
+            fields = {name.decode(): value.decode() for name, value in headers(dead, envelope(dead))}
+            return web.Response(status=503, headers=fields, body=envelope(dead))
+        return web.json_response({})
+
+    rows = [row(prompt="poison" if number == 5 else "good") for number in range(20)]
+    async with service(chat) as base, started(OpenAIService(base, model="m")) as asked:
+        window = Window(asked, RetryPolicy(initial_backoff_s=0.01))
+        outcomes = await asyncio.gather(*map(window.run, rows))
+    assert [one.state for one in outcomes].count("ok") == 19
+    assert outcomes[5].failure is not None
+    assert (outcomes[5].failure.code, alone) == ("poison_row", [False, True, True])
 
 
 async def test_an_answer_that_breaks_off_counts_as_an_answer():

@@ -132,9 +132,10 @@ async def test_a_request_that_kills_replicas_is_given_up_after_two(served: Serve
     await served.gateway("m")
     for _ in range(5):
         await served.replica(die_after_tokens=1)
-    async with served.http() as http:
-        answer = await http.post("/v1/chat/completions", json=chat(**LONG))
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_dead")
+    async with served.openai().with_options(max_retries=2) as client:
+        with pytest.raises(openai.InternalServerError) as failed:
+            await client.chat.completions.create(**chat(max_tokens=400), extra_body={"ignore_eos": True})
+    assert (failed.value.status_code, failed.value.code) == (503, "engine_dead")
     await until(lambda: len(served.table.ready("m")) == 3)
 
 

@@ -16,6 +16,7 @@ import msgspec
 from penstock.errors import BadRequest, Error
 
 CONTENT_TYPE = b"application/json"
+SHOULD_RETRY = b"x-should-retry"
 
 _FIELD = re.compile(r"`\$\.([^`]+)`|field `([^`]+)`")
 _MESSAGES = "/v1/messages"
@@ -98,11 +99,16 @@ def parsed(body: bytes) -> Error:
 
 
 def headers(error: Error, body: bytes) -> list[tuple[bytes, bytes]]:
-    """ASGI headers for an answer of `body`, with Retry-After where the error says how long to wait."""
+    """ASGI headers for an answer of `body`, with Retry-After and X-Should-Retry where the error has them.
+
+    OpenAI's and Anthropic's clients obey the second, and would send a 503 again without it.
+    """
     fields = [(b"content-type", CONTENT_TYPE), (b"content-length", str(len(body)).encode())]
     wait_s = error.facts.get("retry_after_s")
     if wait_s is not None:
         fields.append((b"retry-after", str(max(1, round(float(wait_s)))).encode()))
+    if should_retry := error.facts.get("should_retry"):
+        fields.append((SHOULD_RETRY, str(should_retry).encode()))
     return fields
 
 

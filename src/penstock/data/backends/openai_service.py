@@ -24,8 +24,8 @@ from penstock.data.backends.rate_limit import AdaptiveConcurrency, RateLimiter
 from penstock.data.rows.form import form_data
 from penstock.data.rows.request import RowRequest, with_fields
 from penstock.engine import Progress, no_progress
-from penstock.errors import BadRequest, ConfigError, DeadlineExceeded, Error, Unavailable
-from penstock.openai.errors import envelope
+from penstock.errors import BadRequest, ConfigError, DeadlineExceeded, EngineDead, Error, Unavailable
+from penstock.openai.errors import SHOULD_RETRY, envelope, parsed
 
 _THROTTLED = (429, 503)
 _REFUSED = (400, 404, 422)
@@ -95,6 +95,7 @@ class OpenAIService:
             await client.close()
 
     async def send(self, request: RowRequest) -> Response:
+        """Raises: EngineDead where the service says that this row may have ended its engines; Unavailable."""
         if self._client is None:
             raise Unavailable(f"Call `start` before sending requests to {self._shown}.")
         if request.path != PAYLOAD:
@@ -107,6 +108,8 @@ class OpenAIService:
         else:
             self._concurrency.on_success()
         self._check_model_named(request, response)
+        if response.status == 503 and response.headers.get(SHOULD_RETRY.decode()) == "false":
+            raise EngineDead(parsed(response.body).args[0])
         return response
 
     def available_slots(self, in_flight: int) -> int:

@@ -219,7 +219,9 @@ class Dispatch:
             ) from failed
         if deaths >= _MOST_DEATHS:
             raise EngineDead(
-                f"{deaths} replicas failed while they worked on this request; it is not tried again."
+                f"{deaths} replicas failed while they worked on this request; it is not tried again. Do not "
+                "send it again: it may be what ends them.",
+                should_retry="false",
             ) from failed
 
     def idle_s(self) -> dict[str, float]:
