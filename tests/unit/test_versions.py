@@ -68,13 +68,19 @@ def test_what_only_gateways_read_restarts_no_engine(given: dict[str, Any]):
     "given",
     [
         {"num_replicas": 2},
-        {"autoscaling_config": {"max_replicas": 3}},
         {"health_check_period_s": 7.0},
         {"user_config": {"own": 1}},
     ],
 )
 def test_what_serve_changes_in_place_restarts_nothing(given: dict[str, Any]):
     assert changed(model("a", deployment_config=given), model("b")) == set()
+
+
+def test_replicas_restart_when_they_begin_to_be_scaled_by_their_load():
+    """Ray Serve has replicas report it from their start on, or never."""
+    scaled = [model("a", deployment_config={"autoscaling_config": {"max_replicas": most}}) for most in (3, 4)]
+    assert changed(scaled[0], model("b")) == {A}
+    assert versions(scaled[0]) == versions(scaled[1])
 
 
 @pytest.mark.parametrize(

@@ -84,10 +84,12 @@ class ModelDeployment:
         actor, own_secrets = _without_secrets(options.get("ray_actor_options") or {})
         secrets = {**without_secrets(runtime_env(config, environment.runtime_env()))[1], **own_secrets}
         bound = resolved(config, environment.nodes()).with_secrets(secrets)
-        made_of = [self.server, bound, version.named_code(bound)]
+        # Ray Serve has replicas report their load from their start, or never.
+        scaled = options.get("autoscaling_config") is not None
+        made_of = [self.server, scaled, bound, version.named_code(bound)]
         if arguments["gateway"] is None:
             bound = for_replicas(bound)
-            made_of[1] = bound.model_copy(update={"aliases": []})  # gateways say which there are
+            made_of[2] = bound.model_copy(update={"aliases": []})  # gateways say which there are
         handles = {"preprocessor", "prefill"} & arguments.keys()
         made_of += [sorted(handles), {name: arguments[name] for name in arguments.keys() - handles}]
         options["ray_actor_options"] = actor
