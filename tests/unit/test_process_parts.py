@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.config import LLMConfig
+from penstock.engines import foreign
 from penstock.engines.check import check_arguments
 from penstock.engines.process import media_urls
 from penstock.engines.process.gauges import Gauges, read
@@ -106,3 +107,9 @@ def test_a_command_is_wanted():
 
 def test_placeholders_are_filled_and_other_braces_stay():
     assert filled('{host}:{port} {"a": {}}', {"host": "h", "port": "1"}) == 'h:1 {"a": {}}'
+
+
+def test_an_endpoint_that_the_server_has_switched_off_says_so():
+    off = b'{"error": {"message": "Scale-out endpoints are disabled."}}'
+    found = foreign.heard(off, 403)
+    assert (found.status, str(found)) == (501, "Scale-out endpoints are disabled.")

@@ -37,6 +37,7 @@ RETRY_AFTER_S = 1.0
 
 _KINDS: dict[int, type[Error]] = {
     401: Unauthorized,
+    403: Unsupported,
     405: MethodNotAllowed,
     413: TooLarge,
     429: Overloaded,
