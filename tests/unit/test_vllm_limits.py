@@ -130,6 +130,12 @@ def test_token_ids_and_long_chats_are_not_too_many(path: str, request_: Any):
     limits.check_items(path, request_)
 
 
+def test_more_tokens_than_are_turned_into_text_are_refused_as_soon_as_they_are_read():
+    with pytest.raises(BadRequest, match="262,145 tokens; 262,144 are allowed"):
+        limits.check_items("/detokenize", {"tokens": [1] * (limits.MOST_IDS + 1)})
+    limits.check_items("/detokenize", {"tokens": [1] * limits.MOST_IDS})
+
+
 @pytest.mark.parametrize(
     ("path", "request_"),
     [
@@ -179,7 +185,6 @@ MUCH = "a" * (limits.MOST_TEXT + 1)
         ),
         ("serving_tokenization", "create_tokenize", {"prompt": MUCH}, "characters; 1,048,576"),
         ("serving_tokenization", "create_tokenize", {"messages": [{"content": MUCH}]}, "characters"),
-        ("serving_tokenization", "create_detokenize", {"tokens": range(limits.MOST_IDS + 1)}, "tokens"),
     ],
 )
 async def test_more_work_than_one_request_may_ask_for_is_refused(
@@ -190,7 +195,7 @@ async def test_more_work_than_one_request_may_ask_for_is_refused(
     async def asked(request: Any) -> str:
         return "answered"
 
-    names = ("create_completion", "create_batch_chat_completion", "create_tokenize", "create_detokenize")
+    names = ("create_completion", "create_batch_chat_completion", "create_tokenize")
     servings = ("openai_serving_completion", "openai_serving_chat_batch", "serving_tokenization")
     state = SimpleNamespace(**{one: SimpleNamespace(**dict.fromkeys(names, asked)) for one in servings})
     limits.hold(state)

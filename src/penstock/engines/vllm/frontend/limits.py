@@ -74,7 +74,6 @@ def hold(state: Any) -> None:
     before(state, "openai_serving_completion", "create_completion", _check_completion)
     before(state, "openai_serving_chat_batch", "create_batch_chat_completion", _check_chats)
     before(state, "serving_tokenization", "create_tokenize", _check_text)
-    before(state, "serving_tokenization", "create_detokenize", _check_tokens)
 
 
 def check_form(form: Any) -> None:
@@ -131,6 +130,12 @@ def check_items(path: str, request: Any) -> None:
     most = MOST_FORM if path.startswith(_IN_EVENT_LOOP) else MOST_TEXTS
     if isinstance(request, dict) and not path.startswith(_ITEMS_ONLY):
         fields = cast("dict[str, Any]", request).items()
+        if (
+            path == "/detokenize"
+            and _is_ids(ids := cast("Any", request).get("tokens"))
+            and len(ids) > MOST_IDS
+        ):
+            raise BadRequest(f"The list has {len(ids):,} tokens; {MOST_IDS:,} are allowed.", param="tokens")
         waiting = _values({name: value for name, value in fields if name not in _IDS or not _is_ids(value)})
     while waiting:
         part = waiting.pop()
@@ -257,10 +262,6 @@ def _check_text(request: Any) -> None:
     text = getattr(request, "prompt", None)
     given = [text] if text is not None else (part for part in _parts(request.messages))
     _refuse("The text", sum(len(part) for part in given if isinstance(part, str)), MOST_TEXT, "characters")
-
-
-def _check_tokens(request: Any) -> None:
-    _refuse("The list", len(request.tokens), MOST_IDS, "tokens")
 
 
 def _refuse(what: str, count: int, most: int, unit: str) -> None:
