@@ -218,7 +218,9 @@ class Gateway:
     async def _answer(self, request: ClientRequest, reply: ClientResponse) -> None:
         route = self._auth.route(request)
         request.route = route
-        if route.handler is not Handler.ENGINE:
+        if route.handler is Handler.JOBS:
+            request.metrics = self._dispatch.metrics.model("").on(route.path)
+        elif route.handler is not Handler.ENGINE:
             request.metrics = None  # probes and listings are not requests to a model
         if request.method == "OPTIONS":
             await reply.whole(204, [(b"allow", route.allow.encode())], b"")
