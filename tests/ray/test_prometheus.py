@@ -104,6 +104,16 @@ ALERTS = [
     ("PenstockDown", {'up{job="penstock", instance="a"}': "1 0x9"}, "3m", "1m"),
     ("PenstockModelWithoutReplica", {'penstock_ready_replicas{model="m"}': "2 0x9"}, "4m", "2m"),
     (
+        "PenstockReplicasMissing",
+        {
+            'penstock_ready_replicas{model="m"}': "3 2x30",
+            'penstock_wanted_replicas{model="m"}': "3x30",
+        },
+        "13m",
+        "9m",
+    ),
+    ("PenstockReplicasDie", {'penstock_failovers_total{model="m"}': "0x9 9x20"}, "12m", "5m"),
+    (
         "PenstockErrors",
         {
             'penstock_requests_total{model="m", status="200"}': "0+980x20",
