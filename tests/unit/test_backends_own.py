@@ -161,7 +161,7 @@ def test_the_task_of_a_batch_is_what_its_engines_run(kind: Any, runs: dict[str, 
     pipeline = stage_spec(EngineProcessorConfig(llm_config=model, task_type=kind))
     assert pipeline.make_backend()._config.engine_kwargs.items() >= runs.items()
     workers = make_worker_pool(EngineSpec(), model, kind=kind)
-    assert workers._config.engine_kwargs == {**runs, "seed": 1}
+    assert workers.config.engine_kwargs == {**runs, "seed": 1}
 
 
 def test_the_users_own_word_on_the_runner_stands():

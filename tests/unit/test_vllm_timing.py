@@ -24,6 +24,7 @@ async def outcome(monkeypatch: pytest.MonkeyPatch, prompt: Any, tokens: int = 0,
 
     monkeypatch.setattr(AsyncLLM, "generate", ended)
     llm: Any = object.__new__(TimedLLM)
+    llm.cut = None
     llm.vllm_config = SimpleNamespace(**{"kv_transfer_config": None, "ec_transfer_config": None} | config)
     params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
     try:

@@ -145,6 +145,7 @@ class RunningBatch(ProgressListener):
     async def _run_rows(self) -> JobReport:
         """All rows, or until its turn is over. A batch that was stopped has none left afterwards."""
         self._counted = 0, 0
+        self._finalizing: list[asyncio.Task[BatchRecord]] = []
         pool = self._context.make_pool(self._record().models, self._standing)
         self._job = job = Job(
             self._spec(), pool, limits=Limits(grace_s=None), listener=self, on_stop=self._unfinished
@@ -155,6 +156,9 @@ class RunningBatch(ProgressListener):
             return await job.run()
         finally:
             self._job = None
+            await asyncio.gather(
+                *self._finalizing, return_exceptions=True
+            )  # a status that the next one replaces
 
     def _unfinished(self) -> Failure | None:
         """The failure of rows that were not done when the batch was stopped."""
@@ -174,7 +178,7 @@ class RunningBatch(ProgressListener):
         def finalizing(record: BatchRecord) -> BatchRecord:
             return record.to("finalizing") if record.status == "in_progress" else record
 
-        self._finalizing = asyncio.create_task(self._context.batches.change(self._id, finalizing))
+        self._finalizing.append(asyncio.create_task(self._context.batches.change(self._id, finalizing)))
 
     def on_message(self, text: str) -> None:
         log.info("Batch %s: %s", self._id, text)

@@ -44,7 +44,7 @@ from penstock.serve.replica.handles.api import HandleAPI, Request, Responses
 from penstock.serve.replica.prefill_client import PrefillClient
 from penstock.serve.replica.preprocessor import RemotePreprocessor
 from penstock.serve.replica.reconciler import Reconciler, find_control
-from penstock.serve.replica.single_model import AppResponse, open_gateway
+from penstock.serve.replica.single_model import ASGIResponse, open_gateway
 from penstock.serve.replica.tiers.controller import targets
 from penstock.serve.replica.tiers.layer import ByClass, Turns
 from penstock.serve.replica.tiers.share import BatchShare
@@ -334,7 +334,7 @@ class LLMServer:
             opening = open_gateway(self._llm_config, config, self._listener.address, own)
             self._gateway = asyncio.create_task(opening)
         _, app = await asyncio.shield(self._gateway)
-        return AppResponse(app)
+        return ASGIResponse(app)
 
     @classmethod
     def get_deployment_options(cls, llm_config: LLMConfig) -> dict[str, Any]:

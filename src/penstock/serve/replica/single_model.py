@@ -34,7 +34,7 @@ async def open_gateway(
     return gateway, behind_serve(gateway)
 
 
-class AppResponse(Response):
+class ASGIResponse(Response):
     """Passes Serve's ASGI call on to `app`: Serve calls a `Response` as an ASGI app."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -1,8 +1,9 @@
 """Where generated text, its token ids, stop strings and parsers meet.
 
 Outputs with stop strings hold text and the ids of the same tokens; only tokens that may begin a stop string
-are held back. Parsers that depend on how a stream is cut get single tokens, whoever joined them: the queue of
-waiting outputs, vLLM's collector, speculative decoding, `stream_interval`. Importing this file imports vLLM.
+are held back. Parsers that depend on how a stream is cut get single tokens, whatever joined them: the queue
+of waiting outputs, vLLM's collector, speculative decoding, `stream_interval`. Importing this file imports
+vLLM.
 """
 
 from __future__ import annotations
