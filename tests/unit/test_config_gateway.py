@@ -31,6 +31,21 @@ def test_an_empty_key_is_refused():
         GatewayConfig(api_key="")
 
 
+@pytest.mark.parametrize("key", [" ", "a b", "k2\n", "schlüssel"])
+def test_a_key_that_no_client_can_send_is_refused_wherever_it_comes_from(key: str, monkeypatch):
+    with pytest.raises(ConfigError, match="printable ASCII") as caught:
+        GatewayConfig(api_key=key)
+    assert repr(key) not in str(caught.value)
+    monkeypatch.setenv("PENSTOCK_ADMIN_KEY", key)
+    with pytest.raises(ConfigError, match="PENSTOCK_ADMIN_KEY: must be one word"):
+        GatewayConfig()
+
+
+def test_clients_are_no_administrators():
+    with pytest.raises(ConfigError, match="admin_key must differ"):
+        GatewayConfig(api_key="k", admin_key="k")
+
+
 def test_the_key_is_not_shown():
     config = GatewayConfig(api_key="k2-secret")
     assert "k2-secret" not in repr(config) + str(config)

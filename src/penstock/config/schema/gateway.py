@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 
 from penstock.config.schema.paths import PemFile
-from penstock.config.schema.settings import Settings
+from penstock.config.schema.settings import SentKey, Settings
 from penstock.config.schema.strict import RootConfig, StrictModel, optional, setting
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
@@ -18,7 +18,7 @@ def _secret(value: object) -> object:
     return SecretStr(value) if isinstance(value, str) else value
 
 
-_Key = Annotated[SecretStr | None, Field(min_length=1), BeforeValidator(_secret)]
+_Key = Annotated[SentKey, BeforeValidator(_secret)]
 
 
 class CorsConfig(StrictModel):
@@ -111,3 +111,11 @@ class GatewayConfig(RootConfig):
     )
     wait_for_replica_s: float = setting(30.0, "How long a request waits while no replica is there.", ge=0)
     log_format: Literal["text", "json"] = setting("text", "Form of the log lines.")
+
+    @model_validator(mode="after")
+    def _two_keys(self) -> Self:
+        if self.admin_key is not None and self.admin_key == self.api_key:
+            raise ValueError(
+                "admin_key must differ from api_key: with one key every client is an administrator."
+            )
+        return self

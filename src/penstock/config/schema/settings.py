@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, SecretStr
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, SecretStr
 
 from penstock.config.messages.problems import nearest, translated, warn_once
 from penstock.config.schema.strict import StrictModel, optional, setting
@@ -21,9 +21,25 @@ _KUBERNETES = re.compile(
 """What Kubernetes sets in each pod of a namespace for Services named `penstock` or `penstock-...`."""
 
 
+_HEADER_WORD = re.compile(r"[!-~]+")
+
+
 def _secret(text: object) -> object:
     """An empty variable is an unset one."""
     return SecretStr(text) if isinstance(text, str) and text else None
+
+
+def _sendable(key: SecretStr | None) -> SecretStr | None:
+    if key is not None and not _HEADER_WORD.fullmatch(key.get_secret_value()):
+        raise ValueError(
+            "must be one word of printable ASCII characters, since clients send it in a header. Look for a "
+            "blank in it, or a line break at its end."
+        )
+    return key
+
+
+SentKey = Annotated[SecretStr | None, AfterValidator(_sendable)]
+"""A key that clients send."""
 
 
 def _variable(field: str) -> str:
@@ -43,10 +59,10 @@ class Settings(StrictModel):
         "`growing` for an autoscaled cluster, or one whose nodes are still coming: a model waits "
         "for GPUs that no node has yet. `fixed` refuses it.",
     )
-    api_key: Annotated[SecretStr | None, BeforeValidator(_secret)] = optional(
+    api_key: Annotated[SentKey, BeforeValidator(_secret)] = optional(
         "Key that clients must send, where the config gives none; else VLLM_API_KEY."
     )
-    admin_key: Annotated[SecretStr | None, BeforeValidator(_secret)] = optional(
+    admin_key: Annotated[SentKey, BeforeValidator(_secret)] = optional(
         "Key of the admin endpoints, where the gateway's config gives none."
     )
     engine_cls: str | None = optional(
