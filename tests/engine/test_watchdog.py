@@ -91,10 +91,12 @@ async def test_what_is_not_watched_does_not_count():
         assert await watched is None
 
 
-async def test_one_that_computes_without_a_step_is_left_alone(monkeypatch: pytest.MonkeyPatch):
-    """A long prompt, or a compile."""
+@pytest.mark.parametrize("idle", [0, 40])
+async def test_one_that_computes_without_a_step_is_left_alone(idle: int, monkeypatch: pytest.MonkeyPatch):
+    """A long prompt, or a compile beside compilers that have nothing to do."""
     monkeypatch.setattr(watchdog, "IDLE_S", 1.5)
-    with child("while True: pass") as process:
+    beside = f"import subprocess; [subprocess.Popen(['sleep', '10']) for _ in range({idle})]"
+    with child(f"{beside}\nwhile True: pass") as process:
         assert await verdict(watching(process, working=True), LIMIT_S) is None
 
 

@@ -22,8 +22,10 @@ STOPPED_S = 2.5
 IDLE_S = 18.0
 """Without a step, with hardly any CPU time, while there is work. With `PROBE_S` before it less than 30 s."""
 
-_WAITING_SHARE = 0.03
-"""Of a core, for each process: up to this much is hardly any. A vLLM core that only waits uses 0.01."""
+_WAITING_SHARE, _WAITING_MOST = 0.03, 0.5
+"""Of a core, for each process and for all of them: up to this much is hardly any. A vLLM core that only waits
+uses 0.01; one that compiles may do so alone beside dozens of idle compilers.
+"""
 
 STUCK_S = 600.0
 """Without a step, while there is work, although it uses CPU."""
@@ -102,7 +104,7 @@ class Watchdog:
                 continue
             spent = family.cpu_s()
             cpu_s = min(cpu_s, spent)  # a member that ended may be missing
-            if spent - cpu_s > _WAITING_SHARE * self._idle_s * family.size():
+            if spent - cpu_s > min(_WAITING_SHARE * family.size(), _WAITING_MOST) * self._idle_s:
                 cpu_s, computed = spent, now
             if now - computed > self._idle_s:
                 return f"it has work and did nothing for {self._idle_s:g} s"
