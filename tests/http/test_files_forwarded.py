@@ -53,6 +53,17 @@ async def test_large_files_pass_both_ways(served, jobs):
     assert (head.status_code, head.headers["content-length"]) == (200, str(len(LARGE)))
 
 
+async def test_requests_to_files_are_counted_as_those_to_no_model(served, jobs):
+    client = (await in_front(served, jobs)).openai()
+    await client.files.create(file=("in.jsonl", io.BytesIO(b"{}")), purpose="batch")
+    with pytest.raises(openai.NotFoundError):
+        await client.files.retrieve("file-nowhere")
+    async with served.http() as http:
+        metrics = (await http.get("/metrics")).text
+    for status in (200, 404):
+        assert f'penstock_requests_total{{model="",status="{status}"}} 1.0' in metrics
+
+
 async def test_an_upload_in_chunks_passes(served, jobs):
     front = await in_front(served, jobs)
     boundary = {"content-type": "multipart/form-data; boundary=x"}
