@@ -14,7 +14,8 @@ _INTRODUCTION = """\
 
 `GET /metrics` of the gateway has these, and the engines' own metrics (`vllm:...`) with a `replica` label.
 `route` is a path of the [HTTP API](http-api.md), so clients cannot create new labels; `model` and `route` are
-empty for requests that name no served model or path. What the histograms measure, exactly:
+empty for requests that name no served model or path, and for those to files and batches. What the histograms
+measure, exactly:
 [observability](../operate/observability.md). Replicas that run vLLM add `penstock_engine_capability`: 1 for
 each [capability](../compatibility.md#vllm) that is on, 0 for one that is off.
 

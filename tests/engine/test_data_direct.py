@@ -198,7 +198,7 @@ async def replica(engine: Borrowed, **hooks: Any) -> AsyncIterator[Ask]:
 
     async def ask(request: RowRequest) -> Response:
         body = with_fields(request.body, {"model": request.model or MODEL_ID})
-        return (await client.send(request.path, body, None)).to_response()
+        return await client.send(request.path, body, None)
 
     await until(lambda: client.ready)
     try:

@@ -195,7 +195,7 @@ async def test_a_task_that_the_model_has_not_is_refused(embedder: Pooled):
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/generate"])
 async def test_a_model_that_writes_nothing_says_what_it_answers(embedder: Pooled, path: str):
-    error = await embedder.refusal(path, status=404, messages=[], prompt="x", input="x")
+    error = await embedder.refusal(path, status=404, messages=[], input="x")
     assert error["code"] == "endpoint_not_supported"
     assert f"does not answer {path}; it answers " in error["message"]
     assert "/pooling" in error["message"]

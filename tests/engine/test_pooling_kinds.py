@@ -204,7 +204,7 @@ async def test_a_model_that_writes_nothing_says_what_it_answers(
     reranker: Pooled, classifier: Pooled, name: str, path: str
 ):
     found = {"reranker": reranker, "classifier": classifier}[name]
-    error = await found.refusal(path, status=404, messages=[], prompt="x", input="x")
+    error = await found.refusal(path, status=404, messages=[], input="x")
     assert error["code"] == "endpoint_not_supported"
     assert f"does not answer {path}; it answers " in error["message"]
     assert "/pooling" in error["message"]

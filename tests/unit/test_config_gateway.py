@@ -31,13 +31,13 @@ def test_an_empty_key_is_refused():
         GatewayConfig(api_key="")
 
 
-@pytest.mark.parametrize("key", [" ", "a b", "k2\n", "schlüssel"])
+@pytest.mark.parametrize("key", [" ", " k2", "k2\n", "k\x01"])
 def test_a_key_that_no_client_can_send_is_refused_wherever_it_comes_from(key: str, monkeypatch):
-    with pytest.raises(ConfigError, match="printable ASCII") as caught:
+    with pytest.raises(ConfigError, match="api_key: is nothing that a client can send") as caught:
         GatewayConfig(api_key=key)
     assert repr(key) not in str(caught.value)
     monkeypatch.setenv("PENSTOCK_ADMIN_KEY", key)
-    with pytest.raises(ConfigError, match="PENSTOCK_ADMIN_KEY: must be one word"):
+    with pytest.raises(ConfigError, match="PENSTOCK_ADMIN_KEY: is nothing"):
         GatewayConfig()
 
 

@@ -21,7 +21,7 @@ _KUBERNETES = re.compile(
 """What Kubernetes sets in each pod of a namespace for Services named `penstock` or `penstock-...`."""
 
 
-_HEADER_WORD = re.compile(r"[!-~]+")
+_HEADER_TEXT = re.compile(r"[^\s\x00-\x1f\x7f]([^\x00-\x1f\x7f]*[^\s\x00-\x1f\x7f])?")
 
 
 def _secret(text: object) -> object:
@@ -30,10 +30,9 @@ def _secret(text: object) -> object:
 
 
 def _sendable(key: SecretStr | None) -> SecretStr | None:
-    if key is not None and not _HEADER_WORD.fullmatch(key.get_secret_value()):
+    if key is not None and not _HEADER_TEXT.fullmatch(key.get_secret_value()):
         raise ValueError(
-            "must be one word of printable ASCII characters, since clients send it in a header. Look for a "
-            "blank in it, or a line break at its end."
+            "is nothing that a client can send in a header: it is blank, or has a line break or blanks around it."
         )
     return key
 
