@@ -32,7 +32,8 @@ def _secret(text: object) -> object:
 def _sendable(key: SecretStr | None) -> SecretStr | None:
     if key is not None and not _HEADER_TEXT.fullmatch(key.get_secret_value()):
         raise ValueError(
-            "is nothing that a client can send in a header: it is blank, or has a line break or blanks around it."
+            "is nothing that a client can send in a header: it is blank, or has a line break or blanks "
+            "around it."
         )
     return key
 
