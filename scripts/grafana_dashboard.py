@@ -86,7 +86,12 @@ PANELS: dict[str, tuple[Panel, ...]] = {
     ),
     "Replicas": (
         Panel(
-            "Ready replicas", "none", ((f"max by (model) (penstock_ready_replicas{{{OURS}}})", "{{model}}"),)
+            "Ready replicas",
+            "none",
+            (
+                (f"max by (model) (penstock_ready_replicas{{{OURS}}})", "{{model}}"),
+                (f"max by (model) (penstock_wanted_replicas{{{OURS}}})", "{{model}}, wanted"),
+            ),
         ),
         Panel(
             "Open and queued requests",
