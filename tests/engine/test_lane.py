@@ -353,7 +353,7 @@ async def test_a_reader_that_falls_behind_gets_all_of_it_merged(recorded: Record
     way = Way([], room_after=8)
     slow, quick = await _by(app, way, body), await _by(app, None, body)
     assert way.waited > 5
-    assert len(slow) < len(quick)
+    assert len(slow) < 450
     assert _text(slow) == _text(quick)
     assert slow[-2:] == quick[-2:]  # usage and [DONE]
     recorded.take(CHAT)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from importlib.metadata import entry_points
@@ -59,6 +60,9 @@ def _may_be(flag: str, there: Iterable[str]) -> bool:
     return any(one.startswith((name, name.removeprefix("no_"))) for one in there)
 
 
+_parsing = threading.Lock()
+
+
 @functools.cache
 def known() -> frozenset[str]:
     """Every argument and flag of the installed vLLM, as identifiers; empty where its source does not say."""
@@ -79,9 +83,10 @@ def known() -> frozenset[str]:
 
 def syntax_tree(text: str) -> ast.Module:
     """As `ast.parse`. CPython 3.11 counts depth for all threads together, and may raise when two parse."""
-    with suppress(SystemError):
+    with _parsing:
+        with suppress(SystemError):  # a thread that is not ours
+            return ast.parse(text)
         return ast.parse(text)
-    return ast.parse(text)
 
 
 def _fields(name: str, classes: dict[str, ast.ClassDef]) -> frozenset[str]:
