@@ -25,7 +25,7 @@ while True:
         pass
 """
 
-LIMIT_S = 5
+LIMIT_S, WATCHED_S = 5, 3
 """Within which one that stands still must be found, and for which one is watched that must not be."""
 
 
@@ -79,12 +79,13 @@ async def test_a_stopped_process_is_found_by_one_that_is_itself_delayed_again_an
     assert "stopped" in str(found)
 
 
-async def test_what_is_not_watched_does_not_count():
+async def test_what_is_not_watched_does_not_count(monkeypatch: pytest.MonkeyPatch):
     """A machine that stood still, and an engine that goes on a little later."""
+    monkeypatch.setattr(watchdog, "STOPPED_S", 1.5)
     with child("import time; time.sleep(60)") as process:
         process.send_signal(signal.SIGSTOP)
-        watched = asyncio.create_task(verdict(watching(process, working=True), 2 * LIMIT_S))
-        await asyncio.sleep(1.0)
+        watched = asyncio.create_task(verdict(watching(process, working=True), 6.5))
+        await asyncio.sleep(0.5)
         time.sleep(2 * watchdog.STOPPED_S)  # noqa: ASYNC251 - the machine
         await asyncio.sleep(0.5)
         process.send_signal(signal.SIGCONT)
@@ -97,7 +98,7 @@ async def test_one_that_computes_without_a_step_is_left_alone(idle: int, monkeyp
     monkeypatch.setattr(watchdog, "IDLE_S", 1.5)
     beside = f"import subprocess; [subprocess.Popen(['sleep', '10']) for _ in range({idle})]"
     with child(f"{beside}\nwhile True: pass") as process:
-        assert await verdict(watching(process, working=True), LIMIT_S) is None
+        assert await verdict(watching(process, working=True), WATCHED_S) is None
 
 
 async def test_one_that_has_work_and_does_nothing_is_found(monkeypatch: pytest.MonkeyPatch):
@@ -106,7 +107,7 @@ async def test_one_that_has_work_and_does_nothing_is_found(monkeypatch: pytest.M
     with child("import time; time.sleep(60)") as process:
         assert "did nothing" in str(await verdict(watching(process, working=True), LIMIT_S))
         assert "did nothing" in str(await verdict(watching(process, working=False, answers=False), LIMIT_S))
-        assert await verdict(watching(process, working=False), LIMIT_S) is None  # idle, and it answers
+        assert await verdict(watching(process, working=False), WATCHED_S) is None  # idle, and it answers
 
 
 async def test_one_that_has_work_and_only_waits_is_found_though_waiting_takes_some_cpu(

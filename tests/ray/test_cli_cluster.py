@@ -9,6 +9,8 @@ from ray import serve
 from tests.cluster import Cluster
 from tests.ray.command import Command, serving
 
+pytestmark = pytest.mark.full
+
 
 @serve.deployment(ray_actor_options={"num_cpus": 0})
 class Neighbour:

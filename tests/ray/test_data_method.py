@@ -23,7 +23,7 @@ from penstock.errors import BadRequest, ConfigError, EngineDead, EngineStartFail
 from penstock.serve import build_llm_deployment
 from penstock.serve.openai_api_models import CompletionRequest
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.parity("D4")]
+pytestmark = [pytest.mark.full, pytest.mark.asyncio(loop_scope="module"), pytest.mark.parity("D4")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
