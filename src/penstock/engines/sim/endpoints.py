@@ -154,8 +154,16 @@ class Endpoints:
         request = wire.read(call.body, wire.Embed)
         self._adapter(request.model)
         size = self._engine.options.embedding_size
-        made = [vectors.embed(text, size) for text in request.texts()]
-        await call.answer_json(self._listed(request.model, "embedding", made, request.texts()))
+        if request.dimensions not in (None, size):
+            raise BadRequest(
+                f"The simulator's embeddings have {size} numbers; its option embedding_size sets how many.",
+                param="dimensions",
+            )
+        texts = [one if isinstance(one, str) else tokenizer.decode(one) for one in request.prompts()]
+        made: Sequence[object] = [vectors.embed(text, size) for text in texts]
+        if request.encoding_format == "base64":
+            made = [vectors.packed(vectors.embed(text, size)) for text in texts]
+        await call.answer_json(self._listed(request.model, "embedding", made, texts))
 
     async def score(self, call: Call) -> None:
         request = wire.read(call.body, wire.Score)

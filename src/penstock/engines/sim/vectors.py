@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import math
 import random
+import struct
+from collections.abc import Sequence
 
 
 def embed(text: str, size: int) -> list[float]:
@@ -15,6 +18,11 @@ def embed(text: str, size: int) -> list[float]:
         total = [value + draw.gauss(0.0, 1.0) for value in total]
     length = math.hypot(*total)
     return [value / length for value in total]
+
+
+def packed(vector: Sequence[float]) -> str:
+    """The vector as `encoding_format: base64` has it: 32-bit floats, the least significant byte first."""
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
 
 
 def similarity(left: str, right: str, size: int) -> float:

@@ -5,7 +5,7 @@ All others (temperature, top_p, ...) are accepted and ignored.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -78,20 +78,14 @@ class Chat(Generate, kw_only=True):
 
 
 class Completion(Generate, kw_only=True):
-    prompt: str | list[str | int]
+    prompt: str | list[str | int | list[int]]
 
     def one(self) -> str | list[int]:
         """The prompt. Raises: BadRequest when there are several."""
-        if isinstance(self.prompt, str):
-            return self.prompt
-        ids = [token for token in self.prompt if isinstance(token, int)]
-        if ids and len(ids) == len(self.prompt):
-            return ids
-        if len(self.prompt) == 1 and isinstance(text := self.prompt[0], str):
-            return text
-        raise BadRequest(
-            "The simulator takes one prompt per request, a text or a list of token ids.", param="prompt"
-        )
+        prompts = several(self.prompt, "prompt")
+        if len(prompts) > 1:
+            raise BadRequest("The simulator takes one prompt per request.", param="prompt")
+        return prompts[0]
 
 
 class Tokenize(Struct, kw_only=True):
@@ -108,11 +102,15 @@ class Detokenize(Struct, kw_only=True):
 
 
 class Embed(Struct, kw_only=True):
-    model: str | None = None
-    input: str | list[str]
+    """input: a text, a list of texts, or the same as token ids."""
 
-    def texts(self) -> list[str]:
-        return [self.input] if isinstance(self.input, str) else self.input
+    model: str | None = None
+    input: str | list[str | int | list[int]]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+
+    def prompts(self) -> list[str | list[int]]:
+        return several(self.input, "input")
 
 
 class Score(Struct, kw_only=True):
@@ -131,6 +129,17 @@ class Score(Struct, kw_only=True):
         if len(left) != len(right):
             raise BadRequest("`text_1` must hold one text, or as many as `text_2`.", param="text_1")
         return list(zip(left, right, strict=True))
+
+
+def several(given: str | list[str | int | list[int]], param: str) -> list[str | list[int]]:
+    """The prompts in a text, a list of texts, token ids, or lists of these. Raises: BadRequest."""
+    if isinstance(given, str):
+        return [given]
+    ids = [one for one in given if isinstance(one, int)]
+    prompts = [one for one in given if not isinstance(one, int)]
+    if not given or (ids and prompts) or [] in prompts:
+        raise BadRequest(f"`{param}` must hold texts, token ids, or lists of token ids.", param=param)
+    return [ids] if ids else prompts
 
 
 def read(body: bytes, kind: type[T]) -> T:
