@@ -12,6 +12,7 @@ import pytest
 
 from penstock.config import LLMConfig
 from penstock.engine import Delta
+from penstock.engine_control import DEFAULT_WEIGHTS
 from penstock.engines import engine_class
 from penstock.engines.sim import tokenizer
 from penstock.engines.sim.batch import Batch, Sequence
@@ -383,6 +384,20 @@ async def test_a_start_tells_its_phases():
     await engine.start(phases.append)
     await engine.stop()
     assert phases == ["load", "warm up"]
+
+
+@pytest.mark.parametrize("operation", ["sleep", "update_weights"])
+async def test_an_operation_that_is_given_up_leaves_it_working(tmp_path: Path, operation: str):
+    engine = await started()
+    arguments = {"sleep": (), "update_weights": (tmp_path, "2")}[operation]
+    async with aclosing(engine.generate("hello", {"ignore_eos": True})) as deltas:
+        await anext(deltas)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(getattr(engine, operation)(*arguments), 0.05)
+    assert not engine.is_sleeping()
+    assert engine.weights_version() == DEFAULT_WEIGHTS
+    assert await asyncio.wait_for(drain(engine.generate("hello", {})), 10) > 1
+    await engine.stop()
 
 
 # -- config

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -158,9 +158,9 @@ class SimEngine(EngineControl):
     async def sleep(self, level: int = 1, mode: PauseMode = "wait") -> None:
         if mode == "keep":
             raise BadRequest("Sleep empties the cache of requests that run; mode is 'wait' or 'abort'.")
-        self._asleep, self._awake = True, frozenset[str]()
-        await self._scheduler.pause(mode)
-        self._scheduler.forget()
+        async with self._quiet(mode):
+            self._scheduler.forget()
+            self._asleep, self._awake = True, frozenset[str]()
 
     async def wakeup(self) -> None:
         await self.wakeup_parts(PARTS)
@@ -188,6 +188,15 @@ class SimEngine(EngineControl):
     def is_paused(self) -> bool:
         return self._paused
 
+    @asynccontextmanager
+    async def _quiet(self, mode: PauseMode) -> AsyncGenerator[None, None]:
+        """A pause that ends here, however it ends, unless the engine was asked to stay paused or asleep."""
+        try:
+            await self._scheduler.pause(mode)
+            yield
+        finally:
+            self._go_on()
+
     def _go_on(self) -> None:
         if not self._paused and not self._asleep:
             self._scheduler.resume()
@@ -199,9 +208,8 @@ class SimEngine(EngineControl):
         """Accepts any folder: the simulator's output does not depend on weights."""
         if not await asyncio.to_thread(source.is_dir):
             raise BadRequest(f"There is no folder {source} with weights.")
-        await self._scheduler.pause(mode)
-        self._weights = version
-        self._go_on()
+        async with self._quiet(mode):
+            self._weights = version
 
     def weights_version(self) -> str:
         return self._weights
