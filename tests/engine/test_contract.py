@@ -406,6 +406,13 @@ async def test_generate_refuses_what_is_of_the_wrong_type(
     assert text(await generate(under_test, QUESTION, max_tokens=2))
 
 
+@pytest.mark.parametrize("under_test", ["sim", "vllm"], indirect=True)
+@pytest.mark.parametrize("name", ["max_token", "max_completion_tokens", "response_format", "priority"])
+async def test_generate_refuses_what_is_no_sampling_parameter(under_test: Served, name: str):
+    with pytest.raises(BadRequest, match=name):
+        await generate(under_test, QUESTION, **{name: None})
+
+
 @pytest.mark.parametrize("under_test", ["vllm"], indirect=True)
 async def test_what_vllm_refuses_by_a_plain_error_is_the_clients_fault(under_test: Served):
     with pytest.raises(BadRequest, match="non-empty list"):

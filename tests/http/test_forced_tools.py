@@ -60,7 +60,7 @@ async def test_the_named_tool_is_called_and_a_stream_joins_to_the_same(served: S
     async with served.openai().chat.completions.stream(**asked) as stream:
         joined = await stream.get_final_completion()
     for answer in (whole, joined):
-        assert answer.choices[0].finish_reason == "tool_calls"
+        assert answer.choices[0].finish_reason == "stop"  # as in vLLM; "tool_calls" where none was named
         (call,) = answer.choices[0].message.tool_calls
         assert (call.function.name, json.loads(call.function.arguments)) == ("now", {})
 

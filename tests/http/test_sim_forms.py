@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import httpx
 import pytest
-from served import Served
+from served import Served, until
 
 pytestmark = pytest.mark.parity("X16")
 
@@ -45,6 +48,14 @@ async def test_token_ids_are_embedded_like_their_text(served: Served):
         ("/v1/embeddings", {"input": "x", "encoding_format": "bytes"}, "encoding_format"),
         ("/v1/embeddings", {"input": ["x", 1]}, "input"),
         ("/v1/embeddings", {"input": []}, "input"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "x"}], "logprobs": True},
+            "logprobs",
+        ),
+        ("/v1/completions", {"prompt": "x", "logprobs": 0}, "logprobs"),
+        ("/v1/completions", {"prompt": "x", "echo": True}, "echo"),
+        ("/v1/completions", {"prompt": ["x", 1]}, "prompt"),
     ],
 )
 async def test_what_is_not_simulated_is_refused(served: Served, path: str, body: dict, param: str):
@@ -52,3 +63,65 @@ async def test_what_is_not_simulated_is_refused(served: Served, path: str, body:
         answer = await http.post(path, json={"model": "m", **body})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
+
+
+NEEDED = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/embeddings": {"input": "hi"},
+    "/v1/score": {"text_1": "hi", "text_2": "ho"},
+    "/tokenize": {"prompt": "hi"},
+    "/detokenize": {"tokens": []},
+}
+
+
+async def test_a_field_that_is_null_is_not_set(served: Served):
+    """Typed clients in Go, Java and C# write null for each field that they know and leave alone."""
+    await served.gateway("m")
+    app = (await served.replica()).engine.app()
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://sim") as http:
+        described = (await http.get("/openapi.json")).json()
+    async with served.http() as http:
+        for path, needed in NEEDED.items():
+            body = described["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+            form = described["components"]["schemas"][body["$ref"].rpartition("/")[2]]
+            answer = await http.post(path, json=dict.fromkeys(form["properties"]) | needed)
+            assert answer.status_code == 200, answer.text
+
+
+async def test_nulls_within_a_field_are_not_set(served: Served):
+    async with (await simulated(served)).http() as http:
+        said = {"role": "user", "content": [{"type": "text", "text": None}], "name": None, "tool_calls": None}
+        tools = [{"type": "function", "function": {"name": "now", "parameters": None, "strict": None}}]
+        body = {"messages": [said], "tools": tools, "stream_options": {"include_usage": None}}
+        assert (await http.post("/v1/chat/completions", json=body)).status_code == 200
+
+
+async def test_one_model_is_served_under_the_empty_name(served: Served):
+    async with (await simulated(served)).http() as http:
+        for path, needed in NEEDED.items():
+            assert (await http.post(path, json={"model": "", **needed})).status_code == 200
+
+
+async def test_several_prompts_are_answered_in_their_order(served: Served):
+    client = (await simulated(served)).openai()
+    asked = {"model": "m", "prompt": ["one two", "x"], "n": 2, "max_tokens": 4}
+    whole = await client.completions.create(**asked)
+    assert [choice.text for choice in whole.choices] == ["one two", "one two", "x", "x"]
+    parts = [await client.completions.create(**asked | {"prompt": one, "n": 2}) for one in asked["prompt"]]
+    for count in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert getattr(whole.usage, count) == sum(getattr(part.usage, count) for part in parts)
+    texts = ["", "", "", ""]
+    async for chunk in await client.completions.create(**asked, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == [choice.text for choice in whole.choices]
+
+
+async def test_embeddings_take_their_time_and_are_seen_as_load(served: Served):
+    await served.gateway("m")
+    engine = (await served.replica(step_base_ms=20, max_num_seqs=1)).engine
+    asked = asyncio.create_task(served.openai().embeddings.create(model="m", input=["a"] * 20))
+    await until(lambda: engine.load().running == 1 and engine.load().waiting > 1)
+    assert len((await asked).data) == 20
+    assert engine.load().running == 0
+    assert engine.counts().made_tokens == 0

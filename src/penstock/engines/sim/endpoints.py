@@ -64,14 +64,16 @@ class Simulated(Protocol):
     aliases: Sequence[str]
     options: SimOptions
 
-    def generate(
+    def answer(
         self,
-        prompt: Prompt,
-        params: Mapping[str, Any],
+        prompts: Sequence[Prompt],
+        params: wire.Params,
         *,
-        request_id: str | None = None,
+        arguments: str | None = None,
         adapter: str | None = None,
     ) -> AsyncGenerator[Delta, None]: ...
+
+    async def pool(self, prompts: Sequence[Sequence[int]], adapter: str | None = None) -> None: ...
 
     async def check_health(self) -> None: ...
 
@@ -119,29 +121,36 @@ class Endpoints:
         request = wire.read(call.body, wire.Chat)
         request.max_tokens = request.max_completion_tokens or request.max_tokens
         function = tools.forced(request.tools or [], request.tool_choice)
-        if function is not None:
-            request.arguments = tools.arguments(function)
-        form = CHAT if function is None else calling(function.name)
-        await self._generate(call, request, {"messages": request.messages}, form)
+        arguments = None if function is None else tools.arguments(function)
+        form = CHAT if function is None else calling(function.name, request.tool_choice == "required")
+        await self._generate(call, request, [{"messages": request.messages}], form, arguments)
 
     async def completions(self, call: Call) -> None:
         request = wire.read(call.body, wire.Completion)
         request.max_tokens = request.max_tokens or 16  # OpenAI's default
-        await self._generate(call, request, request.one(), COMPLETION)
+        await self._generate(call, request, request.prompts(), COMPLETION)
 
-    async def _generate(self, call: Call, request: wire.Generate, asked: Prompt, form: EventForm) -> None:
+    async def _generate(
+        self,
+        call: Call,
+        request: wire.Generate,
+        prompts: Sequence[Prompt],
+        form: EventForm,
+        arguments: str | None = None,
+    ) -> None:
         adapter = self._adapter(request.model)
         request_id = call.headers.get(b"x-request-id", b"").decode("latin-1") or uuid.uuid4().hex
-        outputs = [SimOutput() for _ in range(request.n)]
-        with_details = self._engine.options.enable_prompt_tokens_details
-        answer = SimResponse(form, request_id, request.model or self._engine.model_id, outputs, with_details)
         ours = prepared_prompt.get()
-        deltas = self._engine.generate(
-            asked if ours is None else ours.take(),
-            msgspec.structs.asdict(request),
-            request_id=request_id,
-            adapter=adapter,
+        prompts = prompts if ours is None else [ours.take()]
+        answer = SimResponse(
+            form,
+            request_id,
+            request.model or self._engine.model_id,
+            [SimOutput() for _ in range(len(prompts) * (request.n or 1))],
+            len(prompts),
+            self._engine.options.enable_prompt_tokens_details,
         )
+        deltas = self._engine.answer(prompts, request, arguments=arguments, adapter=adapter)
         if request.stream:
             with_usage = bool(request.stream_options and request.stream_options.include_usage)
             return await call.stream(_events(answer, deltas, with_usage))
@@ -152,7 +161,6 @@ class Endpoints:
 
     async def embeddings(self, call: Call) -> None:
         request = wire.read(call.body, wire.Embed)
-        self._adapter(request.model)
         size = self._engine.options.embedding_size
         if request.dimensions not in (None, size):
             raise BadRequest(
@@ -160,31 +168,37 @@ class Endpoints:
                 param="dimensions",
             )
         texts = [one if isinstance(one, str) else tokenizer.decode(one) for one in request.prompts()]
+        usage = await self._pooled(request.model, texts)
         made: Sequence[object] = [vectors.embed(text, size) for text in texts]
         if request.encoding_format == "base64":
             made = [vectors.packed(vectors.embed(text, size)) for text in texts]
-        await call.answer_json(self._listed(request.model, "embedding", made, texts))
+        await call.answer_json(self._listed(request.model, "embedding", made, usage))
 
     async def score(self, call: Call) -> None:
         request = wire.read(call.body, wire.Score)
-        self._adapter(request.model)
-        size = self._engine.options.embedding_size
-        scores = [vectors.similarity(left, right, size) for left, right in request.pairs()]
-        texts = [left + right for left, right in request.pairs()]
-        await call.answer_json(self._listed(request.model, "score", scores, texts))
+        size, pairs = self._engine.options.embedding_size, request.pairs()
+        usage = await self._pooled(request.model, [left + right for left, right in pairs])
+        scores = [vectors.similarity(left, right, size) for left, right in pairs]
+        await call.answer_json(self._listed(request.model, "score", scores, usage))
+
+    async def _pooled(self, model: str | None, texts: Sequence[str]) -> dict[str, int]:
+        """The usage of these texts, after the time that reading them takes."""
+        prompts = [tokenizer.encode(text) for text in texts]
+        await self._engine.pool(prompts, self._adapter(model))
+        tokens = sum(map(len, prompts))
+        return {"prompt_tokens": tokens, "total_tokens": tokens}
 
     def _listed(
-        self, model: str | None, kind: str, values: Sequence[object], texts: Sequence[str]
+        self, model: str | None, kind: str, values: Sequence[object], usage: Mapping[str, int]
     ) -> dict[str, object]:
-        """The body of a response with a value for each input. texts: what was read for it."""
-        tokens = sum(len(tokenizer.encode(text)) for text in texts)
+        """The body of a response with a value for each input."""
         return {
             "id": f"{kind}-{uuid.uuid4().hex}",
             "object": "list",
             "created": int(time.time()),
             "model": model or self._engine.model_id,
             "data": [{"index": i, "object": kind, kind: value} for i, value in enumerate(values)],
-            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+            "usage": usage,
         }
 
     async def tokenize(self, call: Call) -> None:
@@ -243,7 +257,7 @@ class Endpoints:
         """The adapter set for the request, or else the one that it names. Raises: ModelNotFound."""
         base = self._engine.model_id
         using = using_adapter.get()
-        if using is not None or model in (None, base, *self._engine.aliases):
+        if using is not None or model in (None, "", base, *self._engine.aliases):
             return using
         named = model.removeprefix(f"{base}:")
         if named == model or named not in self._engine.adapters():

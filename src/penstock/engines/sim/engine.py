@@ -22,7 +22,7 @@ from penstock.engines.sim import tokenizer, wire
 from penstock.engines.sim.app import App
 from penstock.engines.sim.options import SimOptions
 from penstock.engines.sim.prompt import Tokens, read_prompt
-from penstock.engines.sim.reply import plan
+from penstock.engines.sim.reply import POOLED, PlannedReply, plan
 from penstock.engines.sim.scheduler import Clock, Counts, Scheduler
 from penstock.errors import (
     AdapterBroken,
@@ -32,6 +32,7 @@ from penstock.errors import (
     Error,
     ModelNotFound,
     PromptTooLong,
+    Unavailable,
 )
 from penstock.request_context import using_adapter
 
@@ -73,7 +74,7 @@ class SimEngine(EngineControl):
             raise EngineStartFailed(self.options.start_error)
         self._task = asyncio.create_task(self._scheduler.run())
         progress("warm up")
-        async with aclosing(self._scheduler.stream([tokenizer.EOS], [plan("ready", 1)])) as deltas:
+        async with aclosing(self._scheduler.stream([([tokenizer.EOS], plan("ready", 1))])) as deltas:
             await anext(deltas)
         self._scheduler.reset_counts()
         self._ready = True
@@ -90,7 +91,7 @@ class SimEngine(EngineControl):
     def app(self) -> ASGIApp:
         return self._app
 
-    async def generate(
+    def generate(
         self,
         prompt: Prompt,
         params: Mapping[str, Any],
@@ -98,23 +99,51 @@ class SimEngine(EngineControl):
         request_id: str | None = None,
         adapter: str | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        await self.check_health()
-        adapter = self.loaded(adapter or using_adapter.get())
-        self._requests += 1
-        if self.options.error_every and self._requests % self.options.error_every == 0:
-            raise Error("The simulated engine failed, as its option error_every told it to.")
-        tokens = read_prompt(prompt)
-        obeyed = wire.convert(params, wire.Params)
-        said = self._answer(tokens, obeyed.arguments, adapter)
-        reply = plan(said, self._room(tokens, obeyed), obeyed.stops(), obeyed.ignore_eos)
+        return self.answer([prompt], wire.sampling(params), adapter=adapter)
+
+    async def answer(
+        self,
+        prompts: Sequence[Prompt],
+        params: wire.Params,
+        *,
+        arguments: str | None = None,
+        adapter: str | None = None,
+    ) -> AsyncGenerator[Delta, None]:
+        """As `generate`, with `n` outputs of each prompt in turn. arguments: of a call that is forced."""
+        adapter = await self._admitted(adapter)
+        asked: list[tuple[Sequence[int], PlannedReply]] = []
+        for tokens in map(read_prompt, prompts):
+            said = self._answer(tokens, arguments, adapter)
+            room = min(params.max_tokens or self.options.max_model_len, self._room(tokens.token_ids))
+            stops = params.stops(), bool(params.ignore_eos), bool(params.include_stop_str_in_output)
+            asked += [(tokens.token_ids, plan(said, room, *stops))] * (params.n or 1)
         limit = self.options.fail_after_tokens
         made = 0
-        async with aclosing(self._scheduler.stream(tokens.token_ids, [reply] * obeyed.n, adapter)) as deltas:
+        async with aclosing(self._scheduler.stream(asked, adapter)) as deltas:
             async for delta in deltas:
                 if made == limit:
                     raise Error("The simulated engine failed, as its option fail_after_tokens told it to.")
                 made += 1
                 yield delta
+
+    async def pool(self, prompts: Sequence[Sequence[int]], adapter: str | None = None) -> None:
+        """Takes the time that embedding these token ids takes. Raises: PromptTooLong, EngineDead."""
+        adapter = await self._admitted(adapter)
+        for prompt in prompts:
+            self._room(prompt)
+        async with aclosing(self._scheduler.stream([(one, POOLED) for one in prompts], adapter)) as deltas:
+            async for delta in deltas:
+                if delta.finish_reason == "abort":
+                    raise Unavailable("The request was aborted: the engine was paused or put to sleep.")
+
+    async def _admitted(self, adapter: str | None) -> str | None:
+        """The adapter of a new request, once it is known that the engine works."""
+        await self.check_health()
+        adapter = self.loaded(adapter or using_adapter.get())
+        self._requests += 1
+        if self.options.error_every and self._requests % self.options.error_every == 0:
+            raise Error("The simulated engine failed, as its option error_every told it to.")
+        return adapter
 
     async def load_adapter(self, name: str, path: Path) -> None:
         """Accepts any folder with an `adapter_config.json`."""
@@ -238,16 +267,16 @@ class SimEngine(EngineControl):
             return reply if reply and reply.startswith("{") else arguments
         return (f"[{adapter}] " if adapter else "") + (reply or tokens.said)
 
-    def _room(self, tokens: Tokens, params: wire.Params) -> int:
+    def _room(self, prompt: Sequence[int]) -> int:
         """Tokens left for the response."""
-        room = self.options.max_model_len - len(tokens.token_ids)
+        room = self.options.max_model_len - len(prompt)
         if room < 1:
             raise PromptTooLong(
-                f"The prompt has {len(tokens.token_ids)} tokens; this model's context window of "
+                f"The prompt has {len(prompt)} tokens; this model's context window of "
                 f"{self.options.max_model_len} must hold it and one token more. Shorten it.",
                 param="prompt",
             )
-        return min(params.max_tokens or room, room)
+        return room
 
     def _after_step(self) -> None:
         if not self._ready:

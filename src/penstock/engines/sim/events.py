@@ -26,7 +26,7 @@ class EventForm:
     """The differences between chats, chats that call a tool, and completions on the wire.
 
     opening: the delta of the first event of each output; empty without such an event.
-    call: the tool call of which the text is the arguments.
+    call: the tool call of which the text is the arguments. ends_as: what `stop` is then called.
     """
 
     id_prefix: str
@@ -36,6 +36,7 @@ class EventForm:
     before_text: bytes
     after_text: bytes
     call: dict[str, Any] | None = None
+    ends_as: str = "stop"
 
     def said(self, output: SimOutput) -> dict[str, object]:
         """An output's own fields in a response's body."""
@@ -46,7 +47,7 @@ class EventForm:
         return {"message": {"role": "assistant", "content": None, "tool_calls": [self._called(output.text)]}}
 
     def finish(self, reason: str | None) -> str | None:
-        return "tool_calls" if self.call is not None and reason == "stop" else reason
+        return self.ends_as if reason == "stop" else reason
 
     def _called(self, arguments: str) -> dict[str, Any]:
         assert self.call is not None
@@ -64,8 +65,10 @@ CHAT = EventForm(
 COMPLETION = EventForm("cmpl-", "text_completion", "text_completion", b"", b'"text":', b"")
 
 
-def calling(function: str) -> EventForm:
-    """A chat whose answer is a call of `function`."""
+def calling(function: str, required: bool) -> EventForm:
+    """A chat whose answer is a call of `function`. required: that was not named; only then, as in vLLM, the
+    chat ends with `tool_calls`.
+    """
     call = {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": {"name": function}}
     first = {"index": 0, **call, "function": {"name": function, "arguments": ""}}
     return replace(
@@ -74,6 +77,7 @@ def calling(function: str) -> EventForm:
         before_text=b'"delta":{"tool_calls":[{"index":0,"function":{"arguments":',
         after_text=b"}}]}",
         call=call,
+        ends_as="tool_calls" if required else "stop",
     )
 
 
@@ -83,6 +87,8 @@ class SimOutput:
 
     text: str = ""
     tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
     finish_reason: str | None = None
 
 
@@ -94,9 +100,8 @@ class SimResponse:
     request_id: str
     model: str
     outputs: list[SimOutput]
+    prompts: int = 1
     with_details: bool = False
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
     created: int = field(default_factory=lambda: int(time.time()))
 
     def add(self, delta: Delta) -> None:
@@ -104,8 +109,8 @@ class SimResponse:
         output.text += delta.text
         output.tokens += len(delta.token_ids)
         output.finish_reason = delta.finish_reason
-        self.prompt_tokens = delta.prompt_tokens
-        self.cached_tokens = delta.cached_tokens
+        output.prompt_tokens = delta.prompt_tokens
+        output.cached_tokens = delta.cached_tokens
 
     def head(self) -> bytes:
         """The part that all events of one response share."""
@@ -127,11 +132,13 @@ class SimResponse:
 
     def usage(self) -> dict[str, object]:
         made = sum(output.tokens for output in self.outputs)
-        details = {"prompt_tokens_details": {"cached_tokens": self.cached_tokens}}
+        firsts = self.outputs[:: len(self.outputs) // self.prompts]  # of each prompt
+        read = sum(output.prompt_tokens for output in firsts)
+        details = {"prompt_tokens_details": {"cached_tokens": sum(one.cached_tokens for one in firsts)}}
         return {
-            "prompt_tokens": self.prompt_tokens,
+            "prompt_tokens": read,
             "completion_tokens": made,
-            "total_tokens": self.prompt_tokens + made,
+            "total_tokens": read + made,
             **(details if self.with_details else {}),
         }
 

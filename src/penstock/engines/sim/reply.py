@@ -19,10 +19,20 @@ class PlannedReply:
     finish_reason: str
 
 
-def plan(text: str, max_tokens: int, stop: Sequence[str] = (), ignore_eos: bool = False) -> PlannedReply:
+POOLED = PlannedReply((), (), 1, "stop")
+"""The end of a request that makes no tokens: an embedding, a score."""
+
+
+def plan(
+    text: str,
+    max_tokens: int,
+    stop: Sequence[str] = (),
+    ignore_eos: bool = False,
+    include_stop: bool = False,
+) -> PlannedReply:
     """A response of `text`: once, or repeated with `ignore_eos`, up to `max_tokens`.
 
-    A stop string ends it as in vLLM: its text is left out, but its tokens are counted.
+    A stop string ends it as in vLLM: its text is left out without `include_stop`, but its tokens are counted.
     """
     ids = tokenizer.encode(text) or tokenizer.encode(" ")
     if ignore_eos:
@@ -31,10 +41,10 @@ def plan(text: str, max_tokens: int, stop: Sequence[str] = (), ignore_eos: bool 
         ids = [*ids, tokenizer.EOS][:max_tokens]
         finish = "stop" if ids[-1] == tokenizer.EOS else "length"
         reply = PlannedReply(ids, [tokenizer.piece(i) for i in ids], len(ids), finish)
-    return _cut(reply, stop) if stop else reply
+    return _cut(reply, stop, include_stop) if stop else reply
 
 
-def _cut(reply: PlannedReply, stop: Sequence[str]) -> PlannedReply:
+def _cut(reply: PlannedReply, stop: Sequence[str], include_stop: bool) -> PlannedReply:
     period = len(reply.token_ids)
     pieces = [reply.pieces[i % period] for i in range(reply.tokens)]
     text = "".join(pieces)
@@ -42,6 +52,7 @@ def _cut(reply: PlannedReply, stop: Sequence[str]) -> PlannedReply:
     if not found:
         return reply
     shown, end = min(found, key=lambda span: span[1])
+    shown = end if include_stop else shown
     ends = list(accumulate(map(len, pieces)))
     tokens = next(i for i, reached in enumerate(ends, 1) if reached >= end)
     cut = [

@@ -104,16 +104,18 @@ class Scheduler:
         self.counts = Counts(cache=self._batch.cache_counts)
 
     async def stream(
-        self, prompt: Sequence[int], replies: Sequence[PlannedReply], adapter: str | None = None
+        self, asked: Sequence[tuple[Sequence[int], PlannedReply]], adapter: str | None = None
     ) -> AsyncGenerator[Delta, None]:
-        """Deltas of one request when they are due, with one output per reply; closing it frees its slot."""
+        """Deltas of one request when they are due, with an output per prompt and reply; closing it frees its
+        slots.
+        """
         deltas: asyncio.Queue[Delta | Error] = asyncio.Queue()
         arrival, priority = self._clock.now(), ENGINE_PRIORITY[tier.get()]
         outputs = [
             Output(
                 len(prompt), reply, Chain(prompt, reply, self._block_size, adapter), arrival, index, priority
             )
-            for index, reply in enumerate(replies)
+            for index, (prompt, reply) in enumerate(asked)
         ]
         for output in outputs:
             self._streams[output] = deltas
@@ -145,13 +147,13 @@ class Scheduler:
 
     def _deliver(self, output: Output) -> None:
         reply = output.reply
-        at = (output.made - 1) % len(reply.token_ids)
+        at = (output.made - 1) % (len(reply.token_ids) or 1)
         finish = reply.finish_reason if output.made == reply.tokens else None
-        token_id = reply.token_ids[at]
+        token_ids = tuple(reply.token_ids[at : at + 1])
         counts = output.prompt_tokens, output.cached_tokens
-        delta = Delta(reply.pieces[at], (token_id,), output.index, finish, *counts)
+        delta = Delta("".join(reply.pieces[at : at + 1]), token_ids, output.index, finish, *counts)
         self._streams[output].put_nowait(delta)
-        self.counts.made_tokens += 1
+        self.counts.made_tokens += len(token_ids)
         if output.made == 1:
             self.counts.prompt_tokens += output.prompt_tokens
         if finish:

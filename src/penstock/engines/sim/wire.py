@@ -1,10 +1,13 @@
 """The request bodies of the simulator: the fields of OpenAI's and vLLM's requests that change its response.
 
-All others (temperature, top_p, ...) are accepted and ignored.
+A field that is null is not set. Those that would give an answer a form which
+the simulator does not have are refused; all others (temperature, top_p, ...) are accepted
+and ignored, as they would change the text of an answer only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -13,6 +16,7 @@ from msgspec import Meta, Struct
 from penstock.engines.sim.tools import Named, Tool
 from penstock.errors import BadRequest
 from penstock.openai.errors import unreadable
+from penstock.openai.parameters import SAMPLING
 
 T = TypeVar("T")
 Positive = Annotated[int, Meta(ge=1)]
@@ -22,7 +26,7 @@ class Part(Struct):
     """A part of a message's content; only text adds to the prompt."""
 
     type: str
-    text: str = ""
+    text: str | None = None
 
 
 class ChatMessage(Struct):
@@ -33,34 +37,48 @@ class ChatMessage(Struct):
 
     def text(self) -> str:
         if isinstance(self.content, list):
-            return "".join(part.text for part in self.content)
+            return "".join(part.text or "" for part in self.content)
         return self.content or ""
 
 
 class Params(Struct, kw_only=True):
-    """Sampling parameters that the simulator obeys."""
+    """Sampling parameters that the simulator obeys, and those that would give an answer another form."""
 
     max_tokens: Positive | None = None
-    n: Annotated[int, Meta(ge=1, le=128)] = 1
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
     stop: str | list[str] | None = None
-    ignore_eos: bool = False
-    arguments: str | None = None
-    """The whole answer, where it is the call of a tool."""
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    logprobs: bool | int | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
+    use_beam_search: bool | None = None
+    echo: bool | None = None
+    suffix: str | None = None
 
     def stops(self) -> list[str]:
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return [word for word in stop if word]
 
+    def refuse(self) -> None:
+        """Raises: BadRequest for a field that is set and that the simulator does not have."""
+        for name in _NOT_SIMULATED:
+            if (value := getattr(self, name)) is not None and value is not False:
+                raise BadRequest(f"The simulator has no `{name}`.", param=name)
+
+
+_NOT_SIMULATED = ("logprobs", "prompt_logprobs", "return_token_ids", "use_beam_search", "echo", "suffix")
+
 
 class StreamOptions(Struct):
-    include_usage: bool = False
+    include_usage: bool | None = None
 
 
 class Generate(Params, kw_only=True):
     """Fields that chats and completions share."""
 
     model: str | None = None
-    stream: bool = False
+    stream: bool | None = None
     stream_options: StreamOptions | None = None
 
 
@@ -80,12 +98,8 @@ class Chat(Generate, kw_only=True):
 class Completion(Generate, kw_only=True):
     prompt: str | list[str | int | list[int]]
 
-    def one(self) -> str | list[int]:
-        """The prompt. Raises: BadRequest when there are several."""
-        prompts = several(self.prompt, "prompt")
-        if len(prompts) > 1:
-            raise BadRequest("The simulator takes one prompt per request.", param="prompt")
-        return prompts[0]
+    def prompts(self) -> list[str | list[int]]:
+        return several(self.prompt, "prompt")
 
 
 class Tokenize(Struct, kw_only=True):
@@ -145,9 +159,28 @@ def several(given: str | list[str | int | list[int]], param: str) -> list[str | 
 def read(body: bytes, kind: type[T]) -> T:
     """Raises: BadRequest that names the field at fault."""
     try:
-        return msgspec.json.decode(body, type=kind)
+        request = msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise unreadable(error) from error
+    if isinstance(request, Params):
+        request.refuse()
+    return request
+
+
+def sampling(params: Mapping[str, Any]) -> Params:
+    """Parameters of `generate`, by vLLM's names. Raises: BadRequest that names the one at fault."""
+    if unknown := [name for name in params if name not in _SAMPLING]:
+        raise BadRequest(f"'{unknown[0]}' is no sampling parameter of vLLM.", param=unknown[0])
+    obeyed = convert(params, Params)
+    obeyed.refuse()
+    return obeyed
+
+
+_SAMPLING = {*SAMPLING, "detokenize", "extra_args", "flat_logprobs", "skip_reading_prefix_cache"} - {
+    *("max_completion_tokens", "response_format", "top_logprobs", "truncate_prompt_tokens", "vllm_xargs"),
+    *("add_special_tokens", "cache_salt", "length_penalty", "priority", "truncation_side", "use_beam_search"),
+}
+"""Those of vLLM's SamplingParams that users set."""
 
 
 def convert(params: Any, kind: type[T]) -> T:
