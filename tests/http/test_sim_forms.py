@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime
+from typing import Literal
 
 import httpx
 import pytest
-from served import Served, until
+from pydantic import BaseModel, Field
+from served import Served, chat, until
 
 pytestmark = pytest.mark.parity("X16")
 
@@ -56,6 +59,16 @@ async def test_token_ids_are_embedded_like_their_text(served: Served):
         ("/v1/completions", {"prompt": "x", "logprobs": 0}, "logprobs"),
         ("/v1/completions", {"prompt": "x", "echo": True}, "echo"),
         ("/v1/completions", {"prompt": ["x", 1]}, "prompt"),
+        (
+            "/v1/completions",
+            {"prompt": "x", "response_format": {"type": "structural_tag"}},
+            "response_format",
+        ),
+        (
+            "/v1/completions",
+            {"prompt": "x", "structured_outputs": {"regex": "a"}},
+            "structured_outputs.regex",
+        ),
     ],
 )
 async def test_what_is_not_simulated_is_refused(served: Served, path: str, body: dict, param: str):
@@ -125,3 +138,45 @@ async def test_embeddings_take_their_time_and_are_seen_as_load(served: Served):
     assert len((await asked).data) == 20
     assert engine.load().running == 0
     assert engine.counts().made_tokens == 0
+
+
+class Node(BaseModel):
+    """A tree in which each field is required, as strict schemas have it."""
+
+    name: Literal["root", "leaf"]
+    made: datetime
+    size: float = Field(gt=0)
+    corner: tuple[int, int]
+    parent: Node | None
+    children: list[Node]
+
+
+async def test_an_answer_fits_the_schema_that_is_asked_for(served: Served):
+    client = (await simulated(served)).openai()
+    parsed = await client.chat.completions.parse(**chat(response_format=Node))
+    assert parsed.choices[0].message.parsed.name == "root"
+    schema = {"structured_outputs": {"json": Node.model_json_schema()}}
+    whole = await client.chat.completions.create(**chat(extra_body=schema))
+    assert Node.model_validate_json(whole.choices[0].message.content).parent is None
+    stream = await client.completions.create(
+        model="m", prompt="x", max_tokens=99, extra_body=schema, stream=True
+    )
+    text = "".join([chunk.choices[0].text async for chunk in stream])
+    assert text == whole.choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("reply", "form", "said"),
+    [
+        (None, {"response_format": {"type": "json_object"}}, "{}"),
+        ('{"a": 1}', {"response_format": {"type": "json_object"}}, '{"a": 1}'),
+        ("no", {"response_format": {"type": "text"}}, "no"),
+        ("no", {"structured_outputs": {"choice": ["yes", "no"]}}, "no"),
+        ("perhaps", {"structured_outputs": {"choice": ["yes", "no"]}}, "yes"),
+        ("x", {"structured_outputs": {"json": '{"type": "array", "minItems": 1}'}}, "[{}]"),
+    ],
+)
+async def test_a_reply_is_given_where_it_has_the_form(served: Served, reply: str, form: dict, said: str):
+    client = (await simulated(served, reply=reply)).openai()
+    answer = await client.chat.completions.create(**chat(extra_body=form))
+    assert answer.choices[0].message.content == said

@@ -18,7 +18,7 @@ from penstock.engine import Delta, Load, Progress, Prompt, no_progress, plain_na
 from penstock.engine_control import DEFAULT_WEIGHTS, PARTS, EngineControl, PauseMode
 from penstock.engines import peft
 from penstock.engines.prepared import prepared
-from penstock.engines.sim import tokenizer, wire
+from penstock.engines.sim import tokenizer, tools, wire
 from penstock.engines.sim.app import App
 from penstock.engines.sim.options import SimOptions
 from penstock.engines.sim.prompt import Tokens, read_prompt
@@ -111,9 +111,10 @@ class SimEngine(EngineControl):
     ) -> AsyncGenerator[Delta, None]:
         """As `generate`, with `n` outputs of each prompt in turn. arguments: of a call that is forced."""
         adapter = await self._admitted(adapter)
+        forms = [arguments] if arguments else tools.forms(params.response_format, params.structured_outputs)
         asked: list[tuple[Sequence[int], PlannedReply]] = []
         for tokens in map(read_prompt, prompts):
-            said = self._answer(tokens, arguments, adapter)
+            said = self._answer(tokens, forms, adapter)
             room = min(params.max_tokens or self.options.max_model_len, self._room(tokens.token_ids))
             stops = params.stops(), bool(params.ignore_eos), bool(params.include_stop_str_in_output)
             asked += [(tokens.token_ids, plan(said, room, *stops))] * (params.n or 1)
@@ -260,11 +261,13 @@ class SimEngine(EngineControl):
             self._died.set()
             self._scheduler.fail(reason)
 
-    def _answer(self, tokens: Tokens, arguments: str | None, adapter: str | None) -> str:
-        """The reply of the options, or an echo. A tool's arguments are replaced by an object only."""
-        reply = self.options.replies.get(tokens.said) or self.options.reply
-        if arguments is not None:
-            return reply if reply and reply.startswith("{") else arguments
+    def _answer(self, tokens: Tokens, forms: Sequence[str], adapter: str | None) -> str:
+        """The reply of the options, or an echo. With `forms` the first of these, unless the reply is another
+        of them, or an object as they are.
+        """
+        reply = self.options.replies.get(tokens.said) or self.options.reply or ""
+        if forms:
+            return reply if reply in forms or reply[:1] == forms[0][:1] == "{" else forms[0]
         return (f"[{adapter}] " if adapter else "") + (reply or tokens.said)
 
     def _room(self, prompt: Sequence[int]) -> int:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from penstock.engines.sim.tools import Named, Tool
+from penstock.engines.sim.tools import Named, ResponseFormat, Structured, Tool
 from penstock.errors import BadRequest
 from penstock.openai.errors import unreadable
 from penstock.openai.parameters import SAMPLING
@@ -49,6 +49,8 @@ class Params(Struct, kw_only=True):
     stop: str | list[str] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: Structured | None = None
     logprobs: bool | int | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
