@@ -40,8 +40,8 @@ async def send_json(send: Send, value: Any) -> None:
     await send_body(send, msgspec.json.encode(value))
 
 
-async def send_body(send: Send, body: bytes) -> None:
-    """Answers with `body`, which is JSON."""
-    fields = [(b"content-type", CONTENT_TYPE), (b"content-length", b"%d" % len(body))]
+async def send_body(send: Send, body: bytes, content_type: bytes = CONTENT_TYPE) -> None:
+    """Answers with `body`, which is JSON unless `content_type` says otherwise."""
+    fields = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": fields})
     await send({"type": "http.response.body", "body": body})

@@ -1,28 +1,106 @@
-"""The simulator's HTTP: a plain ASGI app over the engine's own `generate`.
+"""The simulator's HTTP: a plain ASGI app over the engine's own `generate` and `pool`.
 
-It routes each request to its function in `endpoints`, turns errors into envelopes, and ends a request when
-its client disconnects.
+It routes each request to its method, turns errors into envelopes, and ends a request when its client
+disconnects.
 """
 
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
+import time
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
 
 from penstock import asgi
 from penstock.asgi import Receive, Scope, Send
-from penstock.engines.sim.endpoints import Call, Endpoint, Endpoints, Simulated
-from penstock.errors import Error, MethodNotAllowed, NotFound
-from penstock.openai.asgi_response import send_error
+from penstock.engine import Delta, Engine
+from penstock.engines.sim import metrics, prompt, tokenizer, vectors, wire
+from penstock.engines.sim.events import Choices, Output, Said
+from penstock.engines.sim.options import SimOptions
+from penstock.engines.sim.scheduler import Counts
+from penstock.errors import BadRequest, Error, MethodNotAllowed, ModelNotFound, NotFound
+from penstock.openai.asgi_response import EventStream, send_body, send_error, send_json
+from penstock.openai.errors import form
+from penstock.request_context import prepared_prompt, using_adapter
 
 log = logging.getLogger(__name__)
+
+Endpoint = Callable[["Call"], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One HTTP request, and how to answer it."""
+
+    path: str
+    body: bytes
+    headers: Mapping[bytes, bytes]
+    send: Send
+
+    async def stream(self, answer: Choices, deltas: AsyncGenerator[Delta, None]) -> None:
+        """Sends an event per delta; an error after the first event becomes the last one."""
+        events = EventStream(self.send)
+        try:
+            async for delta in deltas:
+                opening = b"" if events.begun else answer.opening()
+                answer.said.add(delta)
+                await events.add(opening + answer.event(delta))
+        except Error as error:
+            if not events.begun:
+                raise
+            return await events.add(form(self.path).event(error), more=False)
+        return await events.add(answer.closing(), more=False)
+
+
+class Simulated(Engine, Protocol):
+    """What the endpoints need from their engine."""
+
+    model_id: str
+    aliases: Sequence[str]
+    options: SimOptions
+
+    async def pool(self, prompts: Sequence[Sequence[int]], adapter: str | None) -> None: ...
+
+    def counts(self) -> Counts: ...
+
+
+_GENERATING: Mapping[str, type[wire.Chat | wire.Completion]] = {
+    "/v1/chat/completions": wire.Chat,
+    "/v1/completions": wire.Completion,
+}
+_BODIES: Mapping[str, type[msgspec.Struct]] = {
+    **_GENERATING,
+    "/v1/embeddings": wire.Embed,
+    "/v1/score": wire.Score,
+    "/score": wire.Score,
+    "/tokenize": wire.Tokenize,
+    "/detokenize": wire.Detokenize,
+}
 
 
 class App:
     """ASGI over one simulated engine."""
 
     def __init__(self, engine: Simulated) -> None:
-        self._routes = Endpoints(engine).routes()
+        self._engine = engine
+        self._created = int(time.time())
+        self._routes: dict[tuple[str, str], Endpoint] = {
+            **{("POST", path): self.generate for path in _GENERATING},
+            ("POST", "/v1/embeddings"): self.embeddings,
+            ("POST", "/v1/score"): self.score,
+            ("POST", "/score"): self.score,
+            ("POST", "/tokenize"): self.tokenize,
+            ("POST", "/detokenize"): self.detokenize,
+            ("GET", "/v1/models"): self.models,
+            ("GET", "/openapi.json"): self.openapi,
+            ("GET", "/health"): self.health,
+            ("GET", "/metrics"): self.metrics,
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -35,7 +113,7 @@ class App:
         return None
 
     async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
-        call = Call(body, dict(scope["headers"]), send)
+        call = Call(scope["path"], body, dict(scope["headers"]), send)
         try:
             await self._endpoint(scope["method"], scope["path"])(call)
         except Error as error:
@@ -50,4 +128,130 @@ class App:
         methods = [known for known, known_path in self._routes if known_path == path]
         if methods:
             raise MethodNotAllowed(f"{path} takes {' and '.join(methods)}, not {method}.")
-        raise NotFound(f"{path} is no endpoint of this engine.")
+        raise NotFound(f"The simulator has no {path}; it has {', '.join(sorted(_BODIES))}.")
+
+    async def generate(self, call: Call) -> None:
+        request = wire.read(call.body, _GENERATING[call.path])
+        adapter = self._adapter(request.model)
+        ours = prepared_prompt.get()
+        asked = request.asked() if ours is None else ours.take()
+        prompts = len(prompt.each(asked))
+        request_id = call.headers.get(b"x-request-id", b"").decode("latin-1") or uuid.uuid4().hex
+        outputs = [Output() for _ in range(prompts * (request.n or 1))]
+        with_details = self._engine.options.enable_prompt_tokens_details
+        model = request.model or self._engine.model_id
+        answer = Choices(request, Said(request_id, model, outputs, prompts, with_details))
+        sampling = request.sampling()
+        deltas = self._engine.generate(asked, sampling, request_id=request_id, adapter=adapter)
+        async with aclosing(deltas):
+            if request.stream:
+                return await call.stream(answer, deltas)
+            async for delta in deltas:
+                answer.said.add(delta)
+        return await send_body(call.send, answer.body())
+
+    async def embeddings(self, call: Call) -> None:
+        request = wire.read(call.body, wire.Embed)
+        size = self._engine.options.embedding_size
+        if request.dimensions not in (None, size):
+            raise BadRequest(
+                f"The simulator's embeddings have {size} numbers; its option embedding_size sets how many.",
+                param="dimensions",
+            )
+        texts = [one if isinstance(one, str) else tokenizer.decode(one) for one in request.prompts()]
+        usage = await self._pooled(request.model, texts)
+        made: Sequence[object] = [vectors.embed(text, size) for text in texts]
+        if request.encoding_format == "base64":
+            made = [vectors.packed(vectors.embed(text, size)) for text in texts]
+        await send_json(call.send, self._listed(request.model, "embedding", made, usage))
+
+    async def score(self, call: Call) -> None:
+        request = wire.read(call.body, wire.Score)
+        size, pairs = self._engine.options.embedding_size, request.pairs()
+        usage = await self._pooled(request.model, [left + right for left, right in pairs])
+        scores = [vectors.similarity(left, right, size) for left, right in pairs]
+        await send_json(call.send, self._listed(request.model, "score", scores, usage))
+
+    async def _pooled(self, model: str | None, texts: Sequence[str]) -> dict[str, int]:
+        """The usage of these texts, after the time that reading them takes."""
+        prompts = [tokenizer.encode(text) for text in texts]
+        await self._engine.pool(prompts, self._adapter(model))
+        tokens = sum(map(len, prompts))
+        return {"prompt_tokens": tokens, "total_tokens": tokens}
+
+    def _listed(
+        self, model: str | None, kind: str, values: Sequence[object], usage: Mapping[str, int]
+    ) -> dict[str, object]:
+        """The body of a response with a value for each input."""
+        return {
+            "id": f"{kind}-{uuid.uuid4().hex}",
+            "object": "list",
+            "created": int(time.time()),
+            "model": model or self._engine.model_id,
+            "data": [{"index": i, "object": kind, kind: value} for i, value in enumerate(values)],
+            "usage": usage,
+        }
+
+    async def tokenize(self, call: Call) -> None:
+        request = wire.read(call.body, wire.Tokenize)
+        self._adapter(request.model)
+        if request.messages:
+            tokens = prompt.chat(request.messages).token_ids
+        elif request.prompt is not None:
+            tokens = tokenizer.encode(request.prompt)
+        else:
+            raise BadRequest("Tokenize wants `prompt` or `messages`.", param="prompt")
+        limit = self._engine.options.max_model_len
+        await send_json(call.send, {"count": len(tokens), "max_model_len": limit, "tokens": tokens})
+
+    async def detokenize(self, call: Call) -> None:
+        request = wire.read(call.body, wire.Detokenize)
+        self._adapter(request.model)
+        await send_json(call.send, {"prompt": tokenizer.decode(request.tokens)})
+
+    async def models(self, call: Call) -> None:
+        card = {
+            "id": self._engine.model_id,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "penstock",
+            "max_model_len": self._engine.options.max_model_len,
+        }
+        await send_json(call.send, {"object": "list", "data": [card]})
+
+    async def openapi(self, call: Call) -> None:
+        schemas, components = msgspec.json.schema_components(
+            _BODIES.values(), ref_template="#/components/schemas/{name}"
+        )
+        bodies = {
+            path: {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
+            for path, schema in zip(_BODIES, schemas, strict=True)
+        }
+        paths: dict[str, dict[str, Any]] = {}
+        for method, path in self._routes:
+            paths.setdefault(path, {})[method.lower()] = {"responses": {}, **bodies.get(path, {})}
+        info = {"title": "Simulator", "version": "1"}
+        await send_json(
+            call.send,
+            {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": components}},
+        )
+
+    async def health(self, call: Call) -> None:
+        await self._engine.check_health()
+        await send_body(call.send, b"")
+
+    async def metrics(self, call: Call) -> None:
+        engine = self._engine
+        text = metrics.exposition(engine.model_id, engine.load(), engine.counts())
+        await send_body(call.send, text, metrics.CONTENT_TYPE)
+
+    def _adapter(self, model: str | None) -> str | None:
+        """The adapter set for the request, or else the one that it names. Raises: ModelNotFound."""
+        base = self._engine.model_id
+        using = using_adapter.get()
+        if using is not None or model in (None, "", base, *self._engine.aliases):
+            return using
+        named = model.removeprefix(f"{base}:")
+        if named == model or named not in self._engine.adapters():
+            raise ModelNotFound(f"Model '{model}' is not served here; '{base}' is.", param="model")
+        return named

@@ -21,7 +21,7 @@ from penstock.engines.prepared import prepared
 from penstock.engines.sim import tokenizer, tools, wire
 from penstock.engines.sim.app import App
 from penstock.engines.sim.options import SimOptions
-from penstock.engines.sim.prompt import Tokens, read_prompt
+from penstock.engines.sim.prompt import Tokens, each, read_prompt
 from penstock.engines.sim.reply import POOLED, PlannedReply, plan
 from penstock.engines.sim.scheduler import Clock, Counts, Scheduler
 from penstock.errors import (
@@ -91,7 +91,7 @@ class SimEngine(EngineControl):
     def app(self) -> ASGIApp:
         return self._app
 
-    def generate(
+    async def generate(
         self,
         prompt: Prompt,
         params: Mapping[str, Any],
@@ -99,25 +99,15 @@ class SimEngine(EngineControl):
         request_id: str | None = None,
         adapter: str | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        return self.answer([prompt], wire.sampling(params), adapter=adapter)
-
-    async def answer(
-        self,
-        prompts: Sequence[Prompt],
-        params: wire.Params,
-        *,
-        arguments: str | None = None,
-        adapter: str | None = None,
-    ) -> AsyncGenerator[Delta, None]:
-        """As `generate`, with `n` outputs of each prompt in turn. arguments: of a call that is forced."""
-        adapter = await self._admitted(adapter)
-        forms = [arguments] if arguments else tools.forms(params.response_format, params.structured_outputs)
+        """Of a dict with `prompts`: `n` outputs of each in turn."""
+        adapter, obeyed = await self._admitted(adapter), wire.sampling(params)
+        forms = tools.forms(obeyed.structured_outputs)
         asked: list[tuple[Sequence[int], PlannedReply]] = []
-        for tokens in map(read_prompt, prompts):
+        for tokens in map(read_prompt, each(prompt)):
             said = self._answer(tokens, forms, adapter)
-            room = min(params.max_tokens or self.options.max_model_len, self._room(tokens.token_ids))
-            stops = params.stops(), bool(params.ignore_eos), bool(params.include_stop_str_in_output)
-            asked += [(tokens.token_ids, plan(said, room, *stops))] * (params.n or 1)
+            room = min(obeyed.max_tokens or self.options.max_model_len, self._room(tokens.token_ids))
+            stops = obeyed.stops(), bool(obeyed.ignore_eos), bool(obeyed.include_stop_str_in_output)
+            asked += [(tokens.token_ids, plan(said, room, *stops))] * (obeyed.n or 1)
         limit = self.options.fail_after_tokens
         made = 0
         async with aclosing(self._scheduler.stream(asked, adapter)) as deltas:
@@ -127,7 +117,7 @@ class SimEngine(EngineControl):
                 made += 1
                 yield delta
 
-    async def pool(self, prompts: Sequence[Sequence[int]], adapter: str | None = None) -> None:
+    async def pool(self, prompts: Sequence[Sequence[int]], adapter: str | None) -> None:
         """Takes the time that embedding these token ids takes. Raises: PromptTooLong, EngineDead."""
         adapter = await self._admitted(adapter)
         for prompt in prompts:

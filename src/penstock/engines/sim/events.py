@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
 from penstock.engine import Delta
+from penstock.engines.sim import wire
 
 DONE = b"data: [DONE]\n\n"
 
@@ -38,7 +38,7 @@ class EventForm:
     call: dict[str, Any] | None = None
     ends_as: str = "stop"
 
-    def said(self, output: SimOutput) -> dict[str, object]:
+    def shown(self, output: Output) -> dict[str, object]:
         """An output's own fields in a response's body."""
         if not self.opening:
             return {"text": output.text}
@@ -65,24 +65,24 @@ CHAT = EventForm(
 COMPLETION = EventForm("cmpl-", "text_completion", "text_completion", b"", b'"text":', b"")
 
 
-def calling(function: str, required: bool) -> EventForm:
-    """A chat whose answer is a call of `function`. required: that was not named; only then, as in vLLM, the
-    chat ends with `tool_calls`.
-    """
-    call = {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": {"name": function}}
-    first = {"index": 0, **call, "function": {"name": function, "arguments": ""}}
+def _chat(request: wire.Chat) -> EventForm:
+    """A chat, or one whose answer is a call. As in vLLM, one that names its function ends with `stop`."""
+    if (function := request.called()) is None:
+        return CHAT
+    call = {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": {"name": function.name}}
+    first = {"index": 0, **call, "function": {"name": function.name, "arguments": ""}}
     return replace(
         CHAT,
         opening=_json({"role": "assistant", "tool_calls": [first]}),
         before_text=b'"delta":{"tool_calls":[{"index":0,"function":{"arguments":',
         after_text=b"}}]}",
         call=call,
-        ends_as="tool_calls" if required else "stop",
+        ends_as="tool_calls" if request.tool_choice == "required" else "stop",
     )
 
 
 @dataclass(slots=True)
-class SimOutput:
+class Output:
     """One output of one request, collected from its deltas."""
 
     text: str = ""
@@ -93,15 +93,14 @@ class SimOutput:
 
 
 @dataclass(slots=True)
-class SimResponse:
-    """The response to one request: makes the event for each delta, or the whole body at the end."""
+class Said:
+    """All that is known of one answer. prompts: how many the request has; each has as many outputs."""
 
-    form: EventForm
-    request_id: str
+    id: str
     model: str
-    outputs: list[SimOutput]
-    prompts: int = 1
-    with_details: bool = False
+    outputs: list[Output]
+    prompts: int
+    with_details: bool
     created: int = field(default_factory=lambda: int(time.time()))
 
     def add(self, delta: Delta) -> None:
@@ -112,56 +111,59 @@ class SimResponse:
         output.prompt_tokens = delta.prompt_tokens
         output.cached_tokens = delta.cached_tokens
 
-    def head(self) -> bytes:
-        """The part that all events of one response share."""
-        names = (self.form.id_prefix + self.request_id, self.form.chunk_object, self.created, self.model)
-        return b'data: {"id":%b,"object":%b,"created":%b,"model":%b,' % tuple(map(_json, names))
-
-    def opening(self, head: bytes) -> bytes:
-        """Chats begin with an event per output that names the role."""
-        if not self.form.opening:
-            return b""
-        first = b'"delta":%b,"logprobs":null,"finish_reason":null}]}\n\n' % self.form.opening
-        return b"".join(b'%b"choices":[{"index":%d,%b' % (head, i, first) for i in range(len(self.outputs)))
-
-    def event(self, head: bytes, delta: Delta) -> bytes:
-        said = self.form.before_text + _json(delta.text) + self.form.after_text
-        finish = _json(self.form.finish(delta.finish_reason))
-        rest = b'"choices":[{"index":%d,%b,"logprobs":null,"finish_reason":%b}]}\n\n'
-        return head + rest % (delta.index, said, finish)
-
-    def usage(self) -> dict[str, object]:
-        made = sum(output.tokens for output in self.outputs)
+    def counts(self) -> tuple[int, int, int]:
+        """Tokens of the prompts, of all outputs, and of the prompts in the cache."""
         firsts = self.outputs[:: len(self.outputs) // self.prompts]  # of each prompt
-        read = sum(output.prompt_tokens for output in firsts)
-        details = {"prompt_tokens_details": {"cached_tokens": sum(one.cached_tokens for one in firsts)}}
-        return {
-            "prompt_tokens": read,
-            "completion_tokens": made,
-            "total_tokens": read + made,
-            **(details if self.with_details else {}),
-        }
+        read, cached = (sum(one.prompt_tokens for one in firsts), sum(one.cached_tokens for one in firsts))
+        return read, sum(output.tokens for output in self.outputs), cached
 
-    def usage_event(self, head: bytes) -> bytes:
-        return b'%b"choices":[],"usage":%b}\n\n' % (head, _json(self.usage()))
+
+class Choices:
+    """The answer to a chat or a completion."""
+
+    def __init__(self, request: wire.Chat | wire.Completion, said: Said) -> None:
+        self.said = said
+        self._with_usage = request.stream_options is not None and request.stream_options.include_usage
+        self._form = form = COMPLETION if isinstance(request, wire.Completion) else _chat(request)
+        names = (form.id_prefix + said.id, form.chunk_object, said.created, said.model)
+        self._head = b'data: {"id":%b,"object":%b,"created":%b,"model":%b,' % tuple(map(_json, names))
+
+    def opening(self) -> bytes:
+        """Chats begin with an event per output that names the role."""
+        if not self._form.opening:
+            return b""
+        first = b'"delta":%b,"logprobs":null,"finish_reason":null}]}\n\n' % self._form.opening
+        outputs = range(len(self.said.outputs))
+        return b"".join(b'%b"choices":[{"index":%d,%b' % (self._head, i, first) for i in outputs)
+
+    def event(self, delta: Delta) -> bytes:
+        said = self._form.before_text + _json(delta.text) + self._form.after_text
+        finish = _json(self._form.finish(delta.finish_reason))
+        rest = b'"choices":[{"index":%d,%b,"logprobs":null,"finish_reason":%b}]}\n\n'
+        return self._head + rest % (delta.index, said, finish)
+
+    def closing(self) -> bytes:
+        usage = b'%b"choices":[],"usage":%b}\n\n' % (self._head, _json(self._usage()))
+        return (usage if self._with_usage else b"") + DONE
+
+    def _usage(self) -> dict[str, object]:
+        read, made, cached = self.said.counts()
+        details = {"prompt_tokens_details": {"cached_tokens": cached}} if self.said.with_details else {}
+        return {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made, **details}
 
     def body(self) -> bytes:
-        """The response to a request that does not stream."""
+        form = self._form
+        choices: list[dict[str, object]] = []
+        for index, output in enumerate(self.said.outputs):
+            ended = {"logprobs": None, "finish_reason": form.finish(output.finish_reason)}
+            choices.append({"index": index, **form.shown(output), **ended})
         return _json(
             {
-                "id": self.form.id_prefix + self.request_id,
-                "object": self.form.object,
-                "created": self.created,
-                "model": self.model,
-                "choices": _choices(self.form, self.outputs),
-                "usage": self.usage(),
+                "id": form.id_prefix + self.said.id,
+                "object": form.object,
+                "created": self.said.created,
+                "model": self.said.model,
+                "choices": choices,
+                "usage": self._usage(),
             }
         )
-
-
-def _choices(form: EventForm, outputs: Sequence[SimOutput]) -> list[dict[str, object]]:
-    choices: list[dict[str, object]] = []
-    for index, output in enumerate(outputs):
-        ended = {"logprobs": None, "finish_reason": form.finish(output.finish_reason)}
-        choices.append({"index": index, **form.said(output), **ended})
-    return choices

@@ -19,6 +19,11 @@ class Tokens:
     said: str
 
 
+def each(asked: Prompt) -> Sequence[Prompt]:
+    """The prompts of a dict with `prompts`, or the one prompt that it is."""
+    return asked["prompts"] if isinstance(asked, Mapping) and "prompts" in asked else [asked]
+
+
 def read_prompt(prompt: Prompt) -> Tokens:
     """Text, token ids, or a dict with `prompt`, `prompt_token_ids` or `messages`. Raises: BadRequest."""
     if isinstance(prompt, str):

@@ -29,6 +29,10 @@ class Function(Struct):
     name: str
     parameters: dict[str, Any] | None = None
 
+    def schema(self) -> dict[str, Any]:
+        """Of its arguments: an object, as clients expect."""
+        return {"type": "object", **(self.parameters or {})}
+
 
 class Tool(Struct):
     """Only functions are looked at."""
@@ -46,15 +50,11 @@ class Named(Struct):
     function: Name | None = None
 
 
-class JsonSchema(Struct):
-    schema: dict[str, Any] | None = None
-
-
 class ResponseFormat(Struct):
     """OpenAI's way to set the form of an answer."""
 
     type: str
-    json_schema: JsonSchema | None = None
+    json_schema: dict[str, Any] | None = None
 
 
 class Structured(Struct):
@@ -68,23 +68,29 @@ class Structured(Struct):
     structural_tag: Any = None
 
 
-def forms(asked: ResponseFormat | None, structured: Structured | None) -> list[str]:
+def structured(asked: ResponseFormat | None) -> Structured | None:
+    """OpenAI's way turned into vLLM's; None for free text. Raises: BadRequest."""
+    if asked is None or asked.type == "text":
+        return None
+    if asked.type not in ("json_schema", "json_object"):
+        raise BadRequest(f"The simulator has no form '{asked.type}'.", param="response_format")
+    schema = (asked.json_schema or {}).get("schema")
+    if asked.type == "json_schema" and schema is None:
+        raise BadRequest("A response_format of type json_schema needs a schema.", param="response_format")
+    return Structured(json=schema or {})
+
+
+def forms(asked: Structured | None) -> list[str]:
     """Answers of the form that is set, or none for free text. Raises: BadRequest."""
-    if asked is not None and asked.type != "text":
-        schema = asked.json_schema.schema if asked.json_schema else None
-        if asked.type == "json_schema" and schema is None:
-            raise BadRequest("A response_format of type json_schema needs a schema.", param="response_format")
-        if asked.type not in ("json_schema", "json_object"):
-            raise BadRequest(f"The simulator has no form '{asked.type}'.", param="response_format")
-        return [example(schema or {})]
-    if structured is None:
+    if asked is None:
         return []
     for name in ("regex", "grammar", "structural_tag"):
-        if getattr(structured, name) is not None:
+        if getattr(asked, name) is not None:
             raise BadRequest(f"The simulator has no {name}.", param=f"structured_outputs.{name}")
-    if structured.json is None:
-        return structured.choice or (["{}"] if structured.json_object else [])
-    return [example(_decoded(structured.json))]
+    if asked.json is None:
+        return asked.choice or (["{}"] if asked.json_object else [])
+    schema = _decoded(asked.json)
+    return [msgspec.json.encode(_example(schema, schema, _DEPTH)).decode()]
 
 
 def _decoded(schema: Any) -> Any:
@@ -111,18 +117,10 @@ def forced(tools: list[Tool], choice: str | Named | None) -> Function | None:
     return functions[0] if choice == "required" else None
 
 
-def arguments(function: Function) -> str:
-    """JSON of an object that fits the function's schema."""
-    return example({"type": "object", **(function.parameters or {})})
-
-
-def example(schema: Any) -> str:
-    """JSON of a small value that fits the schema; patterns of strings are not looked at."""
-    return msgspec.json.encode(_example(schema, schema, _DEPTH)).decode()
-
-
 def _example(part: Any, schema: Any, depth: int) -> Any:
-    """Of `part` of `schema`. Behind a reference, which may lead to itself, null is taken where it fits."""
+    """A small value that fits `part` of `schema`; patterns of strings are not looked at. Behind a reference,
+    which may lead to itself, null is taken where it fits.
+    """
     if not isinstance(part, dict) or depth < 0:
         return {}
     part = cast("dict[str, Any]", part)

@@ -1,8 +1,7 @@
 """The request bodies of the simulator: the fields of OpenAI's and vLLM's requests that change its response.
 
-A field that is null is not set. Those that would give an answer a form which
-the simulator does not have are refused; all others (temperature, top_p, ...) are accepted
-and ignored, as they would change the text of an answer only.
+A field that is null is not set. Those that would give an answer a form which the simulator does not have are
+refused; all others (temperature, top_p, ...) are ignored, as they would change the text of an answer only.
 """
 
 from __future__ import annotations
@@ -13,7 +12,16 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from penstock.engines.sim.tools import Named, ResponseFormat, Structured, Tool
+from penstock.engine import Prompt
+from penstock.engines.sim.tools import (
+    Function,
+    Named,
+    ResponseFormat,
+    Structured,
+    Tool,
+    forced,
+    structured,
+)
 from penstock.errors import BadRequest
 from penstock.openai.errors import unreadable
 from penstock.openai.parameters import SAMPLING
@@ -49,14 +57,9 @@ class Params(Struct, kw_only=True):
     stop: str | list[str] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
-    response_format: ResponseFormat | None = None
     structured_outputs: Structured | None = None
     logprobs: bool | int | None = None
     prompt_logprobs: int | None = None
-    return_token_ids: bool | None = None
-    use_beam_search: bool | None = None
-    echo: bool | None = None
-    suffix: str | None = None
 
     def stops(self) -> list[str]:
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -65,11 +68,11 @@ class Params(Struct, kw_only=True):
     def refuse(self) -> None:
         """Raises: BadRequest for a field that is set and that the simulator does not have."""
         for name in _NOT_SIMULATED:
-            if (value := getattr(self, name)) is not None and value is not False:
+            if (value := getattr(self, name, None)) is not None and value is not False:
                 raise BadRequest(f"The simulator has no `{name}`.", param=name)
 
 
-_NOT_SIMULATED = ("logprobs", "prompt_logprobs", "return_token_ids", "use_beam_search", "echo", "suffix")
+_NOT_SIMULATED = ("logprobs", "prompt_logprobs", "use_beam_search", "echo", "suffix")
 
 
 class StreamOptions(Struct):
@@ -82,6 +85,19 @@ class Generate(Params, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    use_beam_search: bool | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+
+    def structured(self) -> Structured | None:
+        """The form that is set for the answer. Raises: BadRequest."""
+        return structured(self.response_format) or self.structured_outputs
+
+    def sampling(self) -> dict[str, Any]:
+        """Parameters for `generate`. Raises: BadRequest."""
+        given = {name: getattr(self, name) for name in Params.__struct_fields__}
+        return given | {"structured_outputs": self.structured()}
 
 
 class Messages(Struct):
@@ -96,12 +112,31 @@ class Chat(Generate, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: str | Named | None = None
 
+    def __post_init__(self) -> None:
+        self.max_tokens = self.max_completion_tokens or self.max_tokens
+
+    def asked(self) -> Prompt:
+        return {"messages": self.messages}
+
+    def called(self) -> Function | None:
+        """The function that must be called. Raises: BadRequest."""
+        return forced(self.tools or [], self.tool_choice)
+
+    def structured(self) -> Structured | None:
+        function = self.called()
+        return super().structured() if function is None else Structured(json=function.schema())
+
 
 class Completion(Generate, kw_only=True):
     prompt: str | list[str | int | list[int]]
 
-    def prompts(self) -> list[str | list[int]]:
-        return several(self.prompt, "prompt")
+    def __post_init__(self) -> None:
+        self.max_tokens = self.max_tokens or 16  # OpenAI's default
+
+    def asked(self) -> Prompt:
+        """Raises: BadRequest."""
+        prompts = several(self.prompt, "prompt")
+        return prompts[0] if len(prompts) == 1 else {"prompts": prompts}
 
 
 class Tokenize(Struct, kw_only=True):
