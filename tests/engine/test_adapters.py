@@ -234,3 +234,26 @@ async def test_a_changed_adapter_answers_anew_and_running_answers_keep_the_old(r
         assert await hello(replica, old) == ANSWERS["pirate"]["Hello!"]
     await until(lambda: old not in replica.engine.adapters())
     assert await replica.answer("Hello!", "changing") == ANSWERS["french"]["Hello!"]
+
+
+async def test_an_adapter_that_is_loaded_while_the_model_sleeps_answers_when_it_wakes(replica: Adapted):
+    shutil.copytree(replica.folder / "pirate", replica.folder / "sleeper")
+    await replica.engine.control.sleep()
+    try:
+        await asyncio.wait_for(replica.store.load_adapter("sleeper"), 10)
+    finally:
+        await replica.engine.control.wakeup()
+    assert await replica.answer("Hello!", "sleeper") == ANSWERS["pirate"]["Hello!"]
+    assert await replica.in_core() == len(replica.engine.adapters())
+
+
+async def test_an_adapter_that_the_engine_has_lost_is_loaded_anew(replica: Adapted):
+    shutil.copytree(replica.folder / "pirate", replica.folder / "lost")
+    assert await replica.answer("Hello!", "lost") == ANSWERS["pirate"]["Hello!"]
+    lost = replica.store._current["lost"]
+    replica.engine._adapters._forget(lost.key)
+    refused = await replica.chat("Hello!", "lost")
+    assert refused.status_code == 404
+    assert refused.json()["error"]["message"] == "The adapter 'lost' is not loaded."
+    await until(lambda: replica.store._current.get("lost") is not lost)
+    assert await replica.answer("Hello!", "lost") == ANSWERS["pirate"]["Hello!"]

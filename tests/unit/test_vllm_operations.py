@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from penstock.config import LLMConfig
 from penstock.engines import peft
 from penstock.engines.vllm import adapters
 from penstock.engines.vllm.adapters import LoadedAdapters
 from penstock.engines.vllm.control import VLLMControl
-from penstock.errors import EngineDead
+from penstock.engines.vllm.engine import VLLMEngine
+from penstock.errors import Conflict, EngineDead, ModelNotFound
 
 
 class LLM:
@@ -26,7 +29,9 @@ class LLM:
             lora_config=SimpleNamespace(max_lora_rank=8),
         )
         self.gate = asyncio.Event()
+        self.turn = asyncio.Lock()
         self.entering = 0
+        self.output_processor = SimpleNamespace(request_states={})
         self.asked: list[str] = []
         self.loaded: set[str] = set()
         self.fails: set[str] = set()
@@ -56,12 +61,30 @@ class LLM:
         await self._ask(method)
         self.loaded.clear()  # as vLLM does when it takes weights anew
 
+    async def reset_prefix_cache(self) -> None:
+        await self._ask("reset")
+
+    async def update_weight_version(self, version: str) -> None:
+        await self._ask(f"version {version}")
+
     async def add_lora(self, request: Any) -> None:
         await self._ask(f"add {request.lora_int_id}")
         self.loaded.add(request.lora_name)
 
+    async def remove_lora(self, number: int) -> None:
+        await self._ask(f"remove {number}")
 
-def with_adapters(llm: Any, monkeypatch: pytest.MonkeyPatch) -> LoadedAdapters:
+
+def controlled(llm: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[VLLMControl, LoadedAdapters]:
+    """Adapters that know when the engine sleeps, as `VLLMEngine` makes them."""
+    loaded = with_adapters(llm, monkeypatch, lambda: operations.is_sleeping())
+    operations = VLLMControl(llm, loaded, alive, nothing, nothing)
+    return operations, loaded
+
+
+def with_adapters(
+    llm: Any, monkeypatch: pytest.MonkeyPatch, asleep: Callable[[], bool] = lambda: False
+) -> LoadedAdapters:
     ids = iter(range(1, 9))
     models: Any = SimpleNamespace(
         lora_requests={},
@@ -70,7 +93,7 @@ def with_adapters(llm: Any, monkeypatch: pytest.MonkeyPatch) -> LoadedAdapters:
     monkeypatch.setattr(peft, "check", lambda *args: None)
     monkeypatch.setattr(adapters.peft, "shapes", lambda file: {})
     llm.model_config.quantization = None
-    return LoadedAdapters(llm, "m", [], models)
+    return LoadedAdapters(llm, asleep, "m", [], models)
 
 
 async def nothing() -> None: ...
@@ -137,3 +160,61 @@ async def test_an_adapter_that_is_asked_for_twice_at_once_is_loaded_once(
     loaded = with_adapters(llm, monkeypatch)
     await asyncio.gather(loaded.load("pirate", tmp_path), loaded.load("pirate", tmp_path))
     assert llm.asked == ["add 1"]
+
+
+@pytest.mark.parametrize("level", [1, 2])
+async def test_an_adapter_that_comes_while_the_engine_sleeps_is_in_the_core_when_it_wakes(
+    level: int, monkeypatch: pytest.MonkeyPatch, tmp_path
+):
+    llm: Any = LLM()
+    operations, loaded = controlled(llm, monkeypatch)
+    await loaded.load("leaving", tmp_path)
+    await operations.sleep(level, "wait")
+    asked = list(llm.asked)
+    await loaded.load("coming", tmp_path)
+    await loaded.unload("leaving")
+    assert llm.asked == asked  # the core may be gone
+    assert loaded.names() == {"coming"}
+    await operations.wakeup()
+    assert llm.asked[-1] == "add 2"
+
+
+async def test_an_adapter_does_not_come_between_the_steps_of_a_sleep(
+    monkeypatch: pytest.MonkeyPatch, tmp_path
+):
+    llm: Any = LLM()
+    operations, loaded = controlled(llm, monkeypatch)
+    await asyncio.gather(operations.sleep(1, "wait"), loaded.load("pirate", tmp_path))
+    assert llm.asked == ["sleep 1"]
+    await operations.wakeup()
+    assert llm.loaded == {"m:pirate"}
+
+
+async def test_an_adapter_that_vllm_refuses_at_the_wake_up_leaves_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path
+):
+    llm: Any = LLM()
+    operations, loaded = controlled(llm, monkeypatch)
+    await operations.sleep(1, "wait")
+    for name in ("bad", "good"):
+        await loaded.load(name, tmp_path)
+    llm.fails = {"add 1"}
+    await operations.wakeup()
+    assert (llm.loaded, loaded.names()) == ({"m:good"}, {"good"})
+    with pytest.raises(ModelNotFound, match="'bad' is not loaded"):
+        loaded.request("bad")
+
+
+async def test_calls_of_the_core_fail_when_it_is_ended_or_dies():
+    engine: Any = VLLMEngine(LLMConfig(model_loading_config={"model_id": "m", "model_source": "demo"}))
+    calls = [asyncio.get_running_loop().create_future() for _ in range(2)]
+    results = dict(enumerate(calls[:1]))
+    engine._llm = SimpleNamespace(engine_core=SimpleNamespace(utility_results=results))
+    engine._core = SimpleNamespace(stop=nothing)
+    await engine._end_core()
+    with pytest.raises(Conflict, match="put to sleep"):
+        await calls[0]
+    results[1] = calls[1]
+    engine._on_death("killed")
+    with pytest.raises(EngineDead, match="is gone"):
+        await calls[1]

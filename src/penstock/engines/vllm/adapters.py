@@ -9,19 +9,19 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.lora.request import LoRARequest
-from vllm.v1.engine.async_llm import AsyncLLM
 
 from penstock.engine import plain_name
 from penstock.engines import peft
 from penstock.engines.vllm import errors
-from penstock.errors import AdapterBroken, EngineDead, ModelNotFound, Unsupported
+from penstock.engines.vllm.frontend.timing import TimedLLM
+from penstock.errors import AdapterBroken, EngineDead, Error, ModelNotFound, Unsupported
 from penstock.request_context import using_adapter
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,10 @@ class Register(dict[str, LoRARequest]):
 
     def __getitem__(self, model: str) -> LoRARequest:
         using = using_adapter.get()
-        return super().__getitem__(model if using is None else self.key(using))
+        try:
+            return super().__getitem__(model if using is None else self.key(using))
+        except KeyError:
+            raise _not_loaded(using or model) from None
 
     def is_base_model(self, model_name: str) -> bool:
         """vLLM checks a request's `model` by it, before it asks for `answer_name`."""
@@ -69,17 +72,23 @@ class Register(dict[str, LoRARequest]):
 
 
 class LoadedAdapters:
-    """The loaded adapters of one engine. An adapter is in the core before any request can name it."""
+    """The loaded adapters of one engine. An adapter is in the core before a request that names it is."""
 
     def __init__(
-        self, llm: AsyncLLM, model_id: str, aliases: Collection[str], models: OpenAIServingModels
+        self,
+        llm: TimedLLM,
+        asleep: Callable[[], bool],
+        model_id: str,
+        aliases: Collection[str],
+        models: OpenAIServingModels,
     ) -> None:
+        """asleep: whether the core takes no calls. What is loaded meanwhile comes to it by `restore`."""
         self._llm = llm
+        self._asleep = asleep
         self._config = llm.vllm_config.lora_config
         self._register = Register(model_id, aliases, models.lora_requests)
         self._next_id = models.lora_id_counter
         self._loaded: dict[str, LoRARequest] = {}
-        self._turn = asyncio.Lock()
         models.lora_requests = self._register
         models.model_name = self._register.answer_name
         models.is_base_model = self._register.is_base_model
@@ -92,7 +101,7 @@ class LoadedAdapters:
         if name is None:
             return None
         if name not in self._loaded:
-            raise ModelNotFound(f"The adapter '{plain_name(name)}' is not loaded.", param="model")
+            raise _not_loaded(name)
         return self._loaded[name]
 
     async def load(self, name: str, path: Path) -> None:
@@ -100,32 +109,45 @@ class LoadedAdapters:
             raise Unsupported(
                 "This engine was started without room for adapters: its config has no lora_config."
             )
-        async with self._turn:
-            if name not in self._loaded:
-                await self._load(name, path, self._config.max_lora_rank)
-
-    async def _load(self, name: str, path: Path, max_rank: int) -> None:
+        if name in self._loaded:
+            return
         try:
-            await asyncio.to_thread(self._check, path, max_rank)
+            await asyncio.to_thread(self._check, path, self._config.max_lora_rank)
         except peft.Broken as error:
             raise _broken(name, str(error)) from error
-        request = LoRARequest(self._register.key(name), self._next_id.inc(1), str(path))
-        await self._add(name, request)
-        self._loaded[name] = request
-        self._register[request.lora_name] = request
+        async with self._llm.turn:
+            if name not in self._loaded:
+                request = LoRARequest(self._register.key(name), self._next_id.inc(1), str(path))
+                if not self._asleep():
+                    await self._add(name, request)
+                self._loaded[name] = self._register[request.lora_name] = request
 
     async def unload(self, name: str) -> None:
+        request = self._forget(name)
+        if request is not None:
+            while self._runs(request):  # noqa: ASYNC110 - nothing reports it
+                await asyncio.sleep(_LOOK_S)
+            async with self._llm.turn:
+                if not self._asleep():
+                    await self._llm.remove_lora(request.lora_int_id)
+
+    async def restore(self) -> None:
+        """Loads all registered adapters into a core that has lost them, or was asleep when they came.
+
+        Forgets one that vLLM refuses: the others shall be served.
+        """
+        for name, request in tuple(self._loaded.items()):
+            try:
+                await self._add(name, request)
+            except AdapterBroken as error:
+                log.error("%s", error)
+                self._forget(name)
+
+    def _forget(self, name: str) -> LoRARequest | None:
         request = self._loaded.pop(name, None)
         if request is not None:
             self._register.pop(request.lora_name, None)
-            while self._runs(request):  # noqa: ASYNC110 - nothing reports it
-                await asyncio.sleep(_LOOK_S)
-            await self._llm.remove_lora(request.lora_int_id)
-
-    async def restore(self) -> None:
-        """Loads all registered adapters into a new core."""
-        for request in self._loaded.values():
-            await self._llm.add_lora(request)
+        return request
 
     def _runs(self, adapter: LoRARequest) -> bool:
         """Whether a request uses it; a background response goes on after its HTTP response has ended.
@@ -159,6 +181,8 @@ class LoadedAdapters:
         """vLLM loads it in its core; whatever a failed load left there is removed."""
         try:
             await self._llm.add_lora(request)
+        except Error:
+            raise
         except Exception as error:
             meant = errors.from_exception(error)
             if isinstance(meant, EngineDead):
@@ -166,6 +190,10 @@ class LoadedAdapters:
             log.exception("vLLM refused the adapter %s", request.lora_name)
             await self._llm.remove_lora(request.lora_int_id)
             raise _broken(name, f"vLLM says: {_said(error, request)}") from error
+
+
+def _not_loaded(name: str) -> ModelNotFound:
+    return ModelNotFound(f"The adapter '{plain_name(name)}' is not loaded.", param="model")
 
 
 def _broken(name: str, why: str) -> AdapterBroken:

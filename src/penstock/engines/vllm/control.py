@@ -25,6 +25,7 @@ from penstock.errors import (
     DeadlineExceeded,
     EngineDead,
     EngineStartFailed,
+    Error,
     Unsupported,
 )
 
@@ -49,7 +50,6 @@ class VLLMControl(EngineControl):
         self._refuse_dead = refuse_dead
         self._end_core = end_core
         self._begin_core = begin_core
-        self._turn = asyncio.Lock()
         self._calls: set[asyncio.Future[list[Any]]] = set()
         """Of the core's workers, under way; each may take as long as it likes."""
         self._level = 0
@@ -79,7 +79,7 @@ class VLLMControl(EngineControl):
         if level not in (1, 2):
             raise BadRequest(f"The level of sleep is 1 or 2, not {level}.", param="level")
         self._refuse_in_gang("sleep")
-        async with self._turn:
+        async with self._llm.turn:
             if self.is_sleeping():
                 return
             self._llm.gate.clear()
@@ -115,7 +115,6 @@ class VLLMControl(EngineControl):
         else:
             await self._llm.renderer.clear_mm_cache_async()  # it relies on the core's state
             self._level = level  # whatever its end raises
-            self._calls.clear()
             await self._end_core()
 
     async def wakeup(self) -> None:
@@ -123,7 +122,7 @@ class VLLMControl(EngineControl):
 
     async def wakeup_parts(self, parts: Collection[str]) -> None:
         self._refuse_dead()
-        async with self._turn:
+        async with self._llm.turn:
             if self.is_sleeping():
                 await self._wake(PARTS.intersection(parts) - self._awake)
 
@@ -135,8 +134,7 @@ class VLLMControl(EngineControl):
             await self._restore_or_end()
         self._awake |= parts
         if self._awake == PARTS:
-            if self._has_sleep_mode() and self._level == 2:
-                await self._restore_adapters()  # loading weights drops them
+            await self._restore_adapters()
             if self._paused:
                 await self._llm.pause_generation(mode="keep", clear_cache=False)
             self._level, self._awake = 0, frozenset[str]()
@@ -150,10 +148,12 @@ class VLLMControl(EngineControl):
                 await self._load(self._weights)
 
     async def _restore_or_end(self) -> None:
-        """Brings a new core to the last one's state, or ends it. Raises: EngineStartFailed."""
+        """Gives a new core the last one's weights, or ends it. Raises: EngineStartFailed."""
         try:
             await self._answering()
-            await self._restore()
+            if self._weights is not None:
+                await self._load(self._weights)
+                await self._llm.update_weight_version(self._version)
         except Exception as error:
             await self._end_core()
             raise EngineStartFailed(
@@ -174,17 +174,10 @@ class VLLMControl(EngineControl):
             for task in probes:
                 task.cancel()
 
-    async def _restore(self) -> None:
-        """A new core has its initial weights and no adapters."""
-        if self._weights is not None:
-            await self._load(self._weights)
-            await self._llm.update_weight_version(self._version)
-        await self._restore_adapters()
-
     async def pause(self, mode: PauseMode = "keep", clear_cache: bool = False) -> None:
         self._refuse_dead()
         self._refuse_in_gang("pause")
-        async with self._turn:
+        async with self._llm.turn:
             if not self.is_sleeping():
                 try:
                     await self._hold(mode, clear_cache)
@@ -206,7 +199,7 @@ class VLLMControl(EngineControl):
 
     async def resume(self) -> None:
         self._refuse_dead()
-        async with self._turn:
+        async with self._llm.turn:
             if self._paused and not self.is_sleeping():
                 await self._llm.resume_generation()
                 self._llm.gate.set()
@@ -251,6 +244,8 @@ class VLLMControl(EngineControl):
             raise DeadlineExceeded(
                 f"The workers have not answered '{method}' within {timeout:g} s; what they began goes on."
             ) from error
+        except Error:
+            raise
         except Exception as error:
             meant = errors.from_exception(error)
             if isinstance(meant, EngineDead):
@@ -263,7 +258,7 @@ class VLLMControl(EngineControl):
         self._refuse_dead()
         self._refuse_in_gang("take other weights")
         await asyncio.to_thread(_check_weights, source, Path(self._llm.model_config.model))
-        async with self._turn:
+        async with self._llm.turn:
             if self.is_sleeping():
                 if "weights" in self._awake:
                     await self._replace(source)
@@ -282,6 +277,8 @@ class VLLMControl(EngineControl):
     async def _replace(self, source: Path) -> None:
         try:
             await self._load(source)
+        except Error:
+            raise
         except Exception as error:
             meant = errors.from_exception(error)
             if isinstance(meant, EngineDead):
@@ -291,7 +288,7 @@ class VLLMControl(EngineControl):
             raise BadRequest(f"The weights in {source} cannot be loaded: {_last_line(error)}") from error
         finally:
             await self._llm.reset_prefix_cache()
-        await self._restore_adapters()
+            await self._restore_adapters()  # taking weights drops them
 
     async def _load(self, source: Path | None) -> None:
         """None: the weights that the engine started with."""

@@ -35,7 +35,7 @@ from penstock.engines.vllm.core.launch import Core
 from penstock.engines.vllm.core.other_nodes import OtherNodes
 from penstock.engines.vllm.endpoints import absence
 from penstock.engines.watchdog import Watchdog
-from penstock.errors import EngineDead, EngineStartFailed, Error, Unsupported
+from penstock.errors import Conflict, EngineDead, EngineStartFailed, Error, Unsupported
 from penstock.request_context import Gang, gang, using_adapter
 from penstock.temporary_folder import temporary_folder
 
@@ -141,8 +141,8 @@ class VLLMEngine:
         if fitting.has("adapter_versions"):
             from penstock.engines.vllm.adapters import LoadedAdapters
 
-            names = (self._config.model_id, self._config.aliases)
-            self._adapters = LoadedAdapters(llm, *names, app.state.openai_serving_models)
+            names, models = (self._config.model_id, self._config.aliases), app.state.openai_serving_models
+            self._adapters = LoadedAdapters(llm, lambda: self._control.is_sleeping(), *names, models)
         self._rows = await _responder(llm, app) if fitting.has("bulk_generation") else None
         absent = absence(self._config.model_id, app.routes)
         self._app = Edge(additions.shorten(fitting, app), lambda: self._refusal, absent, errors.heard)
@@ -185,7 +185,10 @@ class VLLMEngine:
     async def _end_core(self) -> None:
         core, self._core = self._core, None
         if core is not None:
-            await asyncio.shield(core.stop())  # a half-stopped core answers no request
+            try:
+                await asyncio.shield(core.stop())  # a half-stopped core answers no request
+            finally:
+                self._fail_calls(Conflict("The engine was put to sleep; wake it up before."))
 
     async def _begin_core(self) -> None:
         """Starts a replacement core behind the same front-end. Raises: EngineStartFailed."""
@@ -211,12 +214,13 @@ class VLLMEngine:
                 await anext(deltas)
 
     async def stop(self) -> None:
+        if self._llm is not None:
+            self._refuse("The engine was stopped.")
         llm, self._llm = self._llm, None
         core, self._core = self._core, None
         if self._guarding is not None:
             self._guarding.cancel()
         if llm is not None:
-            self._refuse("The engine was stopped.")
             await self._end_streams(llm, core)
             llm.shutdown()
         if core is not None:
@@ -343,6 +347,13 @@ class VLLMEngine:
 
     def _refuse(self, sentence: str) -> None:
         self._refusal = self._refusal or sentence
+        self._fail_calls(EngineDead(self._refusal))
+
+    def _fail_calls(self, error: Error) -> None:
+        """Ends the core's calls under way: vLLM's front-end would wait for them for ever."""
+        for call in self._llm.engine_core.utility_results.values() if self._llm is not None else ():
+            if not call.done():
+                call.set_exception(error)
 
     async def _end_streams(self, llm: TimedLLM, core: Core | None) -> None:
         """Ends open streams, which would wait for ever if vLLM's front-end shut down first."""

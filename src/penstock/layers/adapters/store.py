@@ -294,6 +294,9 @@ class Store:
 
     async def _refresh(self, version: Version) -> None:
         """Replaces it if its source has changed; a version that fails to load replaces nothing."""
+        if version.key not in self._engine.adapters():  # it could not be restored after a sleep
+            self._retire(version)
+            return
         self._refreshing.add(version.name)
         try:
             stamp = await self._source.stamp(version.name)

@@ -39,6 +39,8 @@ class TimedLLM(AsyncLLM):
         self.gate = asyncio.Event()
         """Set while requests may go to the core."""
         self.gate.set()
+        self.turn = asyncio.Lock()
+        """Held by each operation that sleep must not overtake."""
         self.entering = 0
         """Requests that have passed the gate and are not counted as unfinished yet."""
         self.held = 0
