@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+from vllm.exceptions import VLLMNotFoundError
 from vllm.lora.request import LoRARequest
 
 from penstock.engine import plain_name
@@ -55,7 +56,7 @@ class Register(dict[str, LoRARequest]):
         try:
             return super().__getitem__(model if using is None else self.key(using))
         except KeyError:
-            raise _not_loaded(using or model) from None
+            raise VLLMNotFoundError(str(_not_loaded(using or model))) from None
 
     def is_base_model(self, model_name: str) -> bool:
         """vLLM checks a request's `model` by it, before it asks for `answer_name`."""
