@@ -85,7 +85,8 @@ class EngineControl:
     async def update_weights(self, source: Path, version: str, mode: PauseMode = "wait") -> None:
         """Replaces the weights by those in folder `source`, of the same shapes.
 
-        mode: of the short pause that this takes. Caches are empty after it.
+        mode: of the short pause that this takes. Requests that `pause` holds are held with "wait", too.
+        Caches are empty after it.
         Raises: BadRequest; it then keeps the weights that it had.
         """
         self._lacks("update_weights")

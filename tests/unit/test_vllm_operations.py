@@ -12,7 +12,7 @@ import pytest
 
 from penstock.config import LLMConfig
 from penstock.engines import peft
-from penstock.engines.vllm import adapters
+from penstock.engines.vllm import adapters, control
 from penstock.engines.vllm.adapters import LoadedAdapters
 from penstock.engines.vllm.control import VLLMControl
 from penstock.engines.vllm.engine import VLLMEngine
@@ -203,6 +203,19 @@ async def test_an_adapter_that_vllm_refuses_at_the_wake_up_leaves_the_others(
     assert (llm.loaded, loaded.names()) == ({"m:good"}, {"good"})
     with pytest.raises(ModelNotFound, match="'bad' is not loaded"):
         loaded.request("bad")
+
+
+@pytest.mark.parametrize(("mode", "held"), [("wait", "keep"), ("keep", "keep"), ("abort", "abort")])
+async def test_new_weights_leave_requests_held_that_a_pause_holds(
+    mode: Any, held: str, monkeypatch: pytest.MonkeyPatch, tmp_path
+):
+    llm: Any = LLM()
+    operations, _ = controlled(llm, monkeypatch)
+    monkeypatch.setattr(control, "_check_weights", lambda *args: None)
+    await operations.pause("keep")
+    await operations.update_weights(tmp_path, "v2", mode)
+    assert llm.asked[1:] == [f"pause {held}", "reload_weights", "reset", "version v2"]
+    assert operations.is_paused()
 
 
 async def test_calls_of_the_core_fail_when_it_is_ended_or_dies():

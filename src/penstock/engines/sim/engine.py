@@ -228,7 +228,7 @@ class SimEngine(EngineControl):
         """Accepts any folder: the simulator's output does not depend on weights."""
         if not await asyncio.to_thread(source.is_dir):
             raise BadRequest(f"There is no folder {source} with weights.")
-        async with self._quiet(mode):
+        async with self._quiet("keep" if self._paused and mode == "wait" else mode):
             self._weights = version
 
     def weights_version(self) -> str:

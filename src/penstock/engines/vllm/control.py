@@ -265,7 +265,8 @@ class VLLMControl(EngineControl):
                 self._weights, self._version = source, version
                 return
             try:
-                await self._hold(mode, clear_cache=True)
+                kept = self._paused and mode == "wait"  # a pause holds what runs
+                await self._hold("keep" if kept else mode, clear_cache=True)
                 await self._replace(source)
                 self._weights, self._version = source, version
                 await self._llm.update_weight_version(version)
