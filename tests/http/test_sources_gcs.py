@@ -41,8 +41,10 @@ def test_a_folder_comes_whole_and_its_change_is_seen(bucket: Path):
     assert sources.version_of("gs://models/of/poet") != before
 
 
-def test_folders_are_listed():
-    assert sources.children("gs://models/of") == ["clerk", "poet"]
+def test_folders_with_a_file_are_listed(bucket: Path):
+    (bucket / "of" / "notes").mkdir()
+    (bucket / "of" / "notes" / "README.md").touch()
+    assert sources.children("gs://models/of", "adapter_config.json") == ["clerk", "poet"]
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_the_files_that_a_web_server_lists_are_fetched(url: str):
     folder = sources.fetch(f"{url}/model")
     assert (folder / "config.json").read_text() == "{}"
     assert (folder / "sub" / "weights").stat().st_size == 100_000
-    assert sources.children(f"{url}/model/") == ["sub"]
+    assert sources.children(f"{url}/model/", "weights") == ["sub"]
 
 
 def test_a_file_that_was_changed_without_an_etag_is_fetched_again(url: str, tmp_path: Path):

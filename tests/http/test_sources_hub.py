@@ -58,7 +58,7 @@ def test_progress_counts_bytes_up_to_the_whole(hub: Hub):
 
 
 def test_a_folder_of_a_repository_is_a_source(hub: Hub):
-    assert sources.children("org/open/adapters") == ["a", "b"]
+    assert sources.children("org/open/adapters", "adapter_config.json") == ["a", "b"]
     assert names(sources.fetch("org/open/adapters/a")) == ["adapter_config.json"]
 
 

@@ -258,6 +258,9 @@ async def test_an_unknown_name_is_told_the_known_ones(tmp_path: Path):
     async with keeping(tmp_path, names="ab", adapters={"hub": "org/lora"}) as kept:
         with pytest.raises(ModelNotFound, match=r"'m' has no adapter 'nobody'. There are: 'a', 'b', 'hub'\."):
             await kept.use("nobody")
+        (tmp_path / "empty").mkdir()
+        with pytest.raises(ModelNotFound, match=r"no adapter 'empty'. There are: 'a', 'b', 'hub'\."):
+            await kept.use("empty")
         for trick in ("..", "../a", "a/../b", "/etc", "a\0", "", "x" * 5000):
             with pytest.raises(ModelNotFound):
                 await kept.use(trick)
@@ -351,7 +354,7 @@ async def test_downloads_that_hang_hold_up_no_other_adapter(tmp_path: Path):
 async def test_asking_for_nonsense_lists_the_source_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     listed: list[str] = []
     children = sources.children
-    monkeypatch.setattr(sources, "children", lambda path: listed.append(path) or children(path))
+    monkeypatch.setattr(sources, "children", lambda path, file: listed.append(path) or children(path, file))
     async with keeping(tmp_path) as kept:
         asked = await asyncio.gather(*(kept.use(f"no{n}") for n in range(50)), return_exceptions=True)
         assert all("There are: 'a', 'b'" in str(error) for error in asked)
@@ -384,7 +387,7 @@ async def test_nonsense_that_is_looked_for_keeps_no_real_adapter_waiting(
 async def test_where_names_cannot_be_listed_nonsense_is_looked_for_before_it_is_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def unlistable(path: str) -> list[str]:
+    def unlistable(path: str, holding: str) -> list[str]:
         raise DownloadFailed("The bucket lists nothing.")
 
     monkeypatch.setattr(sources, "children", unlistable)

@@ -92,11 +92,13 @@ def test_a_changed_local_file_changes_the_stamp(tmp_path: Path):
     assert sources.version_of(str(tmp_path)) != before
 
 
-def test_children_are_the_folders_directly_below(adapters: str, tmp_path: Path):
-    (tmp_path / "x" / "y").mkdir(parents=True)
-    (tmp_path / "file").touch()
-    assert sources.children(adapters) == ["a", "b"]
-    assert sources.children(str(tmp_path)) == ["x"]
+def test_children_are_the_folders_directly_below_that_hold_the_file(adapters: str, tmp_path: Path):
+    for folder in ("x/y", "empty"):
+        (tmp_path / folder).mkdir(parents=True)
+    for file in ("file", "x/file", "x/y/file"):
+        (tmp_path / file).touch()
+    assert sources.children(adapters, "adapter_config.json") == ["a", "b"]
+    assert sources.children(str(tmp_path), "file") == ["x"]
 
 
 def test_only_wanted_files_are_fetched(adapters: str):

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from pyarrow import fs
 
-from penstock.sources.protocol import Count, File
+from penstock.sources.protocol import Count, File, within
 
 _PART_BYTES = 64 << 20
 _READ_BYTES = 16 << 20
@@ -45,9 +45,9 @@ class Bucket:
             self._check_bucket()
         return sorted(File(self._name(info.path), info.size, str(info.mtime_ns)) for info in found)
 
-    def children(self) -> list[str]:
+    def children(self, holding: str) -> list[str]:
         if not self._is_s3:  # there Arrow's client sees folders only in the names of their files
-            return sorted({file.name.partition("/")[0] for file in self.files() if "/" in file.name})
+            return within(self.files(), holding)
         infos = self._fs.get_file_info(fs.FileSelector(self._path, allow_not_found=True))
         if not infos:
             self._check_bucket()

@@ -87,13 +87,13 @@ def version_of(source: str) -> str:
     return digest(_files(_store(source), tries=1))
 
 
-def children(source: str) -> list[str]:
-    """The names of the folders directly below `source`, sorted.
+def children(source: str, holding: str) -> list[str]:
+    """The names of the folders directly below `source` that hold a file `holding`, as far as can be seen.
 
     Raises: SourceNotFound, DownloadFailed.
     """
     store = _store(source)
-    return _asked(store, store.children, tries=1)
+    return _asked(store, lambda: store.children(holding), tries=1)
 
 
 def _store(source: str) -> FileSource:

@@ -23,8 +23,8 @@ class Folder:
             return [_file(self.path, self.path.parent)]
         return [_file(path, self.path) for path in sorted(self.path.rglob("*")) if path.is_file()]
 
-    def children(self) -> list[str]:
-        return sorted(path.name for path in self.path.iterdir() if path.is_dir())
+    def children(self, holding: str) -> list[str]:
+        return sorted(path.name for path in self.path.iterdir() if (path / holding).is_file())
 
     def copy(self, file: File, to: Path, start: int, end: int, count: Count) -> None:
         below = self.path.parent if self.path.is_file() else self.path

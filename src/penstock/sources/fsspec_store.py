@@ -42,7 +42,7 @@ class FsspecSource:
             log.warning("%s tells no versions: a changed file of the same size is not noticed.", self.shown)
         return sorted(file for file in found if file.name)
 
-    def children(self) -> list[str]:
+    def children(self, holding: str) -> list[str]:
         entries = self._fs.ls(self._path, detail=True)
         names = [entry["name"].rstrip("/") for entry in entries if entry["type"] == "directory"]
         return sorted({name.rpartition("/")[2] for name in names if name != self._path})

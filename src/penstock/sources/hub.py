@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.sources.protocol import Count, File
+from penstock.sources.protocol import Count, File, within
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +53,8 @@ class Hub:
     def files(self) -> list[File]:
         return [file for file in self._all() if file.name]
 
-    def children(self) -> list[str]:
-        return sorted({file.name.partition("/")[0] for file in self._all() if "/" in file.name})
+    def children(self, holding: str) -> list[str]:
+        return within(self._all(), holding)
 
     def copy(self, file: File, to: Path, start: int, end: int, count: Count) -> None:
         raise NotImplementedError("The hub's client copies into a cache of its own.")

@@ -35,13 +35,20 @@ class FileSource(Protocol):
         """Every file below the source; none when there is no such folder."""
         ...
 
-    def children(self) -> list[str]:
-        """Names of the folders directly below it, sorted."""
+    def children(self, holding: str) -> list[str]:
+        """Names of the folders directly below it that hold a file `holding`, sorted. All folders where to
+        look into each would take a request.
+        """
         ...
 
     def copy(self, file: File, to: Path, start: int, end: int, count: Count) -> None:
         """Writes bytes `start` to `end` of `file` into the file `to`, at the same place."""
         ...
+
+
+def within(files: Iterable[File], name: str) -> list[str]:
+    """Folders directly below the source that hold a file of this name, sorted."""
+    return sorted({top for top, _, rest in (file.name.partition("/") for file in files) if rest == name})
 
 
 def digest(files: Iterable[File]) -> str:

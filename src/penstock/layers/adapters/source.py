@@ -22,6 +22,7 @@ from penstock.errors import DownloadFailed, Error, ModelNotFound, SourceNotFound
 
 log = logging.getLogger(__name__)
 
+_CONFIG = "adapter_config.json"  # in the folder of each adapter
 _NAMED = 20  # names listed in an error
 _NAMES_KEPT_S, _NAMES_WAIT_S = 5.0, 3.0
 """Requests for unknown names neither list the source each time nor occupy a download thread."""
@@ -101,7 +102,7 @@ class Source:
         """All names available, sorted. Raises: SourceNotFound, DownloadFailed."""
         found = set(self._lora.adapters)
         if self._lora.dynamic_lora_loading_path is not None:
-            children = functools.partial(sources.children, self._lora.dynamic_lora_loading_path)
+            children = functools.partial(sources.children, self._lora.dynamic_lora_loading_path, _CONFIG)
             found |= set(await _in(self._naming, children))
         return sorted(name for name in found if re.fullmatch(ADAPTER_NAME, name))
 
@@ -139,7 +140,7 @@ class Source:
     async def _not_found(self, name: str) -> ModelNotFound:
         base = f"Model '{self._config.model_id}' has no adapter '{name[:200]}'"
         try:
-            names = await self._known()
+            names = [one for one in await self._known() if one != name]
         except (Error, TimeoutError) as error:
             log.warning("The adapters of %s cannot be listed: %s", self._config.model_id, error)
             return ModelNotFound(f"{base}; its adapters cannot be listed now.", param="model")
