@@ -20,7 +20,7 @@ from penstock import asgi
 from penstock.asgi import Receive, Scope, Send
 from penstock.engine import Delta, Engine
 from penstock.engines.sim import metrics, prompt, tokenizer, vectors, wire
-from penstock.engines.sim.events import Choices, Output, Said
+from penstock.engines.sim.events import Choices, SimOutput, Said
 from penstock.engines.sim.options import SimOptions
 from penstock.engines.sim.scheduler import Counts
 from penstock.errors import BadRequest, Error, MethodNotAllowed, ModelNotFound, NotFound
@@ -137,7 +137,7 @@ class App:
         asked = request.asked() if ours is None else ours.take()
         prompts = len(prompt.each(asked))
         request_id = call.headers.get(b"x-request-id", b"").decode("latin-1") or uuid.uuid4().hex
-        outputs = [Output() for _ in range(prompts * (request.n or 1))]
+        outputs = [SimOutput() for _ in range(prompts * (request.n or 1))]
         with_details = self._engine.options.enable_prompt_tokens_details
         model = request.model or self._engine.model_id
         answer = Choices(request, Said(request_id, model, outputs, prompts, with_details))

@@ -38,7 +38,7 @@ class EventForm:
     call: dict[str, Any] | None = None
     ends_as: str = "stop"
 
-    def shown(self, output: Output) -> dict[str, object]:
+    def shown(self, output: SimOutput) -> dict[str, object]:
         """An output's own fields in a response's body."""
         if not self.opening:
             return {"text": output.text}
@@ -82,7 +82,7 @@ def _chat(request: wire.Chat) -> EventForm:
 
 
 @dataclass(slots=True)
-class Output:
+class SimOutput:
     """One output of one request, collected from its deltas."""
 
     text: str = ""
@@ -98,7 +98,7 @@ class Said:
 
     id: str
     model: str
-    outputs: list[Output]
+    outputs: list[SimOutput]
     prompts: int
     with_details: bool
     created: int = field(default_factory=lambda: int(time.time()))
