@@ -20,7 +20,7 @@ from penstock import asgi
 from penstock.asgi import Receive, Scope, Send
 from penstock.engine import Delta, Engine
 from penstock.engines.sim import metrics, prompt, tokenizer, vectors, wire
-from penstock.engines.sim.events import Choices, SimOutput, Said
+from penstock.engines.sim.events import Choices, Said, SimOutput
 from penstock.engines.sim.options import SimOptions
 from penstock.engines.sim.scheduler import Counts
 from penstock.errors import BadRequest, Error, MethodNotAllowed, ModelNotFound, NotFound
