@@ -76,6 +76,12 @@ def test_the_model_id_is_the_source_where_none_is_given():
     assert config().model_source == "m"
 
 
+@pytest.mark.parametrize("model_id", ["", " ", "\n"])
+def test_a_model_needs_a_name_that_can_be_seen(model_id: str):
+    (problem,) = problems(model_loading_config={"model_id": model_id})
+    assert "model_loading_config.model_id" in problem
+
+
 def test_demo_is_the_folder_of_the_embedded_model():
     values = {"model_id": "anything", "model_source": "demo"}
     assert config(model_loading_config=values).model_source == str(penstock.demo_model())

@@ -56,7 +56,7 @@ ModelSource = Annotated[
 class ModelLoadingConfig(StrictModel):
     """Which model, and where it comes from."""
 
-    model_id: str = Field(min_length=1, description="The name that clients use.")
+    model_id: str = Field(min_length=1, pattern=r"\S", description="The name that clients use.")
     model_source: ModelSource | None = optional(
         "Hub id, local folder, `s3://`, `gs://` or any URL that fsspec knows; `demo` for the "
         "model that ships with Penstock. `./` and `../` in a file count from its folder. Without it, the "
