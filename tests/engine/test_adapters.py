@@ -173,7 +173,23 @@ def new_words(folder: Path) -> None:
     more_tensors(folder, base_model__model__model__embed_tokens__weight=torch.zeros(1030, 128))
 
 
+def rename(folder: Path, part: str) -> None:
+    """Names of tensors as those of a base that lies within a multimodal model."""
+    file = folder / "adapter_model.safetensors"
+    weights = load_file(file)
+    inner = "base_model.model.model.language_model."
+    new = {
+        name.replace("base_model.model.model.", inner) if part in name else name: weights[name]
+        for name in weights
+    }
+    assert new.keys() != weights.keys()
+    save_file(new, file)
+
+
 BROKEN = {
+    "vLLM says: this model has no ": lambda folder: rename(folder, ""),
+    "of the adapter's layers would be left out": lambda folder: rename(folder, "q_proj"),
+    "its adapter_config.json says rank 16": lambda folder: edit(folder, r=16),
     "its rank is 64, and this model takes at most 32": lambda folder: edit(folder, r=64),
     "no adapter_model.safetensors": lambda folder: (folder / "adapter_model.safetensors").unlink(),
     "no readable adapter_config.json": lambda folder: (folder / "adapter_config.json").unlink(),

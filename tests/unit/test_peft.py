@@ -70,6 +70,7 @@ def test_what_may_be_right_is_left_to_the_engine(tmp_path: Path, tensors: Shapes
             "for a matrix of 16 x 9, and here that is 16 x 8",
         ),
         (change("model.layers.1.self_attn.q_proj", rank=6), "says rank 4, its tensors"),
+        (change("model.layers.1.self_attn.q_proj", rank=2), "says rank 4, its tensors"),
         ({"base_model.model.x.lora_A.weight": (4, 8)}, "are not a pair of lora_A and lora_B"),
         ({"base_model.model.model.layers.0.mlp.weight": (4, 8)}, "holds no LoRA tensors"),
     ],

@@ -56,7 +56,7 @@ def check(folder: Path, max_rank: int, base: Shapes) -> None:
             "raise `max_lora_rank` of engine_kwargs"
         )
     if (folder / WEIGHTS).is_file():
-        _check_tensors(_lora(shapes(folder / WEIGHTS)), rank, base)
+        _check_tensors(_lora(shapes(folder / WEIGHTS)), config, base)
     elif not any((folder / name).is_file() for name in _PICKLED):
         raise Broken(f"it has no {WEIGHTS}")
 
@@ -94,6 +94,13 @@ def _rank(config: Mapping[str, Any]) -> int:
     return max(ranks)
 
 
+def _rank_of(layer: str, config: Mapping[str, Any]) -> int:
+    """By the first pattern that fits the end of its name, as in PEFT. The strength follows from it."""
+    pattern: Mapping[str, int] = config.get("rank_pattern") or {}
+    fitting = (rank for name, rank in pattern.items() if re.fullmatch(rf"(.*\.)?({name})", layer))
+    return next(fitting, config["r"])
+
+
 def _lora(found: Shapes) -> dict[str, dict[str, tuple[int, ...]]]:
     """Shapes of A and B by the layer's name in the base model."""
     layers: dict[str, dict[str, tuple[int, ...]]] = {}
@@ -105,7 +112,9 @@ def _lora(found: Shapes) -> dict[str, dict[str, tuple[int, ...]]]:
     return layers
 
 
-def _check_tensors(layers: Mapping[str, Mapping[str, tuple[int, ...]]], rank: int, base: Shapes) -> None:
+def _check_tensors(
+    layers: Mapping[str, Mapping[str, tuple[int, ...]]], config: Mapping[str, Any], base: Shapes
+) -> None:
     kinds = {_kind(name) for name in base}
     for layer, parts in layers.items():
         a, b = parts.get("A"), parts.get("B")
@@ -113,7 +122,8 @@ def _check_tensors(layers: Mapping[str, Mapping[str, tuple[int, ...]]], rank: in
             raise Broken(f"its tensors for {layer} are not a pair of lora_A and lora_B")
         if len(a) != 2 or len(b) != 2 or a[0] != b[1]:
             raise Broken(f"its lora_A {list(a)} and lora_B {list(b)} for {layer} do not fit together")
-        if a[0] > rank:
+        rank = _rank_of(layer, config)
+        if a[0] != rank:
             raise Broken(f"its {CONFIG} says rank {rank}, its tensors for {layer} have rank {a[0]}")
         here = base.get(f"{layer}.weight")
         if here is not None or _kind(f"{layer}.weight") in kinds:

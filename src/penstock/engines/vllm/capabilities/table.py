@@ -430,6 +430,17 @@ CAPABILITIES: dict[str, Capability] = {
             exactly(f"{_MODELS}.is_base_model", "model_name"),
         ),
     ),
+    "adapter_layers": Capability(
+        "an adapter with layers that the model does not have is served without them",
+        (
+            exactly("v1.engine.core:EngineCore.add_lora", "lora_request"),
+            takes("v1.engine.core:EngineCore.collective_rpc", "method", "args"),
+            has("lora.model_manager:LoRAModelManager.get_adapter"),
+            says("lora.model_manager", "self.modules:", "self.is_pooling_model", "lora_model.loras.pop("),
+            says("lora.worker_manager", "self._adapter_manager = "),
+            says("v1.worker.lora_model_runner_mixin", "self.lora_manager = "),
+        ),
+    ),
     "structure_errors": Capability(
         "a schema, regex or grammar that cannot be used is refused without its reason",
         (

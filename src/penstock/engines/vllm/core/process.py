@@ -71,6 +71,10 @@ def _core_class(capabilities: Collection[str]) -> Any:
     """vLLM's core, or ours on top of it, in its place: `run_engine_core` looks up its classes by name."""
     from vllm.v1.engine import core
 
+    if "adapter_layers" in capabilities:
+        from penstock.engines.vllm.core import adapter_layers
+
+        core.EngineCore.add_lora = adapter_layers.add_lora
     if "token_groups" in capabilities:
         from penstock.engines.vllm.core.token_buffer import BufferingCore, BufferingGangCore
 
