@@ -267,7 +267,8 @@ async def test_an_adapter_that_the_engine_has_lost_is_loaded_anew(replica: Adapt
     shutil.copytree(replica.folder / "pirate", replica.folder / "lost")
     assert await replica.answer("Hello!", "lost") == ANSWERS["pirate"]["Hello!"]
     lost = replica.store._current["lost"]
-    replica.engine._adapters._forget(lost.key)
+    forgotten = replica.engine._adapters._forget(lost.key)
+    await replica.engine._llm.remove_lora(forgotten.lora_int_id)
     refused = await replica.chat("Hello!", "lost")
     assert refused.status_code == 404
     assert refused.json()["error"]["message"] == "The adapter 'lost' is not loaded."
