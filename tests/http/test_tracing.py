@@ -100,7 +100,7 @@ async def test_a_stream_is_a_span_with_its_parts_below_it(served: Served, collec
         "stream",
     ]
     inside = collector.below(collector.named("replica"))
-    assert [part.name for part in inside] == ["front", "engine-queue", "prefill", "decode"]
+    assert [part.name for part in inside] == ["front", "engine-queue", "prefill"]
     assert collector.services == {"penstock-gateway"}
 
 
@@ -127,6 +127,7 @@ async def test_attributes_have_their_conventional_names(served: Served, collecto
     await gateway.close()
     good, bad = said(collector.named("POST /v1/completions")), said(collector.named("POST /tokenize"))
     assert good["gen_ai.operation.name"] == "text_completion"
+    assert good["gen_ai.provider.name"] == "penstock"
     assert (good["gen_ai.request.model"], good["http.response.status_code"]) == ("m", 200)
     assert (bad["http.route"], bad["http.response.status_code"]) == ("/tokenize", 404)
     assert (bad["error.type"], bad["penstock.request.id"]) == ("model_not_found", "7")

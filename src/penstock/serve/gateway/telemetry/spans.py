@@ -97,7 +97,11 @@ class Trace:
                 "http.route": route,
                 "url.path": request.path,
                 "penstock.request.id": request.id,
-                **({"gen_ai.operation.name": _OPERATIONS[route]} if route in _OPERATIONS else {}),
+                **(
+                    {"gen_ai.operation.name": _OPERATIONS[route], "gen_ai.provider.name": "penstock"}
+                    if route in _OPERATIONS
+                    else {}
+                ),
             },
         )
 
@@ -115,7 +119,8 @@ class Trace:
             self._record_outcome(model_id, status, error)
             if streamed and self._timing.first_byte_s is not None:
                 self._span.set_attribute("gen_ai.response.time_to_first_chunk", self._timing.first_byte_s)
-            self._add_parts(ended_at, {GATEWAY} if streamed else {GATEWAY, STREAM})
+            # The engine reports with its first byte: of a stream, it has decoded nothing by then.
+            self._add_parts(ended_at, {GATEWAY, "decode" if streamed else STREAM})
         self._span.end(self._at(ended_at))
 
     def _record_outcome(self, model_id: str, status: str, error: Error | None) -> None:
@@ -135,13 +140,14 @@ class Trace:
             if part not in left_out:
                 child = self._child(self._span, part, begun_at, done_at)
                 if part == REPLICA:
-                    self._add_engines_parts(child, begun_at)
+                    self._add_engines_parts(child, begun_at, left_out)
 
-    def _add_engines_parts(self, replica: Span, begun_at: float) -> None:
+    def _add_engines_parts(self, replica: Span, begun_at: float, left_out: set[str]) -> None:
         """The engine reports durations only; drawing them back to back is our choice."""
         for part, seconds in durations(self._timing.replica or b""):
-            self._child(replica, part, begun_at, begun_at + seconds)
-            begun_at += seconds
+            if part not in left_out:
+                self._child(replica, part, begun_at, begun_at + seconds)
+                begun_at += seconds
 
     def _child(self, parent: Span, name: str, begun_at: float, ended_at: float) -> Span:
         span = self._tracer.start_span(name, set_span_in_context(parent), start_time=self._at(begun_at))
