@@ -79,8 +79,8 @@ FAULTS = {
     "stop controller": Promise(heals=False),
     "kill raylet": Promise(ends=True),
     "kill gcs": Promise(ends=True),
-    "stop raylet": Promise(ends=True),
-    "stop gcs": Promise(ends=True),
+    "stop raylet": Promise(heals=False),
+    "stop gcs": Promise(heals=False),
 }
 _WHOLE_LIMIT_S, _AFTERWARDS_S, _START_S, _STOP_S = 90.0, 3.0, 240.0, 400.0
 _END_LIMIT_S = 60.0
@@ -293,14 +293,14 @@ def _note(outcome: Outcome, service: Service) -> None:
 
 @contextmanager
 def _struck(fault: str, service: Service) -> Generator[float]:
-    """The moment of the fault. Who was stopped runs again afterwards, if it is still there."""
+    """The moment of the fault. Who was stopped runs again afterwards, where nothing replaces it."""
     how, kind = fault.split()
     victim = service.find(kind)
     victim.send_signal(signal.SIGKILL if how == "kill" else signal.SIGSTOP)
     try:
         yield time.monotonic()
     finally:
-        with contextlib.suppress(psutil.NoSuchProcess):
+        if not FAULTS[fault].heals:
             victim.send_signal(signal.SIGCONT)
 
 
