@@ -1,5 +1,5 @@
 # Two targets do everything on a fresh machine: `make serve` and `make test`.
-.PHONY: serve test test-all test-ray test-vllm fuzz coverage check models fast-models bench docs sglang clean
+.PHONY: serve test test-all test-gpu test-ray test-vllm fuzz coverage check models fast-models bench docs sglang clean
 .DEFAULT_GOAL := help
 
 # Where Python may not write bytecode, as in many images, each start of an engine compiles 20 s anew.
@@ -12,6 +12,7 @@ help:
 	@echo "make serve     set up, then serve the embedded model on http://127.0.0.1:8000"
 	@echo "make test      set up, then the tests of the fast tier (T=path or options for some)"
 	@echo "make test-all  set up, then all tests"
+	@echo "make test-gpu  set up, then the tests of what a GPU changes, on one NVIDIA GPU, in ten minutes"
 	@echo "make test-ray RAY=2.57.1   set up, then tests of serving and batch jobs with that version of Ray"
 	@echo "make test-vllm VLLM=0.31.0   set up, then the engine's tests with that version of vLLM"
 	@echo "make fuzz      set up, then odd requests, bytes and batch jobs for MINUTES=30"
@@ -45,6 +46,11 @@ endif
 test-all: $(READY) sglang
 	@$(MAKE) models >/dev/null 2>&1 &
 	$(PYTEST) --full --write-costs $(WORKERS)
+
+# On a machine without a GPU it says so; the same tests are in `make test-all`, on the CPU.
+test-gpu: $(READY) fast-models
+	@nvidia-smi -L || { echo "There is no GPU here. On the CPU: make test T=tests/gpu/test_tokens.py" >&2; exit 1; }
+	$(BIN)/python -m tests.gpu --report build/gpu.jsonl $(T)
 
 RAY_TESTS := tests/unit/test_config_against_ray.py tests/ray/test_server.py tests/ray/test_control.py \
 	tests/ray/test_death.py tests/ray/test_autoscaling.py tests/ray/test_update.py tests/ray/test_cli_serve.py \

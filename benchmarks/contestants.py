@@ -23,7 +23,7 @@ import yaml
 
 from benchmarks import processes
 from benchmarks.load import CHAT
-from benchmarks.workload import EXECUTORS, MODEL_ID, ROOT, Workload
+from benchmarks.workload import DEVICE, EXECUTORS, MODEL_ID, ROOT, Workload
 
 _START_LIMIT_S = 240.0
 _STOP_LIMIT_S = 60.0
@@ -66,7 +66,7 @@ def penstock_serve(workload: Workload, port: int, folder: Path) -> list[str]:
         yaml.safe_dump(
             {
                 "model_loading_config": {"model_id": MODEL_ID, "model_source": str(workload.model)},
-                "accelerator_config": {"kind": "cpu"},
+                "accelerator_config": {"kind": DEVICE},
                 "engine_kwargs": workload.engine_kwargs(),
             }
         )

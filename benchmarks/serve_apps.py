@@ -18,7 +18,7 @@ from typing import Any
 import ray
 from ray import serve
 
-from benchmarks.workload import KV_BYTES, MODEL_ID, PLACES, RANK, Workload
+from benchmarks.workload import DEVICE, KV_BYTES, MODEL_ID, PLACES, RANK, Workload
 
 
 def ray_serve_llm(workload: Workload) -> serve.Application:
@@ -65,7 +65,7 @@ def _model(workload: Workload) -> dict[str, Any]:
     return {
         "model_loading_config": {"model_id": MODEL_ID, "model_source": str(workload.model)},
         "accelerator_type": None,
-        "accelerator_config": {"kind": "cpu"},
+        "accelerator_config": {"kind": DEVICE},
         "engine_kwargs": workload.engine_kwargs(),
     }
 

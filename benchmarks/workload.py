@@ -20,21 +20,32 @@ EXECUTORS = ("mp", "uni")
 PLACES, RANK, KV_BYTES = 4, 8, 32 << 20
 """Where adapters are measured: those in a replica at a time, their rank, and a cache that is soon full."""
 
+DEVICE = "gpu" if os.environ.get("PENSTOCK_ACCELERATOR") == "gpu" else "cpu"
+"""What contestants run on. On a GPU two of them, started side by side, fit on it."""
+
+_ON_DEVICE: dict[str, Any] = {
+    "cpu": {"enforce_eager": True, "kv_cache_memory_bytes": 256 * 2**20},
+    "gpu": {"gpu_memory_utilization": 0.4, "kv_cache_memory_bytes": 8 * 2**30},
+}
+
 _ENGINE = {
-    "enforce_eager": True,
     "max_model_len": 1024,
     # vLLM's defaults for these two depend on who starts it (server or library), so they are said.
     "max_num_seqs": 256,
     "max_num_batched_tokens": 4096,
-    "kv_cache_memory_bytes": 256 * 2**20,
+    **_ON_DEVICE[DEVICE],
+}
+
+_CPU_ENVIRONMENT = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else "mp" pins its worker to a core and "uni" does not
+    "TORCH_COMPILE_DISABLE": "1",
 }
 
 _ENVIRONMENT = {
+    **(_CPU_ENVIRONMENT if DEVICE == "cpu" else {}),
     "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else "mp" pins its worker to a core and "uni" does not
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
-    "TORCH_COMPILE_DISABLE": "1",
     "HF_HUB_OFFLINE": "1",
     "RAY_worker_niceness": "0",  # 15 by default, which costs 15-20 % of the tokens
     "RAY_USAGE_STATS_ENABLED": "0",

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 RECIPES = Path(__file__).parent
-CACHE = Path.home() / ".cache" / "penstock" / "recipes"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "recipes"
 
 _SHARED = re.compile(r"^from recipes\.(\w+) import", re.MULTILINE)
 _MAKE = """import sys

@@ -1,7 +1,12 @@
-"""Seconds of each test file: at the end of a run and, by `make test-all`, in docs/inside/testing.md."""
+"""Seconds of each test file: at the end of a run and, by `make test-all`, in docs/inside/testing.md.
+
+With `--report FILE` also a line of JSON for each test, as soon as it has ended: what it asserted holds, its
+seconds, and what it measured (`record_property`). A run that is cut off leaves those that it got through.
+"""
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from pathlib import Path
 
@@ -16,11 +21,39 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--write-costs", action="store_true", help=f"write the {SHOWN} slowest files to {PAGE.name}"
     )
+    parser.addoption("--report", type=Path, help="append a line of JSON for each test to this file")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Costs(config.getoption("write_costs")))
+        if (file := config.getoption("report")) is not None:
+            config.pluginmanager.register(Report(file))
+
+
+class Report:
+    """A pytest plugin. setup: the start of what a test is the first to use."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._setup_s: dict[str, float] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "setup":
+            self._setup_s[report.nodeid] = report.duration
+        if report.when != "call" and report.passed:
+            return
+        line = {
+            "test": report.nodeid,
+            "outcome": report.outcome if report.when == "call" or report.skipped else f"{report.when} failed",
+            "setup_s": round(self._setup_s.get(report.nodeid, 0.0), 2),
+            "call_s": round(report.duration, 2) if report.when == "call" else 0.0,
+            **dict(report.user_properties),
+        }
+        if not report.passed:
+            line["why"] = report.longreprtext[-4000:]
+        with self._file.open("a") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 class Costs:

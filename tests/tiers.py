@@ -14,6 +14,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from tests.device import without_gpu
 
 SHARED = (
     "cluster",
@@ -52,6 +53,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item.get_closest_marker("full") and item.path not in named]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("full") or item.path in named]
+    if (why := without_gpu()) is not None:
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {why}"))
     order = {name: place for place, name in enumerate(SHARED)}
     items.sort(key=lambda item: order.get(group(item), len(SHARED)))
 

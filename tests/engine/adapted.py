@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 from enginetest import MODEL_ID, WINDOW, listening
+from tests.device import DEVICE, SHARE, SLEEP_MODE
 
 from penstock.config import LLMConfig
 from penstock.layers.adapters import Store, asking_for
@@ -61,8 +62,8 @@ async def adapted(folder: Path, **engine_kwargs: Any) -> AsyncIterator[Adapted]:
     size = {"max_model_len": WINDOW, "kv_cache_memory_bytes": 1 << 26}
     config = LLMConfig(
         model_loading_config={"model_id": MODEL_ID, "model_source": "demo"},
-        accelerator_config={"kind": "cpu"},
-        engine_kwargs=size | engine_kwargs,
+        accelerator_config={"kind": DEVICE},
+        engine_kwargs=size | SHARE | SLEEP_MODE | engine_kwargs,
         lora_config={
             "dynamic_lora_loading_path": str(folder),
             "max_num_adapters_per_replica": PLACES,

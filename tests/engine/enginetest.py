@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 import uvicorn
+from tests.device import DEVICE, SHARE
 
 from penstock.asgi import TRUSTED, ASGIApp, Receive, Scope, Send
 from penstock.config import LLMConfig
@@ -34,8 +35,8 @@ def vllm_config(source: object = "demo", **engine_kwargs: object) -> LLMConfig:
     return LLMConfig(
         model_loading_config={"model_id": MODEL_ID, "model_source": source},
         aliases=[ALIAS],
-        accelerator_config={"kind": "cpu"},
-        engine_kwargs={"max_model_len": WINDOW, "block_size": BLOCK_SIZE} | engine_kwargs,
+        accelerator_config={"kind": DEVICE},
+        engine_kwargs={"max_model_len": WINDOW, "block_size": BLOCK_SIZE} | SHARE | engine_kwargs,
     )
 
 

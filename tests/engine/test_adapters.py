@@ -254,7 +254,7 @@ async def test_a_changed_adapter_answers_anew_and_running_answers_keep_the_old(r
 
 async def test_an_adapter_that_is_loaded_while_the_model_sleeps_answers_when_it_wakes(replica: Adapted):
     shutil.copytree(replica.folder / "pirate", replica.folder / "sleeper")
-    await replica.engine.control.sleep()
+    await replica.engine.control.sleep(level=2)
     try:
         await asyncio.wait_for(replica.store.load_adapter("sleeper"), 10)
     finally:
