@@ -50,6 +50,7 @@ test-all: $(READY) sglang
 # On a machine without a GPU it says so; the same tests are in `make test-all`, on the CPU.
 test-gpu: $(READY) fast-models
 	@nvidia-smi -L || { echo "There is no GPU here. On the CPU: make test T=tests/gpu/test_tokens.py" >&2; exit 1; }
+	@mkdir -p build
 	$(BIN)/python -m tests.gpu --report build/gpu.jsonl $(T)
 
 RAY_TESTS := tests/unit/test_config_against_ray.py tests/ray/test_server.py tests/ray/test_control.py \

@@ -1,4 +1,4 @@
-"""Runs the GPU tier, the most valuable first: `python -m tests.gpu [--report FILE] [--only 1,2]`.
+"""Runs the GPU tier, the most valuable first: `python -m tests.gpu --report FILE --seconds 450`.
 
 Its tests of features are those of tests/engine, which take a GPU where there is one. Each part is a run of
 pytest with a limit, after which its processes are ended and the next part begins.
@@ -12,10 +12,14 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+from benchmarks import processes
+
 ROOT = Path(__file__).parents[2]
+_LAST_WORDS_S = 15.0
 ADAPTERS = "tests/engine/test_adapters.py::test_"
 PARTS: tuple[tuple[int, int, tuple[str, ...]], ...] = (
     (
@@ -46,36 +50,37 @@ def main() -> int:
     )
     parser.add_argument("--report", type=Path, help="a line of JSON for each test, as soon as it has ended")
     parser.add_argument("--only", default="1,2,3", help="numbers of parts")
+    parser.add_argument("--seconds", type=float, default=590.0, help="limit of all parts together")
     options, words = parser.parse_known_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    processes.adopt_orphans()
+    end = time.monotonic() + options.seconds
     if options.report is not None:
         words += ["--report", str(options.report.resolve())]
     wanted = [PARTS[int(number) - 1] for number in options.only.split(",")]
-    return max([run(*part, words) for part in wanted])
+    status = 0
+    for workers, limit_s, tests in wanted:
+        status |= run(workers, min(limit_s, end - time.monotonic()), tests, words)
+    return status
 
 
-def run(workers: int, limit_s: int, tests: tuple[str, ...], words: list[str]) -> int:
-    command = [sys.executable, "-m", "pytest", "--durations=15", *tests, *words]
+def run(workers: int, limit_s: float, tests: tuple[str, ...], words: list[str]) -> int:
+    if limit_s <= 0:
+        return 1
+    command = [sys.executable, "-m", "pytest", "--continue-on-collection-errors", *tests, *words]
     if workers > 1 and find_spec("xdist") is not None and (os.cpu_count() or 1) > workers:
         command += ["-n", str(workers), "--dist", "loadscope", "--no-loadscope-reorder"]
-    process, began = subprocess.Popen(command, cwd=ROOT, start_new_session=True), time.monotonic()
+    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
     try:
         return process.wait(limit_s)
     except subprocess.TimeoutExpired:
-        print(f"Ended after {time.monotonic() - began:.0f} s.", flush=True)
+        print(f"Not done within {limit_s:.0f} s: ended.", flush=True)
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_LAST_WORDS_S)
         return 1
     finally:
-        _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Its engines end with it: each is tied to its owner."""
-    for signum, patience_s in ((signal.SIGINT, 10), (signal.SIGKILL, 10)):
-        if process.poll() is None:
-            os.killpg(process.pid, signum)
-            try:
-                process.wait(patience_s)
-            except subprocess.TimeoutExpired:
-                continue
+        processes.end_all()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.device import DEVICE
@@ -20,9 +21,17 @@ ONLINE = ("--only", "vllm,penstock", "--executor", "uni", "--rounds", "1", "--id
 BATCH = ("--contestants", "llm,own", "--lengths", "lognormal", "--rows", "3000" if DEVICE == "gpu" else "100")
 
 
-def measured(name: str, folder: Path, *words: str) -> object:
+@pytest.fixture
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Where the report is: a benchmark that is cut off leaves what it has measured."""
+    report = request.config.getoption("report")
+    return report.resolve().parent if report else tmp_path
+
+
+def measured(name: str, folder: Path, *words: str) -> Any:
     """What a benchmark writes as JSON."""
-    file = folder / f"{name}.json"
+    file = folder / f"gpu_{name}.json"
+    file.unlink(missing_ok=True)
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{name}", *words, "--shared", "--json", str(file)],
         env=os.environ | {"PENSTOCK_ACCELERATOR": DEVICE},
@@ -35,8 +44,8 @@ def measured(name: str, folder: Path, *words: str) -> object:
     return json.loads(file.read_text())
 
 
-def test_figures_online(tmp_path: Path, record_property):
-    found = measured("online", tmp_path, *ONLINE, *(SHORT or ("--streams", "4", "--seconds", "1")))
+def test_figures_online(folder: Path, record_property):
+    found = measured("online", folder, *ONLINE, *(SHORT or ("--streams", "4", "--seconds", "1")))
     for run in found["runs"]:
         figures = {name: run["figures"][name] for name in ("ttft_ms", "latency_ms") if name in run["figures"]}
         name = f"{run['contestant']}_{run['streams']}"
@@ -50,8 +59,8 @@ def test_figures_online(tmp_path: Path, record_property):
     assert {run["contestant"] for run in found["runs"]} == {"vllm", "penstock"}
 
 
-def test_figures_of_a_batch(tmp_path: Path, record_property):
-    found = measured("batch", tmp_path, *BATCH)
+def test_figures_of_a_batch(folder: Path, record_property):
+    found = measured("batch", folder, *BATCH)
     for run in found:
         kept = ("tokens_per_s", "tokens", "ready_s", "all_s", "failure")
         record_property(run["contestant"], {name: run[name] for name in kept})
