@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
-import av
+import pytest
 from enginetest import MODEL_ID, Served
 from PIL import Image
 from tests.pictures import data_url
@@ -19,6 +19,7 @@ TOKEN = 28
 
 def clip(picture: Image.Image, frames: int = 16) -> bytes:
     """An mp4 of two seconds that shows nothing else."""
+    av = pytest.importorskip("av")
     file = io.BytesIO()
     with av.open(file, "w", format="mp4") as made:
         stream = made.add_stream("mpeg4", rate=8)

@@ -30,9 +30,16 @@ def arguments(given: dict[str, Any]) -> dict[str, Any]:
     """Alike for all; a cache of prefixes would make what is computed depend on what was asked before."""
     from tests.device import DEVICE, SHARE
 
-    usual = {"max_model_len": 1024, "kv_cache_memory_bytes": 1 << 26, "enable_prefix_caching": False}
-    alike = {"block_size": 32, "distributed_executor_backend": "uni"}
-    return usual | alike | ({"enforce_eager": True} if DEVICE == "cpu" else {}) | SHARE | given
+    usual: dict[str, Any] = {
+        "max_model_len": 1024,
+        "block_size": 32,
+        "kv_cache_memory_bytes": 1 << 26,
+        "enable_prefix_caching": False,
+        "distributed_executor_backend": "uni",
+        "max_num_batched_tokens": 2048,  # vLLM's defaults of these two depend on who starts it
+        "max_num_seqs": 64,
+    }
+    return usual | ({"enforce_eager": True} if DEVICE == "cpu" else {}) | SHARE | given
 
 
 def bare(model: str, given: dict[str, Any]) -> Answers:
@@ -40,13 +47,12 @@ def bare(model: str, given: dict[str, Any]) -> Answers:
     from vllm import LLM, SamplingParams
 
     llm = LLM(model=model, **arguments(given))
-    greedy, short = SamplingParams(temperature=0, max_tokens=TOKENS), SamplingParams(temperature=0)
-    short.max_tokens = 2 * TOKENS
+    greedy, longer = (SamplingParams(temperature=0, max_tokens=count) for count in (TOKENS, 2 * TOKENS))
     tokens, chat = list[Any](), list[Any]()
     for question in questions():
         (output,) = llm.generate([question], greedy, use_tqdm=False)
         tokens.append(list(output.outputs[0].token_ids))
-        (output,) = llm.chat([{"role": "user", "content": question}], short, use_tqdm=False)
+        (output,) = llm.chat([{"role": "user", "content": question}], longer, use_tqdm=False)
         chat.append(output.outputs[0].text)
     return {"tokens": tokens, "chat": chat}
 
