@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import httpx
 import openai
@@ -47,7 +48,12 @@ def service(port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Com
 
 
 def cores(service: Command) -> list[psutil.Process]:
-    return [process for process in service.living() if CORE in process.cmdline()]
+    found = []
+    for process in service.living():
+        with suppress(psutil.Error):  # it has just ended
+            if CORE in process.cmdline():
+                found.append(process)
+    return found
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
