@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from tests.device import DEVICE
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(200 if DEVICE == "gpu" else 600)]
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 260
+LIMIT_S = 190 if DEVICE == "gpu" else 580
 SHORT = ("--streams", "1,64,256", "--seconds", "4", "--warmup", "2") if DEVICE == "gpu" else ()
 ONLINE = ("--only", "vllm,penstock", "--executor", "uni", "--rounds", "1", "--idle-limit", "1")
 BATCH = ("--contestants", "llm,own", "--lengths", "lognormal", "--rows", "3000" if DEVICE == "gpu" else "100")

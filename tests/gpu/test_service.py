@@ -18,9 +18,9 @@ from tests.ray.command import Command, client, serving
 
 from recipes.adapters.answers import BASE_ANSWERS
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(200 if DEVICE == "gpu" else 600)]
 
-LIMIT_S = 120
+LIMIT_S = 120 if DEVICE == "gpu" else 240
 STREAMS = 16
 CORE = "penstock.engines.vllm.core.process"
 HALF = {"placement_group_config": {"bundles": [{"CPU": 1, "GPU": 0.5}]}} if DEVICE == "gpu" else {}
