@@ -1,5 +1,5 @@
 # Two targets do everything on a fresh machine: `make serve` and `make test`.
-.PHONY: serve test test-all test-gpu test-ray test-vllm fuzz coverage check models fast-models bench docs sglang clean
+.PHONY: serve test test-all test-gpu test-ray test-vllm fuzz coverage check models fast-models bench docs sglang clients clean
 .DEFAULT_GOAL := help
 
 # Where Python may not write bytecode, as in many images, each start of an engine compiles 20 s anew.
@@ -22,6 +22,7 @@ help:
 	@echo "make bench     set up, then the benchmarks, beside vllm serve and Ray Serve LLM"
 	@echo "make docs      set up, then the generated pages of docs/, and the manual in build/site"
 	@echo "make sglang    set up, then an environment in which tests run SGLang on a CPU"
+	@echo "make clients   set up, then an environment with client libraries, which tests run"
 	@echo "make clean     remove everything that set-up and runs made"
 
 $(READY): pyproject.toml $(wildcard constraints/*.txt) scripts/setup scripts/torchvision_beside_cpu_torch.py
@@ -43,7 +44,7 @@ test: $(READY)
 	$(PYTEST) $(WORKERS)
 endif
 
-test-all: $(READY) sglang
+test-all: $(READY) sglang clients
 	@$(MAKE) models >/dev/null 2>&1 &
 	$(PYTEST) --full --write-costs $(WORKERS)
 
@@ -113,6 +114,9 @@ docs: $(READY)
 sglang: $(READY)
 	@scripts/sglang
 
+clients: $(READY)
+	@scripts/clients
+
 clean:
-	rm -rf .venv .venv-sglang .venv-ray-* .venv-vllm-* build dist .pytest_cache .ruff_cache src/*.egg-info
+	rm -rf .venv .venv-clients .venv-sglang .venv-ray-* .venv-vllm-* build dist .pytest_cache .ruff_cache src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
