@@ -198,8 +198,9 @@ def _placement() -> str:
     return f"""\
 What a replica reserves. CPU or GPU is decided by the first of these that says something:
 `PENSTOCK_ACCELERATOR=cpu` (or `--accelerator cpu`), `accelerator_config.kind`, the simulator (CPU),
-`PENSTOCK_ACCELERATOR=gpu`, `accelerator_type` (GPU), GPUs in `ray_actor_options` or `placement_group_config`,
-GPUs of the cluster's nodes.
+`PENSTOCK_ACCELERATOR=gpu`, a cluster without a GPU where the installed vLLM is built for CPUs (CPU, with a
+warning; not where `PENSTOCK_CLUSTER=growing`), `accelerator_type` (GPU), GPUs in `ray_actor_options` or
+`placement_group_config`, GPUs of the cluster's nodes.
 
 An engine that fits one node gets one bundle, and its actor holds the GPUs; its workers are the actor's
 children. An engine that spans nodes (`distributed_executor_backend: ray`, a SPREAD strategy, or more GPUs

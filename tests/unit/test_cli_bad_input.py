@@ -171,6 +171,7 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> Path:
 
 BEFORE_RAY = [
     (["demo", "--accelerator", "gpu"], 2, ["no node has a GPU", "--accelerator cpu"]),
+    (["demo", "--accelerator", "H100"], 2, ["no node has a GPU", "--accelerator cpu"]),
     (["./no-such-model"], 2, ["no-such-model' does not exist on this machine"]),
     (["no-adapters.yaml"], 2, ["no-adapters.yaml:2", "no-such-adapters' does not exist on this machine"]),
     (["demo", "--max-modl-len", "5"], 2, ["unknown flag '--max-modl-len'; did you mean '--max-model-len'"]),
@@ -218,7 +219,10 @@ def test_a_vllm_that_is_missing_is_told_before_ray_starts(ended, monkeypatch: py
         assert (code, "vLLM is not installed" in err, "pip install" in err) == (1, True, True)
 
 
-def test_what_the_nodes_of_a_cluster_may_have_is_not_refused_here(no_ray: Path):
+def test_what_the_nodes_of_a_cluster_may_have_is_not_refused_here(
+    no_ray: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PENSTOCK_ACCELERATOR", "gpu")  # as --accelerator H100 does
     plan = make_plan(Arguments(sources=("./on-the-nodes",), accelerator="H100"))
     assert precheck.checked(plan, "10.0.0.1:6379") == plan
     with pytest.raises(ConfigError, match="no node has a GPU"):

@@ -1,7 +1,14 @@
 """Our tables of Serve's options against the installed Ray. Ray is imported, not started."""
 
 import inspect
+import json
+import re
+import subprocess
+import sys
 import typing
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -14,6 +21,7 @@ from penstock import ray_version
 from penstock.config import LLMConfig
 from penstock.config.derive.serve_options import DEFAULTS
 from penstock.config.loading import load
+from penstock.config.messages.problems import warn_once
 from penstock.config.schema.deployment import (
     ActorOptions,
     AutoscalingOptions,
@@ -23,7 +31,14 @@ from penstock.config.schema.deployment import (
     RuntimeEnv,
 )
 from penstock.config.schema.request_router import RequestRouterOptions
-from penstock.config.schema.sections import PlacementGroupConfig
+from penstock.config.schema.sections import (
+    _RAYS_OWN,
+    ExperimentalConfigs,
+    LoraConfig,
+    ModelLoadingConfig,
+    PlacementGroupConfig,
+)
+from penstock.data import vLLMEngineProcessorConfig
 from penstock.errors import ConfigError
 from penstock.serve.replica.version import deployment
 
@@ -153,3 +168,118 @@ def test_an_autoscaling_config_of_rays_own_class_is_accepted_and_gets_our_policy
 def test_serve_takes_the_options_that_we_compute(values):
     options = config(**values).get_serve_options()
     assert serve.deployment(Replica).options(**options).name == "LLMServer:m"
+
+
+BUNDLES = {"bundles": [{"GPU": 1}, {"GPU": 1, "CPU": 2}], "strategy": "SPREAD"}
+PROGRAM = """
+def read(config):
+    as_data = lambda value: value if type(value) in (str, int, float, bool, dict, list) else None
+    return {
+        name: [type(value).__name__, as_data(value)]
+        for name in {*type(config).model_fields, "model_id", "max_request_context_length"}
+        for value in [getattr(config, name, None)]
+    }
+"""
+RAYS_PROGRAM = f"""
+import json, sys
+from ray.llm._internal.batch.processor.vllm_engine_proc import vLLMEngineProcessorConfig
+from ray.llm._internal.serve.core.configs.llm_config import LLMConfig, LoraConfig, ModelLoadingConfig
+{PROGRAM}
+made = [[name, globals()[name](**values)] for name, values in json.loads(sys.argv[1])]
+print(json.dumps([read(config) for _, config in made]))
+"""
+READ: list[tuple[type[Any], dict[str, Any]]] = [
+    (LLMConfig, {"model_loading_config": {"model_id": "m"}}),
+    (
+        LLMConfig,
+        {
+            "model_loading_config": {"model_id": "m", "model_source": "s"},
+            "accelerator_type": "L4",
+            "engine_kwargs": {"max_model_len": 512},
+            "deployment_config": {"autoscaling_config": {"min_replicas": 1, "max_replicas": 2}},
+            "lora_config": {"dynamic_lora_loading_path": "s3://b/a"},
+            "placement_group_config": BUNDLES,
+            "runtime_env": {"env_vars": {"A": "b"}},
+            "experimental_configs": {"stream_batching_interval_ms": 50, "num_ingress_replicas": 2},
+            "callback_config": {"callback_class": "a.B", "callback_kwargs": {"c": 1}},
+        },
+    ),
+    (ModelLoadingConfig, {"model_id": "m", "model_source": "s", "tokenizer_source": "t"}),
+    (LoraConfig, {"dynamic_lora_loading_path": "s3://b/a", "max_num_adapters_per_replica": 4}),
+    (
+        vLLMEngineProcessorConfig,
+        {
+            "model_source": "s",
+            "batch_size": 8,
+            "concurrency": (1, 2),
+            "accelerator_type": "L4",
+            "placement_group_config": BUNDLES,
+            "runtime_env": {"env_vars": {"A": "b"}},
+        },
+    ),
+]
+READS_OTHERWISE = {
+    "accelerator_config": "None until it is deployed: the cluster decides between CPU and GPU.",
+    "llm_engine": "vllm in small letters; case does not matter.",
+    "LoraConfig.download_timeout_s": "No limit by default.",
+    "vLLMEngineProcessorConfig.engine_kwargs": "Without the task, which is in task_type.",
+    "vLLMEngineProcessorConfig.task_type": "A str, to which Ray's enum is equal.",
+    "vLLMEngineProcessorConfig.placement_group_config": "As given, without Ray's keys for what was not.",
+    "vLLMEngineProcessorConfig.max_concurrent_batches": "None: it has no effect here.",
+    "vLLMEngineProcessorConfig.should_continue_on_error": "True by default.",
+    "vLLMEngineProcessorConfig.chat_template_stage": "None stands for Ray's True.",
+    "vLLMEngineProcessorConfig.tokenize_stage": "None stands for Ray's True.",
+    "vLLMEngineProcessorConfig.detokenize_stage": "None stands for Ray's True.",
+    "vLLMEngineProcessorConfig.prepare_multimodal_stage": "None stands for Ray's False.",
+    "vLLMEngineProcessorConfig.prepare_image_stage": "As above.",
+}
+
+
+@cache
+def read_by_ray() -> list[dict[str, Any]]:
+    """What Ray's own configs give back for READ. In a process of its own: it imports Ray's LLM code."""
+    asked = json.dumps([(kind.__name__, values) for kind, values in READ])
+    command = [sys.executable, "-c", RAYS_PROGRAM, asked]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=120)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("place", range(len(READ)), ids=lambda place: READ[place][0].__name__)
+def test_a_config_gives_back_what_rays_does(place: int):
+    kind, values = READ[place]
+    found: dict[str, Any] = {}
+    exec(PROGRAM, found)
+    ours, theirs = json.loads(json.dumps(found["read"](kind(**values)))), read_by_ray()[place]
+    accounted = {name for name in theirs if {name, f"{kind.__name__}.{name}"} & READS_OTHERWISE.keys()}
+    names = theirs.keys() - accounted
+    assert {name: ours[name] for name in names} == {name: theirs[name] for name in names}
+
+
+def test_a_placement_group_is_the_dict_that_was_given_whatever_was_given():
+    for given in (BUNDLES, PlacementGroupConfig(**BUNDLES)):
+        found = config(placement_group_config=given).placement_group_config
+        assert found == BUNDLES
+        assert found["bundles"][1]["CPU"] == 2
+
+
+def test_a_callback_config_can_be_read_where_none_was_given():
+    assert config().callback_config.callback_kwargs == {}
+
+
+def test_experimental_keys_that_only_ray_reads_are_accepted_with_a_warning(caplog: pytest.LogCaptureFixture):
+    warn_once.cache_clear()
+    given = {"NIXL_SIDE_CHANNEL_PORT_BASE": 20000, "pd_tokenize_once": True}
+    assert config(experimental_configs=given).experimental_configs == given
+    assert "NIXL_SIDE_CHANNEL_PORT_BASE, pd_tokenize_once" in caplog.text
+    with pytest.raises(ConfigError, match="unknown key 'num_ingres_replicas'"):
+        config(experimental_configs={"num_ingres_replicas": 2})
+
+
+def test_experimental_keys_are_rays():
+    """Each key that Ray's LLM code looks up is known here."""
+    folder = Path(ray.__file__).parent / "llm" / "_internal" / "serve"
+    text = "\n".join(file.read_text() for file in folder.rglob("*.py"))
+    named = set(re.findall(r'^\w+_KEY = "([A-Z_]+)"', text, re.MULTILINE))
+    read = set(re.findall(r'experimental_configs\s*\.get\(\s*"(\w+)"', text)) | named
+    assert read
+    assert read <= {*ExperimentalConfigs.model_fields, *_RAYS_OWN}

@@ -286,3 +286,8 @@ def test_a_resolved_config_needs_no_cluster_to_decide():
 
 def test_a_resolved_simulator_keeps_its_own_arguments():
     assert resolved(config(llm_engine="sim"), nodes=[]).engine_kwargs == {}
+
+
+def test_a_list_of_no_bundles_is_refused():
+    with pytest.raises(ConfigError, match="bundles: is empty"):
+        config(placement_group_config={"bundles": []})

@@ -95,8 +95,8 @@ def serve(
     arguments = replace(arguments, sources=sources, engine_words=engine_words)
     if arguments.address in ("", "local"):  # Ray's names for starting a new cluster
         arguments = replace(arguments, address=None)
-    if arguments.accelerator in ACCELERATOR_KINDS:
-        os.environ["PENSTOCK_ACCELERATOR"] = arguments.accelerator
+    if kind := arguments.accelerator:
+        os.environ["PENSTOCK_ACCELERATOR"] = kind if kind in ACCELERATOR_KINDS else "gpu"
     from penstock.cli.serve.run import STOP_S
 
     return guard.guarded(partial(_serve, arguments), stop_s=STOP_S)

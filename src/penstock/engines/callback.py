@@ -75,7 +75,7 @@ def made(config: LLMConfig) -> CallbackBase | None:
     Raises: EngineStartFailed when it cannot be imported or created.
     """
     wanted = config.callback_config
-    if wanted is None or wanted.callback_class is None:
+    if wanted.callback_class is None:
         return None
     try:
         found, stops = _imported(wanted.callback_class), wanted.raise_error_on_callback
@@ -116,7 +116,7 @@ def moved(callback: CallbackBase | None, config: LLMConfig) -> LLMConfig:
 def problems(config: LLMConfig) -> list[str]:
     """A sentence, with its place in the config, when the callback's class cannot be found here."""
     wanted = config.callback_config
-    if wanted is None or wanted.callback_class is None:
+    if wanted.callback_class is None:
         return []
     try:
         _imported(wanted.callback_class)

@@ -14,7 +14,7 @@ from typing import Any
 from ray.serve import Application
 
 from penstock import hooks, ray_version
-from penstock.config import GatewayConfig, LLMConfig, LLMServingArgs, Settings, check_accelerator
+from penstock.config import GatewayConfig, LLMConfig, LLMServingArgs, check_accelerator
 from penstock.config.derive.serve_options import deployment_name
 from penstock.config.derive.server_class import imported_class, server_class
 from penstock.config.messages.problems import config_error
@@ -119,8 +119,5 @@ def _hooks(configs: Sequence[LLMConfig]) -> list[str]:
 
 
 def _missing_accelerators(configs: Sequence[LLMConfig]) -> list[str]:
-    """Without Ray, or where more nodes will come, they are unknown; Serve then waits for one that fits."""
     nodes = environment.nodes()
-    if nodes is None or Settings.read().cluster == "growing":
-        return []
     return [problem for config in configs if (problem := check_accelerator(config, nodes))]

@@ -253,8 +253,8 @@ def plan_of(engines: EngineSpec) -> ServePlan | None:
         accelerator=engines.accelerator,
         replicas=engines.replicas or None,
     )
-    if engines.accelerator in ACCELERATOR_KINDS:
-        os.environ["PENSTOCK_ACCELERATOR"] = engines.accelerator
+    if kind := engines.accelerator:
+        os.environ["PENSTOCK_ACCELERATOR"] = kind if kind in ACCELERATOR_KINDS else "gpu"
     planned = make_plan(arguments)
     if len(planned.configs) != 1:
         raise ConfigError(f"'{words[0]}' describes {len(planned.configs)} models; a job has one.")

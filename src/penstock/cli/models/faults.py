@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import hooks
-from penstock.config import Application, LLMConfig, load_applications
+from penstock.config import Application, LLMConfig, check_accelerator, load_applications
 from penstock.config.derive import names
 from penstock.config.loading import yaml_source
 from penstock.config.loading.serving_args import FORMS
@@ -31,6 +31,7 @@ def faults(files: Sequence[str]) -> tuple[list[tuple[str, Application]], list[st
     problems += [*findings.problems, *_policy_problems(configs), *_problems_of_hooks(configs)]
     serve_only = dict.fromkeys(text for _, application in applications for text in application.serve_only)
     not_here = [text for config in configs for text in missing_folders(config)]  # perhaps on the nodes
+    not_here += [text for config in configs if (text := check_accelerator(config, None))]
     return applications, problems, [*findings.notices, *not_here, *serve_only]
 
 
@@ -76,8 +77,7 @@ def missing_folders(config: LLMConfig) -> list[str]:
 
     None where nothing reads it, or the user's own code may make it.
     """
-    calls = config.callback_config is not None and config.callback_config.callback_class is not None
-    if config.server_cls is not None or calls:
+    if config.server_cls is not None or config.callback_config.callback_class is not None:
         return []
     loading, lora = config.model_loading_config, config.lora_config
     adapters = lora.dynamic_lora_loading_path if lora else None

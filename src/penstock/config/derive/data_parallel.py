@@ -59,8 +59,7 @@ def _problems(config: LLMConfig, size: int) -> Iterator[str]:
     if given.get("max_replicas_per_node") is not None:
         where = location / "deployment_config" / "max_replicas_per_node"
         yield where.says(f"does not go with data_parallel_size. {_SPREAD}")
-    group = config.placement_group_config
-    if group is not None and group.strategy != "PACK":
+    if (config.placement_group_config or {}).get("strategy", "PACK") != "PACK":
         where = location / "placement_group_config" / "strategy"
         yield where.says(f"does not go with data_parallel_size. {_SPREAD}")
     if config.on_demand is not None:

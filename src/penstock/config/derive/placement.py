@@ -83,8 +83,7 @@ def spans_nodes(config: LLMConfig, nodes: Nodes | None = None) -> bool:
         return backend == "ray"
     kind = accelerator_kind(config, nodes)
     bundles = worker_bundles(config, kind)
-    group = config.placement_group_config
-    if group is not None and group.strategy in _SPREAD and len(bundles) > 1:
+    if _strategy(config) in _SPREAD and len(bundles) > 1:
         return True
     if kind == "cpu" or not nodes or len(bundles) == 1:
         return False
@@ -117,10 +116,8 @@ def worker_bundles(config: LLMConfig, kind: AcceleratorKind) -> list[Bundle]:
     count = workers(config) * _engines(config)
     if group is None:
         bundles: list[Bundle] = [{"GPU": 1, "CPU": 1} if kind == "gpu" else {"CPU": 1} for _ in range(count)]
-    elif group.bundles is not None:
-        bundles = [dict(bundle) for bundle in group.bundles]
     else:
-        bundles = [dict(group.bundle_per_worker or {}) for _ in range(count)]
+        bundles = [dict(bundle) for bundle in group.get("bundles") or [group["bundle_per_worker"]] * count]
     return [_of_kind(bundle, kind, config.accelerator_type) for bundle in bundles]
 
 
@@ -132,18 +129,20 @@ def place(config: LLMConfig, nodes: Nodes | None = None) -> Placement:
     """
     kind = accelerator_kind(config, nodes)
     actor = replica_actor(config)
-    group = config.placement_group_config
-    strategy = group.strategy if group is not None else "PACK"
     if spans_nodes(config, nodes):
         # On CPU nothing may be left of a bundle of GPUs, and Ray takes no empty one.
         each = [bundle if any(bundle.values()) else {"CPU": 1} for bundle in worker_bundles(config, kind)]
         merged = merge_replica_actor_and_child_actor_bundles(each, _as_bundle(actor))
         if kind == "gpu":
             _one_each(config, [bundle["GPU"] for bundle in merged if bundle.get("GPU")])
-        return Placement(actor, merged, strategy)
+        return Placement(actor, merged, _strategy(config))
     if kind == "cpu":
         return _on_cpu(config, actor)
     return _on_one_node(config, actor)
+
+
+def _strategy(config: LLMConfig) -> str:
+    return (config.placement_group_config or {}).get("strategy", "PACK")
 
 
 def gpu_share(config: LLMConfig) -> float:

@@ -46,12 +46,10 @@ class CheckedDict:
 
 
 def _check(value: Any, check: Callable[[Any], Any]) -> Any:
-    """Also takes an object of Ray's (`AutoscalingConfig(...)`), as the dict of its fields."""
-    if isinstance(value, BaseModel):
-        check(value.model_dump(exclude_unset=True))
-        return value
-    check(value)
-    return dict(value)
+    """Also takes an object (Ray's `AutoscalingConfig(...)`, or of `model`), as the dict of what was set."""
+    given = value.model_dump(exclude_unset=True) if isinstance(value, BaseModel) else value
+    check(given)
+    return dict(given)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

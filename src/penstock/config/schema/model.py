@@ -37,7 +37,7 @@ from penstock.config.schema.sections import (
     ModelLoadingConfig,
     Nodes,
     OnDemandConfig,
-    PlacementGroupConfig,
+    PlacementGroup,
     SloConfig,
 )
 from penstock.config.schema.strict import RootConfig, optional, setting
@@ -118,7 +118,7 @@ class LLMConfig(RootConfig):
     prefill: PrefillConfig | None = optional(
         "Replicas that only compute long prompts. See docs/serve/prefill.md."
     )
-    placement_group_config: PlacementGroupConfig | None = optional("Workers' resources.")
+    placement_group_config: PlacementGroup | None = optional("Workers' resources.")
     runtime_env: Annotated[dict[str, Any], CheckedDict(RuntimeEnv)] | None = optional(
         "Ray's runtime environment of the replica."
     )
@@ -135,7 +135,7 @@ class LLMConfig(RootConfig):
     postprocessor_options: Annotated[dict[str, Any], CheckedDict(PostprocessorOptions)] | None = optional(
         "Its arguments."
     )
-    callback_config: CallbackConfig | None = optional("Hooks around the start.")
+    callback_config: CallbackConfig = Field(default_factory=CallbackConfig, description="Hooks at the start.")
     experimental_configs: Annotated[dict[str, Any], CheckedDict(ExperimentalConfigs)] = setting(
         {}, "Options that may change."
     )
@@ -191,6 +191,11 @@ class LLMConfig(RootConfig):
                 f"deployment_config.request_router_config names {router}, but routing_policy is "
                 f"{self.routing_policy!r}; keep the latter."
             )
+        if self.accelerator_type is not None and self.bundles_have_gpus is False:
+            yield (
+                f"accelerator_type is {self.accelerator_type!r}, but no bundle of placement_group_config "
+                "has a GPU; give the bundles GPUs, or leave accelerator_type out."
+            )
         if self.prefill is not None and self.engine_name != "vllm":
             yield f"prefill: needs the engine 'vllm', not {self.engine_name!r}."
         if self.prefill is not None and self.on_demand is not None:
@@ -244,6 +249,13 @@ class LLMConfig(RootConfig):
         """Arguments of the routing policy."""
         given = self.deployment_config.get("request_router_config")
         return {} if self.serve_router is not None else prefix_options(given)
+
+    @property
+    def bundles_have_gpus(self) -> bool | None:
+        """Whether placement_group_config has a bundle with GPUs; None without that config."""
+        group = self.placement_group_config
+        bundles: Any = group and (group.get("bundles") or [group.get("bundle_per_worker") or {}])
+        return bundles and any(bundle.get("GPU") for bundle in bundles)
 
     @property
     def ingress_replicas(self) -> int:

@@ -8,7 +8,7 @@ from pydantic import field_validator
 
 from penstock.config.messages.problems import CheckedDict
 from penstock.config.schema.deployment import DeploymentOptions, RuntimeEnv
-from penstock.config.schema.sections import AcceleratorConfig, EngineSizes, PlacementGroupConfig
+from penstock.config.schema.sections import AcceleratorConfig, EngineSizes, PlacementGroup
 from penstock.config.schema.strict import RootConfig, optional, setting
 
 
@@ -29,7 +29,7 @@ class PrefillConfig(RootConfig):
     deployment_config: Annotated[dict[str, Any], CheckedDict(DeploymentOptions)] = setting(
         {}, "Options of Ray Serve's deployment, such as `num_replicas`."
     )
-    placement_group_config: PlacementGroupConfig | None = optional("Workers' resources.")
+    placement_group_config: PlacementGroup | None = optional("Workers' resources.")
     runtime_env: Annotated[dict[str, Any], CheckedDict(RuntimeEnv)] | None = optional(
         "Ray's runtime environment of the replicas."
     )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
-from penstock.config.messages.problems import BRANCH
+from penstock.config.messages.problems import BRANCH, CheckedDict, warn_once
 from penstock.config.schema.paths import Source
 from penstock.config.schema.strict import StrictModel, optional, setting
 
@@ -115,7 +115,7 @@ class PlacementGroupConfig(StrictModel):
     """Resources of the engine's workers, where the computed ones do not fit."""
 
     bundles: list[dict[str, Annotated[float, Field(ge=0)]]] | None = optional(
-        "One entry per worker (TP x PP), for example `{GPU: 1, CPU: 1}`."
+        "One entry per worker (TP x PP), for example `{GPU: 1, CPU: 1}`.", min_length=1
     )
     bundle_per_worker: dict[str, Annotated[float, Field(ge=0)]] | None = optional(
         "The same for every worker; excludes `bundles`."
@@ -131,6 +131,9 @@ class PlacementGroupConfig(StrictModel):
         return self
 
 
+PlacementGroup = Annotated[dict[str, Any], CheckedDict(PlacementGroupConfig)]
+
+
 class CallbackConfig(StrictModel):
     """Your own steps around the preparation of a replica's node."""
 
@@ -143,8 +146,24 @@ class CallbackConfig(StrictModel):
     )
 
 
+_RAYS_OWN = {
+    *("NIXL_SIDE_CHANNEL_PORT_BASE", "MORI_HANDSHAKE_PORT_BASE", "MORI_NOTIFY_PORT_BASE"),
+    *("KV_EVENTS_PORT_BASE", "KV_TOKEN_PORT_BASE", "KV_INDEXER_THREADS"),
+    *("pd_tokenize_once", "_prewarm_prefill_decode"),
+}
+"""Keys of `experimental_configs` that Ray Serve LLM reads."""
+
+
 class ExperimentalConfigs(StrictModel):
     """Options that may change."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_rays_own(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and (idle := sorted(_RAYS_OWN & given.keys())):
+            warn_once(f"experimental_configs: no effect here of {', '.join(idle)}, which only Ray reads.")
+            return {name: given[name] for name in given.keys() - _RAYS_OWN}
+        return cast("Any", given)
 
     stream_batching_interval_ms: float = setting(
         0, "Streamed events are joined over this time, in milliseconds; the first is never held.", ge=0

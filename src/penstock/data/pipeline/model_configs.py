@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from penstock.config import LLMConfig
 from penstock.config.messages.problems import warn_once
-from penstock.config.schema.sections import PlacementGroupConfig
+from penstock.config.schema.sections import PlacementGroup
 from penstock.data.pipeline.configs import EngineProcessorConfig, ProcessorConfig
 from penstock.data.pipeline.ray_stages import (
     ChatTemplateStageConfig,
@@ -39,9 +39,7 @@ class ModelProcessorConfig(ProcessorConfig):
     runtime_env: dict[str, Any] | None = Field(
         default=None, description="Ray's runtime environment of the engines."
     )
-    placement_group_config: PlacementGroupConfig | None = Field(
-        default=None, description="An engine's resources."
-    )
+    placement_group_config: PlacementGroup | None = Field(default=None, description="An engine's resources.")
     resources_per_bundle: dict[str, float] | None = Field(
         default=None, description="Older form of `placement_group_config: {bundle_per_worker: ...}`."
     )
@@ -187,7 +185,7 @@ def llm_config(config: EngineProcessorConfig | ModelProcessorConfig) -> LLMConfi
         return config.llm_config
     group = config.placement_group_config
     if config.resources_per_bundle is not None:
-        group = PlacementGroupConfig(bundle_per_worker=config.resources_per_bundle)
+        group = {"bundle_per_worker": config.resources_per_bundle}
     values: dict[str, Any] = {
         "model_loading_config": {"model_id": config.source, "model_source": config.source},
         "llm_engine": "sglang" if isinstance(config, SGLangEngineProcessorConfig) else None,

@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.config import LLMConfig
 from penstock.config.derive.accelerators import Nodes
-from penstock.config.derive.placement import gang_size, spans_nodes
+from penstock.config.derive.placement import gang_size, resolved, spans_nodes
 from penstock.data.backends.build import in_process_engine, single_actor_options
 from penstock.data.backends.engine_config import engine_identity, with_runner
 from penstock.data.backends.openai_service import OpenAIService
@@ -123,7 +123,7 @@ def _in_process(
     return StageSpec(
         name=name,
         task=task,
-        make_backend=partial(in_process_engine, model),
+        make_backend=lambda: in_process_engine(resolved(model, _nodes())),
         build_request=partial(request, task),
         columns=lambda outcome, fields: result_columns(task, outcome),
         request_fields=partial(request_columns, task=task),

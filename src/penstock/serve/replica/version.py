@@ -87,7 +87,7 @@ def _failed(second: int) -> frozenset[str]:
 
 def named_code(config: LLMConfig) -> list[str]:
     """`source` of the user's code that a config names by import path."""
-    callback = config.callback_config.callback_class if config.callback_config else None
+    callback = config.callback_config.callback_class
     return [
         source(path)
         for path in (config.preprocessor, config.postprocessor, callback)
