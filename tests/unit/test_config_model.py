@@ -12,6 +12,7 @@ import pytest
 import penstock
 from penstock.config import GatewayConfig, LLMConfig, LoraConfig, ModelLoadingConfig
 from penstock.config.derive.server_class import server_class
+from penstock.config.messages.problems import warn_once
 from penstock.config.schema.strict import StrictModel
 from penstock.errors import ConfigError
 
@@ -287,3 +288,33 @@ def test_a_login_in_a_url_is_masked():
     read = config(runtime_env={"env_vars": {"HTTPS_PROXY": "http://me:pw_1@proxy:8080"}})
     assert "pw_1" not in repr(read)
     assert "proxy:8080" in repr(read)
+
+
+@pytest.mark.parametrize(
+    ("task", "given", "arguments"),
+    [
+        ("embed", {}, {"runner": "pooling", "convert": "embed"}),
+        ("embedding", {"convert": "none"}, {"runner": "pooling", "convert": "none"}),
+        ("classify", {}, {"runner": "pooling", "convert": "classify"}),
+        ("score", {}, {"runner": "pooling"}),
+        ("reward", {}, {"runner": "pooling"}),
+        ("generate", {}, {"runner": "generate"}),
+        ("auto", {}, {}),
+        ("embbed", {}, {"task": "embbed"}),  # vLLM's own check refuses it
+    ],
+)
+def test_the_task_of_older_vllms_becomes_the_arguments_in_its_place(task, given, arguments, caplog):
+    warn_once.cache_clear()
+    config = LLMConfig(model_loading_config={"model_id": "m"}, engine_kwargs={"task": task, **given})
+    assert config.engine_kwargs == arguments
+    assert ("vLLM has no `task` any more" in caplog.text) == (task != "embbed")
+    updated = LLMConfig(model_loading_config={"model_id": "m"}, engine_kwargs=dict(given))
+    updated.update_engine_kwargs(task=task)
+    assert updated.engine_kwargs == arguments
+
+
+def test_the_task_of_another_engine_is_its_own():
+    config = LLMConfig(
+        model_loading_config={"model_id": "m"}, llm_engine="sim", engine_kwargs={"task": "embed"}
+    )
+    assert config.engine_kwargs == {"task": "embed"}

@@ -39,6 +39,7 @@ from penstock.config.schema.sections import (
     OnDemandConfig,
     PlacementGroup,
     SloConfig,
+    translate_task,
 )
 from penstock.config.schema.strict import RootConfig, optional, setting
 from penstock.errors import ConfigError
@@ -177,9 +178,15 @@ class LLMConfig(RootConfig):
 
     @model_validator(mode="after")
     def _fields_fit_together(self) -> Self:
+        self._translate_tasks()
         for sentence in self._contradictions():
             raise ValueError(sentence)
         return self
+
+    def _translate_tasks(self) -> None:
+        if self.engine_name == "vllm":
+            for kwargs in (self.engine_kwargs, self.prefill.engine_kwargs if self.prefill else {}):
+                translate_task(kwargs)
 
     def _contradictions(self) -> Iterator[str]:
         for field in ("preprocessor", "postprocessor"):
@@ -280,6 +287,7 @@ class LLMConfig(RootConfig):
         """
         EngineSizes.parse({**self.engine_kwargs, **arguments}, self.location / "engine_kwargs")
         self.engine_kwargs.update(arguments)
+        self._translate_tasks()
 
     def add_aliases(self, names: Iterable[str]) -> None:
         """Adds names that a gateway knows; engines look `aliases` up for each request."""

@@ -176,6 +176,29 @@ class ExperimentalConfigs(StrictModel):
     )
 
 
+TASKS: Mapping[str, Mapping[str, str]] = {
+    "auto": {},
+    "generate": {"runner": "generate"},
+    "transcription": {"runner": "generate"},
+    "embed": {"runner": "pooling", "convert": "embed"},
+    "embedding": {"runner": "pooling", "convert": "embed"},
+    "classify": {"runner": "pooling", "convert": "classify"},
+    "score": {"runner": "pooling"},
+    "reward": {"runner": "pooling"},
+}
+"""vLLM's `task`, an argument that it dropped, by its value: the arguments in its place."""
+
+
+def translate_task(engine_kwargs: dict[str, Any]) -> None:
+    """Replaces `task` among vLLM's arguments, in place; other values are left to be refused."""
+    task = engine_kwargs.get("task")
+    if isinstance(task, str) and task in TASKS:
+        found = TASKS[task]
+        warn_once(f"engine_kwargs: vLLM has no `task` any more; {task!r} is taken as {found or 'nothing'}.")
+        del engine_kwargs["task"]
+        engine_kwargs.update({**found, **engine_kwargs})
+
+
 class EngineSizes(StrictModel):
     """What placement reads from `engine_kwargs`; all other names are the engine's to check."""
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from penstock.config.schema.sections import TASKS
 from penstock.data.rows.request import Kind
 from penstock.layers.adapters import AdapterDownloader
 
@@ -14,14 +14,6 @@ if TYPE_CHECKING:
 
 _USAGE_DETAILS = "enable_prompt_tokens_details"
 _WITH_USAGE_DETAILS = ("vllm", "sim")  # engines that have this argument
-
-_RUNNERS: Mapping[Kind, Mapping[str, str]] = {
-    "generate": {},
-    "embed": {"runner": "pooling", "convert": "embed"},
-    "classify": {"runner": "pooling", "convert": "classify"},
-    "score": {"runner": "pooling"},
-}
-"""vLLM arguments; without them it runs a model that can generate as a generator only."""
 
 _ADAPTERS = {"dynamic_lora_loading_path", "adapters"}
 _HOOKS = ("preprocessor", "preprocessor_options", "postprocessor", "postprocessor_options")
@@ -57,11 +49,14 @@ def with_usage_details(config: LLMConfig) -> LLMConfig:
 
 
 def with_runner(config: LLMConfig, kind: Kind) -> LLMConfig:
-    """The config with the vLLM arguments that run the model for this task, unless the user gives them."""
+    """The config with the vLLM arguments that run the model for this task, unless the user gives them.
+
+    Without them vLLM runs a model that can generate as a generator only.
+    """
     kwargs = config.engine_kwargs
-    if config.engine_name != "vllm" or kwargs.keys() & {"runner", "convert"}:
+    if config.engine_name != "vllm" or kind == "generate" or kwargs.keys() & {"runner", "convert"}:
         return config
-    return config.model_copy(update={"engine_kwargs": {**_RUNNERS[kind], **kwargs}})
+    return config.model_copy(update={"engine_kwargs": {**TASKS[kind], **kwargs}})
 
 
 def engine_identity(config: LLMConfig) -> dict[str, object]:
