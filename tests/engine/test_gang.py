@@ -14,7 +14,7 @@ from enginetest import MODEL_ID, Served, listening, serve, vllm_config
 from models import model
 
 from penstock.config import LLMConfig
-from penstock.engines.check import check_arguments
+from penstock.engines.check import check_arguments, with_independent_engines
 from penstock.engines.vllm.engine import VLLMEngine
 from penstock.errors import EngineStartFailed, Unsupported
 from penstock.request_context import Gang, gang
@@ -96,8 +96,8 @@ async def test_one_engine_by_itself_says_why_it_does_not_start():
             pass
 
 
-async def test_engines_that_compute_together_need_a_model_with_experts():
-    """One that cannot be read from here is not judged: its replica will be."""
+async def test_engines_without_experts_to_share_are_replicas_by_themselves(caplog: pytest.LogCaptureFixture):
+    """A model that cannot be read from here is not judged."""
     sources = {"dense": "demo", "experts": str(model("moe")), "unknown": "s3://nowhere/model"}
     configs = [
         LLMConfig(
@@ -106,8 +106,8 @@ async def test_engines_that_compute_together_need_a_model_with_experts():
         )
         for name, source in sources.items()
     ]
-    (problem,) = check_arguments(configs).problems
-    assert problem == (
-        "model 'dense': engine_kwargs.data_parallel_size: is for models with experts, which this one has "
-        "not; set deployment_config.num_replicas: each replica is an engine of its own."
-    )
+    assert check_arguments(configs).problems == ()
+    dense, *gangs = map(with_independent_engines, configs)
+    assert (dense.engine_kwargs, dense.deployment_config) == ({}, {"num_replicas": 2})
+    assert gangs == configs[1:]
+    assert "Model 'dense' has no experts to share" in caplog.text

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from ray.serve.config import AutoscalingConfig
 
 from penstock.cli.models.check import placement_of
 from penstock.config import LLMConfig, load_applications
+from penstock.config.derive.serve_options import independent
 from penstock.errors import ConfigError
 from penstock.serve.gateway.catalogue import ServedModel
 
@@ -69,6 +71,33 @@ def test_one_engine_is_no_gang():
     found = options(1, num_replicas=3)
     assert found["num_replicas"] == 3
     assert "gang_scheduling_config" not in found
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({}, {"num_replicas": 4}),
+        ({"num_replicas": 3}, {"num_replicas": 12}),
+        ({"gang_scheduling_config": {"gang_size": 4}}, {"num_replicas": 4}),
+        ({"autoscaling_config": {"max_replicas": 2}}, {"autoscaling_config": {"min": 4, "max": 8}}),
+        ({"num_replicas": "auto"}, {"autoscaling_config": {"min": 4, "max": 400}}),
+        (
+            {"autoscaling_config": AutoscalingConfig(min_replicas=0, max_replicas=1)},
+            {"autoscaling_config": {"min": 0, "max": 4}},
+        ),
+        ({"max_replicas_per_node": 1}, {"num_replicas": 4}),
+    ],
+)
+def test_engines_without_experts_to_share_are_as_many_replicas_without_gangs(given, found):
+    alone = independent(config(deployment_config=given, on_demand={}))
+    found_options = alone.get_serve_options()
+    assert "gang_scheduling_config" not in found_options
+    counted = {"num_replicas": found_options.get("num_replicas")}
+    if (scaling := found_options.get("autoscaling_config")) is not None:
+        limits = {"min": scaling["min_replicas"], "max": scaling["max_replicas"]}
+        counted = {"autoscaling_config": limits}
+    assert counted == found
+    assert alone.engine_kwargs == {}
 
 
 def test_engines_of_sglang_are_in_one_replica():

@@ -9,14 +9,16 @@ from collections.abc import Sequence
 from pkgutil import resolve_name
 
 from penstock.config import LLMConfig, Settings
+from penstock.config.derive.placement import gang_size
 from penstock.config.derive.prefill import to_check
-from penstock.config.messages.problems import ErrorCollector, translated
+from penstock.config.derive.serve_options import independent
+from penstock.config.messages.problems import ErrorCollector, translated, warn_once
 from penstock.config.schema.strict import StrictModel
 from penstock.engines.vllm.arguments import check as vllm
 from penstock.engines.vllm.arguments import names
 from penstock.engines.vllm.arguments.check import Findings
 
-__all__ = ["Findings", "check_arguments", "find_unknown", "options_form"]
+__all__ = ["Findings", "check_arguments", "find_unknown", "options_form", "with_independent_engines"]
 
 _FORMS = {
     "process": "penstock.engines.process.options:ProcessOptions",
@@ -35,6 +37,20 @@ def check_arguments(configs: Sequence[LLMConfig]) -> Findings:
     configs = [half for config in configs for half in to_check(config)]
     of_vllm = vllm.check_arguments([config for config in configs if config.engine_name == "vllm"])
     return Findings((*of_vllm.problems, *_problems_of_forms(configs)), of_vllm.notices)
+
+
+def with_independent_engines(config: LLMConfig) -> LLMConfig:
+    """The config with more replicas in place of a `data_parallel_size`, where there are no experts to share.
+
+    Asks vLLM, for seconds, about a config that has one. Raises: EngineStartFailed when it cannot be imported.
+    """
+    if gang_size(config) == 1 or Settings.read().engine_cls or not vllm.is_dense(config):
+        return config
+    warn_once(
+        f"Model '{config.model_id}' has no experts to share: each engine of its data_parallel_size of "
+        f"{gang_size(config)} is a replica by itself."
+    )
+    return independent(config)
 
 
 def find_unknown(configs: Sequence[LLMConfig]) -> list[str]:

@@ -12,6 +12,7 @@ from penstock.config import Application, LLMConfig, accelerator_kind
 from penstock.config.derive.placement import executor, workers
 from penstock.config.derive.prefill import halves
 from penstock.config.schema.processing import own_deployment
+from penstock.engines.check import with_independent_engines
 from penstock.errors import ConfigError
 from penstock.hooks import POSTPROCESSOR, PREPROCESSOR
 
@@ -51,7 +52,10 @@ def _application(file: str, application: Application) -> dict[str, Any]:
         "file": file,
         "gateway": {"host": gateway.host, "port": gateway.port, "api_key": gateway.api_key is not None},
         "models": [
-            {"model": config.model_id, "deployments": [dict(placement_of(half)) for half in halves(config)]}
+            {
+                "model": config.model_id,
+                "deployments": [dict(placement_of(with_independent_engines(h))) for h in halves(config)],
+            }
             for config in application.args.llm_configs
         ],
     }

@@ -1,6 +1,6 @@
 """Options of Ray Serve for a model whose replicas come in gangs of `data_parallel_size`, one engine each.
 
-Serve counts replicas; the user counts gangs.
+Serve counts replicas; the user counts gangs. Models without experts need none: `serve_options.independent`.
 """
 
 from __future__ import annotations
@@ -31,13 +31,18 @@ def in_gangs(config: LLMConfig, options: Mapping[str, Any]) -> dict[str, Any]:
         raise config_error(problems)
     gang: Mapping[str, Any] = options.get("gang_scheduling_config") or {}
     found: dict[str, Any] = {"gang_scheduling_config": {**_spread(config, size), **gang, "gang_size": size}}
+    return found | multiplied(options, size)
+
+
+def multiplied(options: Mapping[str, Any], size: int) -> dict[str, Any]:
+    """The numbers of replicas among `options`, times `size`."""
     scaling: Mapping[str, Any] | None = options.get("autoscaling_config")
     if scaling is None:
-        return found | {"num_replicas": size * (options.get("num_replicas") or 1)}
+        return {"num_replicas": size * (options.get("num_replicas") or 1)}
     counts = {**(_AUTO if options.get("num_replicas") == "auto" else _SCALED), **scaling}
     names = ("min_replicas", "initial_replicas", "max_replicas")
     scaled = {name: size * counts[name] for name in names if counts.get(name) is not None}
-    return found | {"autoscaling_config": {**scaling, **scaled}}
+    return {"autoscaling_config": {**scaling, **scaled}}
 
 
 def _spread(config: LLMConfig, size: int) -> dict[str, str]:

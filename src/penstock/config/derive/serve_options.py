@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.autoscaling import TARGET_ONGOING_REQUESTS
-from penstock.config.derive.data_parallel import in_gangs
-from penstock.config.derive.placement import place
+from penstock.config.derive.data_parallel import in_gangs, multiplied
+from penstock.config.derive.placement import gang_size, place
 from penstock.config.messages.redact import parted
 from penstock.config.schema.env_vars import layered
 from penstock.config.schema.model import LLMConfig
@@ -75,6 +75,16 @@ def serve_options(
         if "gang_scheduling_config" not in options:  # which has a strategy of its own
             options["placement_group_strategy"] = placement.strategy
     return options
+
+
+def independent(config: LLMConfig) -> LLMConfig:
+    """The config with `data_parallel_size` times as many replicas in place of gangs."""
+    options = {k: v for k, v in config.deployment_config.items() if k != "gang_scheduling_config"}
+    if (scaling := autoscaling(options)) is not None:
+        options["autoscaling_config"] = scaling
+    options |= multiplied(options, gang_size(config))
+    kwargs = {k: v for k, v in config.engine_kwargs.items() if k != "data_parallel_size"}
+    return config.model_copy(update={"engine_kwargs": kwargs, "deployment_config": options})
 
 
 def for_replicas(config: LLMConfig) -> LLMConfig:

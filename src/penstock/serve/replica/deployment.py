@@ -17,6 +17,7 @@ from penstock.config.derive.placement import resolved
 from penstock.config.derive.prefill import halves, prefill_name
 from penstock.config.derive.serve_options import for_replicas, runtime_env, without_secrets
 from penstock.config.schema.request_router import is_ours, router_class, router_options
+from penstock.engines.check import with_independent_engines
 from penstock.errors import ConfigError
 from penstock.serve.fleet.membership import is_published, router_config
 from penstock.serve.replica import environment, preprocessor, version
@@ -76,6 +77,7 @@ class ModelDeployment:
         self, config: LLMConfig, published: str, arguments: Mapping[str, Any], **given: Any
     ) -> Application:
         """published: the name under which gateways know its replicas."""
+        config = with_independent_engines(config)
         options = {**self.server.get_deployment_options(config), **given}
         router = options.get("request_router_config")
         if is_published(router):  # under the model's own id

@@ -25,6 +25,7 @@ from penstock.config import GatewayConfig, LLMConfig
 from penstock.config.derive.placement import gang_size
 from penstock.engine import Delta, Engine, Prompt
 from penstock.engines import engine_class
+from penstock.engines.check import with_independent_engines
 from penstock.hooks import Hook
 from penstock.layers.adapters import Source, Store
 from penstock.layers.adapters.source import Downloader
@@ -133,6 +134,8 @@ class LLMServer:
     def _prepare(
         self, llm_config: LLMConfig, engine_cls: type[Engine] | None, downloader: type[Downloader] | None
     ) -> None:
+        if environment.is_alone():
+            llm_config = with_independent_engines(llm_config)
         self._llm_config = llm_config
         self._id = secrets.token_hex(8)
         self._listener: Listener | None = None
@@ -341,7 +344,7 @@ class LLMServer:
         """Serve's options for this config: placement, actor resources, runtime environment, and the router by
         which gateways learn of its replicas.
         """
-        options = llm_config.get_serve_options(
+        options = with_independent_engines(llm_config).get_serve_options(
             nodes=environment.nodes(), default_runtime_env=environment.runtime_env()
         )
         router = membership_router(llm_config.model_id, options.get("request_router_config"))

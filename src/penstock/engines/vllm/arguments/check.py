@@ -18,7 +18,6 @@ from typing import Any
 from pydantic_core import SchemaValidator, ValidationError
 
 from penstock.config import LLMConfig
-from penstock.config.derive.placement import gang_size
 from penstock.config.messages.location import Location
 from penstock.config.messages.problems import config_error
 from penstock.engines.vllm.arguments import answer_cache, lora
@@ -55,8 +54,6 @@ def check_arguments(configs: Sequence[LLMConfig]) -> Findings:
         for config, faults in zip(asked, _faults(asked), strict=True)
         for path, text in faults
     ]
-    if not problems:
-        problems += _without_experts([config for config in asked if gang_size(config) > 1])
     problems += [text for config in asked for text in lora.faults(config)]
     return Findings(tuple(problems))
 
@@ -96,21 +93,10 @@ def _fits(schema: Any, value: object) -> bool:
     return True
 
 
-def _without_experts(configs: Sequence[LLMConfig]) -> list[str]:
-    """Engines of a gang share a model's experts. Asked each time: it is read from the model."""
-    if not configs:
-        return []
-    answer = _fresh(
-        {"models": [{"model": c.model_source, "engine_kwargs": c.engine_kwargs} for c in configs]}
-    )
-    return [
-        (config.location / "engine_kwargs" / "data_parallel_size").says(
-            "is for models with experts, which this one has not; set deployment_config.num_replicas: "
-            "each replica is an engine of its own."
-        )
-        for config, has_experts in zip(configs, answer["experts"], strict=True)
-        if has_experts is False
-    ]
+def is_dense(config: LLMConfig) -> bool:
+    """Whether vLLM finds no experts in the model; False for one that cannot be read from here."""
+    question = {"model": config.model_source, "engine_kwargs": config.engine_kwargs}
+    return installed() and not _fresh(question)["experts"]
 
 
 def parse_flags(argv: Sequence[str]) -> dict[str, Any]:

@@ -18,8 +18,8 @@ def main() -> None:
     if "argv" in question:
         kwargs, problems = parse(question["argv"])
         json.dump({"kwargs": kwargs, "problems": problems}, answer)
-    elif "models" in question:
-        json.dump({"experts": [has_experts(**asked) for asked in question["models"]]}, answer)
+    elif "model" in question:
+        json.dump({"experts": has_experts(**question)}, answer)
     else:
         found = [faults(kwargs) for kwargs in question["engine_kwargs"]]
         json.dump({"faults": found, "plain": plain()}, answer)

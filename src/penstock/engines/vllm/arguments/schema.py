@@ -192,13 +192,13 @@ def _speculative(name: str, value: Any) -> list[Fault]:
     return found
 
 
-def has_experts(model: str, engine_kwargs: Mapping[str, Any]) -> bool | None:
-    """Whether the model is a mixture of experts; None where it cannot be read from here."""
-    engine, _ = split(engine_kwargs)
+def has_experts(model: str, engine_kwargs: Mapping[str, Any]) -> bool:
+    """Whether the model is a mixture of experts. True where it cannot be read from here."""
     try:
+        engine, _ = split(engine_kwargs)
         return AsyncEngineArgs(model=model, **engine).create_model_config().is_moe
     except Exception:  # of vLLM, transformers or the hub: the replica, which fetches the model, reports it
-        return None
+        return True
 
 
 def split(
