@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from penstock.config import LLMConfig
 from penstock.config.messages.problems import warn_once
 from penstock.config.schema.sections import PlacementGroup
+from penstock.config.schema.strict import optional, setting
 from penstock.data.pipeline.configs import EngineProcessorConfig, ProcessorConfig
 from penstock.data.pipeline.ray_stages import (
     ChatTemplateStageConfig,
@@ -29,42 +30,29 @@ _IN_ENGINE = "True or false, the engine does it; sizes have no effect."
 class ModelProcessorConfig(ProcessorConfig):
     """Fields of both. Use one of its subclasses."""
 
-    model_source: str = Field(
-        default="", description="Hub id, folder, bucket or URL; `demo` is the embedded model."
+    model_source: str = setting("", "Hub id, folder, bucket or URL; `demo` is the embedded model.")
+    model: str = setting("", "Another name of `model_source`.")
+    engine_kwargs: dict[str, Any] = setting({}, "The engine's arguments, under its own names.")
+    runtime_env: dict[str, Any] | None = optional("Ray's runtime environment of the engines.")
+    placement_group_config: PlacementGroup | None = optional("An engine's resources.")
+    resources_per_bundle: dict[str, float] | None = optional(
+        "Older form of `placement_group_config: {bundle_per_worker: ...}`."
     )
-    model: str = Field(default="", description="Another name of `model_source`.")
-    engine_kwargs: dict[str, Any] = Field(
-        default={}, description="The engine's arguments, under its own names."
+    max_pending_requests: int | None = optional("Maximum rows in one engine at a time.", ge=1)
+    max_concurrent_batches: int | None = optional(_ROW_BY_ROW, ge=1)
+    max_tasks_in_flight_per_actor: int | None = optional(_ROW_BY_ROW, ge=1)
+    chat_template_stage: ChatTemplateStageConfig | None = optional(
+        "`chat_template` and `chat_template_kwargs` of all rows. False: a `prompt` wins over "
+        "`messages` beside it."
     )
-    runtime_env: dict[str, Any] | None = Field(
-        default=None, description="Ray's runtime environment of the engines."
+    tokenize_stage: TokenizerStageConfig | None = optional(_IN_ENGINE)
+    detokenize_stage: TokenizerStageConfig | None = optional(_IN_ENGINE)
+    prepare_multimodal_stage: PrepareMultimodalStageConfig | None = optional(
+        "`chat_template_content_format` and `model_config_kwargs` of the engine; the rest has no effect."
     )
-    placement_group_config: PlacementGroup | None = Field(default=None, description="An engine's resources.")
-    resources_per_bundle: dict[str, float] | None = Field(
-        default=None, description="Older form of `placement_group_config: {bundle_per_worker: ...}`."
-    )
-    max_pending_requests: int | None = Field(
-        default=None, ge=1, description="Maximum rows in one engine at a time."
-    )
-    max_concurrent_batches: int | None = Field(default=None, ge=1, description=_ROW_BY_ROW)
-    max_tasks_in_flight_per_actor: int | None = Field(default=None, ge=1, description=_ROW_BY_ROW)
-    chat_template_stage: ChatTemplateStageConfig | None = Field(
-        default=None,
-        description="`chat_template` and `chat_template_kwargs` of all rows. False: a `prompt` wins over "
-        "`messages` beside it.",
-    )
-    tokenize_stage: TokenizerStageConfig | None = Field(default=None, description=_IN_ENGINE)
-    detokenize_stage: TokenizerStageConfig | None = Field(default=None, description=_IN_ENGINE)
-    prepare_multimodal_stage: PrepareMultimodalStageConfig | None = Field(
-        default=None,
-        description="`chat_template_content_format` and `model_config_kwargs` of the engine; the rest has no "
-        "effect.",
-    )
-    apply_chat_template: bool | None = Field(
-        default=None, description="Older form of `chat_template_stage`, true or false."
-    )
-    tokenize: bool | None = Field(default=None, description=_IN_ENGINE)
-    detokenize: bool | None = Field(default=None, description=_IN_ENGINE)
+    apply_chat_template: bool | None = optional("Older form of `chat_template_stage`, true or false.")
+    tokenize: bool | None = optional(_IN_ENGINE)
+    detokenize: bool | None = optional(_IN_ENGINE)
 
     @property
     def source(self) -> str:
@@ -135,14 +123,13 @@ class ModelProcessorConfig(ProcessorConfig):
 class vLLMEngineProcessorConfig(ModelProcessorConfig):
     """vLLM engines started by the pipeline."""
 
-    dynamic_lora_loading_path: str | None = Field(
-        default=None,
-        description="Folder or bucket with one adapter in each subfolder; rows name `base:adapter`. "
-        "Without it, and with `enable_lora` in engine_kwargs, rows name ids on the hub.",
+    dynamic_lora_loading_path: str | None = optional(
+        "Folder or bucket with one adapter in each subfolder; rows name `base:adapter`. "
+        "Without it, and with `enable_lora` in engine_kwargs, rows name ids on the hub."
     )
-    log_engine_metrics: bool = Field(default=True, description="Whether the engine records its metrics.")
-    prepare_image_stage: StageConfig | None = Field(default=None, description=_IN_ENGINE)
-    has_image: bool | None = Field(default=None, description=_IN_ENGINE)
+    log_engine_metrics: bool = setting(True, "Whether the engine records its metrics.")
+    prepare_image_stage: StageConfig | None = optional(_IN_ENGINE)
+    has_image: bool | None = optional(_IN_ENGINE)
 
 
 class SGLangEngineProcessorConfig(ModelProcessorConfig):
