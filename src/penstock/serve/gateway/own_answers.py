@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from importlib.resources import files
 
 import msgspec
@@ -37,6 +36,7 @@ _PAGE = [
     ),
 ]
 
+_DOCS = (files("penstock.serve.gateway.description") / "page.html").read_bytes()
 _ABOUT = {
     "service": "penstock",
     "about": "OpenAI's and Anthropic's APIs for large language models",
@@ -71,7 +71,7 @@ class OwnAnswers:
 
     async def docs(self, request: ClientRequest, route: Route, reply: ClientResponse) -> None:
         """A page over `/openapi.json`, without facts of the service."""
-        await reply.whole(200, _PAGE, _page())
+        await reply.whole(200, _PAGE, _DOCS)
 
     async def version(self, request: ClientRequest, route: Route, reply: ClientResponse) -> None:
         models = self._catalogue.models.values()
@@ -86,18 +86,14 @@ class OwnAnswers:
     async def openapi(self, request: ClientRequest, route: Route, reply: ClientResponse) -> None:
         models = self._catalogue.models.values()
         found = await asyncio.gather(*(self._documents.get(model.id, "/openapi.json") for model in models))
-        described = [
-            openapi.Described(model.id, said, model.paths) for model, said in zip(models, found, strict=True)
-        ]
-        endpoints = [
-            openapi.Endpoint(one.path, one.methods, one.handler is Handler.ENGINE, one.public)
-            for one in ALL
-            if one.handler is not Handler.JOBS or self._has_jobs
-        ]
         whole = await asyncio.to_thread(  # it has thousands of parts
             openapi.document,
-            described,
-            endpoints,
+            [(model.id, said, model.paths) for model, said in zip(models, found, strict=True)],
+            [
+                openapi.Endpoint(one.path, one.methods, one.handler is Handler.ENGINE, one.public)
+                for one in ALL
+                if one.handler is not Handler.JOBS or self._has_jobs
+            ],
             root=request.root,
             keyed=self._keyed,
             administered=self._administered,
@@ -142,8 +138,3 @@ class OwnAnswers:
         replicas = [r for r in self._table if r.model_id in shown and r.state in ("ready", "draining")]
         engine_series = await engine_metrics.scrape(replicas, self._links)
         await reply.whole(200, _PROMETHEUS, self._dispatch.metrics.text(self._figures()) + engine_series)
-
-
-@cache
-def _page() -> bytes:
-    return (files("penstock.serve.gateway.description") / "page.html").read_bytes()

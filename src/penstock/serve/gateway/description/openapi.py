@@ -49,15 +49,8 @@ _KINDS = dict.fromkeys(("/livez", "/-/healthz", "/metrics"), "text/plain") | {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Described:
-    """A model. document: its engine's own description; None when it has none now. own_paths: endpoints of
-    its server class.
-    """
-
-    id: str
-    document: Document | None
-    own_paths: Sequence[str] = ()
+Described = tuple[str, Document | None, Sequence[str]]
+"""A model's id, its engine's own description, if it has one now, and the endpoints of its server class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +81,7 @@ def document(
     for model in models:
         for path, method, operation in _operations(model, passed_on.keys(), schemas):
             known = paths.setdefault(path, {}).setdefault(method, operation)
-            known["x-models"].append(model.id)
+            known["x-models"].append(model[0])
     for one in endpoints:
         for method in () if one.by_engine else one.methods:
             paths.setdefault(one.path, {})[method.lower()] = _own(one)
@@ -110,8 +103,8 @@ def document(
 
 
 def _said(models: Sequence[Described]) -> str:
-    silent = ", ".join(model.id for model in models if model.document is None)
-    text = f"One gateway to {', '.join(model.id for model in models)}."
+    silent = ", ".join(model_id for model_id, document, _ in models if document is None)
+    text = f"One gateway to {', '.join(model_id for model_id, _, _ in models)}."
     more = f" The endpoints of {silent} are left out: no replica that describes them is ready."
     return text + (more if silent else "")
 
@@ -120,16 +113,17 @@ def _operations(
     model: Described, passed_on: Set[tuple[str, str]], schemas: _Schemas
 ) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Path, method and operation of each endpoint of a model."""
-    for path in model.own_paths:
-        yield path, "post", _operation({"summary": f"An endpoint of {model.id}'s own", "requestBody": _BODY})
-    if model.document is None:
+    model_id, document, own_paths = model
+    for path in own_paths:
+        yield path, "post", _operation({"summary": f"An endpoint of {model_id}'s own", "requestBody": _BODY})
+    if document is None:
         return
-    renamed = schemas.add(model.document)
-    for path, methods in model.document.get("paths", {}).items():
+    renamed = schemas.add(document)
+    for path, methods in document.get("paths", {}).items():
         for method, given in methods.items():
             if (_PARAMETER.sub("{}", path), method) in passed_on:
                 yield path, method, _operation(renamed(given))
-    if _GENERATES in model.document.get("paths", {}):
+    if _GENERATES in document.get("paths", {}):
         yield generation.PATH, "post", _generation(schemas)
 
 
