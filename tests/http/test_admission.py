@@ -45,7 +45,7 @@ async def test_a_replica_never_holds_more_than_its_limit_and_the_rest_wait_in_or
 
 async def test_requests_that_wait_for_room_wake_their_model_when_it_falls_asleep(served: Served):
     woken = []
-    gateway = await served.gateway(ServedModel("m", 1, max_ongoing_requests=1))
+    await served.gateway(ServedModel("m", 1, max_ongoing_requests=1))
     served.line("m")._wake = lambda: woken.append("m")
     gate, state = Gate(), ["ready"]
     listener = await served.app(gate, state=lambda: state[0])
@@ -59,7 +59,7 @@ async def test_requests_that_wait_for_room_wake_their_model_when_it_falls_asleep
         state[0] = "ready"
         gate.open.set()
         assert [(await request).status_code for request in requests] == [200, 200]
-    assert not gateway._dispatch.is_wanted("m")
+    assert not len(served.line("m"))
 
 
 async def test_over_the_queue_is_429_with_retry_after(served: Served):

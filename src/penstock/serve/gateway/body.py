@@ -218,15 +218,24 @@ class RequestBody:
         holder.cancel()
 
     async def look(self, content_type: bytes, free: bool = False) -> None:
-        """Finds `fields`. Raises: as `look`."""
+        """Finds `fields`: of a form, or of a JSON object.
+
+        free: a body of any other content type is accepted and has no fields.
+        Raises: BadRequest when the body is neither, or `model` is not a string; TooLarge.
+        """
         if content_type.lower().startswith(b"multipart/form-data"):
             self._model_at = at = await _form_model(self.content, content_type)
             self.fields = Fields(self.content[at].decode(errors="replace") or None if at else None)
-        else:
-            if not free and self.content.startswith(codecs.BOM_UTF8):
+            return
+        if not free:
+            if self.content.startswith(codecs.BOM_UTF8):
                 self.content = self.content.removeprefix(codecs.BOM_UTF8)
-            self.fields = await look(self.content, content_type, free)
-            self.is_object = not free and bool(self.content)
+            self.is_object = bool(self.content)
+        if free and content_type and b"json" not in content_type.lower():
+            return
+        if len(self.content) > _LARGE_BYTES:
+            await _check_items(self.content)
+        self.fields = fields(self.content)
 
     def name_model(self, model: str) -> None:
         """Names another model in the body, if it names one; all else stays byte for byte, but for spaces
@@ -268,26 +277,6 @@ def _check(size: int, limit: int) -> None:
         )
 
 
-async def look(body: bytes | bytearray, content_type: bytes, free: bool = False) -> Fields:
-    """Fields of a JSON object.
-
-    free: a body of any other content type is accepted and has no fields.
-    Raises: BadRequest when the body is not a JSON object or `model` is not a string; TooLarge.
-    """
-    if not body:
-        return Fields()
-    if free and content_type and b"json" not in content_type.lower():
-        return Fields()
-    if len(body) > _LARGE_BYTES:
-        await _check_items(body)
-    return fields(body)
-
-
-def fields(body: bytes | bytearray) -> Fields:
-    """Fields of a JSON object, or none. Raises: BadRequest."""
-    return _parsed(_decode, body) if body else Fields()
-
-
 def _parsed(decode: Callable[[bytes | bytearray], T], body: bytes | bytearray) -> T:
     """Raises: BadRequest."""
     try:
@@ -300,6 +289,11 @@ def _parsed(decode: Callable[[bytes | bytearray], T], body: bytes | bytearray) -
         raise BadRequest(f"The request body is not valid JSON: {error}.") from None
     except RecursionError:
         raise BadRequest("The request body is nested too deeply.") from None
+
+
+def fields(body: bytes | bytearray) -> Fields:
+    """Fields of a JSON object, or none. Raises: BadRequest."""
+    return _parsed(_decode, body) if body else Fields()
 
 
 async def _check_items(body: bytes | bytearray) -> None:

@@ -229,10 +229,6 @@ class Dispatch:
         now = time.monotonic()
         return {model_id: now - used for model_id, used in self._used.items()}
 
-    def is_wanted(self, model_id: str) -> bool:
-        """Whether requests wait and no replica is ready."""
-        return len(self._queues[model_id]) > 0 and not self._table.ready(model_id)
-
     def _begin_to_wake(self, model_id: str) -> None:
         """One task for each model, while requests wait for it."""
         if self._wake is not None and model_id not in self._waking:
@@ -240,7 +236,7 @@ class Dispatch:
 
     async def _keep_waking(self, wake: Callable[[str], Awaitable[None]], model_id: str) -> None:
         try:
-            while self.is_wanted(model_id):
+            while len(self._queues[model_id]) and not self._table.any_ready(model_id):
                 try:
                     await wake(model_id)
                 except Exception as error:  # of Serve, Ray or control

@@ -67,16 +67,12 @@ async def _exchange(
 ) -> None:
     reply.timing.begin(timing.REPLICA)
     try:
-        connection.request(with_line(head, pool.multiplexer.attach(connection)), body.content)
+        stream = pool.multiplexer.attach(connection)  # one more header line, or none
+        connection.request(head[:-2] + stream + b"\r\n", body.content)
         await _pass_on(connection, reply)
     finally:
         pool.multiplexer.detach(connection)
         pool.release(connection)
-
-
-def with_line(head: bytes, line: bytes) -> bytes:
-    """A request's head with one more header line."""
-    return head[:-2] + line + b"\r\n"
 
 
 async def _pass_on(connection: ReplicaConnection, reply: ClientResponse) -> None:
