@@ -30,7 +30,6 @@ from penstock.serve.control.state import (
     Update,
     Weights,
 )
-from penstock.serve.control.store import StateStore
 from penstock.serve.http.private_listener import PrivateListener
 from penstock.transport import headers, pool
 from penstock.transport.address import Address
@@ -113,7 +112,7 @@ async def until_cut_off(connection: ReplicaConnection) -> None:
 @pytest.fixture
 async def control(tmp_path: Path) -> AsyncIterator[LLMControl]:
     control = object.__new__(LLMControl)
-    await control.open(StateStore(tmp_path / "state.sqlite"), "app", NODE, "127.0.0.1")
+    await control.open(tmp_path / "state.sqlite", "app", NODE, "127.0.0.1")
     yield control
     await control.close()
 

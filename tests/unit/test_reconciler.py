@@ -27,7 +27,6 @@ from penstock.serve.control.state import (
     Update,
     Weights,
 )
-from penstock.serve.control.store import StateStore
 from penstock.serve.replica import reconciler as module
 from penstock.serve.replica.reconciler import Reconciler
 
@@ -249,7 +248,7 @@ async def test_one_that_loads_as_it_wakes_is_in_transition():
 
 async def test_a_replica_that_starts_is_neither_waited_for_nor_takes_others_turn(tmp_path: Path):
     changed = Signal()
-    desired = DesiredStates(StateStore(tmp_path / "state.sqlite"), changed)
+    desired = DesiredStates(tmp_path / "state.sqlite", changed)
     followers = Followers(desired, changed)
     ready, starting = told(), msgspec.structs.replace(told("starting"), replica="b", version=0)
     updates = {}

@@ -13,7 +13,6 @@ from penstock.serve.control import serve_watch
 from penstock.serve.control.desired import DesiredStates, Signal
 from penstock.serve.control.operations import Shift
 from penstock.serve.control.serve_watch import ServeWatch
-from penstock.serve.control.store import StateStore
 
 pytestmark = pytest.mark.parity("S24")
 
@@ -29,7 +28,7 @@ def application(status: str = "RUNNING", health: str = "HEALTHY", **states: int)
 
 @pytest.fixture
 def desired(tmp_path: Path) -> DesiredStates:
-    return DesiredStates(StateStore(tmp_path / "x.sqlite"), Signal())
+    return DesiredStates(tmp_path / "x.sqlite", Signal())
 
 
 def test_a_lost_replica_stays_wanted_until_serve_is_content_with_fewer(desired: DesiredStates):

@@ -4,20 +4,23 @@ from pathlib import Path
 
 import pytest
 
-from penstock.serve.control import store as state_store
+from penstock.serve.control.desired import DesiredStates, Signal, file_name
 from penstock.serve.control.state import DesiredState
-from penstock.serve.control.store import StateStore
 
 pytestmark = pytest.mark.parity("S25")
 
 
+def opened(file: Path) -> DesiredStates:
+    return DesiredStates(file, Signal())
+
+
 def test_rows_are_there_for_the_next_one(tmp_path: Path):
     file = tmp_path / "below" / "x.sqlite"
-    one = StateStore(file)
+    one = opened(file)
     one.set("m", DesiredState(version=1, sleep=1))
     one.set("m", DesiredState(version=2, replica="r", pause="keep"))
-    two = StateStore(file)  # the first one was killed
-    assert two.version() == 2
+    two = opened(file)  # the first one was killed
+    assert two.version == 2
     assert two.get("m") == two.get("m", "s") == DesiredState(version=1, sleep=1)
     assert two.get("m", "r") == DesiredState(version=2, replica="r", pause="keep")
     assert two.get("other") == DesiredState()
@@ -25,39 +28,39 @@ def test_rows_are_there_for_the_next_one(tmp_path: Path):
 
 def test_another_cluster_at_the_same_address_starts_anew(tmp_path: Path):
     first, same, second, other_app = (
-        tmp_path / state_store.file_name("10.0.0.1:6379", app, session)
+        tmp_path / file_name("10.0.0.1:6379", app, session)
         for app, session in [("a", "s1"), ("a", "s1"), ("a", "s2"), ("b", "s1")]
     )
     old = tmp_path / f"{first.name.partition('-')[0]}.sqlite"  # as earlier versions named it
     old.touch()
-    StateStore(other_app).set("m", DesiredState(version=7))
-    StateStore(first).set("m", DesiredState(version=1, sleep=1))
-    assert StateStore(same).get("m").sleep == 1
-    assert StateStore(second).get("m") == DesiredState()
+    opened(other_app).set("m", DesiredState(version=7))
+    opened(first).set("m", DesiredState(version=1, sleep=1))
+    assert opened(same).get("m").sleep == 1
+    assert opened(second).get("m") == DesiredState()
     assert sorted(tmp_path.glob("*.sqlite")) == sorted([second, other_app])
 
 
 def test_what_is_for_all_goes_before_what_was_for_one(tmp_path: Path):
-    ledger = StateStore(tmp_path / "x.sqlite")
+    ledger = opened(tmp_path / "x.sqlite")
     ledger.set("m", DesiredState(version=1, replica="r", pause="keep"))
     ledger.set("n", DesiredState(version=2, replica="r", pause="keep"))
     ledger.set("m", DesiredState(version=3))
-    again = StateStore(tmp_path / "x.sqlite")
+    again = opened(tmp_path / "x.sqlite")
     for one in (ledger, again):
         assert one.get("m", "r") == DesiredState(version=3)
         assert one.get("n", "r").pause == "keep"
 
 
 def test_a_replica_that_is_gone_is_forgotten(tmp_path: Path):
-    ledger = StateStore(tmp_path / "x.sqlite")
+    ledger = opened(tmp_path / "x.sqlite")
     ledger.set("m", DesiredState(version=1, replica="r", pause="keep"))
     ledger.forget("m", "r")
     ledger.forget("m", "never there")
-    assert ledger.get("m", "r") == StateStore(tmp_path / "x.sqlite").get("m", "r") == DesiredState()
+    assert ledger.get("m", "r") == opened(tmp_path / "x.sqlite").get("m", "r") == DesiredState()
 
 
 def test_an_orderly_end_leaves_nothing(tmp_path: Path):
-    ledger = StateStore(tmp_path / "x.sqlite")
+    ledger = opened(tmp_path / "x.sqlite")
     ledger.set("m", DesiredState(version=1))
     ledger.remove()
     ledger.close()
@@ -69,7 +72,7 @@ def test_a_broken_file_does_not_keep_control_from_its_followers(
 ):
     file = tmp_path / "x.sqlite"
     file.write_bytes(b"no database" * 100)
-    store = StateStore(file)
+    store = opened(file)
     store.set("m", DesiredState(version=1, sleep=1))
     assert store.get("m").sleep == 1
     assert "in memory only" in caplog.text

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,8 +20,8 @@ from penstock.config.derive.serve_options import deployment_name
 from penstock.config.schema.settings import Settings
 from penstock.errors import BadRequest, Error, NotFound
 from penstock.openai.asgi_response import send_body, send_error
-from penstock.serve.control import link, operations, store
-from penstock.serve.control.desired import DesiredStates, Signal
+from penstock.serve.control import link, operations
+from penstock.serve.control.desired import DesiredStates, Signal, file_name
 from penstock.serve.control.followers import Followers
 from penstock.serve.control.gateways import Gateways
 from penstock.serve.control.link import FromFollower
@@ -37,7 +38,6 @@ from penstock.serve.control.state import (
     Routes,
     Update,
 )
-from penstock.serve.control.store import StateStore
 from penstock.serve.control.time_sharing import TimeSharing
 from penstock.serve.http.private_listener import PrivateListener
 
@@ -49,17 +49,17 @@ class LLMControl:
         """Without arguments: Serve restarts a deployment whose arguments change."""
         json_logs.configure()
         context, app = ray.get_runtime_context(), serve.get_replica_context().app_name
-        file = store.file_name(context.gcs_address, app, context.get_session_name())
-        state = StateStore(Settings.read().cache_folder() / "control" / file)
-        await self.open(state, app, context.get_node_id(), ray.util.get_node_ip_address())
+        name = file_name(context.gcs_address, app, context.get_session_name())
+        file = Settings.read().cache_folder() / "control" / name
+        await self.open(file, app, context.get_node_id(), ray.util.get_node_ip_address())
         watching = self._watch.watch(self._gateways.models, self._forget)
         self._watching = asyncio.create_task(watching)
 
-    async def open(self, state: StateStore, app: str, node_id: str, node_host: str) -> None:
-        """Begins to listen for followers. app: the application's name."""
-        self._app, self._store = app, state
+    async def open(self, file: Path, app: str, node_id: str, node_host: str) -> None:
+        """Begins to listen for followers. file: of the desired state. app: the application's name."""
+        self._app = app
         self._changed = changed = Signal()
-        self._desired = DesiredStates(state, changed)
+        self._desired = DesiredStates(file, changed)
         self._followers = Followers(self._desired, changed)
         self._watch = ServeWatch(app, self._desired, changed)
         self._gateways = Gateways(self._desired, changed, lambda: self._watch.wanted)
@@ -71,7 +71,7 @@ class LLMControl:
         """Ends the links."""
         self._changed.close()
         await self._listener.close(grace_s=0.2)
-        self._store.close()
+        self._desired.close()
 
     def _forget(self, deployments: Iterable[str]) -> None:
         """Forgets models that Serve has no longer."""
@@ -207,7 +207,7 @@ class LLMControl:
         if self._watching is not None:
             self._watching.cancel()
         if await self._watch.is_ending():
-            self._store.remove()
+            self._desired.remove()
         await self.close()
 
 

@@ -1,21 +1,31 @@
-"""The desired state of all models of one application. Every change gets a version and wakes who waits."""
+"""The desired state of all models of one application, in memory and on disk.
+
+Every change gets a version and wakes who waits. On disk are a row for each model, and one for each replica
+that differs from its model. They outlive a crash of control and are removed when their application ends.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
+import sqlite3
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from penstock.serve.control import operations
 from penstock.serve.control.state import FOLLOW_S, DesiredState
-from penstock.serve.control.store import StateStore
 
 log = logging.getLogger(__name__)
+
+_TABLE = (
+    "CREATE TABLE IF NOT EXISTS desired (model TEXT, replica TEXT, state BLOB, PRIMARY KEY (model, replica))"
+)
 
 
 class Signal:
@@ -45,26 +55,52 @@ class Signal:
                     await self._event.wait()
 
 
-class DesiredStates:
-    """By model, and by replica where one differs from its model."""
+def file_name(gcs_address: str, app: str, session: str) -> str:
+    """An application's file. session: of the Ray cluster; earlier ones may have had the same address."""
+    address = hashlib.sha256(f"{gcs_address}/{app}".encode()).hexdigest()[:24]
+    return f"{address}-{hashlib.sha256(session.encode()).hexdigest()[:8]}.sqlite"
 
-    def __init__(self, store: StateStore, changed: Signal) -> None:
-        self._store = store
+
+class DesiredStates:
+    """By model and replica. The file is a small SQLite database; one process at a time."""
+
+    def __init__(self, file: Path, changed: Signal) -> None:
+        """Also removes the files of earlier clusters at this address. Without a disk it works in memory."""
+        self._file = file
         self._changed = changed
-        self._version = store.version()
+        try:
+            self._open(file)
+        except (OSError, sqlite3.Error) as error:  # followers cannot do without control
+            log.error("%s: %s. The desired state is in memory only.", file, error)
+            self._open(Path(":memory:"))
+        self.version = max((desired.version for desired in self._rows.values()), default=0)
+        """The highest so far."""
+
+    def _open(self, file: Path) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        address = self._file.name.partition("-")[0].partition(".")[0]
+        for other in file.parent.glob(f"{address}*.sqlite"):
+            if other != file:
+                other.unlink(missing_ok=True)
+        self._connection = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+        self._connection.execute(_TABLE)
+        rows = self._connection.execute("SELECT model, replica, state FROM desired")
+        self._rows = {
+            (model, replica): msgspec.json.decode(state, type=DesiredState) for model, replica, state in rows
+        }
 
     def get(self, model: str, replica: str = "") -> DesiredState:
-        return self._store.get(model, replica)
+        """The replica's row, else its model's, else the default."""
+        return self._rows.get((model, replica)) or self._rows.get((model, "")) or DesiredState()
 
     def change(self, model: str, replica: str, operation: str, arguments: Any) -> DesiredState:
         """Applies an operation. replica: "" for the whole model. arguments: as returned by `parse`."""
         return self.set(model, operations.apply(self.get(model, replica), operation, arguments, replica))
 
     def set(self, model: str, wanted: DesiredState) -> DesiredState:
-        """Returns the same with its version."""
-        self._version += 1
-        desired = msgspec.structs.replace(wanted, version=self._version)
-        self._store.set(model, desired)
+        """For `wanted.replica`, or for the whole model. Returns the same with its version."""
+        desired = msgspec.structs.replace(wanted, version=self.version + 1)
+        self._write(model, desired)
         self._changed.send()
         return desired
 
@@ -72,14 +108,34 @@ class DesiredStates:
         """Takes over what a replica knows and this store lacks: control may have moved to another node."""
         if reported.version > self.get(model, replica).version:
             log.warning("%s: taking over version %d of the desired state", model, reported.version)
-            self._version = max(self._version, reported.version)
-            self._store.set(model, reported)
+            self._write(model, reported)
+
+    def _write(self, model: str, desired: DesiredState) -> None:
+        """What is for the whole model removes the rows of its replicas."""
+        with self._connection:
+            self._connection.execute("BEGIN")
+            if not desired.replica:
+                self._connection.execute("DELETE FROM desired WHERE model = ?", (model,))
+            row = model, desired.replica, msgspec.json.encode(desired)
+            self._connection.execute("INSERT OR REPLACE INTO desired VALUES (?, ?, ?)", row)
+        if not desired.replica:
+            self._rows = {key: value for key, value in self._rows.items() if key[0] != model}
+        self._rows[model, desired.replica] = desired
+        self.version = max(self.version, desired.version)
 
     def forget(self, model: str, replica: str) -> None:
-        """For a replica that is gone."""
-        self._store.forget(model, replica)
+        """Removes the row of a replica that is gone."""
+        if self._rows.pop((model, replica), None) is not None:
+            self._connection.execute("DELETE FROM desired WHERE model = ? AND replica = ?", (model, replica))
 
     def routes(self) -> dict[str, str]:
         """The application that answers for a model, by model, where it is not the gateway's own."""
-        routes = {model: self.get(model).application for model in self._store.models()}
+        routes = {model: self.get(model).application for model, _ in self._rows}
         return {model: application for model, application in routes.items() if application}
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def remove(self) -> None:
+        """For an application that has ended."""
+        self._file.unlink(missing_ok=True)
