@@ -3,7 +3,7 @@ import json
 
 from rich.console import Console
 
-from penstock.cli.serve.display import Live, Plain, Timeline, display_on
+from penstock.cli.serve.display import Display, Live, Plain, display_on
 
 
 class Clock:
@@ -36,26 +36,26 @@ def test_plain_display_uses_the_time_at_which_a_step_happened():
 
 
 def test_part_that_starts_again_counts_anew():
-    timeline = Timeline(begin=0.0)
-    timeline.enter("demo", "import", at=1.0)
-    timeline.end("demo", at=2.0)
-    timeline.enter("demo", "import", at=10.0)
-    (row,) = timeline.running()
+    display = Display(io.StringIO(), begin=0.0)
+    display.enter("demo", "import", at=1.0)
+    display.end("demo", at=2.0)
+    row = display.enter("demo", "import", at=10.0)
+    assert row.ended is None
     assert row.seconds(now=11.0) == 1.0
 
 
 def test_how_far_a_phase_is_begins_no_new_one():
-    timeline = Timeline(begin=0.0)
-    timeline.enter("demo", "download", at=1.0)
-    timeline.enter("demo", "download (1.0 of 3.0 GB)", at=5.0)
-    row = timeline.enter("demo", "import", at=9.0)
+    display = Display(io.StringIO(), begin=0.0)
+    display.enter("demo", "download", at=1.0)
+    display.enter("demo", "download (1.0 of 3.0 GB)", at=5.0)
+    row = display.enter("demo", "import", at=9.0)
     assert row.spans(10.0) == [("download (1.0 of 3.0 GB)", 8.0), ("import", 1.0)]
 
 
 def test_spans_of_a_running_part_add_up_to_its_seconds():
-    timeline = Timeline(begin=0.0)
-    timeline.enter("demo", "import", at=1.0)
-    row = timeline.enter("demo", "load", at=5.0)
+    display = Display(io.StringIO(), begin=0.0)
+    display.enter("demo", "import", at=1.0)
+    row = display.enter("demo", "load", at=5.0)
     assert row.spans(now=7.5) == [("import", 4.0), ("load", 2.5)]
 
 

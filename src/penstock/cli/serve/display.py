@@ -1,6 +1,6 @@
 """What the terminal shows while a service starts: one row per part, its phases, and their seconds.
 
-A `Timeline` holds the rows; `Plain` prints a line for each change, `Live` redraws a table. Neither knows what
+A `Display` holds the rows; `Plain` prints a line for each change, `Live` redraws a table. Neither knows what
 the parts are.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TextIO
 
 from rich.console import Console
@@ -50,55 +50,43 @@ class Row:
         return [(phase, end - start) for (phase, start), end in zip(self.phases, ends, strict=True)]
 
 
-@dataclass(slots=True)
-class Timeline:
-    """All rows in the order in which they began. `begin` is the clock's time of second 0."""
+class Display:
+    """Where parts are announced: keeps their rows, in the order in which they began.
 
-    begin: float
-    rows: dict[str, Row] = field(default_factory=dict[str, Row])
+    `begin` is the clock's time of second 0. `at` is in seconds of the monotonic clock; None is now.
+    """
 
-    def enter(self, label: str, phase: str, at: float) -> Row:
-        """The part is in `phase` from now on; a part that had ended starts anew.
+    def __init__(self, out: TextIO, begin: float, clock: Clock = time.monotonic) -> None:
+        self._out, self._begin, self._clock = out, begin, clock
+        self._rows: dict[str, Row] = {}
+
+    def enter(self, label: str, phase: str, at: float | None = None) -> Row:
+        """The part is in `phase` from now on; a part that had ended starts anew. Returns its row.
 
         "download (1.0 of 3.0 GB)" says how far the phase "download" is, and begins none.
         """
-        row = self.rows.get(label)
+        entered = at = self._clock() if at is None else at
+        row = self._rows.get(label)
         if row is None or row.ended is not None:
-            row = self.rows[label] = Row(label, [])
+            row = self._rows[label] = Row(label, [])
         name, _, detail = phase.partition(" (")
         if detail and row.phases and row.phases[-1][0].partition(" (")[0] == name:
-            at = row.phases.pop()[1]
-        row.phases.append((phase, at))
+            entered = row.phases.pop()[1]
+        row.phases.append((phase, entered))
+        self._show(row, at)
         return row
-
-    def end(self, label: str, at: float, failed: bool = False) -> Row:
-        row = self.rows.get(label) or self.enter(label, "starting", at)
-        row.ended, row.failed = at, failed
-        return row
-
-    def running(self) -> list[Row]:
-        return [row for row in self.rows.values() if row.ended is None]
-
-
-class Display:
-    """Where parts are announced: keeps the rows. `at` is in seconds of the monotonic clock; None is now."""
-
-    def __init__(self, out: TextIO, begin: float, clock: Clock = time.monotonic) -> None:
-        self._out, self._clock = out, clock
-        self._timeline = Timeline(begin)
-
-    def enter(self, label: str, phase: str, at: float | None = None) -> None:
-        at = self._clock() if at is None else at
-        self._show(self._timeline.enter(label, phase, at), at)
 
     def end(self, label: str, at: float | None = None, *, failed: bool = False) -> None:
         at = self._clock() if at is None else at
-        self._show(self._timeline.end(label, at, failed), at)
+        row = self._rows.setdefault(label, Row(label, [("starting", at)]))
+        row.ended, row.failed = at, failed
+        self._show(row, at)
 
     def close(self, *, failed: bool = False) -> None:
         """No part changes any more. failed: those that were not done did not get there."""
-        for row in self._timeline.running() if failed else []:
-            self.end(row.label, failed=True)
+        for row in self._rows.values():
+            if failed and row.ended is None:
+                self.end(row.label, failed=True)
 
     def say(self, text: str) -> None:
         print(text, file=self._out, flush=True)
@@ -117,7 +105,7 @@ class Plain(Display):
     """One line for each change, with the second at which it happened. For logs and pipes."""
 
     def _show(self, row: Row, at: float) -> None:
-        text = f"{at - self._timeline.begin:6.1f} s  {row.label}: {row.phase}"
+        text = f"{at - self._begin:6.1f} s  {row.label}: {row.phase}"
         if row.ended is not None:
             text += f" after {row.seconds(at):.1f} s"
             if len(row.phases) > 1:
@@ -166,7 +154,7 @@ class Live(Display):
     def _table(self) -> Table:
         now = self._clock()
         table = Table.grid(padding=(0, 2))
-        for row in list(self._timeline.rows.values()):
+        for row in list(self._rows.values()):
             table.add_row(
                 self._mark(row),
                 Text(row.label, style="bold"),
