@@ -20,7 +20,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.asgi import ASGIApp, Message, Receive, Scope, Send
+from penstock.asgi import ASGIApp, Receive, Scope, Send, with_body
 from penstock.config import GatewayConfig, LLMConfig
 from penstock.errors import ConfigError
 from penstock.serve.gateway.catalogue import ServedModel
@@ -41,7 +41,7 @@ _PATHS = {
     "detokenize": "/detokenize",
 }
 
-_OF_THE_BODY = (b"content-length", b"content-type", b"transfer-encoding")
+_OF_THE_BODY = (b"content-type", b"transfer-encoding")
 
 
 def _post(path: str, app: FastAPI) -> Callable[..., Any]:
@@ -211,22 +211,11 @@ class Forwarded(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope = {**scope, "path": scope.get("root_path", "") + self._path}
         scope.pop("raw_path", None)
-        if self._content is None:
-            return await self._app(scope, receive, send)
-        fields = [field for field in scope["headers"] if field[0] not in _OF_THE_BODY]
-        size = str(len(self._content)).encode()
-        own = [(b"content-type", (self._content_type or "").encode()), (b"content-length", size)]
-        return await self._app({**scope, "headers": [*fields, *own]}, _first(self._content, receive), send)
-
-
-def _first(content: bytes, receive: Receive) -> Receive:
-    """`content`, then what the client does: it hangs up."""
-    messages: list[Message] = [{"type": "http.request", "body": content, "more_body": False}]
-
-    async def received() -> Message:
-        return messages.pop() if messages else await receive()
-
-    return received
+        if self._content is not None:
+            scope, receive = with_body(scope, receive, self._content)
+            fields = [field for field in scope["headers"] if field[0] not in _OF_THE_BODY]
+            scope["headers"] = [*fields, (b"content-type", (self._content_type or "").encode())]
+        await self._app(scope, receive, send)
 
 
 def make_fastapi_ingress(
