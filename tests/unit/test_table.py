@@ -209,6 +209,6 @@ def test_batch_may_go_where_seats_are_free_for_it_and_some_slots_stay_for_online
         else:
             made.lost(replica)
         fitting = {one for one in made.ready("m") if one.takes_batch and one.in_flight + one.elsewhere < 14}
-        found = made.candidates_for_batch("m")
+        found = made.candidates("m", batch=True)
         assert set(found) == fitting
         assert (found.busy, found.members) == (made.candidates("m").busy, made.candidates("m").members)

@@ -176,24 +176,18 @@ class Table:
 
     # -- for the gateway
 
-    def candidates(self, model_id: str, tried: Tried | None = None) -> Candidates:
-        """Replicas that may take a request that `tried` ones have failed. A live view: do not keep it."""
-        found = self._models[model_id].candidates
-        return found.without(tried) if tried else found
+    def candidates(self, model_id: str, tried: Tried | None = None, *, batch: bool = False) -> Candidates:
+        """Replicas that may take a request that `tried` ones have failed. A live view: do not keep it.
 
-    def candidates_for_batch(self, model_id: str, tried: Tried | None = None) -> Candidates:
-        """Those that may take a batch request: some of their slots stay free for online ones. A live view."""
+        batch: a batch request, for which some of their slots are not free: they are for online ones.
+        """
         model = self._models[model_id]
-        found = model.for_batch.like(model.candidates)
+        found = model.for_batch.like(model.candidates) if batch else model.candidates
         return found.without(tried) if tried else found
 
     def ready(self, model_id: str) -> Sequence[Replica]:
         """Replicas that may be picked if they have room."""
         return list(self._models[model_id].ready)
-
-    def any_ready(self, model_id: str) -> bool:
-        """Whether there are such replicas."""
-        return bool(self._models[model_id].ready)
 
     def leases(self, model_id: str) -> int:
         """Open requests at the model's replicas, also at those that have left and finish what they have."""

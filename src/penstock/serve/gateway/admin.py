@@ -67,8 +67,3 @@ def with_batch(status: Mapping[str, Any], ready: Callable[[str], Sequence[Replic
         }
         for model, state in status.items()
     }
-
-
-def shown(found: Mapping[str, Any]) -> bytes:
-    """Workers' results as JSON where that is possible, else as Python's `repr`."""
-    return msgspec.json.encode(found, enc_hook=repr)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from penstock.errors import Overloaded, Unavailable
 from penstock.metrics import ModelMetrics
-from penstock.serve.fleet.candidates import Candidates
 from penstock.serve.fleet.replica import Lease, Replica, Tried
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway import stored_responses
@@ -115,15 +114,10 @@ class AdmissionQueue:
         times.begin(QUEUE)
         return await self._wait(asked, tried, only, tier)
 
-    def _candidates(self, tier: Tier, tried: Tried | None = None) -> Candidates:
-        if tier == FLEX:
-            return self._table.candidates_for_batch(self._model.id, tried)
-        return self._table.candidates(self._model.id, tried)
-
     def _pick(
         self, asked: RoutingRequest, tried: Tried, only: Replica | None, now: float, tier: Tier
     ) -> Pick | None:
-        candidates = self._candidates(tier, tried)
+        candidates = self._table.candidates(self._model.id, tried, batch=tier == FLEX)
         if only is None:
             return self._policy.pick(asked, candidates, now)
         return Pick(only, "kept") if only in candidates else None
@@ -150,7 +144,7 @@ class AdmissionQueue:
                 pass
             if queue:
                 break
-        if len(self) and not self._table.any_ready(self._model.id):
+        if len(self) and not self._table.candidates(self._model.id).ready:
             self._wake()  # it fell asleep, or was lost, while they waited
 
     def _lease(self, asked: RoutingRequest, pick: Pick, now: float, tier: Tier) -> Lease:
@@ -193,7 +187,7 @@ class AdmissionQueue:
         )  # one that waits for `only` blocks no other
         queue[waiter] = None
         self._set_timer(waiter)
-        if not self._table.any_ready(self._model.id):
+        if not self._table.candidates(self._model.id).ready:
             self._wake()
         try:
             return await waiter.lease
@@ -208,7 +202,8 @@ class AdmissionQueue:
                 waiter.timer.cancel()
 
     def _grant(self, waiter: _Waiter, replica: Replica) -> bool:
-        if not waiter.takes(replica) or replica not in self._candidates(waiter.tier):
+        candidates = self._table.candidates(self._model.id, batch=waiter.tier == FLEX)
+        if not waiter.takes(replica) or replica not in candidates:
             return False
         self._returned.pop(waiter, None)
         self._by_tier[waiter.tier].pop(waiter, None)

@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from penstock import errors, json_logs, tiers
 from penstock.asgi import ASGIApp, ClientGone, Receive, Scope, Send, lifespan
 from penstock.config import GatewayConfig
@@ -308,4 +310,5 @@ class Gateway:
         found = await self._operate(operation, arguments)
         if operation == admin.STATUS:
             found = admin.with_batch(found, self._table.ready)
-        await reply.whole(200 if found.get("ok", True) else 502, JSON, admin.shown(found))
+        content = msgspec.json.encode(found, enc_hook=repr)  # workers' results need not be values of JSON
+        await reply.whole(200 if found.get("ok", True) else 502, JSON, content)

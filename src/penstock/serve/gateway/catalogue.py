@@ -83,23 +83,6 @@ class ServedModel:
         )
 
 
-class _Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """A model in OpenAI's format, with vLLM's additions: the context window, and an adapter's base."""
-
-    id: str
-    object: str = "model"
-    created: int
-    owned_by: str = "penstock"
-    root: str
-    parent: str | None
-    max_model_len: int | None
-
-
-class _List(msgspec.Struct, frozen=True, kw_only=True):
-    object: str = "list"
-    data: list[_Shown]
-
-
 class Catalogue:
     """The models behind one gateway. Finds the one that a request names."""
 
@@ -194,7 +177,7 @@ class Catalogue:
                 *((adapter, None) for adapter in adapters.get(model.id, ())),
             )
         ]
-        return msgspec.json.encode(_List(data=shown))
+        return msgspec.json.encode({"object": "list", "data": shown})
 
     def _not_found(self, name: str, known: str) -> ModelNotFound:
         return ModelNotFound(
@@ -212,11 +195,14 @@ def _some(names: Sequence[str]) -> str:
     return (", ".join(quoted[:_NAMED]) or "none") + rest
 
 
-def _shown(model: ServedModel, max_model_len: int | None, adapter: str, name: str | None = None) -> _Shown:
-    return _Shown(
-        id=f"{model.id}:{adapter}" if adapter else name or model.id,
-        created=model.created,
-        root=model.id,
-        parent=model.id if adapter else None,
-        max_model_len=max_model_len,
-    )
+def _shown(model: ServedModel, max_model_len: int | None, adapter: str, name: str | None) -> dict[str, Any]:
+    """A model in OpenAI's format, with vLLM's additions: the context window, and an adapter's base."""
+    return {
+        "id": f"{model.id}:{adapter}" if adapter else name or model.id,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "penstock",
+        "root": model.id,
+        "parent": model.id if adapter else None,
+        "max_model_len": max_model_len,
+    }

@@ -19,7 +19,7 @@ from typing import Protocol
 import msgspec
 
 from penstock.config.derive import names
-from penstock.errors import EngineDead, Error, Overloaded, Unavailable
+from penstock.errors import EngineDead, Overloaded, Unavailable
 from penstock.metrics import GatewayFigures, GatewayMetrics
 from penstock.serve.fleet.links import ReplicaLinks
 from penstock.serve.fleet.replica import Replica, Tried
@@ -145,18 +145,13 @@ class Dispatch:
             except (Overloaded, Unavailable, relay.EngineFailed) as error:
                 if isinstance(error, EngineDead | NoRoom):
                     raise
-                self._fall_back(model_id, other, request, reply, error)
+                log.info("request %s for %s goes to %s: %s", request.id, model_id, other, error)
+            self.metrics.fallbacks.labels(model_id, other).inc()
+            reply.answered_by = other
+            request.body.name_model(other)
             current = other
         reply.has_fallback = False
         return await self._answer(current, request, reply)
-
-    def _fall_back(
-        self, model_id: str, other: str, request: UpstreamRequest, reply: ClientResponse, error: Error
-    ) -> None:
-        log.info("request %s for %s goes to %s: %s", request.id, model_id, other, error)
-        self.metrics.fallbacks.labels(model_id, other).inc()
-        reply.answered_by = other
-        request.body.name_model(other)
 
     async def _answer(
         self, model_id: str, request: UpstreamRequest, reply: ClientResponse, patient: bool = True
@@ -236,7 +231,7 @@ class Dispatch:
 
     async def _keep_waking(self, wake: Callable[[str], Awaitable[None]], model_id: str) -> None:
         try:
-            while len(self._queues[model_id]) and not self._table.any_ready(model_id):
+            while len(self._queues[model_id]) and not self._table.candidates(model_id).ready:
                 try:
                     await wake(model_id)
                 except Exception as error:  # of Serve, Ray or control

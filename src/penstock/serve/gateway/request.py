@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, quote
 
@@ -87,7 +86,16 @@ class ClientRequest:
         """
         task = asyncio.current_task()
         assert task is not None
-        stop = self._on_disconnect(functools.partial(self._end, task))
+
+        def gone() -> None:
+            self.gone = True
+            task.cancel()
+
+        async def watch() -> None:
+            await disconnected(self.receive)
+            gone()
+
+        stop = self.writer.on_disconnect(gone) if self.writer else asyncio.create_task(watch()).cancel
         try:
             await work
         except asyncio.CancelledError:
@@ -97,20 +105,6 @@ class ClientRequest:
             raise ClientGone from None
         finally:
             stop()
-
-    def _on_disconnect(self, gone: Callable[[], None]) -> Callable[[], object]:
-        """Calls `gone` when the client disconnects. Returns a function to cancel that."""
-        if self.writer is None:
-            return asyncio.create_task(self._watch(gone)).cancel
-        return self.writer.on_disconnect(gone)
-
-    async def _watch(self, gone: Callable[[], None]) -> None:
-        await disconnected(self.receive)
-        gone()
-
-    def _end(self, task: asyncio.Task[object]) -> None:
-        self.gone = True
-        task.cancel()
 
     def advice(self, error: Error) -> Headers:
         """Header fields that HTTP requires with some statuses."""
